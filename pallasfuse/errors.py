@@ -1,0 +1,33 @@
+"""Every error class that a user can meet, and `Refusal`, the value a pass returns instead of a wrong answer."""
+
+from dataclasses import dataclass
+
+
+class PallasfuseError(Exception):
+    """Base class: catch this to catch everything that pallasfuse raises on purpose."""
+
+
+class FusionError(PallasfuseError):
+    """`strict=True` and some part of the function was left to XLA; the message lists source lines and reasons."""
+
+
+class TargetError(PallasfuseError):
+    """The named target does not exist, cannot run on this platform, or cannot express the kernel."""
+
+
+class TraceError(PallasfuseError):
+    """The function could not be traced with the given arguments."""
+
+
+class InvalidProgramError(PallasfuseError):
+    """An internal program breaks an invariant of its representation: a bug in pallasfuse, please report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a rewrite does not apply. Passes return it; they do not raise."""
+
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason

@@ -1,0 +1,37 @@
+"""Element types by name. Kept as strings so that the IR needs neither JAX nor ml_dtypes."""
+
+_BYTES = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+_MANTISSA_EXPONENT = {"bfloat16": (7, 8), "float16": (10, 5), "float32": (23, 8), "float64": (52, 11)}
+
+SUPPORTED = frozenset(_BYTES)
+
+
+def itemsize_bytes(dtype: str) -> int:
+    return _BYTES[dtype]
+
+
+def is_float(dtype: str) -> bool:
+    return dtype in _MANTISSA_EXPONENT
+
+
+def is_integer(dtype: str) -> bool:
+    return not is_float(dtype) and dtype != "bool"
+
+
+def accumulator(dtype: str) -> str:
+    """The type in which a reduction over `dtype` values is carried: half types accumulate in float32."""
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
+
+
+def is_exact_cast(source: str, target: str) -> bool:
+    """True when converting source -> target keeps every value (and every infinity and NaN)."""
+    if source == target:
+        return True
+    if is_float(source) and is_float(target):
+        return all(a <= b for a, b in zip(_MANTISSA_EXPONENT[source], _MANTISSA_EXPONENT[target], strict=True))
+    if source == "bool":
+        return True
+    return is_integer(source) and is_float(target) and 8 * _BYTES[source] <= _MANTISSA_EXPONENT[target][0] + 1

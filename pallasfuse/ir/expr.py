@@ -1,0 +1,263 @@
+"""Scalar expressions: what one point of a nest computes.
+
+Expressions are interned: structurally equal expressions are the same object, so `is` is equality, hashing is by
+identity, and a memo keyed by expression visits a shared subexpression once. Build them only with the functions
+`const`, `index`, `read` and `apply` (and the shorthands made from `apply`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+from weakref import WeakValueDictionary
+
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.ops import OPS
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Const:
+    """A literal."""
+
+    value: float | int | bool
+    dtype: str
+
+    @property
+    def args(self) -> tuple["Expr", ...]:
+        return ()
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset()
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        return frozenset()
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Index:
+    """The integer position along an axis."""
+
+    axis: Axis
+    dtype: str
+
+    @property
+    def args(self) -> tuple["Expr", ...]:
+        return ()
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset((self.axis,))
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        return frozenset()
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Read:
+    """One element of a tensor: `indices[d]` is the axis that runs over dimension d."""
+
+    tensor: str
+    indices: tuple[Axis, ...]
+    dtype: str
+
+    @property
+    def args(self) -> tuple["Expr", ...]:
+        return ()
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset(self.indices)
+
+    @property
+    def tensors(self) -> frozenset[str]:
+        return frozenset((self.tensor,))
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Apply:
+    """A scalar operation of `ir.ops.OPS`. `axes` and `tensors` are those of its whole subtree."""
+
+    op: str
+    args: tuple["Expr", ...]
+    dtype: str
+    axes: frozenset[Axis]
+    tensors: frozenset[str]
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+Expr = Const | Index | Read | Apply
+
+_interned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+_lock = Lock()
+
+
+def _intern[T: (Const, Index, Read, Apply)](key: tuple[object, ...], make: Callable[[], T]) -> T:
+    with _lock:
+        node: T | None = _interned.get(key)
+        if node is None:
+            node = _interned[key] = make()
+        return node
+
+
+def const(value: float | int | bool, dtype: str) -> Const:
+    """A literal of type `dtype`; NaN, infinities and signed zeros are kept apart."""
+    value = bool(value) if dtype == "bool" else float(value) if dtype.startswith(("float", "bfloat")) else int(value)
+    return _intern(("const", repr(value), dtype), lambda: Const(value, dtype))
+
+
+def index(axis: Axis, dtype: str = "int32") -> Index:
+    return _intern(("index", axis, dtype), lambda: Index(axis, dtype))
+
+
+def read(tensor: str, indices: Iterable[Axis], dtype: str) -> Read:
+    indices = tuple(indices)
+    return _intern(("read", tensor, indices, dtype), lambda: Read(tensor, indices, dtype))
+
+
+def apply(op: str, *args: Expr, dtype: str | None = None) -> Apply:
+    """`op(*args)`. dtype defaults to bool for comparisons and else to the type of the last argument."""
+    scalar_op = OPS.get(op)
+    if scalar_op is None or scalar_op.arity != len(args):
+        raise InvalidProgramError(f"no scalar operation {op!r} with {len(args)} arguments")
+    result = dtype or ("bool" if scalar_op.kind == "comparison" else args[-1].dtype)
+    axes = frozenset().union(*(a.axes for a in args))
+    tensors = frozenset().union(*(a.tensors for a in args))
+    return _intern(("apply", op, args, result), lambda: Apply(op, args, result, axes, tensors))
+
+
+def convert(x: Expr, dtype: str) -> Expr:
+    return x if x.dtype == dtype else apply("convert", x, dtype=dtype)
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    return apply("add", a, b)
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    return apply("sub", a, b)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    return apply("mul", a, b)
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    return apply("div", a, b)
+
+
+def select(predicate: Expr, on_true: Expr, on_false: Expr) -> Expr:
+    return apply("select", predicate, on_true, on_false)
+
+
+def postorder(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct subexpression, arguments before their users. Iterative: programs may be long."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((arg, False) for arg in reversed(node.args) if arg not in seen)
+
+
+def rebuild(root: Expr, replace: Callable[[Expr, tuple[Expr, ...]], Expr]) -> Expr:
+    """Bottom-up rewriting: `replace(node, new_args)` gives the new node for every distinct subexpression."""
+    done: dict[Expr, Expr] = {}
+    for node in postorder(root):
+        done[node] = replace(node, tuple(done[a] for a in node.args))
+    return done[root]
+
+
+def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    """`node` over other arguments."""
+    if isinstance(node, Apply) and args != node.args:
+        return apply(node.op, *args, dtype=node.dtype)
+    return node
+
+
+def substitute(root: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
+    """Replace whole subexpressions, outermost first."""
+    done: dict[Expr, Expr] = dict(replacements)
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if node in done:
+            continue
+        if ready:
+            done[node] = with_args(node, tuple(done[a] for a in node.args))
+        else:
+            stack.append((node, True))
+            stack.extend((a, False) for a in node.args)
+    return done[root]
+
+
+def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:
+    """The same expression over other axes."""
+    if not any(a in renaming for a in root.axes):
+        return root
+
+    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        match node:
+            case Index(axis, dtype):
+                return index(renaming.get(axis, axis), dtype)
+            case Read(tensor, indices, dtype):
+                return read(tensor, (renaming.get(a, a) for a in indices), dtype)
+            case _:
+                return with_args(node, args)
+
+    return rebuild(root, replace)
+
+
+_PRECEDENCE = {"|": 1, "^": 1, "&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3,
+               "+": 4, "-": 4, "*": 5, "/": 5, "%": 5, "**": 7}  # fmt: skip
+
+
+def show(root: Expr) -> str:
+    """One-line text, with the fewest parentheses."""
+    text: dict[Expr, tuple[str, int]] = {}
+
+    def wrap(arg: Expr, level: int) -> str:
+        s, p = text[arg]
+        return s if p >= level else f"({s})"
+
+    for node in postorder(root):
+        match node:
+            case Const(value, _):
+                shown = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+                text[node] = (shown, 9 if not shown.startswith("-") else 6)
+            case Index(axis, _):
+                text[node] = (axis.name, 9)
+            case Read(tensor, indices, _):
+                text[node] = (f"{tensor}[{', '.join(a.name for a in indices)}]" if indices else tensor, 9)
+            case Apply("neg", (x,)):
+                text[node] = (f"-{wrap(x, 6)}", 6)
+            case Apply("not", (x,)):
+                text[node] = (f"!{wrap(x, 8)}", 8)
+            case Apply("convert", (x,), dtype):
+                text[node] = (f"{dtype}({text[x][0]})", 9)
+            case Apply(op, args):
+                symbol = OPS[op].symbol
+                if symbol is None:
+                    text[node] = (f"{op}({', '.join(text[a][0] for a in args)})", 9)
+                else:
+                    level = _PRECEDENCE[symbol]
+                    text[node] = (f"{wrap(args[0], level)} {symbol} {wrap(args[1], level + 1)}", level)
+    return text[root][0]

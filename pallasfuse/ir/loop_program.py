@@ -1,0 +1,147 @@
+"""`LoopProgram`: *what* is computed, as a sequence of perfect nests (Neptune, figure 1a and appendix E).
+
+Invariants, checked by `verify`:
+- every tensor is defined once, before it is read; every read names one axis per dimension, of the same extent;
+- the axes of a nest (kept and reduced) are distinct, and its body uses no other axis;
+- a map nest has no reduced axes; a reduction has a reducer and at least one reduced axis.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.reducers import Reducer
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The user's source line that a node comes from."""
+
+    summary: str = ""
+
+    def __str__(self) -> str:
+        return self.summary or "<unknown line>"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A program input: one axis per dimension of the (reshaped) array."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """`name[axes] = body` (a map), or `name[axes] = reducer over reduced of body` (a reduction).
+
+    `dtype` is the type of the stored result; a reduction is carried in the accumulator type of its body
+    and converted when it is finished.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    body: Expr
+    dtype: str
+    reduced: tuple[Axis, ...] = ()
+    reducer: Reducer | None = None
+    source: Source = Source()
+
+    @property
+    def is_reduction(self) -> bool:
+        return self.reducer is not None
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.body.tensors
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """A tensor that XLA computes from `operands`, because of `reason`."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    dtype: str
+    operands: tuple[str, ...]
+    reason: str
+    source: Source = Source()
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset(self.operands)
+
+
+@dataclass(frozen=True, slots=True)
+class LoopProgram:
+    """Inputs, nests in an order that respects their reads, and the names of the outputs."""
+
+    inputs: tuple[Tensor, ...]
+    nests: tuple[Nest | External, ...]
+    outputs: tuple[str, ...]
+
+    def definitions(self) -> Iterator[Tensor | Nest | External]:
+        yield from self.inputs
+        yield from self.nests
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+def verify(program: LoopProgram) -> LoopProgram:
+    """Check the invariants above; returns the program.
+
+    Raises:
+      InvalidProgramError: naming the nest and the invariant that it breaks.
+    """
+    defined: dict[str, tuple[Axis, ...]] = {}
+
+    def fail(where: str, why: str) -> None:
+        raise InvalidProgramError(f"loop program: nest {where!r}: {why}")
+
+    for node in program.definitions():
+        if node.name in defined:
+            fail(node.name, "defined twice")
+        for operand in () if isinstance(node, Tensor) else node.reads:
+            if operand not in defined:
+                fail(node.name, f"reads {operand!r} before it is defined")
+        if isinstance(node, Nest):
+            space = node.axes + node.reduced
+            if len(set(space)) != len(space):
+                fail(node.name, "its axes are not distinct")
+            if not node.body.axes <= set(space):
+                fail(node.name, f"its body uses axes {sorted(node.body.axes - set(space))} that it does not loop over")
+            if bool(node.reduced) != node.is_reduction:
+                fail(node.name, "a reduction has a reducer and reduced axes, a map has neither")
+            for sub in postorder(node.body):
+                if isinstance(sub, Read):
+                    have, want = [a.extent for a in sub.indices], [a.extent for a in defined[sub.tensor]]
+                    if have != want:
+                        fail(node.name, f"reads {sub} with extents {have}, but the tensor has {want}")
+        defined[node.name] = node.axes
+    for name in program.outputs:
+        if name not in defined:
+            fail(name, "is an output but is never defined")
+    return program
+
+
+def show(program: LoopProgram) -> str:
+    """Text in the style of Neptune's figure 1a: `name[kept axes] <- reducer(reduced axes) body`."""
+    lines = []
+    for t in program.inputs:
+        lines.append(f"input {t.name}: {t.dtype}[{', '.join(f'{a.name}:{a.extent}' for a in t.axes)}]")
+    for nest in program.nests:
+        head = f"{nest.name}[{', '.join(a.name for a in nest.axes)}]"
+        match nest:
+            case External():
+                lines.append(f"{head}: {nest.dtype} = xla({', '.join(nest.operands)})  # {nest.reason}")
+            case Nest(reducer=None):
+                lines.append(f"{head}: {nest.dtype} = {nest.body}")
+            case Nest():
+                over = ", ".join(f"{a.name}:{a.extent}" for a in nest.reduced)
+                lines.append(f"{head}: {nest.dtype} {nest.reducer}[{over}]= {nest.body}")
+    lines.append(f"return {', '.join(program.outputs)}")
+    return "\n".join(lines)

@@ -1,0 +1,24 @@
+"""What the frontend hands on: a loop program, and where each of its tensors lives in the jaxpr."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jax.extend.core import Jaxpr, Literal, Var
+
+from pallasfuse.ir.loop_program import LoopProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """A jaxpr and its loop program.
+
+    `jaxpr` is flat: calls are inlined, dead equations are gone. For every tensor of `program`, the value of
+    `variable[name]`, reshaped (row-major) to the extents of the tensor's axes, is the tensor; each equation's
+    outputs are tensors of the program. `results[i]` is output i of the jaxpr: a tensor's name, or a literal or
+    variable that no tensor stands for (an input passed through is named as the input tensor).
+    """
+
+    jaxpr: Jaxpr
+    program: LoopProgram
+    variable: Mapping[str, Var]
+    results: tuple[str | Literal, ...]

@@ -1,0 +1,43 @@
+"""What the repair room answers with."""
+
+from dataclasses import dataclass
+
+from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.reducers import Reducer
+
+OLD = ".old"
+"""Suffix of a frame's name where an update means the frame's previous value."""
+
+
+def accumulator_name(position: int) -> str:
+    """The tensor name by which `Accumulator.update` reads accumulator number `position`."""
+    return f"acc.{position}"
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """One component of the carried state B.
+
+    `term` is what one element adds, B_i(r', c): over the frames (read under their own names) and opaque parts.
+    `update` is row i of B(r') = M(r, r') B(r): over accumulators (`accumulator_name`), frames (new values, under
+    their own names) and their old values (names with the suffix OLD).
+    """
+
+    term: Expr
+    reducer: Reducer
+    update: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A proven repair (design, rule 2). Accumulator 0 is the reduction itself; the others are its companions."""
+
+    accumulators: tuple[Accumulator, ...]
+    matrix: str
+    """M(r, r') as text, for `explain`."""
+    conditions: tuple[str, ...] = ()
+    """Side conditions under which the algebra holds."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.accumulators)
