@@ -1,0 +1,34 @@
+"""`Schedule`: *how* a group runs: which axes form the grid, which one is rolled, and the tile sizes."""
+
+from dataclasses import dataclass
+
+from pallasfuse.ir.axes import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Tiles of one kernel. Axes that are neither in the grid nor rolled are whole inside every tile.
+
+    `warps` and `stages` are hints that only GPU targets read.
+    """
+
+    grid: tuple[tuple[Axis, int], ...]
+    rolled: Axis
+    rolled_tile: int
+    warps: int = 4
+    stages: int = 2
+
+    def tile(self, axis: Axis) -> int:
+        """The tile size along `axis`."""
+        if axis == self.rolled:
+            return self.rolled_tile
+        return dict(self.grid).get(axis, axis.extent)
+
+    @property
+    def trips(self) -> int:
+        return -(-self.rolled.extent // self.rolled_tile)
+
+    def __str__(self) -> str:
+        """A tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
+        grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
+        return f"{grid} ({self.rolled.name}:{self.rolled_tile})"

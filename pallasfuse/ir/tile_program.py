@@ -1,0 +1,235 @@
+"""`TileProgram`: a kernel as statements over tiles with named axes (Blockbuster's listings, Neptune figure 14).
+
+A tile value has a set of axes and no layout: elementwise expressions align by axis name. Each axis has one tile size
+in the whole program, except inside a loop segment with a smaller `tile` (an exact tail). Scalar expressions are the IR's own:
+a `Read` names an earlier statement's value, `Index(axis)` is the global position of each row of the tile.
+
+Invariants, checked by `verify`: every read names a value that is in scope; loops carry and yield the same names.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.reducers import Reducer
+
+
+def block_start(axis: Axis) -> str:
+    """The scalar by which bounds read the first position of the current grid block along `axis`."""
+    return f"start.{axis.name}"
+
+
+def visited(axis: Axis) -> str:
+    """The scalar by which loop bodies read how many positions of `axis` are done after the current tile."""
+    return f"visited.{axis.name}"
+
+
+def to_visit(axis: Axis) -> str:
+    """The scalar by which loop bodies read how many positions of `axis` the whole loop visits."""
+    return f"to_visit.{axis.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`name` = the tile of input `tensor` whose dimension d runs over `indices[d]`; zero outside the tensor."""
+
+    name: str
+    tensor: str
+    indices: tuple[Axis, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`name` = an elementwise expression over tiles."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """`name` = `value` folded over the axes `over` of the tile."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    reducer: Reducer
+    value: Expr
+    over: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """`name` = the sum over `over` of `lhs * rhs`, accumulated in `dtype`: a matrix product."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    lhs: Expr
+    rhs: Expr
+    over: tuple[Axis, ...]
+    dtype: str
+    precision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write `value` to the current tile of output `tensor` (dimension d runs over `indices[d]`)."""
+
+    tensor: str
+    indices: tuple[Axis, ...]
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Trips `[start, stop)` of a loop, counted in tiles of `tile` positions from `offset`; runs `body`."""
+
+    start: Expr
+    stop: Expr
+    offset: int
+    tile: int
+    body: tuple["Statement", ...]
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A loop-carried value: `init` before the first trip; bodies read it as `name` and yield `next_name`."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    dtype: str
+    init: Expr
+    next_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A sequential loop over tiles of `axis`, in segments that share the carried values."""
+
+    axis: Axis
+    carries: tuple[Carry, ...]
+    segments: tuple[Segment, ...]
+    to_visit: Expr
+    """How many positions all segments visit together."""
+    first: Expr
+    """The first position that is visited."""
+
+
+Statement = Load | Let | Reduce | Contract | Store | Loop
+
+
+@dataclass(frozen=True, slots=True)
+class TileProgram:
+    """One kernel. `grid` gives the axes and block sizes that run in parallel; `order` is the canonical axis order."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    grid: tuple[tuple[Axis, int], ...]
+    tiles: tuple[tuple[Axis, int], ...]
+    body: tuple[Statement, ...]
+    warps: int = 4
+    stages: int = 2
+
+    def tile(self, axis: Axis) -> int:
+        return dict(self.tiles)[axis]
+
+    @property
+    def order(self) -> tuple[Axis, ...]:
+        return tuple(a for a, _ in self.tiles)
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+def verify(program: TileProgram) -> TileProgram:
+    """Check the invariants above; returns the program.
+
+    Raises:
+      InvalidProgramError: naming the statement and the value that is not in scope.
+    """
+    tensors = {t.name for t in program.inputs}
+    outputs = {t.name for t in program.outputs}
+    stored: set[str] = set()
+
+    def need(where: str, expr: Expr, scope: set[str]) -> None:
+        missing = {t for t in expr.tensors if t not in scope}
+        if missing:
+            raise InvalidProgramError(f"tile program {program.name}: {where} reads {sorted(missing)}, not in scope")
+
+    def block(body: tuple[Statement, ...], scope: set[str]) -> set[str]:
+        scope = set(scope)
+        for s in body:
+            match s:
+                case Load(name, tensor):
+                    if tensor not in tensors:
+                        raise InvalidProgramError(f"tile program {program.name}: load of unknown tensor {tensor!r}")
+                    scope.add(name)
+                case Let(name, _, value) | Reduce(name, _, _, value):
+                    need(name, value, scope)
+                    scope.add(name)
+                case Contract(name, _, lhs, rhs):
+                    need(name, lhs, scope)
+                    need(name, rhs, scope)
+                    scope.add(name)
+                case Store(tensor, _, value):
+                    if tensor not in outputs:
+                        raise InvalidProgramError(f"tile program {program.name}: store to unknown tensor {tensor!r}")
+                    need(f"store {tensor}", value, scope)
+                    stored.add(tensor)
+                case Loop(axis, carries, segments):
+                    for c in carries:
+                        need(c.name, c.init, scope)
+                    inside = scope | {c.name for c in carries} | {visited(axis), to_visit(axis)}
+                    for segment in segments:
+                        got = block(segment.body, inside)
+                        lost = [c.next_name for c in carries if c.next_name not in got]
+                        if lost:
+                            raise InvalidProgramError(f"tile program {program.name}: loop {axis} does not yield {lost}")
+                    scope |= {c.name for c in carries}
+        return scope
+
+    block(program.body, {block_start(a) for a, _ in program.grid})
+    if stored != outputs:
+        raise InvalidProgramError(f"tile program {program.name}: {sorted(outputs - stored)} is never stored")
+    return program
+
+
+def _names(axes: tuple[Axis, ...]) -> str:
+    return ", ".join(a.name for a in axes)
+
+
+def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
+    for s in body:
+        match s:
+            case Load(name, tensor, indices):
+                yield f"{indent}{name} = load {tensor}[{_names(indices)}]"
+            case Let(name, axes, value):
+                yield f"{indent}{name}[{_names(axes)}] = {value}"
+            case Reduce(name, axes, reducer, value, over):
+                yield f"{indent}{name}[{_names(axes)}] = {reducer}({value}; {_names(over)})"
+            case Contract(name, axes, lhs, rhs, over, dtype):
+                yield f"{indent}{name}[{_names(axes)}]: {dtype} = dot({lhs}, {rhs}; {_names(over)})"
+            case Store(tensor, indices, value):
+                yield f"{indent}store {tensor}[{_names(indices)}] = {value}"
+            case Loop(axis, carries, segments):
+                for c in carries:
+                    yield f"{indent}{c.name}[{_names(c.axes)}]: {c.dtype} = {c.init}"
+                for g in segments:
+                    at = f" from {g.offset}" if g.offset else ""
+                    label = f"  # {g.label}" if g.label else ""
+                    yield f"{indent}for {axis} in [{g.start}, {g.stop}) by {g.tile}{at}:{label}"
+                    yield from _lines(g.body, indent + "  ")
+                    if carries:
+                        yield f"{indent}  yield {', '.join(f'{c.name} <- {c.next_name}' for c in carries)}"
+
+
+def show(program: TileProgram) -> str:
+    """The kernel as text: grid, loops with their bounds, loads, dots, reductions, carried values, stores."""
+    grid = ", ".join(f"{a.name}:{a.extent}/{t}" for a, t in program.grid)
+    return "\n".join([f"kernel {program.name} grid({grid})", *_lines(program.body, "  ")])
