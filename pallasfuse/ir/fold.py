@@ -30,6 +30,8 @@ class Frame:
     """Reductions of the same pass that phi reads."""
     empties: tuple[str, ...]
     """Max and min folds that phi depends on: while one still is its identity, phi may be undefined."""
+    safe: float = 0.0
+    """The frame's value while one of `empties` is its identity."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Nest:
     reduced: tuple[Axis, ...] = ()
     reducer: Reducer | None = None
     source: Source = Source()
+    precision: str | None = None  # of the products in a contraction, as JAX names it; None leaves it to the platform
 
     @property
     def is_reduction(self) -> bool:

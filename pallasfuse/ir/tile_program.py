@@ -27,6 +27,11 @@ def visited(axis: Axis) -> str:
     return f"visited.{axis.name}"
 
 
+def before(axis: Axis) -> str:
+    """The scalar by which loop bodies read how many positions of `axis` were done before the current tile."""
+    return f"before.{axis.name}"
+
+
 def to_visit(axis: Axis) -> str:
     """The scalar by which loop bodies read how many positions of `axis` the whole loop visits."""
     return f"to_visit.{axis.name}"
@@ -94,6 +99,8 @@ class Segment:
     tile: int
     body: tuple["Statement", ...]
     label: str = ""
+    edge: bool = False
+    """A tile may reach past the end of the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,8 @@ class TileProgram:
     body: tuple[Statement, ...]
     warps: int = 4
     stages: int = 2
+    descending: tuple[Axis, ...] = ()
+    """Grid axes whose blocks start from the end: the longest first, when masks make later blocks longer."""
 
     def tile(self, axis: Axis) -> int:
         return dict(self.tiles)[axis]
@@ -185,7 +194,7 @@ def verify(program: TileProgram) -> TileProgram:
                 case Loop(axis, carries, segments):
                     for c in carries:
                         need(c.name, c.init, scope)
-                    inside = scope | {c.name for c in carries} | {visited(axis), to_visit(axis)}
+                    inside = scope | {c.name for c in carries} | {visited(axis), before(axis), to_visit(axis)}
                     for segment in segments:
                         got = block(segment.body, inside)
                         lost = [c.next_name for c in carries if c.next_name not in got]

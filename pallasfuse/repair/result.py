@@ -37,6 +37,11 @@ class Repair:
     """M(r, r') as text, for `explain`."""
     conditions: tuple[str, ...] = ()
     """Side conditions under which the algebra holds."""
+    nonzero: tuple[Expr, ...] = ()
+    """What the updates divide by, and whose sign does not exclude zero: each is also among the conditions.
+
+    Written over the frames' own names; a frame whose *old* value makes one of them zero must not be moved from.
+    """
 
     @property
     def rank(self) -> int:

@@ -1,0 +1,48 @@
+# Each target sets up what it needs: it finds Python >= 3.12 (PYTHON=... names one) and installs pinned versions.
+SHELL := bash
+ifdef PYTHON
+export PYTHON
+endif
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := -m pytest --quiet --numprocesses 2 --dist worksteal
+
+.PHONY: demo test test-latest test-aot lint bench-cpu venv venv-latest venv-aot clean
+
+demo: venv
+	$(BIN)/python examples/quickstart.py
+	$(BIN)/python examples/decoder.py
+
+test: lint
+	$(BIN)/python $(PYTEST)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-latest: venv-latest
+	.venv-latest/bin/python $(PYTEST)
+
+# Compiles every emitted kernel for an H100 on a machine without a GPU; downloads about 0.7 GB once.
+test-aot: venv-aot
+	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 .venv-aot/bin/python $(PYTEST) -m aot
+
+bench-cpu: venv
+	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/cpu.py compare
+
+venv:
+	@scripts/setup_venv.sh .venv requirements/test-0.11.txt
+
+venv-latest:
+	@scripts/setup_venv.sh .venv-latest requirements/test-latest.txt
+
+venv-aot:
+	@scripts/setup_venv.sh .venv-aot requirements/test-0.11.txt requirements/aot-0.11.txt
+
+clean:
+	rm -rf .venv .venv-latest .venv-aot build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,177 @@
+"""The cases that tests and benchmarks share: each a fused example, its inputs at any size, and its arithmetic.
+
+Attention cases have the sizes of Neptune's evaluation (batch 1, float16); `small()` is the same case for tests.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from examples import attention_variants, cross_entropy, custom_variant, moments
+
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Standard normal values, drawn in float32 and rounded to dtype."""
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+
+
+def all_pairs(query_length: int, key_length: int) -> int:
+    return query_length * key_length
+
+
+def causal_pairs(query_length: int, key_length: int) -> int:
+    """Visible pairs when the last query sees the last key."""
+    hidden = sum(query_length - 1 - i for i in range(query_length))
+    return query_length * key_length - hidden
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """An attention variant. `fused` takes q, k, v [batch, length, heads, head_dim] and then `static`."""
+
+    name: str
+    fused: Callable[..., jax.Array]
+    query_heads: int
+    key_heads: int
+    head_dim: int
+    pairs: Callable[[int, int], int] = causal_pairs
+    window: int | None = None
+    """Keys that a query sees, its own included; passed on as a static argument."""
+
+    def small(self) -> "AttentionCase":
+        """Sizes for tests; groups stay groups, and the window is shorter than the lengths tested."""
+        key_heads = 4 if self.query_heads == self.key_heads else 2
+        window = None if self.window is None else 24
+        return dataclasses.replace(self, query_heads=4, key_heads=key_heads, head_dim=32, window=window)
+
+    @property
+    def plain(self) -> Callable[..., jax.Array]:
+        """The undecorated function."""
+        return self.fused.__wrapped__
+
+    @property
+    def static(self) -> tuple[int, ...]:
+        return () if self.window is None else (self.window,)
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        return () if self.window is None else (3,)
+
+    def arrays(
+        self, length: int, dtype: Any, *, batch: int = 1, key_length: int | None = None
+    ) -> tuple[jax.Array, ...]:
+        """q, k and v."""
+        key_length = length if key_length is None else key_length
+        return (
+            normal(0, (batch, length, self.query_heads, self.head_dim), dtype),
+            normal(1, (batch, key_length, self.key_heads, self.head_dim), dtype),
+            normal(2, (batch, key_length, self.key_heads, self.head_dim), dtype),
+        )
+
+    def flops(self, length: int, *, batch: int = 1, key_length: int | None = None) -> float:
+        """Multiplications and additions of the two products over visible pairs, as the literature counts them."""
+        key_length = length if key_length is None else key_length
+        if self.window is not None:
+            pairs = min(self.window, key_length) * length
+        elif self.pairs is causal_pairs and length == key_length:
+            pairs = length * key_length / 2  # the literature's count, half of all pairs
+        else:
+            pairs = self.pairs(length, key_length)
+        return 4.0 * batch * pairs * self.query_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayCase:
+    """Any other example. `build(length, dtype)` makes the arrays; `length` is the extent of the reduced axis."""
+
+    name: str
+    fused: Callable[..., Any]
+    build: Callable[[int, Any], tuple[jax.Array, ...]]
+
+    def small(self) -> "ArrayCase":
+        return self
+
+    @property
+    def plain(self) -> Callable[..., Any]:
+        """The undecorated function."""
+        return self.fused.__wrapped__
+
+    @property
+    def static(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        return ()
+
+    def arrays(self, length: int, dtype: Any, *, batch: int = 1) -> tuple[jax.Array, ...]:
+        del batch  # each case has a leading dimension of its own
+        return self.build(length, dtype)
+
+
+def _rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
+    return (normal(3, (7, length), dtype),)
+
+
+def _affine_rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
+    return normal(3, (7, length), dtype), normal(4, (length,), dtype), normal(5, (length,), dtype)
+
+
+def _labelled_rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
+    return 3 * normal(3, (7, length), dtype), jax.random.randint(jax.random.key(6), (7,), 0, length)
+
+
+def _gated(length: int, dtype: Any) -> tuple[jax.Array, ...]:
+    arrays = tuple(normal(seed, (2, length, 4, 32), dtype) for seed in range(4))
+    return *arrays, jnp.array([0.5, 0.25, 0.125, 0.0625], jnp.float32), jnp.array([-1.0, 0.0, 1.0, 2.0], jnp.float32)
+
+
+def _heads(length: int, dtype: Any) -> tuple[jax.Array, ...]:
+    return tuple(normal(seed, (2, length, 4, 32), dtype) for seed in range(3))
+
+
+def _masked(length: int, dtype: Any) -> tuple[jax.Array, ...]:
+    mask = jax.random.bernoulli(jax.random.key(7), 0.7, (2, 1, length, length))
+    return *_heads(length, dtype), mask | jnp.eye(length, dtype=bool)  # no query is left without a key
+
+
+ATTENTION = (
+    AttentionCase("global", attention_variants.global_attention, 16, 16, 64, all_pairs),
+    AttentionCase("causal", attention_variants.causal, 32, 32, 128),
+    AttentionCase("gqa", attention_variants.grouped_query, 64, 8, 128),
+    AttentionCase("alibi", attention_variants.alibi, 32, 32, 128),
+    AttentionCase("softcap", attention_variants.soft_cap, 32, 16, 128),
+    AttentionCase("window", attention_variants.sliding_window, 32, 32, 128, window=256),
+)
+
+OTHERS = (
+    ArrayCase("variance", moments.variance, _rows),
+    ArrayCase("third moment", moments.third_moment, _rows),
+    ArrayCase("layer norm", moments.layer_norm, _affine_rows),
+    ArrayCase("cross-entropy and entropy", cross_entropy.cross_entropy, _labelled_rows),
+    ArrayCase("gated sink attention", custom_variant.gated_sink_attention, _gated),
+)
+
+Case = AttentionCase | ArrayCase
+
+
+def all_cases() -> tuple[Case, ...]:
+    """Every case. Those of the Flax examples import Flax, which a memory measurement must not."""
+    from examples import decoder, flax_linen_attention
+
+    return (
+        *ATTENTION,
+        *OTHERS,
+        ArrayCase("decoder attention", decoder.fused_attention, _heads),
+        ArrayCase("linen masked attention", flax_linen_attention.masked_attention, _masked),
+    )

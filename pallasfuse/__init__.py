@@ -1,0 +1,22 @@
+"""pallasfuse: a fusion compiler for JAX. Decorate a plain `jax.numpy` function with `fuse`; see README.md."""
+
+from pallasfuse.api import FusedFunction, fuse
+from pallasfuse.errors import FusionError, InvalidProgramError, PallasfuseError, Refusal, TargetError, TraceError
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import Kernel, Plan
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FuseOptions",
+    "FusedFunction",
+    "FusionError",
+    "InvalidProgramError",
+    "Kernel",
+    "PallasfuseError",
+    "Plan",
+    "Refusal",
+    "TargetError",
+    "TraceError",
+    "fuse",
+]

@@ -1,0 +1,89 @@
+"""Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax._src import core, source_info_util
+from jax.experimental.pallas import triton as pallas_triton
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+
+def source_summary(eqn: JaxprEqn) -> str:
+    """`file:line:column (function)` of the user's line that the equation comes from; empty when it is not known."""
+    return source_info_util.summarize(eqn.source_info)
+
+
+def is_user_function(jaxpr: Jaxpr) -> bool:
+    """True when `jaxpr` was traced from a function in the user's files, not in JAX's."""
+    filename = jaxpr.debug_info.func_filename
+    return filename is not None and source_info_util.is_user_filename(filename)
+
+
+def argument_names(jaxpr: Jaxpr) -> tuple[str, ...]:
+    """The paths of the arguments, like `x` or `params['w']`; best effort, possibly empty or too short."""
+    return tuple(jaxpr.debug_info.arg_names or ())
+
+
+def tracks_array_reference(effect: Any) -> bool:
+    """True for the effects that read or write a mutable array, which name one of the jaxpr's variables."""
+    return hasattr(effect, "input_index") or hasattr(effect, "input")
+
+
+def replace_jaxpr(
+    jaxpr: Jaxpr,
+    constvars: Sequence[Var],
+    consts: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+    outvars: Sequence[Var | Literal],
+) -> Jaxpr:
+    """`jaxpr` with the same arguments and another body."""
+    result: Jaxpr = jaxpr.replace(  # type: ignore[no-untyped-call]
+        constvars=constvars, consts=consts, eqns=eqns, outvars=outvars, debug_info=jaxpr.debug_info
+    )
+    return result
+
+
+def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
+    """Run one equation on values; always a list of results."""
+    bind_params = eqn.primitive.get_bind_params(eqn.params)
+    if isinstance(bind_params, tuple):
+        subfuns, params = bind_params
+    else:
+        subfuns, params = (), bind_params
+    results = eqn.primitive.bind(*subfuns, *values, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def masked_load(ref: Any, mask: Any) -> Any:
+    """Load a (sub-)reference in a Pallas kernel; elements where `mask` is false are zero and not read."""
+    if mask is None:
+        return pallas_triton.load(ref)
+    return pallas_triton.load(ref, mask=mask, other=0)
+
+
+def masked_store(ref: Any, value: Any, mask: Any) -> None:
+    """Store to a (sub-)reference in a Pallas kernel; elements where `mask` is false are not written."""
+    pallas_triton.store(ref, value, mask=mask)
+
+
+def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Run a jaxpr equation by equation."""
+    return list(core.eval_jaxpr(jaxpr, consts, *args))
+
+
+def plain_aval(aval: Any) -> Any:
+    """Shape, type and weak type of an abstract value, without sharding."""
+    return core.ShapedArray(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
+    """Turn constants that are tracers of an outer transformation into leading arguments."""
+    traced = [n for n, c in enumerate(jaxpr.consts) if isinstance(c, core.Tracer)]
+    if not traced:
+        return jaxpr, []
+    kept = [n for n in range(len(jaxpr.consts)) if n not in traced]
+    result = jaxpr.replace(
+        constvars=[jaxpr.constvars[n] for n in kept], consts=[jaxpr.consts[n] for n in kept],
+        invars=[*(jaxpr.constvars[n] for n in traced), *jaxpr.invars], debug_info=None,
+    )  # fmt: skip
+    return result, [jaxpr.consts[n] for n in traced]

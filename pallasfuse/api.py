@@ -1,0 +1,144 @@
+"""The user's interface: `fuse` and the object it returns."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, overload
+
+import jax
+
+from pallasfuse import stages
+from pallasfuse.errors import TraceError
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import Plan
+from pallasfuse.primitive import call_fused
+from pallasfuse.targets import find
+
+
+class FusedFunction:
+    """A function whose dependent reductions are fused when it is compiled. Call it as the original.
+
+    Works eagerly and under `jax.jit`, `vmap`, `scan` and `checkpoint`; its gradient is that of the original function.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], options: FuseOptions, static_argnums: Sequence[int], static_argnames: Sequence[str]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._options = options
+        self._static_argnums = tuple(static_argnums)
+        self._static_argnames = tuple(static_argnames)
+        self._jitted = jax.jit(self._run, static_argnums=static_argnums or None, static_argnames=static_argnames or None)
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._function, "__name__", type(self._function).__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._jitted(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        bound = functools.partial(self._function, instance)
+        functools.update_wrapper(bound, self._function)
+        return FusedFunction(bound, self._options, tuple(n - 1 for n in self._static_argnums), self._static_argnames)
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
+        """(dynamic leaves, a function from dynamic leaves to the result of the original)"""
+        static = {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
+        dynamic_args = {n: a for n, a in enumerate(args) if n not in static}
+        dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in self._static_argnames}
+        leaves, tree = jax.tree.flatten((dynamic_args, dynamic_kwargs))
+
+        def call(flat: Sequence[Any]) -> Any:
+            got_args, got_kwargs = jax.tree.unflatten(tree, flat)
+            return self._function(*(got_args.get(n, a) for n, a in enumerate(args)), **{**kwargs, **got_kwargs})
+
+        return leaves, call
+
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], Any]:
+        """(jaxpr, dynamic leaves, tree of the result)"""
+        leaves, call = self._split(args, kwargs)
+        out_tree: Any = None
+
+        def flat(*dynamic: Any) -> list[Any]:
+            nonlocal out_tree
+            results, out_tree = jax.tree.flatten(call(dynamic))
+            return results
+
+        functools.update_wrapper(flat, self._function)
+        del flat.__wrapped__  # type: ignore[attr-defined]
+        return jax.make_jaxpr(flat)(*leaves), leaves, out_tree
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        jaxpr, leaves, out_tree = self._trace(args, kwargs)
+        return jax.tree.unflatten(out_tree, call_fused(jaxpr, self._options, self._name, leaves))
+
+    def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
+        """The first stage: arguments are arrays or `jax.ShapeDtypeStruct`s.
+
+        Raises:
+          TraceError: the function cannot be traced with these arguments.
+        """
+        try:
+            jaxpr, leaves, out_tree = self._trace(args, kwargs)
+        except (TypeError, jax.errors.JAXTypeError) as error:
+            raise TraceError(f"{self._name} could not be traced: {error}\nPass arrays or jax.ShapeDtypeStruct, and name the "
+                             "arguments that are not arrays in static_argnums or static_argnames.") from error  # fmt: skip
+        avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)) for x in leaves)
+        call = stages.Call(
+            jaxpr, avals, lambda flat: jax.tree.unflatten(out_tree, flat), lambda *a, **k: self._split(a, k)[0],
+            self._options, self._name,
+        )  # fmt: skip
+        return stages.trace(call)
+
+    def explain(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
+        """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); print it to read the derivation.
+
+        `target` plans for another target than the function's own; its device is not needed.
+        """
+        return self.trace(*args, **kwargs).fuse(target).tile().plan
+
+    def __repr__(self) -> str:
+        return f"<pallasfuse.fuse of {self._name}>"
+
+
+@overload
+def fuse(function: Callable[..., Any], /, **options: Any) -> FusedFunction: ...
+@overload
+def fuse(**options: Any) -> Callable[[Callable[..., Any]], FusedFunction]: ...
+def fuse(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    target: str | None = None,
+    strict: bool = False,
+    static_argnums: int | Iterable[int] = (),
+    static_argnames: str | Iterable[str] = (),
+    options: FuseOptions | None = None,
+) -> Any:
+    """Fuse the dependent reductions of a `jax.numpy` function.
+
+    Args:
+      function: any function that `jax.jit` accepts. Without it, `fuse(...)` returns a decorator.
+      target: 'xla', 'interpret', 'triton', or None for the best one of the platform.
+      strict: raise `FusionError` when anything but layout changes is left to XLA.
+      static_argnums, static_argnames: as in `jax.jit`.
+      options: everything else; `target` and `strict` override its fields.
+
+    Raises:
+      TargetError: `target` is not the name of a target.
+    """
+    if function is None:
+        return functools.partial(fuse, target=target, strict=strict, static_argnums=static_argnums,
+                                 static_argnames=static_argnames, options=options)  # fmt: skip
+    if not callable(function):
+        raise TypeError(f"pallasfuse.fuse takes a function, got {type(function).__name__}")
+    base = options or FuseOptions()
+    merged = FuseOptions(target or base.target, strict or base.strict, base.tiles, base.warps, base.stages)
+    if merged.target is not None:
+        find(merged.target)
+    argnums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+    argnames = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    return FusedFunction(function, merged, argnums, argnames)

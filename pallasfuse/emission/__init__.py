@@ -1,0 +1,1 @@
+"""Interpreter of tile programs over JAX values; backends give it memory, loops and matrix products."""

@@ -1,0 +1,248 @@
+"""Runs the statements of a tile program over JAX values.
+
+A tile is an array with one dimension for every axis whose current tile is larger than one element, in the program's canonical
+axis order. Everything that depends on the machine (loads, stores, matrix products, loops) is asked of a `Machine`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, assert_never
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallasfuse.emission.elementwise import REDUCTIONS, TABLE, select
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.tile_program import (
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Statement,
+    Store,
+    TileProgram,
+    before,
+    block_start,
+    to_visit,
+    visited,
+)
+
+Array = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """An array and the axis of each of its dimensions."""
+
+    array: Array
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The current tile along one axis: `size` positions from `start`; `overhangs`: some may lie past the axis' end."""
+
+    start: Array | int
+    size: int
+    overhangs: bool
+
+
+class Machine(Protocol):
+    """What a backend must provide."""
+
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
+        """The tile of an input, one dimension per index axis, in the order of `indices`."""
+
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+        """Write a tile, one dimension per index axis."""
+
+    def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
+        """The sum over `over` of the product: kept axes of lhs, then of rhs."""
+
+    def loop(self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
+             init: tuple[Array, ...]) -> tuple[Array, ...]:  # fmt: skip
+        """`for t in [start, stop): state = body(t, state)`."""
+
+
+@dataclass(slots=True)
+class Scope:
+    """Values by name, with the windows of every axis and a memo of evaluated expressions."""
+
+    windows: dict[Axis, Window]
+    names: dict[str, Tile]
+    memo: dict[Expr, Tile] = field(default_factory=dict)
+
+    def nested(self) -> "Scope":
+        return Scope(dict(self.windows), dict(self.names))
+
+
+class Interpreter:
+    """Executes one program on one machine."""
+
+    def __init__(self, program: TileProgram, machine: Machine) -> None:
+        self.program, self.machine = program, machine
+        self.rank = {a: n for n, a in enumerate(program.order)}
+
+    def run_block(self, starts: Mapping[Axis, Array]) -> None:
+        """Run the whole program for the grid block that begins at `starts`."""
+        windows = {a: Window(starts.get(a, 0), t, a.extent % t != 0) for a, t in self.program.tiles}
+        names = {block_start(a): Tile(s, ()) for a, s in starts.items()}
+        self.run(self.program.body, Scope(windows, names))
+
+    def run(self, body: tuple[Statement, ...], scope: Scope) -> None:
+        for statement in body:
+            match statement:
+                case Load(name, tensor, indices):
+                    array = self.machine.load(tensor, indices, scope.windows)
+                    scope.names[name] = self._canonical(array, indices, scope)
+                case Let(name, axes, value):
+                    scope.names[name] = self._widen(self.value(value, scope), axes, scope)
+                case Reduce(name, axes, reducer, value, over):
+                    scope.names[name] = self._reduce(axes, reducer.name, value, over, scope)
+                case Contract(name, axes, lhs, rhs, over, dtype, precision):
+                    left, right = self.value(lhs, scope), self.value(rhs, scope)
+                    left = self._widen(left, over, scope)
+                    right = self._widen(right, over, scope)
+                    present = tuple(a for a in over if scope.windows[a].size != 1)
+                    if not present or not set(left.axes) - set(present) or not set(right.axes) - set(present):
+                        product = self._multiply(left, right, dtype)
+                        tile = self._fold(product, "sum", present)
+                    else:
+                        tile = self.machine.contract(left, right, present, dtype, precision)
+                    scope.names[name] = self._widen(self._transpose(tile), axes, scope)
+                case Store(tensor, indices, value):
+                    self._store(tensor, indices, value, scope)
+                case Loop():
+                    self._loop(statement, scope)
+                case _:
+                    assert_never(statement)
+
+    # --- expressions
+
+    def value(self, root: Expr, scope: Scope) -> Tile:
+        """The tile of an elementwise expression."""
+        for node in postorder(root):
+            if node in scope.memo:
+                continue
+            match node:
+                case Const(value, dtype):
+                    tile = Tile(np.array(value, jnp.dtype(dtype))[()], ())
+                case Index(axis, dtype):
+                    tile = self._position(axis, dtype, scope)
+                case Read(tensor):
+                    tile = scope.names[tensor]
+                case Apply(op, args, dtype):
+                    tile = self._apply(op, [scope.memo[a] for a in args], node, dtype)
+                case _:
+                    assert_never(node)
+            scope.memo[node] = tile
+        return scope.memo[root]
+
+    def _position(self, axis: Axis, dtype: str, scope: Scope) -> Tile:
+        window = scope.windows[axis]
+        if window.size == 1:
+            return Tile(jnp.asarray(window.start, dtype) if not isinstance(window.start, int) else np.array(window.start, dtype)[()], ())
+        return Tile(lax.iota(jnp.dtype(dtype), window.size) + lax.convert_element_type(window.start, jnp.dtype(dtype)), (axis,))
+
+    def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
+        if op == "convert":
+            return Tile(lax.convert_element_type(args[0].array, jnp.dtype(dtype)), args[0].axes)
+        if op == "integer_pow":
+            exponent = node.args[1]
+            assert isinstance(exponent, Const)
+            return Tile(lax.integer_pow(args[0].array, int(exponent.value)), args[0].axes)
+        axes = self._union(*(t.axes for t in args))
+        arrays = [self._spread(t, axes) for t in args]
+        function = select if op == "select" else TABLE[op]
+        return Tile(function(*arrays), axes)
+
+    def _union(self, *groups: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(sorted({a for g in groups for a in g}, key=self.rank.__getitem__))
+
+    def _spread(self, tile: Tile, axes: tuple[Axis, ...]) -> Array:
+        """The array with unit dimensions for the axes of `axes` that it lacks; scalars stay scalars."""
+        if tile.axes == axes or not tile.axes:
+            return tile.array
+        missing = tuple(d for d, a in enumerate(axes) if a not in tile.axes)
+        return lax.expand_dims(tile.array, missing)
+
+    def _widen(self, tile: Tile, axes: tuple[Axis, ...], scope: Scope) -> Tile:
+        """Broadcast a tile so that it has every present axis of `axes`."""
+        wanted = self._union(tile.axes, tuple(a for a in axes if scope.windows[a].size != 1))
+        if wanted == tile.axes:
+            return tile
+        shape = tuple(scope.windows[a].size for a in wanted)
+        return Tile(jnp.broadcast_to(self._spread(tile, wanted), shape), wanted)
+
+    def _canonical(self, array: Array, indices: tuple[Axis, ...], scope: Scope) -> Tile:
+        """Drop unit dimensions and bring the others into canonical order."""
+        present = tuple(a for a in indices if scope.windows[a].size != 1)
+        array = array.reshape(tuple(scope.windows[a].size for a in present))
+        return self._transpose(Tile(array, present))
+
+    def _transpose(self, tile: Tile) -> Tile:
+        axes = self._union(tile.axes)
+        if axes == tile.axes:
+            return tile
+        return Tile(lax.transpose(tile.array, tuple(tile.axes.index(a) for a in axes)), axes)
+
+    def _multiply(self, lhs: Tile, rhs: Tile, dtype: str) -> Tile:
+        axes = self._union(lhs.axes, rhs.axes)
+        arrays = [lax.convert_element_type(self._spread(t, axes), jnp.dtype(dtype)) for t in (lhs, rhs)]
+        return Tile(arrays[0] * arrays[1], axes)
+
+    def _fold(self, tile: Tile, reducer: str, over: tuple[Axis, ...]) -> Tile:
+        dims = tuple(d for d, a in enumerate(tile.axes) if a in over)
+        if not dims:
+            return tile
+        return Tile(REDUCTIONS[reducer](tile.array, dims), tuple(a for a in tile.axes if a not in over))
+
+    def _reduce(self, axes: tuple[Axis, ...], reducer: str, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile:
+        tile = self._widen(self.value(value, scope), (*axes, *over), scope)
+        return self._fold(tile, reducer, over)
+
+    def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
+        tile = self._widen(self.value(value, scope), indices, scope)
+        present = tuple(a for a in indices if scope.windows[a].size != 1)
+        order = tuple(tile.axes.index(a) for a in present)
+        array = tile.array if order == tuple(range(len(order))) else lax.transpose(tile.array, order)
+        array = jnp.asarray(array).reshape(tuple(scope.windows[a].size for a in indices))
+        self.machine.store(tensor, indices, scope.windows, array)
+
+    # --- loops
+
+    def _loop(self, loop: Loop, scope: Scope) -> None:
+        axis = loop.axis
+        first = self.value(loop.first, scope).array
+        total = self.value(loop.to_visit, scope).array
+        state: tuple[Array, ...] = ()
+        for carry in loop.carries:
+            initial = self.value(carry.init, scope)
+            shape = tuple(scope.windows[a].size for a in carry.axes if scope.windows[a].size != 1)
+            state += (jnp.full(shape, initial.array, jnp.dtype(carry.dtype)),)
+        present = [tuple(a for a in c.axes if scope.windows[a].size != 1) for c in loop.carries]
+        for segment in loop.segments:
+            start, stop = self.value(segment.start, scope).array, self.value(segment.stop, scope).array
+
+            def body(trip: Array, state: tuple[Array, ...], segment: Any = segment) -> tuple[Array, ...]:
+                inner = scope.nested()
+                begin = segment.offset + trip * segment.tile
+                inner.windows[axis] = Window(begin, segment.tile, segment.edge)
+                done = begin - first
+                inner.names[before(axis)] = Tile(done, ())
+                inner.names[visited(axis)] = Tile(jnp.minimum(done + segment.tile, axis.extent - first), ())
+                inner.names[to_visit(axis)] = Tile(total, ())
+                for carry, axes, array in zip(loop.carries, present, state, strict=True):
+                    inner.names[carry.name] = Tile(array, axes)
+                self.run(segment.body, inner)
+                return tuple(
+                    self._widen(inner.names[c.next_name], axes, inner).array
+                    for c, axes in zip(loop.carries, present, strict=True)
+                )
+
+            state = self.machine.loop(start, stop, body, state)
+        for carry, axes, array in zip(loop.carries, present, state, strict=True):
+            scope.names[carry.name] = Tile(array, axes)

@@ -1,0 +1,115 @@
+"""TileProgram -> `pl.pallas_call` with whole arrays in memory and masked loads and stores.
+
+Grid blocks are numbered on one grid dimension. Tiles have full, power-of-two sizes; what lies outside an array is read as
+zero and never written.
+"""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallasfuse import _compat
+from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.tile_program import TileProgram
+
+SMALLEST_DOT = 16
+"""Matrix units take tiles of at least this many rows, columns and contracted elements."""
+
+
+class _PallasMachine:
+    """Loads from and stores to references of whole arrays."""
+
+    def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        self.inputs, self.outputs = inputs, outputs
+
+    def _view(self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> tuple[Any, Array | None]:
+        """The reference at the current tile, and the mask of what lies inside the array (None: everything)."""
+        shape = tuple(windows[a].size for a in indices if windows[a].size != 1)
+        at: list[Any] = []
+        mask: Array | None = None
+        dim = 0
+        for axis in indices:
+            window = windows[axis]
+            if window.size == 1:
+                at.append(window.start)
+                continue
+            at.append(pl.ds(window.start, window.size))
+            if window.overhangs:
+                inside = lax.broadcasted_iota(jnp.int32, shape, dim) + window.start < axis.extent
+                mask = inside if mask is None else mask & inside
+            dim += 1
+        return ref.at[tuple(at) if at else (0,)], mask
+
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
+        ref, mask = self._view(self.inputs[tensor], indices, windows)
+        return _compat.masked_load(ref, mask)
+
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+        ref, mask = self._view(self.outputs[tensor], indices, windows)
+        shape = tuple(windows[a].size for a in indices if windows[a].size != 1)
+        _compat.masked_store(ref, value.reshape(shape), mask)
+
+    def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
+        kept = [tuple(a for a in t.axes if a not in over) for t in (lhs, rhs)]
+        two_dimensional = len(over) == 1 and len(kept[0]) == len(kept[1]) == 1 and kept[0] != kept[1]
+        if not two_dimensional or min(*lhs.array.shape, *rhs.array.shape) < SMALLEST_DOT:
+            return _multiply_and_sum(lhs, rhs, over, dtype)
+        a = lhs.array if lhs.axes[1] == over[0] else lhs.array.T
+        b = rhs.array if rhs.axes[0] == over[0] else rhs.array.T
+        out = jnp.dot(a, b, precision=precision, preferred_element_type=jnp.dtype(dtype))
+        return Tile(out, (*kept[0], *kept[1]))
+
+    def loop(
+        self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]], init: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        result: tuple[Array, ...] = lax.fori_loop(start, stop, body, init)
+        return result
+
+
+def _multiply_and_sum(lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str) -> Tile:
+    """A contraction without matrix units."""
+    axes = tuple(dict.fromkeys((*lhs.axes, *rhs.axes)))
+    spread = []
+    for tile in (lhs, rhs):
+        order = sorted(range(len(tile.axes)), key=lambda d, t=tile: axes.index(t.axes[d]))  # type: ignore[misc]
+        array = lax.transpose(tile.array, order) if order != list(range(len(order))) else tile.array
+        missing = tuple(d for d, a in enumerate(axes) if a not in tile.axes)
+        spread.append(lax.convert_element_type(lax.expand_dims(array, missing), jnp.dtype(dtype)))
+    dims = tuple(d for d, a in enumerate(axes) if a in over)
+    return Tile(jnp.sum(spread[0] * spread[1], axis=dims), tuple(a for a in axes if a not in over))
+
+
+def call(
+    program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: bool = False, compiler_params: Any = None
+) -> dict[str, jax.Array]:
+    """Every output of the kernel, by name. `inputs[name]` has one dimension per axis of the tensor."""
+    names_in, names_out = [t.name for t in program.inputs], [t.name for t in program.outputs]
+    counts = [-(-a.extent // t) for a, t in program.grid]
+
+    def body(*refs: Any) -> None:
+        machine = _PallasMachine(dict(zip(names_in, refs, strict=False)), dict(zip(names_out, refs[len(names_in) :], strict=True)))
+        rest = pl.program_id(0)
+        starts: dict[Axis, Array] = {}
+        for (axis, tile), count in reversed(list(zip(program.grid, counts, strict=True))):
+            position = lax.rem(rest, jnp.int32(count)) if count > 1 else jnp.int32(0)
+            rest = lax.div(rest, jnp.int32(count)) if count > 1 else rest
+            if axis in program.descending:
+                position = count - 1 - position
+            starts[axis] = position * tile
+        Interpreter(program, machine).run_block(starts)
+
+    # scalars have no tile: they travel as arrays of one element
+    arrays = [inputs[n].reshape((1,)) if inputs[n].ndim == 0 else inputs[n] for n in names_in]
+    out_shape = [jax.ShapeDtypeStruct(tuple(a.extent for a in t.axes) or (1,), jnp.dtype(t.dtype)) for t in program.outputs]
+    results = pl.pallas_call(
+        body, out_shape=out_shape, grid=(prod(counts),), interpret=interpret, name=program.name[:60], compiler_params=compiler_params
+    )(*arrays)
+    return {
+        t.name: r.reshape(tuple(a.extent for a in t.axes)) for t, r in zip(program.outputs, results, strict=True)
+    }

@@ -1,0 +1,54 @@
+"""The derivation as text: loop program, groups with their repairs, schedules, tile programs, costs, fallbacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pallasfuse.pipeline import Kernel, Plan
+
+
+def _indent(text: str) -> str:
+    return "\n".join("  " + line for line in text.splitlines())
+
+
+def _size(count: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}".rstrip() if not unit else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} P"
+
+
+def explain(plan: Plan) -> str:
+    """The whole derivation of one plan."""
+    parts = [f"== loop program (target {plan.target.name})", _indent(str(plan.program))]
+    for number, kernel in enumerate(plan.kernels, 1):
+        parts += _kernel(number, kernel)
+    parts.append("== left to XLA" if plan.fallbacks else "== left to XLA: nothing but layout")
+    parts += [f"  {f}" for f in plan.fallbacks]
+    parts.append("== conditions")
+    parts += [f"  {c}" for c in plan.conditions] or ["  none: nothing was fused"]
+    return "\n".join(parts)
+
+
+def _kernel(number: int, kernel: Kernel) -> list[str]:
+    group = kernel.group
+    lines = [f"== kernel {number}: {kernel.name}, {kernel.strategy}, from {group.source}"]
+    lines.append(f"  reductions over {group.rolled}: {', '.join(f.name for f in group.folds)}; "
+                 f"inside a tile: {', '.join(n.name for n in group.inner) or 'none'}; passes: {group.passes}")  # fmt: skip
+    for fold in group.folds:
+        if fold.hoisted:
+            lines.append(f"  {fold.name}: hoisted {fold.hoisted}, a factor that does not vary along {group.rolled}")
+        if fold.frames:
+            lines.append(f"  {fold.name}: g = {fold.accumulators[0].term}, {len(fold.accumulators)} accumulators "
+                         f"framed at {', '.join(f'{f.name} = {f.value}' for f in fold.frames)}")  # fmt: skip
+            lines.append(f"    repair M(r, r') = {fold.matrix}")
+        lines += [f"  {fold.name}: cannot share pass {n + 1}: {r}" for n, r in enumerate(fold.refusals)]
+    lines += ["  -- fused loop program", _indent(_indent(str(group)))]
+    lines.append(f"  -- schedule: {kernel.schedule}; visits {100 * kernel.visited_share:.0f}% of the tiles")
+    lines += ["  -- tile program", _indent(_indent(str(kernel.program)))]
+    moved = kernel.bytes_read + kernel.bytes_written
+    lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved, {kernel.predicted_ms:.3g} ms predicted; "
+                 f"unfused {_size(kernel.unfused_bytes)}B, {kernel.unfused_ms:.3g} ms")  # fmt: skip
+    return lines

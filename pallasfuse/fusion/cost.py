@@ -1,0 +1,128 @@
+"""The analytical cost of running nests apart and together (MCFuser, section 4; design, "grouping").
+
+All counts are of whole tensors: flops of every nest, and bytes that must cross the device's memory.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.targets import Target
+
+TYPICAL_BLOCK = 128
+"""Rows of a grid block, for estimating how often an operand without that axis is recomputed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What some nests do. Addable."""
+
+    matmul_flops: float = 0.0
+    vector_flops: float = 0.0
+    bytes_read: float = 0.0
+    bytes_written: float = 0.0
+    launches: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            self.matmul_flops + other.matmul_flops,
+            self.vector_flops + other.vector_flops,
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+            self.launches + other.launches,
+        )
+
+    @property
+    def flops(self) -> float:
+        return self.matmul_flops + self.vector_flops
+
+    def milliseconds(self, target: Target) -> float:
+        moved = self.bytes_read + self.bytes_written
+        return target.milliseconds(self.matmul_flops, self.vector_flops, moved, self.launches)
+
+
+def strip_exact_casts(expr: Expr) -> Expr:
+    while isinstance(expr, Apply) and expr.op == "convert" and dtypes.is_exact_cast(expr.args[0].dtype, expr.dtype):
+        expr = expr.args[0]
+    return expr
+
+
+def product_operands(nest: Nest) -> tuple[Expr, Expr] | None:
+    """The operands when the nest is a matrix product: a sum of a product whose sides each keep an axis of their own."""
+    if nest.reducer != SUM or not isinstance(nest.body, Apply) or nest.body.op != "mul":
+        return None
+    lhs, rhs = nest.body.args
+    reduced = frozenset(nest.reduced)
+    shared = lhs.axes & rhs.axes & reduced
+    return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - reduced and (rhs.axes - lhs.axes) - reduced else None
+
+
+def tensor_bytes(axes: Iterable[Axis], dtype: str) -> int:
+    return volume(axes) * dtypes.itemsize_bytes(dtype)
+
+
+def _leaf_bytes(roots: Iterable[Expr]) -> float:
+    leaves = {(n.tensor, frozenset(n.indices)): tensor_bytes(n.indices, n.dtype)
+              for n in postorder(*roots) if isinstance(n, Read)}  # fmt: skip
+    return float(sum(leaves.values()))
+
+
+def _elementwise_flops(roots: Iterable[Expr]) -> float:
+    return float(sum(volume(n.axes) for n in postorder(*roots) if isinstance(n, Apply) and n.op != "convert"))
+
+
+def apart(nest: Nest) -> Work:
+    """One nest as XLA runs it: maps fuse into it, but operands of a matrix product are written to memory first."""
+    out = float(tensor_bytes(nest.axes, nest.dtype))
+    space = float(volume(nest.axes + nest.reduced))
+    operands = product_operands(nest)
+    if operands is None:
+        return Work(0.0, _elementwise_flops([nest.body]) + space, _leaf_bytes([nest.body]), out, 1)
+    work = Work(2.0 * space, 0.0, 0.0, out, 1)
+    for operand in map(strip_exact_casts, operands):
+        if isinstance(operand, Read):
+            work += Work(bytes_read=_leaf_bytes([operand]))
+        else:
+            stored = float(tensor_bytes(operand.axes, operand.dtype))
+            work += Work(0.0, _elementwise_flops([operand]), _leaf_bytes([operand]) + stored, stored, 1)
+    return work
+
+
+def together(
+    folds: Iterable[Nest], inner: Iterable[Nest], outputs: Iterable[Nest], parallel: tuple[Axis, ...],
+    produced: Mapping[str, int], visited_share: float = 1.0,
+) -> Work:  # fmt: skip
+    """One kernel for all of them: inputs are read once, only outputs are written, inner nests are computed once per pass.
+
+    `produced` maps the names of nests inside the kernel to the number of passes that need them; `visited_share` is the
+    share of the rolled axis that masks leave to visit.
+    """
+    folds, inner, outputs = list(folds), list(inner), list(outputs)
+    everything = [*folds, *inner, *outputs]
+    leaves: dict[tuple[str, frozenset[Axis]], float] = {}
+    elementwise: set[Expr] = set()
+    for node in postorder(*(n.body for n in everything)):
+        if isinstance(node, Read) and node.tensor not in produced:
+            leaves[node.tensor, frozenset(node.indices)] = float(tensor_bytes(node.indices, node.dtype))
+        elif isinstance(node, Apply) and node.op != "convert":
+            elementwise.add(node)
+    matmul_flops, vector_flops = 0.0, 0.0
+    for nest in everything:
+        repeats = float(produced.get(nest.name, 1)) if nest in inner else 1.0
+        if nest in inner:
+            for axis in parallel:
+                if axis not in nest.axes:
+                    repeats *= max(1.0, axis.extent / TYPICAL_BLOCK)
+        space = float(volume(nest.axes + nest.reduced)) * repeats * visited_share
+        if product_operands(nest) is not None:
+            matmul_flops += 2.0 * space
+            elementwise.discard(nest.body)
+        elif nest.is_reduction:
+            vector_flops += space
+    vector_flops += visited_share * sum(volume(n.axes) for n in elementwise)
+    written = sum(float(tensor_bytes(n.axes, n.dtype)) for n in outputs)
+    return Work(matmul_flops, vector_flops, sum(leaves.values()), written, 1)

@@ -1,0 +1,156 @@
+"""From a reduction that reads unfinished reductions to a proven, stable `Fold`, or the reason why not."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pallasfuse import repair
+from pallasfuse.errors import Refusal
+from pallasfuse.fusion.hoisting import Hoisted, hoist
+from pallasfuse.ir.neutrality import is_neutral
+from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_polynomial
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Expr, Read, convert, postorder, read, substitute
+from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import MAX, MIN, SUM
+from pallasfuse.repair.signs import Sign, infer_sign
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A fold and the side conditions under which it equals the reduction that it replaces."""
+
+    fold: Fold
+    conditions: tuple[str, ...]
+
+
+def plain_fold(nest: Nest, pass_index: int, refusals: tuple[str, ...] = ()) -> Fold:
+    """A reduction that reads nothing unfinished: one accumulator, no repair."""
+    assert nest.reducer is not None
+    term = convert(nest.body, dtypes.accumulator(nest.body.dtype))
+    name = f"{nest.name}.acc0"
+    accumulator = Accumulator(name, nest.axes, nest.reducer, term, None)
+    return Fold(nest, pass_index, (accumulator,), (), read(name, nest.axes, term.dtype), refusals=refusals)
+
+
+def _frame_values(body: Expr, rolled: Axis, unfinished: frozenset[str]) -> list[Expr]:
+    """Maximal subexpressions that read unfinished reductions and do not vary along the rolled axis.
+
+    Sums and differences are taken apart, so that `c - (m + log l)` is framed at m and at log l.
+    """
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = [body]
+    while stack:
+        node = stack.pop()
+        if node in seen or not node.tensors & unfinished:
+            continue
+        seen.add(node)
+        splits = isinstance(node, Apply) and node.op in ("add", "sub", "neg")
+        if rolled in node.axes or splits:
+            stack.extend(node.args)
+        else:
+            found[node] = None
+    return list(found)
+
+
+def fold_over(
+    nest: Nest, rolled: Axis, pass_index: int, unfinished: Mapping[str, Fold], signs: Mapping[str, Sign]
+) -> Folded | Refusal:
+    """Derive the fold of `nest`, whose body reads the `unfinished` folds of the same pass (Neptune, algorithm 1)."""
+    assert nest.reducer is not None
+    names = frozenset(unfinished)
+    if not nest.reads & names:
+        return Folded(plain_fold(nest, pass_index), ())
+    kept = frozenset(nest.axes)
+    hoisted = Hoisted(nest.body, (), ())
+    if nest.reducer == SUM:
+        hoisted = hoist(nest.body, lambda e: rolled not in e.axes and bool(e.tensors & names) and e.axes <= kept)
+    body = convert(hoisted.rest, dtypes.accumulator(nest.body.dtype))
+
+    frames: list[Frame] = []
+    renamed: dict[Expr, Expr] = {}
+    frame_signs: dict[str, Sign] = {}
+    bounds: dict[Expr, Bound | None] = {}
+    for value in _frame_values(body, rolled, names):
+        if not value.axes <= kept:
+            return Refusal(f"{value} varies along {sorted(a.name for a in value.axes - kept)}, which {nest.name} reduces")
+        if not dtypes.is_float(value.dtype):
+            return Refusal(f"{value} is not a floating-point number")
+        direct = [t for t in value.tensors if t in names]
+        empties = sorted({e for t in direct for e in _empties(unfinished[t])})
+        axes = tuple(a for a in nest.axes if a in value.axes)
+        sign = infer_sign(value, signs)
+        safe = 1.0 if sign == "positive" else 0.0
+        frame = Frame(f"{nest.name}.frame{len(frames)}", axes, value, tuple(sorted(direct)), tuple(empties), safe)
+        frames.append(frame)
+        renamed[value] = read(frame.name, axes, value.dtype)
+        frame_signs[frame.name] = sign
+        source = unfinished[value.tensor] if isinstance(value, Read) and value.tensor in names else None
+        is_bound = source is not None and source.nest.reducer in (MAX, MIN) and len(source.accumulators) == 1
+        bounds[renamed[value]] = Bound(source.nest.reducer, source.nest.body) if source and is_bound else None  # type: ignore[arg-type]
+    framed = substitute(body, renamed)
+    if not frames:
+        plain = Accumulator(f"{nest.name}.acc0", nest.axes, nest.reducer, body, None)
+        finish = hoisted.finish(read(plain.name, nest.axes, plain.dtype))
+        factors = _show_factors(hoisted)
+        return Folded(Fold(nest, pass_index, (plain,), (), finish, hoisted=factors), hoisted.conditions)
+
+    atoms = frozenset(b.body for b in bounds.values() if b is not None)
+    unstable = exponent_is_bounded(framed, rolled, bounds, atoms)
+    if unstable is not None:
+        return unstable
+    derived = repair.derive(framed, nest.reducer, [repair.Frame(f.name, frame_signs[f.name]) for f in frames])
+    if isinstance(derived, Refusal):
+        return derived
+
+    positive = frozenset(n for n, s in frame_signs.items() if s == "positive")
+    positive |= frozenset(n + OLD for n in positive)
+    accumulators = []
+    for position, part in enumerate(derived.accumulators):
+        unsafe = divides_safely(part.update, positive)
+        if unsafe is not None:
+            return unsafe
+        update = _attach_axes(part.update, nest, len(derived.accumulators), frames)
+        accumulators.append(Accumulator(f"{nest.name}.acc{position}", nest.axes, part.reducer, part.term, update))
+
+    conditions = [*hoisted.conditions, *derived.conditions]
+    neutral = True
+    for empty in sorted({e for f in frames for e in f.empties}):
+        predecessor = unfinished[empty].nest
+        assert predecessor.reducer is not None
+        identity = float(predecessor.reducer.identity(predecessor.body.dtype))
+        for a in accumulators:
+            neutral &= is_neutral(a.term, a.reducer, {predecessor.body: identity}) is not None
+    polynomial = all(is_polynomial(a.update) for a in accumulators if a.update is not None)
+    if not neutral and not polynomial:
+        return Refusal(f"where {', '.join(e for f in frames for e in f.empties)} has seen only masked elements, "
+                       f"{body} is not known to contribute nothing")  # fmt: skip
+    result = hoisted.finish(read(accumulators[0].name, nest.axes, accumulators[0].dtype))
+    factors = _show_factors(hoisted)
+    fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, derived.matrix, factors)
+    return Folded(fold, tuple(dict.fromkeys(conditions)))
+
+
+def _show_factors(hoisted: Hoisted) -> str:
+    return ", ".join(("1 / " if f.inverted else "") + str(f.value) for f in hoisted.factors)
+
+
+def _empties(fold: Fold) -> frozenset[str]:
+    """The max and min folds that this fold's unfinished value depends on."""
+    own = {fold.name} if fold.nest.reducer in (MAX, MIN) and dtypes.is_float(fold.nest.body.dtype) else set()
+    return frozenset(own).union(*(f.empties for f in fold.frames))
+
+
+def _attach_axes(update: Expr, nest: Nest, rank: int, frames: list[Frame]) -> Expr:
+    """Name the accumulators of the repair room after their nest and give them its axes."""
+    names = {repair.accumulator_name(n): f"{nest.name}.acc{n}" for n in range(rank)}
+    replacements: dict[Expr, Expr] = {}
+    for node in postorder(update):
+        if isinstance(node, Read) and node.tensor in names:
+            replacements[node] = read(names[node.tensor], nest.axes, node.dtype)
+    return substitute(update, replacements)
+
+

@@ -1,0 +1,384 @@
+"""Which nests share a kernel: candidates by rolled axis, checked for legality, chosen by analytical cost.
+
+A candidate starts from reductions over one axis (the folds), takes in the reductions they read that fit inside a tile
+(the inner nests), derives each fold, and absorbs the maps that follow. It is legal when no value leaves it and comes
+back, and it is kept when the cost model says that it beats running its nests apart.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pallasfuse.errors import Refusal
+from pallasfuse.fusion.cost import apart, together
+from pallasfuse.fusion.folding import fold_over, plain_fold
+from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Expr, Read, postorder, read
+from pallasfuse.ir.fold import Fold, Group
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
+from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
+from pallasfuse.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal group and what it saves."""
+
+    group: Group
+    covers: frozenset[str]
+    """Reductions computed inside."""
+    saved_ms: float
+    apart_ms: float
+    together_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A reduction that stays with XLA."""
+
+    name: str
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The chosen groups in execution order, and the reductions left to XLA with the reason for each."""
+
+    groups: tuple[Group, ...]
+    left: tuple[Left, ...]
+
+
+class Graph:
+    """Who reads whom, transitively. Immutable after construction."""
+
+    def __init__(self, program: LoopProgram) -> None:
+        self.program = program
+        self.nests = {n.name: n for n in program.nests if isinstance(n, Nest)}
+        self.order = {n.name: i for i, n in enumerate(program.nests)}
+        self.reads: dict[str, frozenset[str]] = {n.name: n.reads for n in program.nests}
+        self.consumers: dict[str, list[str]] = {d.name: [] for d in program.definitions()}
+        self.ancestors: dict[str, frozenset[str]] = {}
+        for node in program.nests:
+            everything: set[str] = set()
+            for operand in node.reads:
+                self.consumers[operand].append(node.name)
+                everything |= {operand} | self.ancestors.get(operand, frozenset())
+            self.ancestors[node.name] = frozenset(everything)
+        self.outputs = frozenset(program.outputs)
+        self.signs = _reduction_signs(program)
+
+    def reductions(self) -> list[Nest]:
+        return [n for n in self.nests.values() if n.is_reduction]
+
+    def depends(self, name: str, on: Iterable[str]) -> bool:
+        return not self.ancestors.get(name, frozenset()).isdisjoint(on)
+
+
+def _reduction_signs(program: LoopProgram) -> dict[str, Sign]:
+    signs: dict[str, Sign] = {}
+    for nest in program.nests:
+        if isinstance(nest, Nest):
+            sign = infer_sign(nest.body, signs)
+            if nest.reducer is not None:
+                sign = reduction_sign(nest.reducer, sign)
+            signs[nest.name] = sign
+    return signs
+
+
+def group(program: LoopProgram, target: Target) -> Grouping:
+    """Choose the groups of `program` for `target`, best saving first."""
+    graph = Graph(program)
+    reasons: dict[str, str] = {}
+    candidates: list[Candidate] = []
+    for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
+        for members in _components(graph, axis):
+            candidates.extend(_candidates(graph, axis, members, target, reasons))
+    candidates.sort(key=lambda c: (-c.saved_ms, graph.order[c.group.folds[0].name]))
+    chosen: list[Candidate] = []
+    for candidate in candidates:
+        if candidate.saved_ms <= 0:
+            for fold in candidate.group.folds:
+                reasons.setdefault(fold.name, f"one kernel would not be faster: {candidate.together_ms:.3g} ms predicted, "
+                                              f"{candidate.apart_ms:.3g} ms apart")  # fmt: skip
+        elif all(candidate.covers.isdisjoint(c.covers) for c in chosen):
+            trial = _in_order(graph, [*(c.group for c in chosen), candidate.group])
+            if trial is not None:
+                chosen.append(candidate)
+    groups = _in_order(graph, [c.group for c in chosen])
+    assert groups is not None
+    covered = frozenset().union(*(c.covers for c in chosen)) if chosen else frozenset()
+    left = tuple(
+        Left(n.name, reasons.get(n.name, "a single reduction: XLA already runs it in one pass"), n.source)
+        for n in graph.reductions() if n.name not in covered
+    )  # fmt: skip
+    return Grouping(tuple(groups), left)
+
+
+def _components(graph: Graph, axis: Axis) -> list[list[Nest]]:
+    """Reductions over `axis` that depend on each other or vary with a common tensor along the axis."""
+    members = [n for n in graph.reductions() if axis in n.reduced]
+    touched = {n.name: {n.name} | {t for t in graph.ancestors[n.name]} for n in members}
+    components: list[list[Nest]] = []
+    for nest in members:
+        joined = [c for c in components if any(touched[nest.name] & touched[m.name] for m in c)]
+        merged = [m for c in joined for m in c] + [nest]
+        components = [c for c in components if c not in joined] + [merged]
+    return [sorted(c, key=lambda n: graph.order[n.name]) for c in components]
+
+
+def _candidates(
+    graph: Graph, axis: Axis, members: list[Nest], target: Target, reasons: dict[str, str]
+) -> Iterable[Candidate]:
+    """One candidate for every choice of the axes that all folds keep, and for every prefix that stays legal."""
+    cores = {frozenset(n.axes) for n in members}
+    seen: set[frozenset[str]] = set()
+    for core in sorted(cores, key=lambda c: (len(c), sorted(c))):
+        chosen = [n for n in members if core <= set(n.axes)]
+        while chosen:
+            names = frozenset(n.name for n in chosen)
+            if names in seen:
+                break
+            seen.add(names)
+            built = _build(graph, axis, chosen, tuple(a for a in chosen[0].axes if a in core), target)
+            if isinstance(built, Candidate):
+                yield built
+                if len(chosen) == 1 or built.saved_ms > 0:
+                    break
+                chosen = chosen[:-1]
+                continue
+            name, reason = built
+            reasons.setdefault(name, reason)
+            shorter = [n for n in chosen if n.name != name and not graph.depends(n.name, [name])]
+            chosen = shorter if len(shorter) < len(chosen) else chosen[:-1]
+
+
+def _build(
+    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target
+) -> Candidate | tuple[str, str]:
+    """The candidate with exactly these folds, or (the member that prevents it, why)."""
+    names = frozenset(n.name for n in members)
+    for nest in members:
+        extra = [a for a in (*nest.axes, *nest.reduced) if a not in core and a != axis]
+        if any(a.extent > target.max_inner for a in extra) or volume(extra) > target.max_inner:
+            return nest.name, f"axes {', '.join(map(str, extra))} are too large to be kept whole inside a tile"
+    inside_axes = frozenset(core).union({axis}, *(n.axes for n in members), *(n.reduced for n in members))
+
+    rejected: dict[str, str] = {}
+    while True:
+        keep = _materialized_maps(graph, frozenset(rejected), names)
+        bodies = inline_maps(graph.program, keep)
+        inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
+        refused = next(((n, why) for n in inner
+                        if (why := _inner_refusal(graph, n, names, core, inside_axes, axis, target)) is not None), None)  # fmt: skip
+        if refused is None:
+            break
+        nest, why = refused
+        if graph.depends(nest.name, names):
+            culprit = next(m for m in reversed(members) if graph.depends(m.name, [nest.name]))
+            return culprit.name, why
+        rejected[nest.name] = why
+    inside = names | {n.name for n in inner}
+
+    violation = _convexity_violation(graph, members, inner, inside)
+    if violation is not None:
+        return violation
+    folded = _derive_folds(graph, axis, members, inner, bodies)
+    if not isinstance(folded, _Folds):
+        return folded
+    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep)
+    if not outputs:
+        return members[-1].name, "nothing outside reads it"
+    final = tuple(_with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else _as_store(graph.nests[n])
+                  for n in outputs)  # fmt: skip
+    inner_nests = tuple(_with_body(n, bodies) for n in inner)
+    reads = frozenset().union(*(n.reads for n in final), *(n.reads for n in inner_nests),
+                              *(f.nest.reads for f in folded.folds))  # fmt: skip
+    group = Group(
+        name=f"fused_{'_'.join(n.name for n in members)}",
+        rolled=axis, parallel=core, folds=folded.folds, inner=inner_nests, outputs=final,
+        inputs=tuple(d.name for d in graph.program.definitions() if d.name in reads - inside),
+        conditions=folded.conditions, source=members[0].source,
+    )  # fmt: skip
+    passes = dict.fromkeys(inside, group.passes)
+    in_group = [*members, *inner, *(graph.nests[n] for n in outputs if not graph.nests[n].is_reduction)]
+    apart_ms = sum(apart(_with_body(n, bodies)).milliseconds(target) for n in in_group)
+    together_ms = together([f.nest for f in folded.folds], inner_nests, final, core, passes).milliseconds(target)
+    return Candidate(group, inside, apart_ms - together_ms, apart_ms, together_ms)
+
+
+def _with_body(nest: Nest, bodies: Mapping[str, Expr]) -> Nest:
+    return Nest(nest.name, nest.axes, bodies[nest.name], nest.dtype, nest.reduced, nest.reducer, nest.source)
+
+
+def _as_store(nest: Nest) -> Nest:
+    return Nest(nest.name, nest.axes, read(nest.name, nest.axes, nest.dtype), nest.dtype, source=nest.source)
+
+
+def _materialized_maps(graph: Graph, rejected: frozenset[str], members: frozenset[str]) -> frozenset[str]:
+    """Maps above rejected reductions that are no larger than those: the cheapest values to hand to the kernel."""
+    if not rejected:
+        return frozenset()
+    keep: set[str] = set()
+    for nest in graph.nests.values():
+        if nest.is_reduction or graph.depends(nest.name, members):
+            continue
+        below = [graph.nests[r] for r in rejected if r in graph.ancestors[nest.name]]
+        if below and volume(nest.axes) <= max(volume(r.axes) for r in below):
+            keep.add(nest.name)
+    return frozenset(keep)
+
+
+def _inner_nests(
+    graph: Graph, members: list[Nest], bodies: Mapping[str, Expr], stop: frozenset[str], names: frozenset[str]
+) -> list[Nest]:
+    found: dict[str, Nest] = {}
+    stack = [bodies[n.name] for n in members]
+    while stack:
+        for tensor in stack.pop().tensors:
+            nest = graph.nests.get(tensor)
+            if nest is not None and nest.is_reduction and tensor not in names | stop | found.keys():
+                found[tensor] = nest
+                stack.append(bodies[tensor])
+    return sorted(found.values(), key=lambda n: graph.order[n.name])
+
+
+def _inner_refusal(
+    graph: Graph, nest: Nest, members: frozenset[str], core: tuple[Axis, ...], inside: frozenset[Axis], axis: Axis,
+    target: Target,
+) -> str | None:  # fmt: skip
+    """Why a reduction that the folds read is not computed inside the tile; None when it should be."""
+    if axis in nest.reduced:
+        return f"{nest.name} reduces {axis} as well, outside the group"
+    if volume(nest.reduced) > target.max_inner:
+        return f"{nest.name} reduces {volume(nest.reduced)} elements, too many to keep inside a tile"
+    stray = [a for a in nest.axes if a not in inside]
+    if stray or any(a in core for a in nest.reduced):
+        return f"{nest.name} varies along axes that the tile does not have"
+    if graph.depends(nest.name, members):
+        return None
+    inner = together([], [nest], [], core, {nest.name: 1})
+    stored = 2 * volume(nest.axes) * dtypes.itemsize_bytes(nest.dtype)
+    recompute_ms = target.milliseconds(inner.matmul_flops, inner.vector_flops, 0, 0)
+    once = apart(nest)
+    store_ms = target.milliseconds(once.matmul_flops, once.vector_flops, stored, 1)
+    if recompute_ms > store_ms:
+        return f"computing {nest.name} again in every block would cost {recompute_ms:.3g} ms, storing it {store_ms:.3g} ms"
+    return None
+
+
+def _convexity_violation(
+    graph: Graph, members: list[Nest], inner: list[Nest], inside: frozenset[str]
+) -> tuple[str, str] | None:
+    """A group must not feed a value through something outside and back."""
+    for nest in [*members, *inner]:
+        for name in graph.ancestors[nest.name]:
+            node = graph.nests.get(name)
+            opaque = node is None and name in graph.order or node is not None and node.is_reduction
+            if opaque and name not in inside and graph.depends(name, inside):
+                culprit = next(m for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name]))
+                return culprit.name, f"{name} is computed outside the kernel from values inside it"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Folds:
+    folds: tuple[Fold, ...]
+    conditions: tuple[str, ...]
+
+
+def _derive_folds(
+    graph: Graph, axis: Axis, members: list[Nest], inner: list[Nest], bodies: Mapping[str, Expr]
+) -> _Folds | tuple[str, str]:
+    """Every member in the earliest pass that it can share."""
+    own = {n.name: n for n in [*members, *inner]}
+    ready: dict[str, int] = {}
+    """The first pass in which a value may be read as finished (inner nests: computed) within the loop body."""
+    folds: dict[str, Fold] = {}
+    conditions: list[str] = []
+    for nest in sorted(own.values(), key=lambda n: graph.order[n.name]):
+        body = bodies[nest.name]
+        for node in postorder(body):
+            if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor].axes:
+                return _member_above(members, graph, nest), f"{nest.name} reads {node} at other positions than its own"
+        inputs = [t for t in body.tensors if t in own]
+        if nest in inner:
+            # an inner nest reads folds only when they are finished
+            ready[nest.name] = max((folds[t].pass_index + 1 if t in folds else ready[t] for t in inputs), default=0)
+            continue
+        inlined = _with_body(nest, bodies)
+        earliest = max((folds[t].pass_index if t in folds else ready[t] for t in inputs), default=0)
+        last = max((folds[t].pass_index + 1 if t in folds else ready[t] for t in inputs), default=0)
+        refusals: list[str] = []
+        for pass_index in range(earliest, last + 1):
+            unfinished = {t: folds[t] for t in inputs if t in folds and folds[t].pass_index == pass_index}
+            got = fold_over(inlined, axis, pass_index, unfinished, graph.signs) if unfinished else None
+            if isinstance(got, Refusal):
+                refusals.append(got.reason)
+                continue
+            folds[nest.name] = got.fold if got is not None else plain_fold(inlined, pass_index, tuple(refusals))
+            conditions.extend(got.conditions if got is not None else ())
+            break
+    return _Folds(tuple(sorted(folds.values(), key=lambda f: (f.pass_index, graph.order[f.name]))),
+                  tuple(dict.fromkeys(conditions)))  # fmt: skip
+
+
+def _member_above(members: list[Nest], graph: Graph, nest: Nest) -> str:
+    return next(m.name for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name]))
+
+
+def _absorb(
+    graph: Graph, bodies: Mapping[str, Expr], inside: frozenset[str], axes: frozenset[Axis], rolled: Axis,
+    keep: frozenset[str],
+) -> list[str]:  # fmt: skip
+    """The tensors that the kernel stores: follow the maps downstream, and stop where they leave the kernel's axes."""
+    absorbed: set[str] = set()
+    largest = max(volume(graph.nests[n].axes) for n in inside)
+    for nest in graph.nests.values():
+        if nest.is_reduction or nest.name in keep or not graph.depends(nest.name, inside):
+            continue
+        body = bodies[nest.name]
+        reads = [n for n in postorder(body) if isinstance(n, Read)]
+        from_inside = [r for r in reads if r.tensor in inside]
+        aligned = all(r.indices == graph.nests[r.tensor].axes for r in from_inside)
+        foreign = any(r.tensor not in inside and graph.depends(r.tensor, inside) for r in reads)
+        if not from_inside or not aligned or foreign or not axes >= frozenset(nest.axes):
+            continue
+        if rolled in nest.axes:
+            expands = not any(rolled in r.indices for r in reads)
+        else:
+            expands = volume(nest.axes) > largest
+        if not expands or nest.name in graph.outputs:
+            absorbed.add(nest.name)
+    available = inside | absorbed
+    outside: set[str] = set()
+    for node in reversed(graph.program.nests):
+        name = node.name
+        lives = isinstance(node, External) or node.is_reduction or name in graph.outputs
+        if name not in available and (lives or not outside.isdisjoint(graph.consumers[name])):
+            outside.add(name)
+    needed = [n for n in available if n in graph.outputs or not outside.isdisjoint(graph.consumers[n])]
+    return sorted(needed, key=graph.order.__getitem__)
+
+
+def _in_order(graph: Graph, groups: list[Group]) -> list[Group] | None:
+    """Groups sorted so that each comes after those it reads; None when they wait for each other."""
+    made = {n.name: i for i, g in enumerate(groups) for n in g.outputs}
+    inside = [frozenset(f.name for f in g.folds) | {n.name for n in g.inner} for g in groups]
+    needs = []
+    for i, g in enumerate(groups):
+        sources = set(g.inputs).union(*(graph.ancestors.get(t, frozenset()) for t in g.inputs))
+        needs.append({j for t in sources for j in range(len(groups)) if j != i and (t in inside[j] or made.get(t) == j)})
+    ordered: list[int] = []
+    while len(ordered) < len(groups):
+        free = next((i for i in range(len(groups)) if i not in ordered and needs[i] <= set(ordered)), None)
+        if free is None:
+            return None
+        ordered.append(free)
+    return [groups[i] for i in ordered]
+
+
+def external_reasons(program: LoopProgram) -> list[Left]:
+    """What the frontend could not convert."""
+    return [Left(n.name, n.reason, n.source) for n in program.nests if isinstance(n, External)]

@@ -1,0 +1,98 @@
+"""Hoisting: pull factors that do not depend on the rolled axis out of a sum (Blockbuster, rule 4).
+
+A hoisted factor needs no repair. It may leave the sum when what remains stays in range without it: always in the accumulator's
+own type, and through a cast to a narrower exponent range only when the remainder is bounded. Factors are only taken from
+the top-level product, never out of `exp(a - b)`: that would give up the range the user's formula has.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.expr import Apply, Expr, apply, const, convert, with_args
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A factor of a product; `inverted` when the product is divided by it."""
+
+    value: Expr
+    inverted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """`body` = product of `factors` times `rest`, up to the roundings named in `conditions`."""
+
+    rest: Expr
+    factors: tuple[Factor, ...]
+    conditions: tuple[str, ...]
+
+    def finish(self, accumulated: Expr) -> Expr:
+        """The reduction's value: the accumulated rest times the hoisted factors."""
+        for factor in self.factors:
+            value = convert(factor.value, accumulated.dtype)
+            accumulated = apply("div" if factor.inverted else "mul", accumulated, value)
+        return accumulated
+
+
+_BOUNDED = frozenset({"tanh", "logistic", "sin", "cos", "sign", "erf", "erfc", "exp", "exp2"})
+
+
+def _is_bounded(expr: Expr) -> bool:
+    """Bounded by one, or a value of a half type. Exponentials count: `stability` has bounded their arguments."""
+    match expr:
+        case Apply("convert", (x,)):
+            return dtypes.itemsize_bytes(x.dtype) <= 2 or _is_bounded(x)
+        case Apply("mul", (a, b)):
+            return _is_bounded(a) and _is_bounded(b)
+        case Apply("select", (_, a, b)):
+            return _is_bounded(a) and _is_bounded(b)
+        case Apply(op):
+            return op in _BOUNDED
+    return dtypes.itemsize_bytes(expr.dtype) <= 2 or not expr.axes and not expr.tensors
+
+
+def hoist(body: Expr, hoistable: Callable[[Expr], bool]) -> Hoisted:
+    """Take every factor that satisfies `hoistable` out of the top-level product of `body`."""
+    conditions: list[str] = []
+
+    def take(node: Expr) -> tuple[Expr | None, tuple[Factor, ...]]:
+        """(what remains, or None for 1; the factors taken)"""
+        if hoistable(node):
+            return None, (Factor(node, False),)
+        match node:
+            case Apply("mul", (a, b)):
+                rest_a, from_a = take(a)
+                rest_b, from_b = take(b)
+                if not from_a and not from_b:
+                    return node, ()
+                rests = [r for r in (rest_a, rest_b) if r is not None]
+                return (apply("mul", *rests) if len(rests) == 2 else rests[0] if rests else None), from_a + from_b
+            case Apply("div", (a, b)):
+                rest, taken = take(a)
+                if hoistable(b):
+                    return rest, (*taken, Factor(b, True))
+                if not taken:
+                    return node, ()
+                return apply("div", const(1.0, b.dtype) if rest is None else rest, b), taken
+            case Apply("neg", (a,)):
+                rest, taken = take(a)
+                if not taken:
+                    return node, ()
+                return apply("neg", const(1.0, node.dtype) if rest is None else rest), taken
+            case Apply("convert", (x,), dtype) if dtypes.is_float(dtype) and dtypes.is_float(x.dtype):
+                rest, taken = take(x)
+                if not taken:
+                    return node, ()
+                if not dtypes.is_exact_cast(x.dtype, dtype):
+                    if rest is not None and dtype == "float16" and not _is_bounded(rest):
+                        return node, ()
+                    conditions.append(f"the rounding to {dtype} is applied before a factor that the program applies first")
+                return (None if rest is None else with_args(node, (rest,))), taken
+        return node, ()
+
+    rest, factors = take(body)
+    if rest is None:
+        rest = const(1.0, body.dtype)
+    return Hoisted(rest, factors, tuple(conditions))

@@ -1,0 +1,117 @@
+"""Proofs about what a term contributes: the abstract value of an expression under assumptions on some parts of it.
+
+Used for masks (what is added where a predicate is false?) and for empty rows (what is added while a running maximum is
+still its identity?). The domain: a known constant, some finite number, or anything.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+import numpy as np
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read
+from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.reducers import Reducer
+
+
+class Unknown(Enum):
+    """An abstract value that is not a constant."""
+
+    FINITE = "finite"
+    ANYTHING = "anything"
+
+
+Abstract = float | Unknown
+_ALWAYS_FINITE = frozenset({"tanh", "logistic", "erf", "erfc", "sign", "sin", "cos", "atan", "is_finite"})
+_FINITE_IN_FINITE_OUT = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil", "round_even",
+                                   "round_away", "square", "exp", "exp2", "expm1", "convert", "asinh"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """The abstract value of a term, and whether `0 * x = 0` was used for an x that is only assumed finite."""
+
+    value: Abstract
+    assumes_finite_factor: bool
+
+
+def evaluate_under(root: Expr, assumptions: Mapping[Expr, float]) -> Contribution:
+    """The abstract value of `root` when the given subexpressions have the given values and all reads are finite."""
+    values: dict[Expr, Abstract] = {}
+    assumed = False
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    with np.errstate(all="ignore"):
+        while stack:
+            node, ready = stack.pop()
+            if node in values:
+                continue
+            if node in assumptions:
+                values[node] = assumptions[node]
+            elif not ready:
+                stack.append((node, True))
+                stack.extend((a, False) for a in node.args)
+            else:
+                match node:
+                    case Const(value):
+                        values[node] = float(value)
+                    case Index() | Read():
+                        values[node] = Unknown.FINITE
+                    case Apply(op, args, dtype):
+                        values[node], used = _apply(op, [values[a] for a in args], dtype)
+                        assumed |= used
+                    case _:
+                        assert_never(node)
+    return Contribution(values[root], assumed)
+
+
+def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
+    known = [a for a in args if isinstance(a, float)]
+    infinite = any(math.isinf(a) or math.isnan(a) for a in known)
+    if op == "select":
+        if isinstance(args[0], float):
+            return args[1] if args[0] else args[2], False
+        return _join(args[1], args[2]), False
+    if len(known) == len(args):
+        if op == "convert":
+            return args[0], False
+        boolean = OPS[op].kind == "logical"
+        value = OPS[op].evaluate(*(np.bool_(a) if boolean and dtype == "bool" else np.float64(a) for a in known))
+        return float(value), False
+    if op in ("add", "sub") and any(math.isinf(a) for a in known) and Unknown.FINITE in args:
+        # infinity plus or minus a finite number
+        position = next(i for i, a in enumerate(args) if isinstance(a, float))
+        return (-known[0] if op == "sub" and position == 1 else known[0]), False
+    if op == "mul" and 0.0 in known and Unknown.FINITE in args:
+        return 0.0, True
+    if op == "div" and args[0] == 0.0 and args[1] is Unknown.FINITE:
+        return 0.0, True
+    if op == "and" and 0.0 in known and dtype == "bool":
+        return 0.0, False
+    if op == "or" and 1.0 in known and dtype == "bool":
+        return 1.0, False
+    if op in ("max", "min") and infinite:
+        neutral = -math.inf if op == "max" else math.inf
+        return (next(a for a in args if not isinstance(a, float)) if known[0] == neutral else known[0]), False
+    if op in _ALWAYS_FINITE or OPS[op].kind in ("comparison", "logical"):
+        return Unknown.FINITE, False
+    if op in _FINITE_IN_FINITE_OUT and not infinite and Unknown.ANYTHING not in args:
+        return Unknown.FINITE, False
+    return Unknown.ANYTHING, False
+
+
+def _join(a: Abstract, b: Abstract) -> Abstract:
+    if a == b:
+        return a
+    finite = all(x is Unknown.FINITE or (isinstance(x, float) and math.isfinite(x)) for x in (a, b))
+    return Unknown.FINITE if finite else Unknown.ANYTHING
+
+
+def is_neutral(term: Expr, reducer: Reducer, assumptions: Mapping[Expr, float]) -> Contribution | None:
+    """The contribution when it is proven to be the reducer's identity, else None."""
+    got = evaluate_under(term, assumptions)
+    identity = float(reducer.identity(dtypes.accumulator(term.dtype)))
+    return got if isinstance(got.value, float) and got.value == identity else None

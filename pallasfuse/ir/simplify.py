@@ -1,0 +1,87 @@
+"""Local simplification of scalar expressions: constants are folded, exact identities are erased.
+
+Only identities that hold for every float value (NaN and signed zeros included) are used.
+"""
+
+import math
+
+import numpy as np
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, convert, rebuild, with_args
+from pallasfuse.ir.ops import OPS
+
+_FOLDABLE = frozenset({"bool", "int32", "int64", "float32", "float64", "float16"})
+
+
+def _fold(op: str, args: tuple[Const, ...], dtype: str) -> Expr | None:
+    if dtype not in _FOLDABLE or any(a.dtype not in _FOLDABLE for a in args):
+        return None
+    with np.errstate(all="ignore"):
+        values = [np.dtype(a.dtype).type(a.value) for a in args]
+        result = OPS[op].evaluate(*values) if op != "convert" else values[0]
+        if op == "convert" and dtypes.is_integer(dtype) and not math.isfinite(float(values[0])):
+            return None
+        return const(np.asarray(result).astype(dtype).item(), dtype)
+
+
+def _is(expr: Expr, value: float | bool) -> bool:
+    return isinstance(expr, Const) and expr.value == value
+
+
+def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    if not isinstance(node, Apply):
+        return node
+    op, dtype = node.op, node.dtype
+    match op, args:
+        case "select", (p, a, b):
+            if isinstance(p, Const):
+                return a if p.value else b
+            if a is b:
+                return a
+        case "and", (a, b) if dtype == "bool":
+            for x, y in ((a, b), (b, a)):
+                if isinstance(x, Const):
+                    return y if x.value else x
+            if a is b:
+                return a
+        case "or", (a, b) if dtype == "bool":
+            for x, y in ((a, b), (b, a)):
+                if isinstance(x, Const):
+                    return x if x.value else y
+            if a is b:
+                return a
+        case "convert", (Apply("convert", (x,), middle),) if dtypes.is_exact_cast(x.dtype, middle):
+            return convert(x, dtype)
+        case "convert", (x,) if x.dtype == dtype:
+            return x
+        case "max", (a, b) if dtypes.is_float(dtype):
+            for x, y in ((a, b), (b, a)):
+                if _is(x, -math.inf):
+                    return y
+        case "min", (a, b) if dtypes.is_float(dtype):
+            for x, y in ((a, b), (b, a)):
+                if _is(x, math.inf):
+                    return y
+        case "add" | "sub", (a, b) if dtypes.is_integer(dtype) and _is(b, 0):
+            return a
+        case "add", (a, b) if dtypes.is_integer(dtype) and _is(a, 0):
+            return b
+        case "mul", (a, b):
+            for x, y in ((a, b), (b, a)):
+                if _is(x, 1):
+                    return y
+        case "div", (a, b) if _is(b, 1):
+            return a
+        case "integer_pow", (x, n) if _is(n, 2):
+            return apply("mul", x, x)
+    if all(isinstance(a, Const) for a in args):
+        folded = _fold(op, tuple(a for a in args if isinstance(a, Const)), dtype)
+        if folded is not None:
+            return folded
+    return with_args(node, args)
+
+
+def simplify(root: Expr) -> Expr:
+    """An expression with the same value at every point, for every input."""
+    return rebuild(root, _step)

@@ -1,0 +1,274 @@
+"""From a jaxpr to a loop program: one nest per equation, over axes that the whole program shares."""
+
+import keyword
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from string import ascii_lowercase
+from typing import Any, assert_never
+
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from pallasfuse import _compat
+from pallasfuse.errors import Refusal, TraceError
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, add, const, index, mul, read
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
+from pallasfuse.jaxpr_frontend import elementwise, layout, reductions
+from pallasfuse.jaxpr_frontend.converted import Converted
+from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
+from pallasfuse.jaxpr_frontend.inlining import flatten
+from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
+
+_RULES: dict[str, Rule] = elementwise.RULES | layout.RULES | reductions.RULES
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A variable: the symbols it is defined over, and how many reductions in a row lead to it."""
+
+    symbols: tuple[Symbol, ...]
+    depth: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An equation, with its plan or the reason why it has none, and the symbols of each output."""
+
+    eqn: JaxprEqn
+    plan: Plan | Refusal
+    outputs: tuple[tuple[Symbol, ...], ...]
+
+
+def convert(jaxpr: Jaxpr) -> Converted:
+    """Convert a jaxpr from `jax.make_jaxpr`. Its constants are the first inputs of the program.
+
+    The inputs of the program are `result.jaxpr.constvars`, whose values are `result.jaxpr.consts`, followed by
+    `result.jaxpr.invars`. An equation that has no nest becomes one `External` per output.
+
+    Raises:
+      TraceError: a shape is not static.
+      InvalidProgramError: the result breaks an invariant of loop programs (a bug in pallasfuse).
+    """
+    flattened = flatten(jaxpr)
+    _require_static_shapes(flattened)
+    inputs = [*flattened.constvars, *flattened.invars]
+    dims = Dimensions()
+    known = {var: _Known(flat(dims.fresh_shape(shape_of(var), dims.space()))) for var in inputs}
+    has_empty = any(0 in shape_of(v) for v in _variables(flattened))
+    steps: list[_Step] = []
+    for eqn in flattened.eqns:
+        plan = Refusal("an axis is empty") if has_empty else _plan(eqn, dims, known)
+        match plan:
+            case Plan(kept=kept):
+                depth = max((known[a].depth for a in eqn.invars if isinstance(a, Var)), default=0)
+                outputs: tuple[_Known, ...] = (_Known(kept, depth + (plan.reducer is not None)),)
+            case Refusal():
+                outputs = tuple(_Known(flat(dims.fresh_shape(shape_of(v), dims.space()))) for v in eqn.outvars)
+            case _:
+                assert_never(plan)
+        known.update(zip(eqn.outvars, outputs, strict=True))
+        steps.append(_Step(eqn, plan, tuple(o.symbols for o in outputs)))
+    return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps)
+
+
+def _require_static_shapes(jaxpr: Jaxpr) -> None:
+    for var in _variables(jaxpr):
+        if not all(isinstance(extent, int) for extent in shape_of(var)):
+            raise TraceError(f"an array has the shape {shape_of(var)}: trace the function with static shapes")
+
+
+def _variables(jaxpr: Jaxpr) -> Iterator[Var]:
+    yield from jaxpr.constvars
+    yield from jaxpr.invars
+    for eqn in jaxpr.eqns:
+        yield from eqn.outvars
+
+
+def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known]) -> Plan | Refusal:
+    """The plan of an equation, with its views matched to the definitions of what it reads."""
+    name = eqn.primitive.name
+    if eqn.effects:
+        return Refusal(f"{name} has a side effect")
+    rule = _RULES.get(name)
+    if rule is None:
+        return Refusal(f"{name} is left to XLA")
+    for atom in (*eqn.outvars, *eqn.invars):
+        if dtype_of(atom) not in dtypes.SUPPORTED:
+            return Refusal(f"{name} on elements of type {dtype_of(atom)}")
+        if isinstance(atom, Literal) and np.size(atom.val) != 1:
+            return Refusal(f"{name} of a literal array")
+    if any(eqn.params.get(key) is not None for key in ("sharding", "out_sharding")):
+        return Refusal(f"{name} asks for a sharding")
+    if eqn.params.get("accuracy") is not None:
+        return Refusal(f"{name} asks for an accuracy")
+    start = dims.mark()
+    plan = rule(eqn, dims, dims.space())
+    if isinstance(plan, Refusal):
+        dims.undo(start)
+        return plan
+    operands = [_Operand(definition.symbols, view, definition.depth) for definition, view in _tensors(eqn, plan, known)]
+    if not _match(operands, dims):
+        dims.undo(start)
+        return Refusal(_does_not_nest(eqn))
+    return plan
+
+
+def _tensors(eqn: JaxprEqn, plan: Plan, known: Mapping[Var, _Known]) -> Iterator[tuple[_Known, tuple[Symbol, ...]]]:
+    for atom, view in zip(eqn.invars, plan.views, strict=True):
+        if isinstance(atom, Var):
+            yield known[atom], view
+
+
+@dataclass(frozen=True, slots=True)
+class _Operand:
+    definition: tuple[Symbol, ...]
+    view: tuple[Symbol, ...]
+    depth: int
+
+    def match(self, dims: Dimensions) -> int | None:
+        """What the renamed axes of this view cost: reading a tensor over other axes than its own may mean to compute
+        it again, which is dear when many reductions lie behind it, and free for an input."""
+        renamed = dims.match(self.definition, self.view)
+        return None if renamed is None else renamed * (1 + self.depth)
+
+
+def _match(operands: Sequence[_Operand], dims: Dimensions) -> bool:
+    """Match every view with its definition; False when one does not nest.
+
+    Where not all of them can keep their axes, the operand that is matched first does: take the cheapest order.
+    """
+    start = dims.mark()
+    orders = [[first, *(o for o in operands if o is not first)] for first in operands]
+    costs: list[int] = []
+    for order in orders:
+        cost = _cost(order, dims)
+        if cost == 0:
+            return True
+        dims.undo(start)
+        if cost is None:
+            return False
+        costs.append(cost)
+    return not operands or _cost(orders[costs.index(min(costs))], dims) is not None
+
+
+def _cost(operands: Sequence[_Operand], dims: Dimensions) -> int | None:
+    total = 0
+    for operand in operands:
+        cost = operand.match(dims)
+        if cost is None:
+            return None
+        total += cost
+    return total
+
+
+def _does_not_nest(eqn: JaxprEqn) -> str:
+    before, after = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    if eqn.primitive.name == "reshape":
+        return f"reshape of {before} to {after} neither splits nor merges the axes"
+    return f"{eqn.primitive.name} ties dimensions that reshapes split in different ways"
+
+
+class _Naming:
+    """Names for the axes and tensors, in order of appearance, and the nests over them."""
+
+    def __init__(self, jaxpr: Jaxpr, dims: Dimensions, symbols: Mapping[Var, tuple[Symbol, ...]]) -> None:
+        self._jaxpr = jaxpr
+        self._dims = dims
+        self._symbols = symbols
+        self._tensor_names = _input_names(jaxpr)
+        self._axes: dict[Symbol, Axis] = {}
+        taken = set(self._tensor_names.values())
+        self._axis_names = _axis_names(taken)
+        self._temporaries = (name for n in count() if (name := f"t{n}") not in taken)
+
+    def converted(self, steps: Sequence[_Step]) -> Converted:
+        inputs = tuple(
+            Tensor(name, self._over(self._symbols[var]), dtype_of(var)) for var, name in self._tensor_names.items()
+        )
+        nests: list[Nest | External] = []
+        for step in steps:
+            nests.extend(self._nests(step))
+        results = tuple(a if isinstance(a, Literal) else self._tensor_names[a] for a in self._jaxpr.outvars)
+        outputs = tuple(r for r in results if isinstance(r, str))
+        program = verify(LoopProgram(inputs, tuple(nests), tuple(dict.fromkeys(outputs))))
+        return Converted(self._jaxpr, program, {name: var for var, name in self._tensor_names.items()}, results)
+
+    def _nests(self, step: _Step) -> Iterator[Nest | External]:
+        source = Source(_compat.source_summary(step.eqn))
+        for var in step.eqn.outvars:
+            self._tensor_names[var] = next(self._temporaries)
+        match step.plan:
+            case Refusal(reason):
+                operands = tuple(dict.fromkeys(self._tensor_names[a] for a in step.eqn.invars if isinstance(a, Var)))
+                for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
+                    axes = self._over(symbols)
+                    yield External(self._tensor_names[var], axes, dtype_of(var), operands, reason, source)
+            case Plan() as plan:
+                var = step.eqn.outvars[0]
+                kept, reduced = self._over(plan.kept), self._over(plan.reduced)
+                args = tuple(self._operand(a, v) for a, v in zip(step.eqn.invars, plan.views, strict=True))
+                yield Nest(
+                    name=self._tensor_names[var],
+                    axes=kept,
+                    body=plan.body(args, self._position),
+                    dtype=dtype_of(var),
+                    reduced=reduced,
+                    reducer=plan.reducer,
+                    source=source,
+                    precision=plan.precision,
+                )
+            case _:
+                assert_never(step.plan)
+
+    def _operand(self, atom: Any, view: tuple[Symbol, ...]) -> Expr:
+        if isinstance(atom, Literal):
+            return const(np.asarray(atom.val).reshape(()).item(), dtype_of(atom))
+        return read(self._tensor_names[atom], self._over(view), dtype_of(atom))
+
+    def _over(self, symbols: Sequence[Symbol]) -> tuple[Axis, ...]:
+        axes = []
+        for leaf in self._dims.leaves(symbols):
+            if leaf not in self._axes:
+                self._axes[leaf] = Axis(next(self._axis_names), self._dims.extent(leaf))
+            axes.append(self._axes[leaf])
+        return tuple(axes)
+
+    def _position(self, symbols: Sequence[Symbol]) -> Expr:
+        """The row-major position along `symbols`."""
+        terms: list[Expr] = []
+        stride = 1
+        for axis in reversed(self._over(symbols)):
+            terms.append(index(axis) if stride == 1 else mul(index(axis), const(stride, "int32")))
+            stride *= axis.extent
+        if not terms:
+            return const(0, "int32")
+        total, *rest = reversed(terms)
+        for term in rest:
+            total = add(total, term)
+        return total
+
+
+def _axis_names(taken: set[str]) -> Iterator[str]:
+    letters = ascii_lowercase[ascii_lowercase.index("i") :]
+    for name in chain(letters, (f"a{n}" for n in count(1))):
+        if name not in taken:
+            yield name
+
+
+def _input_names(jaxpr: Jaxpr) -> dict[Var, str]:
+    """Inputs are named like the arguments of the function where that gives short, distinct names; else x0, x1, ..."""
+    names: dict[Var, str] = {var: f"c{n}" for n, var in enumerate(jaxpr.constvars)}
+    taken = set(names.values())
+    paths = _compat.argument_names(jaxpr)
+    for n, var in enumerate(jaxpr.invars):
+        path = paths[n] if len(paths) == len(jaxpr.invars) else ""
+        name = re.sub(r"\W+", "_", path).strip("_")
+        if not name.isidentifier() or keyword.iskeyword(name) or name in taken or len(name) > 40:
+            name = next(x for k in count(n) if (x := f"x{k}") not in taken)
+        names[var] = name
+        taken.add(name)
+    return names

@@ -1,0 +1,104 @@
+"""Calls inlined, dead equations dropped: a jaxpr becomes one flat list of equations."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from pallasfuse import _compat
+
+type Atom = Var | Literal
+
+# Calls whose forward meaning is their body's.
+_CALLS = frozenset((
+    "jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint",
+))  # fmt: skip
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A jaxpr that is being copied: what its variables stand for, and the call that it came from."""
+
+    jaxpr: Jaxpr
+    eqns: Iterator[JaxprEqn]
+    env: dict[Var, Atom]
+    call: JaxprEqn | None
+    source: Any  # replaces the source of its equations, unless None
+
+
+def flatten(jaxpr: Jaxpr) -> Jaxpr:
+    """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
+    those that nothing uses are dropped. The arguments stay as they are.
+
+    An equation keeps the source of its own line, unless it belongs to a function of JAX: then it has the call's.
+    """
+    constvars, consts = list(jaxpr.constvars), list(jaxpr.consts)
+    by_identity = {id(value): var for var, value in zip(constvars, consts, strict=True)}
+
+    def const_var(var: Var, value: Any) -> Var:
+        if id(value) not in by_identity:
+            by_identity[id(value)] = fresh = Var(var.aval)
+            constvars.append(fresh)
+            consts.append(value)
+        return by_identity[id(value)]
+
+    eqns: list[JaxprEqn] = []
+    env: dict[Var, Atom] = {}
+    stack = [_Frame(jaxpr, iter(jaxpr.eqns), env, None, None)]
+    while stack:
+        frame = stack[-1]
+        eqn = next(frame.eqns, None)
+        if eqn is None:
+            stack.pop()
+            if frame.call is not None:
+                for outer, inner in zip(frame.call.outvars, frame.jaxpr.outvars, strict=True):
+                    stack[-1].env[outer] = _resolve(frame.env, inner)
+            continue
+        atoms = [_resolve(frame.env, a) for a in eqn.invars]
+        source = eqn.source_info if frame.source is None else frame.source
+        body = _body(eqn)
+        if body is not None:
+            inner_env: dict[Var, Atom] = dict(zip(body.invars, atoms, strict=True))
+            inner_env |= {v: const_var(v, c) for v, c in zip(body.constvars, body.consts, strict=True)}
+            of_call = None if _compat.is_user_function(body) else source
+            stack.append(_Frame(body, iter(body.eqns), inner_env, eqn, of_call))
+            continue
+        outvars = [Var(v.aval) for v in eqn.outvars] if frame.call is not None else _bound(eqn.outvars)
+        for old, new in zip(eqn.outvars, outvars, strict=True):
+            frame.env[old] = new
+        eqns.append(eqn.replace(invars=atoms, outvars=outvars, source_info=source))
+    results = [_resolve(env, a) for a in jaxpr.outvars]
+    live, used = _live(eqns, results)
+    kept = [(var, value) for var, value in zip(constvars, consts, strict=True) if var in used]
+    return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], live, results)
+
+
+def _body(eqn: JaxprEqn) -> Jaxpr | None:
+    if eqn.primitive.name not in _CALLS or any(_compat.tracks_array_reference(e) for e in eqn.effects):
+        return None
+    bodies = (eqn.params.get(key) for key in _BODIES)
+    body = next((b for b in bodies if isinstance(b, Jaxpr)), None)
+    return body if body is not None and len(body.invars) == len(eqn.invars) else None
+
+
+def _resolve(env: dict[Var, Atom], atom: Atom) -> Atom:
+    return atom if isinstance(atom, Literal) else env.get(atom, atom)
+
+
+def _bound(outvars: list[Var]) -> list[Var]:
+    """Dropped outputs get a variable, so that each output of an equation has one."""
+    return [v if type(v) is Var else Var(v.aval) for v in outvars]
+
+
+def _live(eqns: list[JaxprEqn], results: list[Atom]) -> tuple[list[JaxprEqn], set[Var]]:
+    """The equations and the variables that a result or an effect depends on."""
+    used = {a for a in results if isinstance(a, Var)}
+    live = []
+    for eqn in reversed(eqns):
+        if eqn.effects or not used.isdisjoint(eqn.outvars):
+            live.append(eqn)
+            used.update(a for a in eqn.invars if isinstance(a, Var))
+    return live[::-1], used

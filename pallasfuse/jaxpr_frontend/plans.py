@@ -1,0 +1,46 @@
+"""What a rule says about one equation: over which symbols it loops, how it reads its operands, and its scalar body."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.reducers import Reducer
+from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
+
+type Position = Callable[[Sequence[Symbol]], Expr]  # the row-major int32 position along a dimension's symbols
+type Body = Callable[[tuple[Expr, ...], Position], Expr]
+type Rule = Callable[[JaxprEqn, Dimensions, int], Plan | Refusal]  # the int is the equation's space
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A nest over symbols. `views[n]` are the symbols that operand n is read over, () for a literal or a scalar."""
+
+    kept: tuple[Symbol, ...]
+    views: tuple[tuple[Symbol, ...], ...]
+    body: Body
+    reduced: tuple[Symbol, ...] = ()
+    reducer: Reducer | None = None
+    precision: str | None = None
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of a variable or literal; tokens and other things without one count as scalars."""
+    return tuple(getattr(atom.aval, "shape", ()))
+
+
+def dtype_of(atom: Any) -> str:
+    return str(getattr(atom.aval, "dtype", type(atom.aval).__name__))
+
+
+def flat(dims: Sequence[tuple[Symbol, ...]]) -> tuple[Symbol, ...]:
+    return tuple(symbol for dim in dims for symbol in dim)
+
+
+def same(args: tuple[Expr, ...], position: Position) -> Expr:
+    """The body of a pure renaming."""
+    return args[0]

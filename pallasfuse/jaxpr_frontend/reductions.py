@@ -1,0 +1,90 @@
+"""Rules for reductions and contractions."""
+
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from pallasfuse.errors import Refusal
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.expr import Expr, convert, mul
+from pallasfuse.ir.reducers import AND, MAX, MIN, OR, PROD, SUM, Reducer
+from pallasfuse.jaxpr_frontend.dimensions import Dimensions
+from pallasfuse.jaxpr_frontend.plans import Plan, Position, Rule, dtype_of, flat, same, shape_of
+
+
+def _reduction(reducer: Reducer) -> Rule:
+    def rule(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
+        if len(eqn.invars) != 1:
+            return Refusal(f"{eqn.primitive.name} of several operands")
+        axes = {int(axis) for axis in eqn.params["axes"]}
+        source, result = dtype_of(eqn.invars[0]), dtype_of(eqn.outvars[0])
+        if reducer in (AND, OR) and source != "bool":
+            return Refusal(f"{eqn.primitive.name} over the bits of integers")
+        if source != result:
+            return Refusal(f"{eqn.primitive.name} from {source} to {result}")
+        operand = dims.fresh_shape(shape_of(eqn.invars[0]), space)
+        kept = flat([d for n, d in enumerate(operand) if n not in axes])
+        reduced = flat([d for n, d in enumerate(operand) if n in axes])
+        return Plan(kept, (flat(operand),), same, reduced, reducer if reduced else None)
+
+    return rule
+
+
+def _dot_general(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
+    (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    lhs_type, rhs_type = (dtype_of(x) for x in eqn.invars)
+    result = dtype_of(eqn.outvars[0])
+    carried = _accumulator(lhs_type, rhs_type, result)
+    if carried is None:
+        return Refusal(f"dot_general of {lhs_type} and {rhs_type} to {result}")
+    lhs = dims.fresh_shape(shape_of(eqn.invars[0]), space)
+    shared = {int(r): lhs[int(left)] for left, r in zip(lhs_batch, rhs_batch, strict=True)}
+    shared |= {int(r): lhs[int(left)] for left, r in zip(lhs_contracting, rhs_contracting, strict=True)}
+    rhs_shape = shape_of(eqn.invars[1])
+    own = dims.fresh_shape((1 if n in shared else extent for n, extent in enumerate(rhs_shape)), space)
+    rhs = [shared.get(n, dim) for n, dim in enumerate(own)]
+    summed = [lhs[int(d)] for d in lhs_contracting]
+    batch = [lhs[int(d)] for d in lhs_batch]
+    used = {int(d) for d in (*lhs_contracting, *lhs_batch)}
+    lhs_free = [dim for n, dim in enumerate(lhs) if n not in used]
+    rhs_free = [dim for n, dim in enumerate(rhs) if n not in shared]
+    reduced = flat(summed)
+
+    def body(args: tuple[Expr, ...], position: Position) -> Expr:
+        product = mul(convert(args[0], carried), convert(args[1], carried))
+        return product if reduced else convert(product, result)
+
+    kept = flat([*batch, *lhs_free, *rhs_free])
+    precision = _precision(eqn.params.get("precision"))
+    return Plan(kept, (flat(lhs), flat(rhs)), body, reduced, SUM if reduced else None, precision)
+
+
+def _accumulator(lhs: str, rhs: str, result: str) -> str | None:
+    """The type that products are formed and added in; None when the types do not go together."""
+    for kind in (dtypes.is_float, dtypes.is_integer):
+        if kind(lhs) and kind(rhs) and kind(result):
+            candidates = [dtypes.accumulator(lhs), dtypes.accumulator(rhs), dtypes.accumulator(result)]
+            widest = max(candidates, key=dtypes.itemsize_bytes)
+            unsigned = {c.startswith("uint") for c in candidates}
+            return widest if len(unsigned) == 1 else None
+    return None
+
+
+def _precision(precision: Any) -> str | None:
+    """A `lax.Precision`, a pair of them or a `lax.DotAlgorithmPreset`, by name; None for the default."""
+    both = precision if isinstance(precision, tuple) else (precision, precision)
+    names = ["DEFAULT" if p is None else getattr(p, "name", str(p)) for p in both]
+    if all(name == "DEFAULT" for name in names):
+        return None
+    return names[0] if names[0] == names[1] else ",".join(names)
+
+
+RULES: dict[str, Rule] = {
+    "reduce_sum": _reduction(SUM),
+    "reduce_prod": _reduction(PROD),
+    "reduce_max": _reduction(MAX),
+    "reduce_min": _reduction(MIN),
+    "reduce_and": _reduction(AND),
+    "reduce_or": _reduction(OR),
+    "dot_general": _dot_general,
+}

@@ -1,0 +1,21 @@
+"""Options of `fuse`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FuseOptions:
+    """How to fuse.
+
+    Attributes:
+      target: name of a target (`pallasfuse.targets.TARGETS`), or None for the best one of the platform that is lowered for.
+      strict: raise `FusionError` when anything but layout changes is left to XLA.
+      tiles: tile sizes that override the chosen schedule: (axis name, size) pairs, for tuning and tests.
+      warps, stages: override the GPU hints of the chosen schedule.
+    """
+
+    target: str | None = None
+    strict: bool = False
+    tiles: tuple[tuple[str, int], ...] = ()
+    warps: int | None = None
+    stages: int | None = None

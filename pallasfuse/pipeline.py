@@ -1,0 +1,247 @@
+"""From a jaxpr to a `Plan`: convert, group, schedule, lower; and the execution of a plan.
+
+A plan is a list of steps: kernels, and equations of the original jaxpr that XLA keeps. Every value that passes between
+steps is a variable of the jaxpr.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from jax import numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+from jax.extend.core import Literal as JaxprLiteral
+
+from pallasfuse import _compat
+from pallasfuse.errors import FusionError, InvalidProgramError, TargetError
+from pallasfuse.fusion.cost import Work, apart, together
+from pallasfuse.fusion.grouping import Grouping, external_reasons, group
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.jaxpr_frontend import Converted, convert
+from pallasfuse.options import FuseOptions
+from pallasfuse.pallas_backend import interpret
+from pallasfuse.targets import Target
+from pallasfuse.tiling.choose import choose
+from pallasfuse.tiling.lower import lower
+from pallasfuse.tiling.share import visited_share
+from pallasfuse.triton_gpu import kernel as triton_kernel
+from pallasfuse.xla_backend import loops
+
+Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
+Array = Any
+
+_EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Array]]] = {
+    "xla": loops.run,
+    "interpret": interpret.run,
+    "triton": triton_kernel.run,
+}
+_LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
+                     "stop_gradient", "convert_element_type"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of a plan.
+
+    `flops`, `bytes_read` and `bytes_written` are what the kernel does (masked tiles that are skipped do not count);
+    `predicted_ms` is the roofline time on the target's device model, `unfused_ms` that of the same nests apart.
+    """
+
+    name: str
+    strategy: Strategy
+    axes: Mapping[str, int]
+    tiles: Mapping[str, int]
+    repairs: Mapping[str, str]
+    flops: float
+    bytes_read: float
+    bytes_written: float
+    predicted_ms: float
+    unfused_ms: float
+    unfused_bytes: float
+    visited_share: float
+    group: Group
+    schedule: Schedule
+    program: TileProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """What was left to XLA, where, and why."""
+
+    operation: str
+    source: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.operation} at {self.source}: {self.reason}"
+
+
+Step = Kernel | JaxprEqn
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that was decided about one jaxpr for one target. `str(plan)` is the derivation, stage by stage."""
+
+    converted: Converted
+    target: Target
+    grouping: Grouping
+    kernels: tuple[Kernel, ...]
+    fallbacks: tuple[Fallback, ...]
+    conditions: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def program(self) -> LoopProgram:
+        return self.converted.program
+
+    @cached_property
+    def text(self) -> str:
+        from pallasfuse.explain import explain
+
+        return explain(self)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
+    """Plan `jaxpr` for `target`.
+
+    Raises:
+      FusionError: `options.strict` and something is left to XLA.
+    """
+    return plan_converted(convert(jaxpr), target, options)
+
+
+def plan_converted(converted: Converted, target: Target, options: FuseOptions) -> Plan:
+    """As `make_plan`, from the frontend's result."""
+    grouping = group(converted.program, target)
+    return schedule_grouping(converted, grouping, target, options)
+
+
+def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, options: FuseOptions) -> Plan:
+    """Choose tiles for every group and lower it."""
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+    kernels = []
+    for chosen in grouping.groups:
+        schedule = _override(choose(chosen, target)[0], options)
+        program = lower(chosen, schedule, target.tails, tensors)
+        kernels.append(_kernel(chosen, schedule, program, target, converted.program))
+    steps = _steps(converted, kernels)
+    fallbacks = _fallbacks(converted, grouping, steps)
+    if options.strict and fallbacks:
+        listed = "\n".join(f"  {f}" for f in fallbacks)
+        raise FusionError(f"strict: {len(fallbacks)} operations are left to XLA:\n{listed}\n"
+                          "Remove them from the fused function, or drop strict=True.")  # fmt: skip
+    conditions = dict.fromkeys(c for g in grouping.groups for c in ("reassociation only", *g.conditions))
+    return Plan(converted, target, grouping, tuple(kernels), tuple(fallbacks), tuple(conditions), tuple(steps))
+
+
+def _override(schedule: Schedule, options: FuseOptions) -> Schedule:
+    tiles = dict(options.tiles)
+    grid = tuple((a, min(tiles.get(a.name, t), a.extent)) for a, t in schedule.grid)
+    rolled_tile = min(tiles.get(schedule.rolled.name, schedule.rolled_tile), schedule.rolled.extent)
+    return replace(schedule, grid=grid, rolled_tile=rolled_tile, warps=options.warps or schedule.warps,
+                   stages=options.stages or schedule.stages)  # fmt: skip
+
+
+def _kernel(chosen: Group, schedule: Schedule, program: TileProgram, target: Target, source: LoopProgram) -> Kernel:
+    share = visited_share(program, schedule)
+    inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
+    work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
+    nests = {n.name: n for n in source.nests if isinstance(n, Nest)}
+    separate = sum((apart(replace(nests[f.name], body=f.nest.body)) for f in chosen.folds), Work())
+    separate = sum((apart(n) for n in chosen.inner), separate)
+    separate = sum((apart(n) for n in chosen.outputs if not nests[n.name].is_reduction), separate)
+    repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
+    rolling = bool(repaired) and schedule.trips > 1
+    return Kernel(
+        chosen.name, "rolling_update" if rolling else "single_pass", {a.name: a.extent for a in program.order},
+        {a.name: t for a, t in program.tiles}, repaired, work.flops, work.bytes_read, work.bytes_written,
+        work.milliseconds(target), separate.milliseconds(target), separate.bytes_read + separate.bytes_written, share,
+        chosen, schedule, program,
+    )  # fmt: skip
+
+
+def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
+    """What must run, in an order that respects the data: kernels where they produce a value, equations elsewhere."""
+    maker: dict[Var, Step] = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
+    for kernel in kernels:
+        for tensor in kernel.program.outputs:
+            maker[converted.variable[tensor.name]] = kernel
+    wanted: list[Any] = [v for v in converted.jaxpr.outvars if isinstance(v, Var)]
+    roots = [maker[v] for v in wanted if v in maker] + [e for e in converted.jaxpr.eqns if e.effects]
+    steps: list[Step] = []
+    state: dict[int, bool] = {}  # id -> finished
+    stack: list[tuple[Step, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        step, ready = stack.pop()
+        if ready:
+            if not state[id(step)]:
+                state[id(step)] = True
+                steps.append(step)
+            continue
+        if id(step) in state:
+            if not state[id(step)] and any(s is step and r for s, r in stack):
+                raise InvalidProgramError("plan: kernels wait for each other")
+            continue
+        state[id(step)] = False
+        stack.append((step, True))
+        stack.extend((maker[v], False) for v in _operands(converted, step) if v in maker and not state.get(id(maker[v])))
+    return steps
+
+
+def _operands(converted: Converted, step: Step) -> list[Var]:
+    if isinstance(step, Kernel):
+        return [converted.variable[t.name] for t in step.program.inputs]
+    return [v for v in step.invars if isinstance(v, Var)]
+
+
+def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step]) -> list[Fallback]:
+    reasons = {left.name: left.reason for left in (*grouping.left, *external_reasons(converted.program))}
+    by_variable = {var: name for name, var in converted.variable.items()}
+    found = []
+    for step in steps:
+        if isinstance(step, Kernel) or step.primitive.name in _LAYOUT:
+            continue
+        names = [by_variable[v] for v in step.outvars if v in by_variable]
+        reason = next((reasons[n] for n in names if n in reasons), "elementwise, outside every kernel: XLA fuses it")
+        found.append(Fallback(step.primitive.name, _compat.source_summary(step) or "<unknown line>", reason))
+    return found
+
+
+def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
+    """Run a plan on the values of the jaxpr's constants and inputs, in this order.
+
+    Raises:
+      TargetError: the plan's target has no emitter.
+    """
+    converted = plan.converted
+    jaxpr = converted.jaxpr
+    values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
+    emit = _EMITTERS.get(plan.target.name)
+    if emit is None:
+        raise TargetError(f"target {plan.target.name!r} has no emitter yet")
+
+    def look_up(atom: Var | JaxprLiteral) -> Array:
+        return atom.val if isinstance(atom, JaxprLiteral) else values[atom]
+
+    for step in plan.steps:
+        if isinstance(step, Kernel):
+            inputs = {
+                t.name: values[converted.variable[t.name]].reshape([a.extent for a in t.axes]) for t in step.program.inputs
+            }
+            for name, array in emit(step.program, inputs).items():
+                var = converted.variable[name]
+                values[var] = array.reshape(var.aval.shape)
+        else:
+            results = _compat.bind(step, [look_up(a) for a in step.invars])
+            values.update(zip(step.outvars, results, strict=True))
+    return [jnp.asarray(look_up(v), v.aval.dtype) for v in jaxpr.outvars]
+
+

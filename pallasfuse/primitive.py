@@ -1,0 +1,135 @@
+"""The JAX primitive of a fused call: one equation that holds the original jaxpr, planned when it is lowered.
+
+Batching re-traces the batched original, so that the batched program is planned as a whole. Differentiation is that of the
+original function, with one warning.
+"""
+
+import functools
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from pallasfuse import _compat
+from pallasfuse.errors import TargetError
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import Plan, execute, make_plan
+from pallasfuse.targets import Target, default_for, find
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+@dataclass(frozen=True, eq=False)
+class FusedCall:
+    """The parameter of the primitive: what to compute, and how. Compared by identity; keeps its plans."""
+
+    jaxpr: Jaxpr
+    options: FuseOptions
+    name: str
+    plans: dict[str, Plan] = field(default_factory=dict)
+    lock: Any = field(default_factory=Lock)
+
+    def plan(self, target: Target) -> Plan:
+        """The plan for a target, made once."""
+        with self.lock:
+            if target.name not in self.plans:
+                self.plans[target.name] = make_plan(self.jaxpr, target, self.options)
+            return self.plans[target.name]
+
+    def original(self, *args: Any) -> list[Any]:
+        """The unfused function on flat arguments."""
+        return _compat.eval_jaxpr(self.jaxpr, self.jaxpr.consts, *args)
+
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self.jaxpr.eqns)} equations>"
+
+
+fused_p = Primitive("pallasfuse")
+fused_p.multiple_results = True
+
+
+def _apply(*args: Any, call: FusedCall) -> Any:
+    return fused_p.bind(*args, call=call)
+
+
+def _impl(*args: Any, call: FusedCall) -> Any:
+    return jax.jit(functools.partial(_apply, call=call))(*args)
+
+
+fused_p.def_impl(_impl)
+
+
+def _abstract(*avals: Any, call: FusedCall) -> list[Any]:
+    return [_compat.plain_aval(v.aval) for v in call.jaxpr.outvars]
+
+
+fused_p.def_abstract_eval(_abstract)
+
+
+def target_for(platform: str, options: FuseOptions) -> Target:
+    """The target that `options` name for a platform, or its default.
+
+    Raises:
+      TargetError: the named target does not run on the platform.
+    """
+    if options.target is None:
+        return default_for(platform)
+    target = find(options.target)
+    runs_on = {"cpu": ("cpu",), "gpu": ("cuda", "rocm"), "tpu": ("tpu",)}[target.platform]
+    if platform not in runs_on and target.platform != "cpu":
+        raise TargetError(f"target {target.name!r} runs on {' or '.join(runs_on)}, but the function is compiled for {platform}: "
+                          "choose target=None for the best one")  # fmt: skip
+    return target
+
+
+def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
+    plan = call.plan(target_for(platform, call.options))
+
+    def run(*args: Any) -> list[Any]:
+        return execute(plan, [*call_consts(plan), *args])
+
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *nodes)
+
+
+def call_consts(plan: Plan) -> list[Any]:
+    return list(plan.converted.jaxpr.consts)
+
+
+for _platform in PLATFORMS:
+    mlir.register_lowering(fused_p, functools.partial(_lower, platform=_platform), platform=_platform)
+
+
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: FusedCall) -> tuple[list[Any], list[int]]:
+    axes = [None if d is batching.not_mapped else d for d in dims]
+    batched = jax.vmap(call.original, in_axes=axes, out_axes=0)
+    jaxpr = jax.make_jaxpr(batched)(*args)
+    results = fused_p.bind(*args, call=FusedCall(jaxpr, call.options, call.name))
+    return results, [0] * len(results)
+
+
+batching.primitive_batchers[fused_p] = _batch
+
+_warned: set[str] = set()
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) -> Any:
+    if call.name not in _warned:
+        _warned.add(call.name)
+        warnings.warn(f"{call.name}: differentiating a fused function computes the gradient of the original, unfused function: "
+                      "it is right, but it does not save memory", stacklevel=2)  # fmt: skip
+    filled = [ad.instantiate_zeros(t) for t in tangents]
+    return jax.jvp(call.original, tuple(primals), tuple(filled))
+
+
+ad.primitive_jvps[fused_p] = _jvp
+
+
+def call_fused(jaxpr: Jaxpr, options: FuseOptions, name: str, args: Sequence[Any]) -> list[Any]:
+    """Bind the primitive. Constants that are still being traced become arguments."""
+    closed, consts = _compat.hoist_traced_consts(jaxpr)
+    return list(fused_p.bind(*consts, *args, call=FusedCall(closed, options, name)))

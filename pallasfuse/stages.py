@@ -1,0 +1,124 @@
+"""Inspectable stages, as those of `jax.jit`: trace -> fuse -> tile -> lower -> compile."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr
+
+from pallasfuse.fusion.grouping import Grouping, group
+from pallasfuse.jaxpr_frontend import Converted, convert
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import Plan, schedule_grouping
+from pallasfuse.primitive import FusedCall, fused_p, target_for
+from pallasfuse.targets import Target, find
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a traced call needs to be rebuilt: the flat arguments' avals and how to unflatten."""
+
+    jaxpr: Jaxpr
+    arguments: tuple[Any, ...]
+    unflatten: Callable[[Sequence[Any]], Any]
+    flatten: Callable[..., list[Any]]
+    options: FuseOptions
+    name: str
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A function traced to a jaxpr and converted to a loop program."""
+
+    call: Call
+    converted: Converted
+
+    def fuse(self, target: str | None = None) -> "Fused":
+        """Choose groups and derive their folds."""
+        chosen = _target(target, self.call.options)
+        return Fused(self, chosen, group(self.converted.program, chosen))
+
+    def __str__(self) -> str:
+        return str(self.converted.program)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A loop program with its groups."""
+
+    traced: Traced
+    target: Target
+    grouping: Grouping
+
+    def tile(self, target: str | None = None) -> "Tiled":
+        """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
+        chosen = self.target if target is None else find(target)
+        grouping = self.grouping if chosen == self.target else group(self.traced.converted.program, chosen)
+        call = self.traced.call
+        return Tiled(self.traced, schedule_grouping(self.traced.converted, grouping, chosen, call.options))
+
+    def __str__(self) -> str:
+        return "\n".join(str(g) for g in self.grouping.groups) or "no group"
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """A complete plan."""
+
+    traced: Traced
+    plan: Plan
+
+    def lower(self) -> "Lowered":
+        """Lower the plan with `jax.jit` for the current platform."""
+        call = self.traced.call
+        fused = FusedCall(call.jaxpr, call.options, call.name, {self.plan.target.name: self.plan})
+
+        def run(*args: Any) -> Any:
+            return fused_p.bind(*args, call=fused)
+
+        return Lowered(call, jax.jit(run).lower(*call.arguments))
+
+    def __str__(self) -> str:
+        return str(self.plan)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """StableHLO for one platform."""
+
+    call: Call
+    lowered: Any
+
+    def as_text(self) -> str:
+        return str(self.lowered.as_text())
+
+    def compile(self) -> "Compiled":
+        """Compile for the current platform."""
+        return Compiled(self.call, self.lowered.compile())
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """An executable with the function's own signature."""
+
+    call: Call
+    compiled: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call.unflatten(self.compiled(*self.call.flatten(*args, **kwargs)))
+
+
+def _target(name: str | None, options: FuseOptions) -> Target:
+    name = name if name is not None else options.target
+    return find(name) if name is not None else target_for(_platform(), options)
+
+
+def _platform() -> str:
+    platform = jax.default_backend()
+    return "cuda" if platform == "gpu" else platform
+
+
+def trace(call: Call) -> Traced:
+    """Convert a traced call."""
+    return Traced(call, convert(call.jaxpr))

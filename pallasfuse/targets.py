@@ -1,0 +1,58 @@
+"""Targets: what can run a kernel, and the few device numbers that the analytical cost model needs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pallasfuse.errors import TargetError
+
+Tails = Literal["exact", "masked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A backend together with a device model.
+
+    `tails`: how a tile that does not divide its axis is handled. "exact": the last loop tile is smaller and the last grid block is
+    moved back to overlap its neighbour. "masked": every tile has its full (power of two) size and is masked.
+    """
+
+    name: str
+    platform: Literal["cpu", "gpu", "tpu"]
+    tails: Tails
+    bandwidth_gb_s: float
+    matmul_tflop_s: float
+    vector_tflop_s: float
+    launch_us: float
+    max_inner: int
+    """Largest extent of an axis that is kept whole inside a tile."""
+    dot_rank_two: bool = False
+    """Matrix products inside a kernel must be two-dimensional."""
+
+    def milliseconds(self, matmul_flops: float, vector_flops: float, transferred_bytes: float, launches: int) -> float:
+        """Roofline time: the larger of arithmetic and traffic, plus launches (MCFuser, section 4.1)."""
+        arithmetic_s = matmul_flops / (self.matmul_tflop_s * 1e12) + vector_flops / (self.vector_tflop_s * 1e12)
+        traffic_s = transferred_bytes / (self.bandwidth_gb_s * 1e9)
+        return 1e3 * max(arithmetic_s, traffic_s) + 1e-3 * self.launch_us * launches
+
+
+XLA_CPU = Target("xla", "cpu", "exact", 20.0, 0.15, 0.02, 5.0, 1024)
+INTERPRET = Target("interpret", "cpu", "masked", 20.0, 0.15, 0.02, 5.0, 1024)
+TRITON = Target("triton", "gpu", "masked", 3000.0, 600.0, 60.0, 3.0, 256, dot_rank_two=True)
+
+TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON)}
+
+
+def find(name: str) -> Target:
+    """The target called `name`.
+
+    Raises:
+      TargetError: there is none; the message lists those that exist.
+    """
+    if name not in TARGETS:
+        raise TargetError(f"no target {name!r}: choose one of {', '.join(sorted(TARGETS))}, or None for the best one")
+    return TARGETS[name]
+
+
+def default_for(platform: str) -> Target:
+    """The best target for a platform that JAX lowers for ('cpu', 'cuda', 'rocm', 'tpu')."""
+    return TRITON if platform in ("cuda", "rocm", "gpu") else XLA_CPU

@@ -1,0 +1,147 @@
+"""Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, postorder, read, sub
+from pallasfuse.ir.neutrality import is_neutral
+from pallasfuse.ir.reducers import Reducer
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.tile_program import block_start
+from pallasfuse.targets import Tails
+from pallasfuse.tiling.masks import EVERYWHERE, Extent, Interval, extent, is_positional, maximum, minimum
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """One segment of the loop: trips `[start, stop)` of `tile` positions from `offset`.
+
+    On its tiles the predicates in `true` hold everywhere; `edge`: a tile may reach past the end of the axis.
+    """
+
+    start: Expr
+    stop: Expr
+    offset: int
+    tile: int
+    edge: bool
+    true: frozenset[Expr]
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The segments of a loop, what they visit together, and the masks that shaped them."""
+
+    trips: tuple[Trip, ...]
+    to_visit: Expr
+    first: Expr
+    guards: tuple[Expr, ...]
+    assumes_finite_factor: bool
+
+
+def _int(value: int) -> Expr:
+    return const(value, "int32")
+
+
+def _tiles_below(position: Expr, tile: int) -> Expr:
+    """floor(position / tile) for position >= 0."""
+    return simplify(apply("div", position, _int(tile)))
+
+
+def _tiles_covering(position: Expr, tile: int) -> Expr:
+    """ceil(position / tile) for position >= 0."""
+    return simplify(apply("div", add(position, _int(tile - 1)), _int(tile)))
+
+
+def guards(terms: list[Expr], reducers: list[Reducer]) -> tuple[tuple[Expr, ...], bool]:
+    """Positional predicates outside of which every term is its reducer's identity, and whether finite factors are assumed."""
+    if not terms:
+        return (), False
+    found: dict[Expr, None] = {}
+    for node in postorder(*terms):
+        if isinstance(node, Apply) and node.op == "select" and is_positional(node.args[0]):
+            found[node.args[0]] = None
+    proven, assumed = [], False
+    for predicate in found:
+        proofs = [is_neutral(t, r, {predicate: 0.0}) for t, r in zip(terms, reducers, strict=True)]
+        if all(p is not None for p in proofs):
+            proven.append(predicate)
+            assumed |= any(p is not None and p.assumes_finite_factor for p in proofs)
+    return tuple(proven), assumed
+
+
+def plan_loop(
+    schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, terms: list[Expr], reducers: list[Reducer]
+) -> Plan:
+    """Segments that together visit every tile on which some term is not neutral."""
+    tile, total = tile_of(rolled), rolled.extent
+    grid = {a for a, _ in schedule.grid}
+
+    def block(axis: Axis) -> tuple[Expr, int]:
+        if axis in grid:
+            return read(block_start(axis), (), "int32"), tile_of(axis)
+        return _int(0), axis.extent
+
+    predicates, assumed = guards(terms, reducers)
+    both = Extent(EVERYWHERE, EVERYWHERE)
+    for predicate in predicates:
+        both = _both(both, extent(predicate, rolled, block))
+    whole_tiles = total // tile
+    all_tiles = -(-total // tile)
+    loop_tiles = whole_tiles if tails == "exact" else all_tiles
+    low, high = _clip(both.possible, total)
+    start = minimum(_tiles_below(low, tile), _int(all_tiles))
+    stop = minimum(_tiles_covering(high, tile), _int(all_tiles))
+    body_stop = minimum(stop, _int(loop_tiles))
+    trips: list[Trip] = []
+
+    def add_trip(first: Expr, last: Expr, edge: bool, true: frozenset[Expr], label: str) -> None:
+        if not (first is last or _is_empty(first, last)):
+            trips.append(Trip(first, last, 0, tile, edge, true, label))
+
+    has_edge = tails == "masked" and total % tile != 0
+    if both.certain is None or (not predicates and not has_edge):
+        label = "masked" if predicates or has_edge else ""
+        add_trip(start, body_stop, has_edge, frozenset(), label)
+    else:
+        sure_low, sure_high = _clip(both.certain, whole_tiles * tile)
+        from_start = low is sure_low
+        middle = start if from_start else minimum(maximum(_tiles_covering(sure_low, tile), start), body_stop)
+        after = minimum(maximum(_tiles_below(sure_high, tile), middle), body_stop)
+        true = frozenset(predicates)
+        if not from_start:
+            add_trip(start, middle, has_edge, frozenset(), "masked")
+        add_trip(middle, after, False, true, "unmasked" if predicates else "")
+        add_trip(after, body_stop, has_edge, frozenset(), "masked" if predicates else "edge")
+    if tails == "exact" and total % tile:
+        reached = simplify(sub(stop, body_stop))
+        trips.append(Trip(_int(0), reached, whole_tiles * tile, total % tile, False, frozenset(), "tail"))
+    first = simplify(apply("mul", start, _int(tile)))
+    end = minimum(simplify(apply("mul", stop, _int(tile))), _int(total))
+    return Plan(tuple(trips), maximum(simplify(sub(end, first)), _int(0)), first, predicates, assumed)
+
+
+def _is_empty(first: Expr, last: Expr) -> bool:
+    return isinstance(first, Const) and isinstance(last, Const) and first.value >= last.value
+
+
+def _clip(interval: Interval, total: int) -> tuple[Expr, Expr]:
+    low = _int(0) if interval.low is None else maximum(interval.low, _int(0))
+    high = _int(total) if interval.high is None else maximum(minimum(interval.high, _int(total)), _int(0))
+    return low, high
+
+
+def _both(a: Extent, b: Extent) -> Extent:
+    possible = Interval(
+        _pick(a.possible.low, b.possible.low, maximum), _pick(a.possible.high, b.possible.high, minimum)
+    )
+    if a.certain is None or b.certain is None:
+        return Extent(possible, None)
+    certain = Interval(_pick(a.certain.low, b.certain.low, maximum), _pick(a.certain.high, b.certain.high, minimum))
+    return Extent(possible, certain)
+
+
+def _pick(a: Expr | None, b: Expr | None, join: Callable[[Expr, Expr], Expr]) -> Expr | None:
+    return b if a is None else a if b is None else join(a, b)

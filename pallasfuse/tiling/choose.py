@@ -1,0 +1,96 @@
+"""Tile sizes from a small analytical model (MCFuser, section 4): reuse along rows, footprint of one tile, trips."""
+
+from dataclasses import dataclass
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.targets import Target
+from pallasfuse.tiling.products import contracts
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What matters about a group for its tiles."""
+
+    row: Axis | None
+    """The parallel axis along which streamed operands are reused; None when nothing is."""
+    has_products: bool
+    inner_elements: int
+
+
+def _streams(group: Group) -> list[Read]:
+    """Reads of inputs that vary along the rolled axis."""
+    nests = [*(f.nest for f in group.folds), *group.inner, *group.outputs]
+    reads = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read)}
+    return sorted((r for r in reads if r.tensor in group.inputs and group.rolled in r.indices), key=str)
+
+
+def _is_product(nest: Nest) -> bool:
+    return nest.reducer is not None and contracts(nest.body, frozenset(nest.reduced))
+
+
+def examine(group: Group) -> Shape:
+    """The axis to tile as rows, and whether matrix products run inside the tile."""
+    streams = _streams(group)
+    reused = [a for a in group.parallel if any(a not in r.indices for r in streams)]
+    products = any(_is_product(n) for n in [*(f.nest for f in group.folds), *group.inner])
+    best = max(reused, key=lambda a: (sum(a not in r.indices for r in streams), a.extent), default=None)
+    grid = frozenset(group.parallel)
+    inner = {a for n in [*(f.nest for f in group.folds), *group.inner] for a in (*n.axes, *n.reduced)} - grid - {group.rolled}
+    size = 1
+    for axis in inner:
+        size *= axis.extent
+    return Shape(best if products or best is not None else None, products, size)
+
+
+def choose(group: Group, target: Target) -> list[Schedule]:
+    """Schedules for `target`, best first by prediction."""
+    shape = examine(group)
+    if target.platform == "gpu":
+        return _for_gpu(group, shape)
+    return [_for_cpu(group, shape)]
+
+
+def _schedule(group: Group, tiles: dict[Axis, int], rolled_tile: int, warps: int = 4, stages: int = 2) -> Schedule:
+    grid = tuple((a, min(tiles.get(a, 1), a.extent)) for a in group.parallel)
+    return Schedule(grid, group.rolled, min(rolled_tile, group.rolled.extent), warps, stages)
+
+
+_CACHE_ELEMENTS = 1 << 15
+"""Elements of one tile that should stay in a core's cache."""
+
+
+def _for_cpu(group: Group, shape: Shape) -> Schedule:
+    n = group.rolled.extent
+    if shape.has_products and shape.row is not None:
+        return _schedule(group, {shape.row: 128}, 256 if n > 256 else n)
+    rolled_tile = n if n * shape.inner_elements <= _CACHE_ELEMENTS * 4 else max(256, _CACHE_ELEMENTS // shape.inner_elements)
+    rows = max(1, _CACHE_ELEMENTS * 2 // (min(rolled_tile, n) * shape.inner_elements))
+    tiles: dict[Axis, int] = {}
+    for axis in reversed(group.parallel):
+        tiles[axis] = min(axis.extent, rows)
+        rows = max(1, rows // tiles[axis])
+    return _schedule(group, tiles, rolled_tile)
+
+
+_REGISTER_ELEMENTS = 1 << 14
+"""Elements of a row block that a GPU block keeps in registers."""
+
+
+def _for_gpu(group: Group, shape: Shape) -> list[Schedule]:
+    n = group.rolled.extent
+    if shape.has_products and shape.row is not None:
+        widest = max((a.extent for f in group.folds for a in f.nest.axes if a not in group.parallel), default=1)
+        if widest <= 64:
+            options = [(128, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 2)]
+        elif widest <= 128:
+            options = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)]
+        else:
+            options = [(64, 32, 4, 2), (64, 64, 8, 2)]
+        return [_schedule(group, {shape.row: max(16, m)}, max(16, k), w, s) for m, k, w, s in options]
+    rolled_tile = n if n * shape.inner_elements <= _REGISTER_ELEMENTS else max(64, 4096 // shape.inner_elements)
+    warps = 4 if min(rolled_tile, n) * shape.inner_elements <= 2048 else 8
+    return [_schedule(group, {}, rolled_tile, warps, 2)]

@@ -1,0 +1,400 @@
+"""`Group` + `Schedule` -> `TileProgram`: place loads, rolled loops, repairs, guards and stores."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, postorder, read, substitute
+from pallasfuse.ir.fold import OLD, Fold, Frame, Group
+from pallasfuse.ir.loop_program import Nest, Tensor
+from pallasfuse.ir.reducers import SUM, Reducer
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.tile_program import (
+    Carry,
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Statement,
+    Store,
+    TileProgram,
+    before,
+    to_visit,
+    verify,
+    visited,
+)
+from pallasfuse.targets import Tails
+from pallasfuse.tiling.bounds import Trip, plan_loop
+from pallasfuse.tiling.products import Product, narrow, split_product
+
+
+@dataclass(slots=True)
+class _Scope:
+    """Statements under construction, and the values that they define."""
+
+    statements: list[Statement] = field(default_factory=list)
+    known: dict[Expr, Expr] = field(default_factory=dict)
+    parent: "_Scope | None" = None
+    edge: bool = False
+    """The current tile of the rolled axis may reach past the axis' end."""
+    true: frozenset[Expr] = frozenset()
+    """Predicates that hold on the whole tile."""
+
+    def find(self, node: Expr) -> Expr | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            if node in scope.known:
+                return scope.known[node]
+            scope = scope.parent
+        return None
+
+
+def power_of_two(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def lower(group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor]) -> TileProgram:
+    """The kernel of `group` under `schedule`.
+
+    `tensors` gives the definition of every input and output by name.
+    """
+    return _Lowering(group, schedule, tails, tensors).run()
+
+
+class _Lowering:
+    def __init__(self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor]) -> None:
+        self.group, self.schedule, self.tails, self.tensors = group, schedule, tails, tensors
+        self.rolled = group.rolled
+        self.folds = {f.name: f for f in group.folds}
+        self.inner = {n.name: n for n in group.inner}
+        self.top = _Scope()
+        self.order = self._axis_order()
+        self.single_trip = schedule.trips == 1
+
+    # --- axes
+
+    def _axis_order(self) -> tuple[Axis, ...]:
+        grid = [a for a, _ in self.schedule.grid]
+        rest: dict[Axis, None] = {}
+        for nest in [*(f.nest for f in self.group.folds), *self.group.inner, *self.group.outputs]:
+            rest |= dict.fromkeys((*nest.axes, *nest.reduced))
+        return (*grid, self.rolled, *(a for a in rest if a not in grid and a != self.rolled))
+
+    def _tile(self, axis: Axis) -> int:
+        size = self.schedule.tile(axis)
+        return power_of_two(size) if self.tails == "masked" else size
+
+    def _sorted(self, axes: frozenset[Axis]) -> tuple[Axis, ...]:
+        return tuple(a for a in self.order if a in axes)
+
+    def _is_padded(self, axis: Axis, scope: _Scope) -> bool:
+        """May a tile along this axis hold positions outside it? (Only axes that are reduced inside a tile ask.)"""
+        if self.tails == "exact":
+            return False
+        if axis == self.rolled and not self.single_trip:
+            return scope.edge
+        return self._tile(axis) != axis.extent
+
+    # --- expressions
+
+    def _expr(self, root: Expr, scope: _Scope) -> Expr:
+        """`root` over values of this kernel: loads and inner reductions are emitted on first use."""
+        root = simplify(substitute(root, {p: const(True, "bool") for p in scope.true}))
+        replacements: dict[Expr, Expr] = {}
+        for node in postorder(root):
+            if isinstance(node, Read):
+                known = scope.find(node)
+                replacements[node] = known if known is not None else self._emit_read(node, scope)
+        return substitute(root, replacements)
+
+    def _emit_read(self, node: Read, scope: _Scope) -> Expr:
+        target = scope if self.rolled in node.axes else self.top
+        if node.tensor in self.inner:
+            nest = self.inner[node.tensor]
+            assert nest.reducer is not None
+            value = self._reduction(nest.name, nest.axes, nest.reducer, nest.body, nest.reduced, target, nest.precision)
+            result = self._let(f"{nest.name}.value", nest.axes, convert(value, nest.dtype), target)
+        elif node.tensor in self.tensors:
+            axes = self._sorted(node.axes)
+            name = f"{node.tensor}.{'_'.join(a.name for a in node.indices)}" if node.indices else f"{node.tensor}.value"
+            target.statements.append(Load(name, node.tensor, node.indices, node.dtype))
+            result = read(name, axes, node.dtype)
+        else:
+            raise AssertionError(f"{node} is neither an input nor computed yet")
+        target.known[node] = result
+        return result
+
+    def _let(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: _Scope) -> Expr:
+        if isinstance(value, Read):
+            return value
+        axes = self._sorted(frozenset(axes))
+        scope.statements.append(Let(name, axes, value))
+        return read(name, axes, value.dtype)
+
+    def _reduction(
+        self, name: str, axes: tuple[Axis, ...], reducer: Reducer, body: Expr, over: tuple[Axis, ...], scope: _Scope,
+        precision: str | None = None,
+    ) -> Expr:  # fmt: skip
+        """Fold `body` over axes of the tile: as a matrix product when it is one."""
+        accumulator = dtypes.accumulator(body.dtype)
+        axes = self._sorted(frozenset(axes))
+        padded = [a for a in over if self._is_padded(a, scope)]
+        ones = frozenset(a for a in self.order if self._tile(a) == 1)
+        product = split_product(body, frozenset(over), ones) if reducer == SUM else None
+        if product is not None:
+            if self._leads(product.rhs, product.lhs, frozenset(over) | ones):
+                product = Product(product.rhs, product.lhs)
+            sides = [self._in_range(narrow(self._expr(s, scope)), padded, 0.0) for s in (product.lhs, product.rhs)]
+            if sides[0].dtype != sides[1].dtype:
+                sides = [convert(s, accumulator) for s in sides]
+            scope.statements.append(Contract(name, axes, sides[0], sides[1], over, accumulator, precision))
+        else:
+            value = convert(self._expr(body, scope), accumulator)
+            value = self._in_range(value, padded, reducer.identity(accumulator))
+            scope.statements.append(Reduce(name, axes, reducer, value, over))
+        return read(name, axes, accumulator)
+
+    def _leads(self, a: Expr, b: Expr, ignored: frozenset[Axis]) -> bool:
+        """True when the first axis that `a` keeps comes before the first that `b` keeps: `a` gives the rows."""
+        first = [min((self.order.index(x) for x in e.axes - ignored), default=len(self.order)) for e in (a, b)]
+        return first[0] < first[1]
+
+    def _in_range(self, value: Expr, padded: list[Axis], identity: float | int | bool) -> Expr:
+        if not padded or (identity == 0 and isinstance(value, Read) and self._is_load(value)):
+            return value  # loads are zero outside their tensor
+        inside: Expr | None = None
+        for axis in padded:
+            here = apply("lt", index(axis), const(axis.extent, "int32"))
+            inside = here if inside is None else apply("and", inside, here)
+        assert inside is not None
+        return apply("select", inside, value, const(identity, value.dtype))
+
+    def _is_load(self, value: Read) -> bool:
+        return any(value.tensor.startswith(f"{t}.") for t in self.group.inputs)
+
+    # --- the kernel
+
+    def run(self) -> TileProgram:
+        for pass_index in range(self.group.passes):
+            folds = [f for f in self.group.folds if f.pass_index == pass_index]
+            if self.single_trip:
+                for fold in folds:
+                    self._whole(fold)
+            else:
+                self._rolled(folds)
+        self._store_outputs()
+        outputs = tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
+        return verify(TileProgram(
+            self.group.name, tuple(self.tensors[t] for t in self.group.inputs), outputs,
+            tuple((a, self._tile(a)) for a, _ in self.schedule.grid), tuple((a, self._tile(a)) for a in self.order),
+            tuple(self.top.statements), self.schedule.warps, self.schedule.stages,
+        ))  # fmt: skip
+
+    def _whole(self, fold: Fold) -> None:
+        """The rolled axis fits into one tile: reduce it at once, as the program says."""
+        nest = fold.nest
+        assert nest.reducer is not None
+        value = self._reduction(f"{nest.name}.all", nest.axes, nest.reducer, nest.body, nest.reduced, self.top, nest.precision)
+        self.top.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
+            f"{nest.name}.value", nest.axes, convert(value, nest.dtype), self.top
+        )
+
+    def _rolled(self, folds: list[Fold]) -> None:
+        """One pass over the rolled axis."""
+        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, [a.term for f in folds for a in f.accumulators],
+                         [a.reducer for f in folds for a in f.accumulators])  # fmt: skip
+        for fold in folds:  # loads and inner values that every tile shares come before the loop
+            for accumulator in fold.accumulators:
+                self._preload(accumulator.term)
+        carries = tuple(
+            Carry(a.name, self._sorted(frozenset(a.axes)), a.dtype, const(a.reducer.identity(a.dtype), a.dtype), f"{a.name}.next")
+            for f in folds for a in f.accumulators
+        )  # fmt: skip
+        segments = tuple(self._segment(trip, folds, self._step) for trip in plan.trips)
+        self.top.statements.append(Loop(self.rolled, carries, segments, plan.to_visit, plan.first))
+        for fold in folds:
+            self._finish(fold, folds)
+
+    def _preload(self, term: Expr) -> None:
+        """Emit, before the loop, what a term reads that does not vary along the rolled axis."""
+        for node in postorder(term):
+            if not isinstance(node, Read) or self.top.find(node) is not None:
+                continue
+            if node.tensor in self.inner:
+                self._preload(self.inner[node.tensor].body)
+                if self.rolled not in node.axes:
+                    self._emit_read(node, self.top)
+            elif node.tensor in self.tensors and self.rolled not in node.axes:
+                self._emit_read(node, self.top)
+
+    def _segment(self, trip: Trip, folds: list[Fold], step: Callable[[list[Fold], _Scope], None]) -> Segment:
+        scope = _Scope(parent=self.top, edge=trip.edge, true=trip.true)
+        step(folds, scope)
+        return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
+
+    # --- one step of a pass
+
+    def _step(self, folds: list[Fold], scope: _Scope) -> None:
+        values = {f.name: f for f in folds}
+        for fold in folds:
+            for frame in fold.frames:
+                self._frame(frame, fold, values, scope)
+            for accumulator in fold.accumulators:
+                nest = fold.nest
+                tile = self._reduction(f"{accumulator.name}.tile", nest.axes, accumulator.reducer, accumulator.term,
+                                       nest.reduced, scope, nest.precision)  # fmt: skip
+                carried = read(accumulator.name, self._sorted(frozenset(nest.axes)), accumulator.dtype)
+                kept = carried if accumulator.update is None else self._bind(accumulator.update, fold, scope)
+                joined = apply(accumulator.reducer.combine, convert(kept, tile.dtype), tile)
+                scope.statements.append(Let(f"{accumulator.name}.next", self._sorted(frozenset(nest.axes)), joined))
+
+    def _bind(self, update: Expr, fold: Fold, scope: _Scope) -> Expr:
+        """An update over carried accumulators and the frames of this step."""
+        replacements: dict[Expr, Expr] = {}
+        own = {a.name for a in fold.accumulators}
+        for node in postorder(update):
+            if isinstance(node, Read):
+                if node.tensor in own:
+                    replacements[node] = read(node.tensor, self._sorted(node.axes), node.dtype)
+                else:
+                    known = scope.find(read(node.tensor, node.indices, node.dtype))
+                    assert known is not None, node
+                    replacements[node] = known
+        return substitute(update, replacements)
+
+    def _current(self, fold: Fold, values: Mapping[str, Fold], scope: _Scope, suffix: str, done: str) -> Expr:
+        """The unfinished value of a fold, over the accumulators named with `suffix`; a sum is extrapolated to the whole axis."""
+        main = fold.accumulators[0]
+        value = read(main.name + suffix, self._sorted(frozenset(main.axes)), main.dtype)
+        if fold.nest.reducer == SUM and dtypes.is_float(main.dtype):
+            seen = read(done, (), "int32")
+            every = read(to_visit(self.rolled), (), "int32")
+            ratio = apply("div", convert(every, main.dtype), convert(seen, main.dtype))
+            value = apply("select", apply("eq", seen, every), value, apply("mul", value, ratio))
+        replacements: dict[Expr, Expr] = {read(main.name, main.axes, main.dtype): value}
+        for node in postorder(fold.finish):
+            if isinstance(node, Read) and node.tensor in values and node.tensor != fold.name:
+                replacements[node] = self._current(values[node.tensor], values, scope, suffix, done)
+        return convert(substitute(fold.finish, replacements), fold.nest.dtype)
+
+    def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: _Scope) -> None:
+        """The new and the old value of a frame, both defined for rows that have seen nothing but identities."""
+        new = self._frame_value(frame, values, scope, ".next", visited(self.rolled))
+        old = self._frame_value(frame, values, scope, "", before(self.rolled))
+        new_empty = self._is_empty(frame, values, scope, ".next")
+        old_empty = self._is_empty(frame, values, scope, "")
+        safe = const(frame.safe, frame.value.dtype)
+        axes = self._sorted(frozenset(frame.axes))
+        if new_empty is not None:
+            new = apply("select", new_empty, safe, new)
+        shown = self._share(frame.name, axes, new, scope)
+        scope.known[read(frame.name, frame.axes, frame.value.dtype)] = shown
+        first = apply("eq", read(before(self.rolled), (), "int32"), const(0, "int32"))
+        if old_empty is None or not fold.empty_is_neutral:
+            fresh = first
+            if old_empty is not None:
+                old = apply("select", old_empty, safe, old)
+        else:
+            fresh = old_empty
+            if any(values[u].nest.reducer.name not in ("max", "min") for u in frame.unfinished):  # type: ignore[union-attr]
+                fresh = apply("or", first, old_empty)
+        old = apply("select", fresh, shown, old)
+        old_key = read(frame.name + OLD, frame.axes, frame.value.dtype)
+        scope.known[old_key] = self._share(frame.name + OLD, axes, old, scope)
+
+    def _share(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: _Scope) -> Expr:
+        """A value that other folds of the step may have computed under another name."""
+        if value not in scope.known:
+            scope.known[value] = self._let(name, axes, value, scope)
+        return scope.known[value]
+
+    def _frame_value(self, frame: Frame, values: Mapping[str, Fold], scope: _Scope, suffix: str, done: str) -> Expr:
+        replacements: dict[Expr, Expr] = {}
+        for node in postorder(frame.value):
+            if isinstance(node, Read) and node.tensor in values:
+                replacements[node] = self._current(values[node.tensor], values, scope, suffix, done)
+        rest = substitute(frame.value, replacements)
+        return self._outer(rest, scope)
+
+    def _outer(self, root: Expr, scope: _Scope) -> Expr:
+        """Resolve what is read from outside the loop; carried values and scalars stay as they are."""
+        replacements: dict[Expr, Expr] = {}
+        for node in postorder(root):
+            if isinstance(node, Read) and (node.tensor in self.tensors or node.tensor in self.inner or node.tensor in self.folds):
+                known = scope.find(node)
+                replacements[node] = known if known is not None else self._emit_read(node, self.top)
+        return substitute(root, replacements)
+
+    def _is_empty(self, frame: Frame, values: Mapping[str, Fold], scope: _Scope, suffix: str) -> Expr | None:
+        """True where a max or min that the frame depends on still is its identity."""
+        result: Expr | None = None
+        for name in frame.empties:
+            nest = values[name].nest
+            assert nest.reducer is not None
+            current = self._current(values[name], values, scope, suffix, "")
+            here = apply("eq", current, const(nest.reducer.identity(nest.dtype), nest.dtype))
+            result = here if result is None else apply("or", result, here)
+        return result
+
+    # --- after a pass
+
+    def _finish(self, fold: Fold, folds: list[Fold]) -> None:
+        """The finished value; rows that stayed empty are re-framed at the finished predecessors, whatever these are."""
+        scope = self.top
+        nest = fold.nest
+        axes = self._sorted(frozenset(nest.axes))
+        guarded = [f for f in fold.frames if f.empties]
+        finished = {a.name: read(a.name, axes, a.dtype) for a in fold.accumulators}
+        main = fold.accumulators[0]
+        result: Expr = finished[main.name]
+        if guarded and main.update is not None:
+            values = {f.name: f for f in folds}
+            replacements: dict[Expr, Expr] = {}
+            empty: Expr | None = None
+            for frame in fold.frames:
+                final = self._expr(frame.value, scope)
+                dtype = frame.value.dtype
+                here = self._is_empty(frame, values, scope, "")
+                if here is not None:
+                    empty = here if empty is None else apply("or", empty, here)
+                    replacements[read(frame.name + OLD, frame.axes, dtype)] = const(frame.safe, dtype)
+                else:
+                    replacements[read(frame.name + OLD, frame.axes, dtype)] = final
+                replacements[read(frame.name, frame.axes, dtype)] = final
+            assert empty is not None
+            for a in fold.accumulators:
+                replacements[read(a.name, a.axes, a.dtype)] = finished[a.name]
+            result = apply("select", empty, substitute(main.update, replacements), result)
+        replacements = {read(main.name, main.axes, main.dtype): result}
+        value = self._expr_with(fold.finish, replacements, scope)
+        scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope)
+
+    def _expr_with(self, root: Expr, replacements: dict[Expr, Expr], scope: _Scope) -> Expr:
+        for node in postorder(root):
+            if isinstance(node, Read) and node not in replacements:
+                replacements[node] = self._expr(node, scope)
+        return substitute(root, replacements)
+
+    def _store_outputs(self) -> None:
+        along = [n for n in self.group.outputs if self.rolled in n.axes]
+        for nest in self.group.outputs:
+            if nest not in along or self.single_trip:
+                self._store(nest, self.top)
+        if along and not self.single_trip:
+            for nest in along:
+                self._preload(nest.body)
+            plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, [], [])
+            segments = []
+            for trip in plan.trips:
+                scope = _Scope(parent=self.top, edge=trip.edge)
+                for nest in along:
+                    self._store(nest, scope)
+                segments.append(Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge))
+            self.top.statements.append(Loop(self.rolled, (), tuple(segments), plan.to_visit, plan.first))
+
+    def _store(self, nest: Nest, scope: _Scope) -> None:
+        scope.statements.append(Store(nest.name, nest.axes, convert(self._expr(nest.body, scope), nest.dtype)))

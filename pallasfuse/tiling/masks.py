@@ -1,0 +1,204 @@
+"""Mask intervals: which tiles of the rolled axis a predicate leaves entirely, partly, or not at all.
+
+A predicate made of comparisons of affine index expressions is, on a block of rows and a tile of the rolled axis, bounded by
+intervals in the rolled axis: `possible` contains every position where it may hold, `certain` only positions where it
+holds for the whole block. Bounds are scalar expressions over the block's start positions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, add, apply, const
+from pallasfuse.ir.simplify import simplify
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """`constant + sum(coefficient * position along axis)`, in integers."""
+
+    coefficients: tuple[tuple[Axis, int], ...]
+    constant: int
+
+
+def affine(expr: Expr) -> Affine | None:
+    """The affine form of an integer (or exactly integral) expression of positions, or None."""
+    total: dict[Axis, int] = {}
+    constant = 0
+    stack: list[tuple[Expr, int]] = [(expr, 1)]
+    while stack:
+        node, k = stack.pop()
+        match node:
+            case Const(value) if value == int(value):
+                constant += k * int(value)
+            case Index(axis):
+                total[axis] = total.get(axis, 0) + k
+            case Apply("add", (a, b)):
+                stack += [(a, k), (b, k)]
+            case Apply("sub", (a, b)):
+                stack += [(a, k), (b, -k)]
+            case Apply("neg", (a,)):
+                stack.append((a, -k))
+            case Apply("mul", (a, Const(value))) | Apply("mul", (Const(value), a)) if value == int(value):
+                stack.append((a, k * int(value)))
+            case Apply("convert", (a,), dtype) if dtypes.is_exact_cast(a.dtype, dtype) or dtypes.is_integer(a.dtype):
+                stack.append((a, k))
+            case _:
+                return None
+    return Affine(tuple(sorted((a, k) for a, k in total.items() if k)), constant)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Positions `[low, high)` of the rolled axis; None: unbounded on that side."""
+
+    low: Expr | None
+    high: Expr | None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """`possible` contains all positions where the predicate may hold, `certain` some where it must (None: none known)."""
+
+    possible: Interval
+    certain: Interval | None
+
+
+EVERYWHERE = Interval(None, None)
+
+
+def _int(value: int) -> Expr:
+    return const(value, "int32")
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    return simplify(apply("max", a, b))
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    return simplify(apply("min", a, b))
+
+
+def _pick(a: Expr | None, b: Expr | None, join: Callable[[Expr, Expr], Expr]) -> Expr | None:
+    return b if a is None else a if b is None else join(a, b)
+
+
+def _intersect(a: Interval, b: Interval) -> Interval:
+    return Interval(_pick(a.low, b.low, maximum), _pick(a.high, b.high, minimum))
+
+
+def _hull(a: Interval, b: Interval) -> Interval:
+    low = None if a.low is None or b.low is None else minimum(a.low, b.low)
+    high = None if a.high is None or b.high is None else maximum(a.high, b.high)
+    return Interval(low, high)
+
+
+def _union_inside(a: Interval | None, b: Interval | None) -> Interval | None:
+    """An interval contained in the union: exact when both start (or end) unbounded, else one of the two."""
+    if a is None or b is None:
+        return a or b
+    if a.low is None and b.low is None:
+        return Interval(None, None if a.high is None or b.high is None else maximum(a.high, b.high))
+    if a.high is None and b.high is None:
+        return Interval(None if a.low is None or b.low is None else minimum(a.low, b.low), None)
+    return a
+
+
+Block = Callable[[Axis], tuple[Expr, int]]
+"""First position and size of the current block along an axis that is not rolled."""
+_LARGEST_COEFFICIENT = 512
+"""Beyond this, bounds might overflow 32 bits: such a predicate is applied but not analysed."""
+
+
+def _nonnegative(form: Affine, rolled: Axis, block: Block) -> Extent:
+    """The extent of `form >= 0`."""
+    if any(abs(c) > _LARGEST_COEFFICIENT for _, c in form.coefficients):
+        return Extent(EVERYWHERE, None)
+    k = dict(form.coefficients).get(rolled, 0)
+    smallest: Expr = _int(form.constant)
+    largest: Expr = _int(form.constant)
+    for axis, c in form.coefficients:
+        if axis == rolled:
+            continue
+        first, size = block(axis)
+        start = apply("mul", first, _int(c))
+        span = c * (size - 1)
+        smallest = add(add(smallest, start), _int(min(0, span)))
+        largest = add(add(largest, start), _int(max(0, span)))
+    smallest, largest = simplify(smallest), simplify(largest)
+    if k == 0:
+        # all or nothing: an interval that is empty unless the condition holds
+        everything, nothing = _int(2**30), _int(-(2**30))
+        zero = _int(0)
+        may = apply("select", apply("ge", largest, zero), everything, nothing)
+        must = apply("select", apply("ge", smallest, zero), everything, nothing)
+        return Extent(Interval(None, simplify(may)), Interval(None, simplify(must)))
+    if k > 0:  # k j + rest >= 0  <=>  j >= ceil(-rest / k)
+        return Extent(Interval(_ceil_div(largest, k, negate=True), None), Interval(_ceil_div(smallest, k, negate=True), None))
+    # j <= floor(rest / -k)
+    return Extent(Interval(None, _floor_plus_one(largest, -k)), Interval(None, _floor_plus_one(smallest, -k)))
+
+
+def _ceil_div(x: Expr, k: int, *, negate: bool) -> Expr:
+    y = apply("neg", x) if negate else x
+    return simplify(y if k == 1 else _floor_div(add(y, _int(k - 1)), k))
+
+
+def _floor_plus_one(x: Expr, k: int) -> Expr:
+    return simplify(add(x if k == 1 else _floor_div(x, k), _int(1)))
+
+
+def _floor_div(x: Expr, k: int) -> Expr:
+    # integer division truncates: shift the (bounded) numerator into the positive range first
+    shift = 2**20
+    return apply("sub", apply("div", add(x, _int(k * shift)), _int(k)), _int(shift))
+
+
+def extent(predicate: Expr, rolled: Axis, block: Block) -> Extent:
+    """The extent of a boolean expression along the rolled axis; unknown parts may hold anywhere and surely nowhere."""
+    match predicate:
+        case Const(value):
+            return Extent(EVERYWHERE, EVERYWHERE) if value else Extent(Interval(None, _int(-(2**30))), None)
+        case Apply("and", (a, b), "bool"):
+            x, y = extent(a, rolled, block), extent(b, rolled, block)
+            certain = None if x.certain is None or y.certain is None else _intersect(x.certain, y.certain)
+            return Extent(_intersect(x.possible, y.possible), certain)
+        case Apply("or", (a, b), "bool"):
+            x, y = extent(a, rolled, block), extent(b, rolled, block)
+            return Extent(_hull(x.possible, y.possible), _union_inside(x.certain, y.certain))
+        case Apply("not", (a,), "bool"):
+            negated = _negate(a)
+            if negated is not None:
+                return extent(negated, rolled, block)
+        case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)) if dtypes.is_integer(a.dtype):
+            left, right = affine(a), affine(b)
+            if left is not None and right is not None:
+                sign = 1 if op in ("ge", "gt") else -1
+                total = dict.fromkeys([x for x, _ in left.coefficients + right.coefficients], 0)
+                for form, s in ((left, sign), (right, -sign)):
+                    for axis, c in form.coefficients:
+                        total[axis] += s * c
+                constant = sign * (left.constant - right.constant) - (1 if op in ("gt", "lt") else 0)
+                return _nonnegative(Affine(tuple((x, c) for x, c in total.items() if c), constant), rolled, block)
+        case Apply("eq", (a, b)) if dtypes.is_integer(a.dtype):
+            both = apply("and", apply("ge", a, b), apply("le", a, b))
+            return extent(both, rolled, block)
+    return Extent(EVERYWHERE, None)
+
+
+def _negate(p: Expr) -> Expr | None:
+    opposite = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge"}
+    match p:
+        case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)) if dtypes.is_integer(a.dtype):
+            return apply(opposite[op], a, b)
+        case Apply("not", (a,), "bool"):
+            return a
+        case Apply("and" | "or" as op, (a, b), "bool"):
+            return apply("or" if op == "and" else "and", apply("not", a), apply("not", b))
+    return None
+
+
+def is_positional(predicate: Expr) -> bool:
+    """True for boolean expressions of positions only."""
+    return predicate.dtype == "bool" and not predicate.tensors

@@ -1,0 +1,89 @@
+"""Tensorization: recognise a sum of products as a matrix product over named axes (Neptune, section 5)."""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Expr, apply, const
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """`lhs * rhs`, where each side keeps an axis that the other lacks."""
+
+    lhs: Expr
+    rhs: Expr
+
+
+def _factors(root: Expr) -> list[tuple[Expr, bool]]:
+    """(factor, inverted) of the top-level product."""
+    found: list[tuple[Expr, bool]] = []
+    stack = [(root, False)]
+    while stack:
+        node, inverted = stack.pop()
+        match node:
+            case Apply("mul", (a, b)):
+                stack += [(b, inverted), (a, inverted)]
+            case Apply("div", (a, b)):
+                stack += [(b, not inverted), (a, inverted)]
+            case _:
+                found.append((node, inverted))
+    return found
+
+
+def _join(factors: list[tuple[Expr, bool]], dtype: str) -> Expr:
+    upper = [f for f, inverted in factors if not inverted]
+    result = upper[0] if upper else const(1.0, dtype)
+    for factor in upper[1:]:
+        result = apply("mul", result, factor)
+    for factor, inverted in factors:
+        if inverted:
+            result = apply("div", result, factor)
+    return result
+
+
+def split_product(body: Expr, over: AbstractSet[Axis], ignored: AbstractSet[Axis]) -> Product | None:
+    """The two sides of `body` as a contraction over the axes `over`, or None when it is not a matrix product.
+
+    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis.
+    """
+    factors = _factors(body)
+    if len(factors) < 2 or not dtypes.is_float(body.dtype):
+        return None
+    kept = {f: frozenset(f.axes) - over - ignored for f, _ in factors}
+    all_kept = frozenset().union(*kept.values())
+    for seed, _ in factors:
+        own = kept[seed]
+        if not own or own == all_kept:
+            continue
+        # the left side is everything that varies within the seed's axes
+        lhs = [(f, inv) for f, inv in factors if kept[f] <= own and (kept[f] or _leans(f, seed, over))]
+        rhs = [(f, inv) for f, inv in factors if (f, inv) not in lhs]
+        if not rhs or all(inv for _, inv in lhs):
+            continue
+        left, right = _join(lhs, body.dtype), _join(rhs, body.dtype)
+        if left.axes & right.axes - ignored - over:
+            continue  # a batch axis inside the tile: left to an elementwise product
+        if over <= left.axes and over <= right.axes and (right.axes - over - ignored):
+            return Product(left, right)
+    return None
+
+
+def _leans(factor: Expr, seed: Expr, over: AbstractSet[Axis]) -> bool:
+    """Factors without kept axes go to the left side."""
+    return factor is seed or bool(factor.axes <= over | seed.axes)
+
+
+def narrow(side: Expr) -> Expr:
+    """Drop an exact cast from a half type: matrix units take half operands and accumulate wide."""
+    match side:
+        case Apply("convert", (x,), "float32") if x.dtype in ("float16", "bfloat16"):
+            return x
+    return side
+
+
+def contracts(body: Expr, over: AbstractSet[Axis]) -> bool:
+    """True when two factors of `body` each keep an axis that the other lacks: worth a matrix product."""
+    kept = [frozenset(f.axes) - over for f, _ in _factors(body) if over & f.axes]
+    return any(a - b and b - a for n, a in enumerate(kept) for b in kept[n + 1 :])

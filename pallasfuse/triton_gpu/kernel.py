@@ -1,0 +1,15 @@
+"""TileProgram -> Pallas:Triton. JAX has deprecated that backend: this room is a leaf that can be deleted."""
+
+from collections.abc import Mapping
+
+import jax
+from jax.experimental.pallas import triton as pltr
+
+from pallasfuse.emission import pallas_kernel
+from pallasfuse.ir.tile_program import TileProgram
+
+
+def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Every output of the kernel, by name."""
+    params = pltr.CompilerParams(num_warps=program.warps, num_stages=program.stages)
+    return pallas_kernel.call(program, inputs, compiler_params=params)

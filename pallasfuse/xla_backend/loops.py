@@ -1,0 +1,78 @@
+"""TileProgram -> loops of XLA: the default on CPU, and the reference for the other backends.
+
+Grid blocks run one after the other; each writes its part of the outputs in place. Tails are exact: the last grid block is
+moved back so that it overlaps its neighbour (it computes the same values again), the last loop tile is smaller.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.tile_program import TileProgram
+
+
+class _XlaMachine:
+    """Whole arrays in memory; `outputs` is threaded through the grid loop."""
+
+    def __init__(self, inputs: Mapping[str, jax.Array], outputs: dict[str, jax.Array]) -> None:
+        self.inputs, self.outputs = inputs, outputs
+
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
+        array = self.inputs[tensor]
+        return lax.dynamic_slice(array, [windows[a].start for a in indices], [windows[a].size for a in indices])
+
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+        start = [windows[a].start for a in indices]
+        self.outputs[tensor] = lax.dynamic_update_slice(self.outputs[tensor], value, start)
+
+    def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
+        batch = tuple(a for a in lhs.axes if a in rhs.axes and a not in over)
+        dims = tuple(tuple(t.axes.index(a) for a in group) for group in (over, batch) for t in (lhs, rhs))
+        numbers = ((dims[0], dims[1]), (dims[2], dims[3]))
+        out = lax.dot_general(lhs.array, rhs.array, numbers, precision=precision, preferred_element_type=jnp.dtype(dtype))
+        kept = [a for t in (lhs, rhs) for a in t.axes if a not in over and a not in batch]
+        return Tile(out, (*batch, *kept))
+
+    def loop(
+        self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]], init: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        names = list(self.outputs)
+
+        def step(trip: Array, state: tuple[tuple[Array, ...], tuple[Array, ...]]) -> Any:
+            carried, written = state
+            self.outputs = dict(zip(names, written, strict=True))
+            carried = body(trip, carried)
+            return carried, tuple(self.outputs[n] for n in names)
+
+        carried, written = lax.fori_loop(start, stop, step, (init, tuple(self.outputs[n] for n in names)))
+        self.outputs = dict(zip(names, written, strict=True))
+        return carried
+
+
+def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Every output of the kernel, by name. `inputs[name]` has one dimension per axis of the tensor."""
+    outputs = {t.name: jnp.zeros([a.extent for a in t.axes], jnp.dtype(t.dtype)) for t in program.outputs}
+    counts = [-(-a.extent // t) for a, t in program.grid]
+    total = 1
+    for count in counts:
+        total *= count
+
+    def block(number: Array, written: tuple[Array, ...]) -> tuple[Array, ...]:
+        starts: dict[Axis, Array] = {}
+        rest = number
+        for (axis, tile), count in reversed(list(zip(program.grid, counts, strict=True))):
+            position = rest % count if count > 1 else 0
+            rest = rest // count if count > 1 else rest
+            starts[axis] = jnp.minimum(position * tile, axis.extent - tile) if axis.extent % tile else position * tile
+        machine = _XlaMachine(inputs, dict(zip(outputs, written, strict=True)))
+        Interpreter(program, machine).run_block(starts)
+        return tuple(machine.outputs[n] for n in outputs)
+
+    if total == 1:
+        return dict(zip(outputs, block(0, tuple(outputs.values())), strict=True))
+    return dict(zip(outputs, lax.fori_loop(0, total, block, tuple(outputs.values())), strict=True))

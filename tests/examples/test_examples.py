@@ -1,0 +1,90 @@
+"""Every example runs; every fused function in one is a single kernel and as accurate as the function it replaces."""
+
+import importlib
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.cases import ATTENTION, all_cases
+from examples import moments
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SCRIPTS = {"quickstart"}
+ARGUMENTS = {"decoder": {"length": 512}}
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+def test_example_runs(name, capsys):
+    if name in SCRIPTS:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    else:
+        importlib.import_module(f"examples.{name}").main(**ARGUMENTS.get(name, {}))
+    assert capsys.readouterr().out
+
+
+def named(cases):
+    return [pytest.param(case.small(), id=case.name.replace(" ", "-")) for case in cases]
+
+
+def in_float64(case, arrays):
+    """The plain function evaluated in float64 on the same (rounded) inputs."""
+    with jax.enable_x64(True):
+        wide = [np.asarray(a, np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else np.asarray(a) for a in arrays]
+        return jax.tree.map(np.asarray, case.plain(*wide, *case.static))
+
+
+def largest_error(result, reference):
+    return float(np.abs(np.asarray(result, np.float64) - reference).max())
+
+
+def assert_as_accurate_as_plain(case, arrays):
+    fused = jax.tree.leaves(case.fused(*arrays, *case.static))
+    plain = jax.tree.leaves(jax.jit(case.plain, static_argnums=case.static_argnums)(*arrays, *case.static))
+    exact = jax.tree.leaves(in_float64(case, arrays))
+    for ours, theirs, reference in zip(fused, plain, exact, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        ulp = float(jnp.finfo(ours.dtype).eps) * np.abs(reference).max()
+        assert largest_error(ours, reference) <= max(1.5 * largest_error(theirs, reference), 2 * ulp)
+
+
+@pytest.mark.parametrize("length", [96, 61])
+@pytest.mark.parametrize("case", named(all_cases()))
+def test_one_kernel_and_nothing_left_to_xla(case, length):
+    plan = case.fused.explain(*case.arrays(length, jnp.float32, batch=2), *case.static)
+    assert [str(fallback) for fallback in plan.fallbacks] == []
+    assert len(plan.kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("length", [96, 61])
+@pytest.mark.parametrize("case", named(all_cases()))
+def test_error_against_float64(case, length, dtype):
+    assert_as_accurate_as_plain(case, case.arrays(length, jnp.dtype(dtype), batch=2))
+
+
+@pytest.mark.parametrize("lengths", [(61, 96), (1, 61)], ids=["61-queries-96-keys", "1-query-61-keys"])
+@pytest.mark.parametrize("case", named(ATTENTION))
+def test_error_against_float64_with_fewer_queries_than_keys(case, lengths):
+    queries, keys = lengths
+    assert_as_accurate_as_plain(case, case.arrays(queries, jnp.float32, batch=2, key_length=keys))
+
+
+@pytest.mark.parametrize("name", ["variance", "third_moment"])
+def test_moments_far_from_zero(name):
+    """Mean 1e4 and variance 1 in float32: the frames must be stable, or every digit is lost."""
+    x = (1e4 + np.random.default_rng(0).standard_normal((4, 8192))).astype(np.float32)
+    centred = x.astype(np.float64) - x.astype(np.float64).mean(-1, keepdims=True)
+    expected = (centred ** {"variance": 2, "third_moment": 3}[name]).mean(-1)
+    assert largest_error(getattr(moments, name)(x), expected) <= 1e-5
+
+
+def test_readme_shows_what_the_quickstart_prints():
+    check = [sys.executable, str(EXAMPLES.parent / "scripts" / "readme_output.py")]
+    done = subprocess.run(check, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
