@@ -45,7 +45,7 @@ def replace_jaxpr(
 
 def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Run one equation on values; always a list of results."""
-    bind_params = eqn.primitive.get_bind_params(eqn.params)
+    bind_params = eqn.primitive.get_bind_params(eqn.params)  # type: ignore[no-untyped-call]
     if isinstance(bind_params, tuple):
         subfuns, params = bind_params
     else:

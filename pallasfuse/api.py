@@ -44,35 +44,24 @@ class FusedFunction:
         functools.update_wrapper(bound, self._function)
         return FusedFunction(bound, self._options, tuple(n - 1 for n in self._static_argnums), self._static_argnames)
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
-        """(dynamic leaves, a function from dynamic leaves to the result of the original)"""
+    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The leaves of the arguments that are not static, in the order of the jaxpr's inputs."""
         static = {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
-        dynamic_args = {n: a for n, a in enumerate(args) if n not in static}
-        dynamic_kwargs = {k: v for k, v in kwargs.items() if k not in self._static_argnames}
-        leaves, tree = jax.tree.flatten((dynamic_args, dynamic_kwargs))
+        dynamic = tuple(a for n, a in enumerate(args) if n not in static)
+        return jax.tree.leaves((dynamic, {k: v for k, v in kwargs.items() if k not in self._static_argnames}))
 
-        def call(flat: Sequence[Any]) -> Any:
-            got_args, got_kwargs = jax.tree.unflatten(tree, flat)
-            return self._function(*(got_args.get(n, a) for n, a in enumerate(args)), **{**kwargs, **got_kwargs})
-
-        return leaves, call
-
-    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[Any], Any]:
-        """(jaxpr, dynamic leaves, tree of the result)"""
-        leaves, call = self._split(args, kwargs)
-        out_tree: Any = None
-
-        def flat(*dynamic: Any) -> list[Any]:
-            nonlocal out_tree
-            results, out_tree = jax.tree.flatten(call(dynamic))
-            return results
-
-        functools.update_wrapper(flat, self._function)
-        del flat.__wrapped__  # type: ignore[attr-defined]
-        return jax.make_jaxpr(flat)(*leaves), leaves, out_tree
+    def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """(jaxpr, tree of the result)"""
+        static = {k: v for k, v in kwargs.items() if k in self._static_argnames}
+        function = functools.partial(self._function, **static) if static else self._function
+        static_argnums = tuple(n for n in self._static_argnums if -len(args) <= n < len(args))
+        make = jax.make_jaxpr(function, static_argnums=static_argnums, return_shape=True)
+        jaxpr, shapes = make(*args, **{k: v for k, v in kwargs.items() if k not in static})
+        return jaxpr, jax.tree.structure(shapes)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        jaxpr, leaves, out_tree = self._trace(args, kwargs)
+        jaxpr, out_tree = self._trace(args, kwargs)
+        leaves = self._leaves(args, kwargs)
         return jax.tree.unflatten(out_tree, call_fused(jaxpr, self._options, self._name, leaves))
 
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
@@ -82,13 +71,14 @@ class FusedFunction:
           TraceError: the function cannot be traced with these arguments.
         """
         try:
-            jaxpr, leaves, out_tree = self._trace(args, kwargs)
+            jaxpr, out_tree = self._trace(args, kwargs)
+            leaves = self._leaves(args, kwargs)
         except (TypeError, jax.errors.JAXTypeError) as error:
             raise TraceError(f"{self._name} could not be traced: {error}\nPass arrays or jax.ShapeDtypeStruct, and name the "
                              "arguments that are not arrays in static_argnums or static_argnames.") from error  # fmt: skip
         avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)) for x in leaves)
         call = stages.Call(
-            jaxpr, avals, lambda flat: jax.tree.unflatten(out_tree, flat), lambda *a, **k: self._split(a, k)[0],
+            jaxpr, avals, lambda flat: jax.tree.unflatten(out_tree, flat), lambda *a, **k: self._leaves(a, k),
             self._options, self._name,
         )  # fmt: skip
         return stages.trace(call)

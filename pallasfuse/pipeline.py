@@ -25,6 +25,7 @@ from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import interpret
 from pallasfuse.targets import Target
+from pallasfuse.tiling.arithmetic import rewrite as cheaper_arithmetic
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower
 from pallasfuse.tiling.share import visited_share
@@ -131,6 +132,8 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     for chosen in grouping.groups:
         schedule = _override(choose(chosen, target)[0], options)
         program = lower(chosen, schedule, target.tails, tensors)
+        if target.platform == "gpu":
+            program = cheaper_arithmetic(program)
         kernels.append(_kernel(chosen, schedule, program, target, converted.program))
     steps = _steps(converted, kernels)
     fallbacks = _fallbacks(converted, grouping, steps)

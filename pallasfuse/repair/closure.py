@@ -37,7 +37,7 @@ _I = _imaginary_residue()
 class _Residues:
     """A random point over a finite field, for deciding ranks. A wrong rank is found by the proof, never trusted."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self) -> None:
         self._random = Random(20240229)
         self._values: dict[Generator, tuple[int, Fraction]] = {}
 
@@ -100,7 +100,7 @@ def _pivots(rows: Sequence[Row], residues: _Residues) -> list[Monomial]:
 def framed_basis(g: Row, cost: Callable[[Row], int]) -> list[Row] | None:
     """g and the derivatives that close its span, each in its simplest form; None beyond MAX_RANK."""
     directions = laurent.variables([m for a in g.values() for m in a], "frame")
-    basis, residues = [g], _Residues([g])
+    basis, residues = [g], _Residues()
     position = 0
     while position < len(basis):
         found: list[tuple[int, Row]] = []
@@ -162,6 +162,10 @@ def _normalized(row: Row) -> Row:
 
     Exponentials stay: they keep the term in range.
     """
+    if len(row) == 1:
+        ((key, coefficient),) = row.items()
+        if all(isinstance(g, Var) for m in coefficient for g, _ in m):
+            return {key: laurent.number(1)}
     terms = [(m, c) for a in row.values() for m, c in a.items()]
     shared: dict[Generator, Fraction] = {}
     for generator in {g for m, _ in terms for g, _ in m if isinstance(g, Var)}:
@@ -181,7 +185,7 @@ def transition(basis: Sequence[Row], aged: Callable[[Var], Var]) -> list[list[En
     `aged` maps a frame variable to its old value r; the frames themselves stand for the new value r'.
     """
     keys = sorted({key for row in basis for key in row}, key=laurent.monomial_order)
-    columns = _pivots(basis, _Residues(basis))
+    columns = _pivots(basis, _Residues())
     if len(columns) < len(basis):
         return None
     space = _FractionSpace([a for row in basis for a in row.values()], aged)
@@ -259,14 +263,15 @@ class _FractionSpace:
         return total
 
     def entry(self, x: Any) -> Entry:
-        if len(x.denom) == 1:
-            ((exponents, coefficient),) = x.denom.terms()
-            inverse = frozenset(
-                (g, -n * self._units[g]) for g, n in zip(self._generators, exponents, strict=False) if n
-            )
-            numerator = self._poly(x.numer.mul_ground(self._numbers.one / coefficient))
-            return laurent.multiply(numerator, {inverse: Fraction(1)}), laurent.number(1)
-        return self._poly(x.numer), self._poly(x.denom)
+        """Move the denominator's shared monomial and leading coefficient, which may be complex, to the numerator."""
+        numer, denom = x.numer, x.denom
+        terms = denom.terms()
+        shared = [min(column) for column in zip(*(exponents for exponents, _ in terms), strict=True)]
+        scale = self._numbers.one / terms[0][1]
+        content = frozenset((g, -n * self._units[g]) for g, n in zip(self._generators, shared, strict=False) if n)
+        numerator, denominator = self._poly(numer.mul_ground(scale)), self._poly(denom.mul_ground(scale))
+        moved = {content: Fraction(1)}
+        return laurent.multiply(numerator, moved), laurent.multiply(denominator, moved)
 
     def _poly(self, x: Any) -> Poly:
         result: Poly = {}

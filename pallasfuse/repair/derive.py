@@ -94,8 +94,6 @@ def derive(
 def _solve(problem: Problem) -> Solution | _Refused:
     if not frames_read(problem.body, problem.roles):
         return unchanged(problem)
-    if not dtypes.is_float(problem.body.dtype):
-        return _Refused(f"{{}} is computed in {problem.body.dtype}, where the algebra of reals fails", (problem.body,))
     try:
         solution = solve(problem)
     except NotExpandableError as refused:
@@ -104,6 +102,8 @@ def _solve(problem: Problem) -> Solution | _Refused:
         return _Refused("{} has too many terms when it is multiplied out", (problem.body,))
     except NotEmittableError:
         return _Refused("the repair of {} is not a real expression over the operations of the IR", (problem.body,))
+    if not dtypes.is_float(problem.body.dtype):
+        return _Refused(f"{{}} is computed in {problem.body.dtype}, where the algebra of reals fails", (problem.body,))
     if not _agrees(problem, solution):
         return _Refused("the repair of {} does not agree with the original on sample values", (problem.body,))
     return solution
@@ -126,6 +126,8 @@ def _agrees(problem: Problem, solution: Solution) -> bool:
                     value = -value
                 here[node.tensor] = np.asarray(bool(random.random() < 0.6) if role == "predicate" else value)
         before = {n: old(n) for n, role in problem.roles.items() if role == "frame"}
+        if any(evaluate_expr(substitute(x, before), (), here) == 0 for x in solution.nonzero):
+            continue
         values = {
             accumulator_name(n): evaluate_expr(substitute(a.term, before), (), here)
             for n, a in enumerate(solution.accumulators)
@@ -151,8 +153,5 @@ def _instantiate(solution: Solution, shape: Canonical, body: Expr) -> Repair:
     lines = (", ".join(str(shape.instantiate(x)) for x in line) for line in solution.matrix)
     matrix = f"[{', '.join(f'[{line}]' for line in lines)}]"
     nonzero = tuple(shape.instantiate(x) for x in solution.nonzero)
-    conditions = (
-        *(f"rounding to {dtype} moves past the repair" for dtype in solution.roundings),
-        *(f"{x} is not zero at any frame" for x in nonzero),
-    )
+    conditions = (*solution.conditions, *(f"{x} is not zero at any frame" for x in nonzero))
     return Repair(accumulators, matrix, conditions, nonzero)

@@ -214,7 +214,7 @@ class Emitter:
                 continue
             coefficient = left.pop(monomial)
             old = laurent.map_monomial(monomial, self.aged)
-            if monomial != ONE and old != monomial and left.get(old) == -coefficient:
+            if monomial not in (ONE, old) and left.get(old) == -coefficient:
                 del left[old]
                 (_, x), (_, y) = self._product({monomial: Fraction(1)}, ()), self._product({old: Fraction(1)}, ())
                 pairs += 1

@@ -36,8 +36,8 @@ class Expansion:
 
     roles: Mapping[Expr, laurent.Role]
     signs: Mapping[Expr, Sign]
-    roundings: list[str] = field(default_factory=list)
-    """Types whose rounding moves past the repair, in order of appearance."""
+    conditions: dict[str, None] = field(default_factory=dict)
+    """Where floating point may differ from the algebra, in order of appearance."""
 
     def expand(self, root: Expr) -> Poly:
         """The formal sum that equals `root` over the reals.
@@ -90,7 +90,7 @@ class Expansion:
                 if not dtypes.is_float(dtype):
                     raise NotExpandableError(f"{{}} is computed in {dtype}, where the algebra of reals fails", node)
                 operands = tuple(values[a] for a in args)
-                if op == "convert" or op == "select":
+                if op in ("convert", "select"):
                     return self._structural(node, op, args, operands, frame_only)
                 simple = _arithmetic(op, operands)
                 return simple if simple is not None else self._nonlinear(node, op, args, operands, frame_only)
@@ -105,8 +105,7 @@ class Expansion:
             if not dtypes.is_exact_cast(x.dtype, node.dtype):
                 if frame_only[x]:
                     return variable(Var(node, "frame"))  # the rounded value is a frame too: nothing moves
-                if node.dtype not in self.roundings:
-                    self.roundings.append(node.dtype)
+                self.conditions[f"rounding to {node.dtype} moves past the repair"] = None
             return operands[0]
         predicate = args[0]
         if isinstance(predicate, Const):
@@ -242,11 +241,14 @@ class Expansion:
                 "{} is not a finite sum of a(r)*b(c) terms: a logarithm splits over a product, not over a sum", node
             )
         ((monomial, coefficient),) = x.items()
-        unknown = [(g, e) for g, e in monomial if self._sign(g) != "positive"]
+        unknown = sorted(
+            ((g, e) for g, e in monomial if self._sign(g) != "positive"),
+            key=lambda pair: laurent.generator_order(pair[0]),
+        )
         if coefficient < 0 or len(unknown) > 1 or any(e != 1 for _, e in unknown):
             raise NotExpandableError(
                 "{} splits only where all factors but one are known to be positive; the sign of {} is not known",
-                node, *(g.expr for g, _ in unknown[:1] if isinstance(g, Var)),
+                node, *(g.expr for g, _ in unknown[-1:] if isinstance(g, Var)),
             )  # fmt: skip
         result = {} if coefficient == 1 else _constant_call("log", coefficient)
         for generator, exponent in monomial:
@@ -255,6 +257,7 @@ class Expansion:
                     factor = variable(Var(apply("log", expr, dtype=expr.dtype), role))
                 case Exp(base, inner):
                     factor = {inner: Fraction(1)}
+                    self.conditions["log(exp(x)) is x also where exp(x) is rounded to zero or infinity"] = None
                     if isinstance(base, Fraction):
                         factor = laurent.multiply(factor, _constant_call("log", base))
                 case _:

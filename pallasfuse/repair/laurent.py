@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import gcd, lcm
 from typing import Literal
 
-from pallasfuse.ir.expr import Const, Expr
+from pallasfuse.ir.expr import Const, Expr, apply, const
 
 Role = Literal["opaque", "predicate", "frame", "invariant"]
 
@@ -212,8 +212,8 @@ def _generator_log_derivative(generator: Generator, direction: Var) -> Poly:
                 case "i":
                     return multiply(inner, variable(IMAGINARY))
                 case _:
-                    # d/dx q**x = log(q) q**x; the constant log(q) only scales the direction, so it is left out
-                    return inner
+                    logarithm = apply("log", const(float(base), "float64"))
+                    return multiply(inner, variable(Var(logarithm, "invariant")))
         case Imaginary():
             return {}
 

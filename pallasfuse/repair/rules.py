@@ -16,6 +16,9 @@ from pallasfuse.repair.laurent import ONE, Exp, Monomial, Poly, Var
 from pallasfuse.repair.result import Accumulator, accumulator_name
 from pallasfuse.repair.signs import Sign, infer_sign, is_strict
 
+MAX_OPERATIONS = 40
+"""Per accumulator. A longer update loses more to rounding and to time than a second pass does."""
+
 _Matrix = tuple[tuple[Expr, ...], ...]
 
 
@@ -25,7 +28,7 @@ class Solution:
 
     accumulators: tuple[Accumulator, ...]
     matrix: _Matrix
-    roundings: tuple[str, ...] = ()
+    conditions: tuple[str, ...] = ()
     nonzero: tuple[Expr, ...] = ()
 
 
@@ -77,7 +80,7 @@ def unchanged(problem: Problem) -> Solution:
 def _expand(problem: Problem, body: Expr) -> tuple[Poly, tuple[str, ...]]:
     expansion = Expansion(problem.roles, problem.signs)
     poly = expansion.expand(body)
-    return poly, tuple(expansion.roundings)
+    return poly, tuple(expansion.conditions)
 
 
 def _separated(poly: Poly, body: Expr, emitter: Emitter) -> Row:
@@ -91,7 +94,7 @@ def _separated(poly: Poly, body: Expr, emitter: Emitter) -> Row:
 
 def _solve_sum(problem: Problem) -> Solution:
     emitter = problem.emitter
-    poly, roundings = _expand(problem, problem.body)
+    poly, conditions = _expand(problem, problem.body)
     row = _separated(poly, problem.body, emitter)
 
     def cost(candidate: Row) -> int:
@@ -110,9 +113,14 @@ def _solve_sum(problem: Problem) -> Solution:
     accumulators = tuple(
         Accumulator(term, SUM, _row_update(problem, position, matrix[position])) for position, term in enumerate(terms)
     )
+    operations = sum(node_count(a.update) for a in accumulators)
+    if operations > MAX_OPERATIONS * len(accumulators):
+        raise NotExpandableError(
+            f"the repair of {{}} takes {operations} operations for {len(accumulators)} accumulators", problem.body
+        )
     entries = tuple(tuple(_signed_expr(emitter, entry) for entry in line) for line in matrix)
     nonzero = _nonzero(problem, [entry for line in matrix for entry in line])
-    return Solution(accumulators, entries, roundings, nonzero)
+    return Solution(accumulators, entries, conditions, nonzero)
 
 
 def _row_update(problem: Problem, position: int, line: Sequence[Entry]) -> Expr:
@@ -187,14 +195,14 @@ def _solve_extremum(problem: Problem) -> Solution:
     """max and min commute with x -> a x + d for a > 0: g = a(r) b(c) + d(r) with a sign of `a` that is fixed."""
     emitter, name = problem.emitter, problem.reducer.name
     body, _ = _identity_masked(problem.body, problem)
-    poly, roundings = _expand(problem, body)
+    poly, conditions = _expand(problem, body)
     row = _separated(poly, problem.body, emitter)
     shift = row.pop(ONE, {})
     shift_old = laurent.map_variables(shift, aged)
     acc: Expr = problem.accumulator(0)
     if not row:
         update = emitter.poly(shift)
-        return _single(problem, update, update, roundings, ())
+        return _single(problem, update, update, conditions, ())
     basis_matrix = transition([row], aged)
     if basis_matrix is None:
         raise NotExpandableError(
@@ -207,7 +215,7 @@ def _solve_extremum(problem: Problem) -> Solution:
         moved = laurent.add(shift, shift_old, -1)
         sign, x = emitter.signed(moved)
         update = acc if not moved else apply("add" if sign > 0 else "sub", acc, x)
-        return _single(problem, update, emitter.poly(moved), roundings, ())
+        return _single(problem, update, emitter.poly(moved), conditions, ())
     scale = _coefficient_expr(emitter, row)
     sign_of_scale = infer_sign(scale, problem.signs)
     if sign_of_scale == "any":
@@ -224,7 +232,7 @@ def _solve_extremum(problem: Problem) -> Solution:
     if shift:
         sign, x = emitter.signed(shift)
         update = apply("add" if sign > 0 else "sub", update, x)
-    return _single(problem, update, factor, roundings, nonzero)
+    return _single(problem, update, factor, conditions, nonzero)
 
 
 def _coefficient_expr(emitter: Emitter, row: Mapping[Monomial, Poly]) -> Expr:
@@ -234,22 +242,22 @@ def _coefficient_expr(emitter: Emitter, row: Mapping[Monomial, Poly]) -> Expr:
 
 
 def _single(
-    problem: Problem, update: Expr, shown: Expr, roundings: tuple[str, ...], nonzero: tuple[Expr, ...]
+    problem: Problem, update: Expr, shown: Expr, conditions: tuple[str, ...], nonzero: tuple[Expr, ...]
 ) -> Solution:
     accumulator = Accumulator(problem.body, problem.reducer, update)
-    return Solution((accumulator,), ((shown,),), roundings, nonzero)
+    return Solution((accumulator,), ((shown,),), conditions, nonzero)
 
 
 def _solve_product(problem: Problem) -> Solution:
     """prod of a(r) b(c) is prod of b(c) times a(r) ** count; prod of b(c) ** a(r) is (prod of b(c)) ** a(r)."""
     emitter = problem.emitter
     body, masks = _identity_masked(problem.body, problem)
-    poly, roundings = _expand(problem, body)
+    poly, conditions = _expand(problem, body)
     if laurent.variables(poly, "predicate"):
         raise NotExpandableError("{} under prod: a mask whose other branch is not 1 is not supported", problem.body)
     row = laurent.separate(poly)
     if isinstance(row, Exp):
-        return _solve_powers(problem, poly, roundings)
+        return _solve_powers(problem, poly, conditions)
     matrix = transition([row], aged) if row else None
     if matrix is None:
         raise NotExpandableError("{} under prod is not of the form a(r)*b(c), the only one that prod splits over",
@@ -267,10 +275,10 @@ def _solve_product(problem: Problem) -> Solution:
         one = apply("select", mask, one, emitter.number(0))
     moved = apply("mul", problem.accumulator(0), repeated)
     accumulators = (Accumulator(problem.body, problem.reducer, moved), Accumulator(one, SUM, count))
-    return Solution(accumulators, ((repeated,),), roundings, nonzero)
+    return Solution(accumulators, ((repeated,),), conditions, nonzero)
 
 
-def _solve_powers(problem: Problem, poly: Poly, roundings: tuple[str, ...]) -> Solution:
+def _solve_powers(problem: Problem, poly: Poly, conditions: tuple[str, ...]) -> Solution:
     """log g = a(r) * log b(c), with b(c) > 0 because it is an exponential."""
     refusal = NotExpandableError(
         "{} under prod is neither a(r)*b(c) nor b(c)**a(r), the only forms that prod splits over", problem.body
@@ -293,7 +301,7 @@ def _solve_powers(problem: Problem, poly: Poly, roundings: tuple[str, ...]) -> S
     factor = _signed_expr(problem.emitter, ratio)
     update = apply("pow", problem.accumulator(0), factor)
     nonzero = _nonzero(problem, [ratio])
-    return _single(problem, update, factor, roundings, nonzero)
+    return _single(problem, update, factor, conditions, nonzero)
 
 
 def frames_read(body: Expr, roles: Mapping[Expr, laurent.Role]) -> bool:

@@ -23,6 +23,7 @@ from pallasfuse.ir.tile_program import (
     Store,
     TileProgram,
     before,
+    block_start,
     to_visit,
     verify,
     visited,
@@ -187,11 +188,13 @@ class _Lowering:
             else:
                 self._rolled(folds)
         self._store_outputs()
+        read_starts = frozenset().union(*(g.stop.tensors for s in self.top.statements if isinstance(s, Loop) for g in s.segments))
+        descending = tuple(a for a, _ in self.schedule.grid if block_start(a) in read_starts)
         outputs = tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
         return verify(TileProgram(
             self.group.name, tuple(self.tensors[t] for t in self.group.inputs), outputs,
             tuple((a, self._tile(a)) for a, _ in self.schedule.grid), tuple((a, self._tile(a)) for a in self.order),
-            tuple(self.top.statements), self.schedule.warps, self.schedule.stages,
+            tuple(self.top.statements), self.schedule.warps, self.schedule.stages, descending,
         ))  # fmt: skip
 
     def _whole(self, fold: Fold) -> None:

@@ -143,13 +143,13 @@ def test_memo_hits_the_same_shape_over_other_tensors(monkeypatch: pytest.MonkeyP
         raise AssertionError(f"solved again: {problem}")
 
     monkeypatch.setattr(module, "_solve", must_not_solve)
-    body = parse_expr("exp(other - m) * (u / w) * (other + 3)")
+    body = parse_expr("exp(other - m) * (u / w) * (other + 4)")
     second = derive(body, "sum", ["m"])
     assert isinstance(second, Repair)
     assert second.accumulators[0].term is body
     assert str(second.accumulators[0].update) == "acc.0 * exp(m.old - m)"
     with pytest.raises(AssertionError, match="solved again"):
-        derive("exp(other - m) * (u / w) * (other + 4)", "sum", ["m"])
+        derive("exp(other - m) * (u / w) * (m + 4)", "sum", ["m"])
     with pytest.raises(AssertionError, match="solved again"):
         derive(body, "sum", [Frame("m", "positive")])
 

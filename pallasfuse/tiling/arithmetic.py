@@ -1,0 +1,105 @@
+"""Cheaper arithmetic for GPUs, as a rewrite of tile programs.
+
+- `x / c` becomes `x * (1 / c)` for a constant c (one more rounding, unless c is a power of two);
+- `exp(u)` becomes `exp2(u log2 e)`, with the factor folded into constants and row values of the linear form u;
+- `max_j(c x) = c max_j(x)` for a constant c > 0 (exact: rounding is monotone), so that the maximum is taken of raw products.
+"""
+
+import math
+from dataclasses import replace
+from typing import assert_never
+
+from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, mul, read, rebuild, select, with_args
+from pallasfuse.ir.reducers import MAX, MIN
+from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
+
+LOG2_E = math.log2(math.e)
+
+
+def rewrite(program: TileProgram) -> TileProgram:
+    """The same kernel with cheaper arithmetic."""
+    return replace(program, body=_block(program.body))
+
+
+def _block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    result: list[Statement] = []
+    for s in body:
+        match s:
+            case Load():
+                result.append(s)
+            case Let():
+                result.append(replace(s, value=_cheaper(s.value)))
+            case Reduce():
+                result.extend(_reduce(replace(s, value=_cheaper(s.value))))
+            case Contract():
+                result.append(replace(s, lhs=_cheaper(s.lhs), rhs=_cheaper(s.rhs)))
+            case Store():
+                result.append(replace(s, value=_cheaper(s.value)))
+            case Loop():
+                segments: tuple[Segment, ...] = tuple(replace(g, body=_block(g.body)) for g in s.segments)
+                result.append(replace(s, segments=segments))
+            case _:
+                assert_never(s)
+    return tuple(result)
+
+
+def _cheaper(root: Expr) -> Expr:
+    return rebuild(root, _step)
+
+
+def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    if node.dtype == "float32" and isinstance(node, Apply):
+        match node.op, args:
+            case "div", (x, Const(value)) if value and math.isfinite(value) and math.isfinite(1 / value):
+                return _times(x, 1 / float(value))
+            case "exp", (u,) if u.axes or u.tensors:
+                return apply("exp2", _scaled(u, LOG2_E))
+    return with_args(node, args)
+
+
+def _times(x: Expr, factor: float) -> Expr:
+    match x:
+        case Const(value, dtype):
+            return const(float(value) * factor, dtype)
+        case Apply("mul", (a, Const(value))):
+            return mul(a, const(float(value) * factor, x.dtype))
+        case Apply("mul", (Const(value), a)):
+            return mul(a, const(float(value) * factor, x.dtype))
+    return mul(x, const(factor, x.dtype))
+
+
+def _scaled(u: Expr, factor: float) -> Expr:
+    """`u * factor`, with the factor as deep as it costs nothing."""
+    match u:
+        case Apply("add" | "sub" as op, (a, b)):
+            return apply(op, _scaled(a, factor), _scaled(b, factor))
+        case Apply("neg", (a,)):
+            return apply("neg", _scaled(a, factor))
+        case Apply("select", (p, a, b)):
+            return select(p, _scaled(a, factor), _scaled(b, factor))
+        case Apply("mul", (a, b)) if not isinstance(a, Const) and not isinstance(b, Const) and a.axes != b.axes:
+            small, large = (a, b) if len(a.axes) < len(b.axes) else (b, a)
+            return mul(_scaled(small, factor), large)
+    return _times(u, factor)
+
+
+def _reduce(s: Reduce) -> list[Statement]:
+    """Take a positive constant factor out of a maximum or minimum."""
+    if s.reducer not in (MAX, MIN) or s.value.dtype != "float32":
+        return [s]
+    inner, factor = _positive_factor(s.value)
+    if factor is None:
+        return [s]
+    raw = f"{s.name}.raw"
+    return [replace(s, name=raw, value=inner), Let(s.name, s.axes, mul(read(raw, s.axes, "float32"), const(factor, "float32")))]
+
+
+def _positive_factor(value: Expr) -> tuple[Expr, float | None]:
+    match value:
+        case Apply("mul", (x, Const(c))) | Apply("mul", (Const(c), x)) if c > 0 and math.isfinite(c) and not isinstance(x, Const):
+            return x, float(c)
+        case Apply("select", (p, x, Const(c, dtype) as other)) if math.isinf(c):
+            inner, factor = _positive_factor(x)
+            return (value, None) if factor is None else (select(p, inner, other), factor)
+    return value, None
+
