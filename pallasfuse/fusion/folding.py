@@ -102,7 +102,8 @@ def fold_over(
     unstable = exponent_is_bounded(framed, rolled, bounds, atoms)
     if unstable is not None:
         return unstable
-    derived = repair.derive(framed, nest.reducer, [repair.Frame(f.name, frame_signs[f.name]) for f in frames])
+    facts = [repair.Frame(f.name, frame_signs[f.name]) for f in frames]
+    derived = repair.derive(framed, nest.reducer, facts, over=nest.reduced)
     if isinstance(derived, Refusal):
         return derived
 

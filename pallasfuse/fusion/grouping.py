@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.cost import apart, together
+from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir import dtypes
@@ -31,6 +32,14 @@ class Candidate:
     saved_ms: float
     apart_ms: float
     together_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the groups chosen so far mean for one more: values that are already made, and values that must be handed out."""
+
+    made: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +77,23 @@ class Graph:
             self.ancestors[node.name] = frozenset(everything)
         self.outputs = frozenset(program.outputs)
         self.signs = _reduction_signs(program)
+        self.bodies = inline_maps(program)
+
+    def roots(self) -> list[Nest]:
+        """What XLA would compute as a kernel of its own: reductions, outputs and operands of external tensors."""
+        for_external = {t for n in self.program.nests if isinstance(n, External) for t in n.reads}
+        return [n for n in self.nests.values() if n.is_reduction or n.name in self.outputs | for_external]
 
     def reductions(self) -> list[Nest]:
         return [n for n in self.nests.values() if n.is_reduction]
+
+    def computed_by(self, covers: frozenset[str]) -> frozenset[str]:
+        """Reductions in `covers`, and maps that read at least one of them and no other reduction that is not."""
+        found = set(covers)
+        for name, nest in self.nests.items():
+            if not nest.is_reduction and self.ancestors[name] & covers:
+                found.add(name)
+        return frozenset(found)
 
     def depends(self, name: str, on: Iterable[str]) -> bool:
         return not self.ancestors.get(name, frozenset()).isdisjoint(on)
@@ -89,7 +112,7 @@ def _reduction_signs(program: LoopProgram) -> dict[str, Sign]:
 
 def group(program: LoopProgram, target: Target) -> Grouping:
     """Choose the groups of `program` for `target`, best saving first."""
-    graph = Graph(program)
+    graph = Graph(deduplicate(program))
     reasons: dict[str, str] = {}
     candidates: list[Candidate] = []
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
@@ -103,9 +126,12 @@ def group(program: LoopProgram, target: Target) -> Grouping:
                 reasons.setdefault(fold.name, f"one kernel would not be faster: {candidate.together_ms:.3g} ms predicted, "
                                               f"{candidate.apart_ms:.3g} ms apart")  # fmt: skip
         elif all(candidate.covers.isdisjoint(c.covers) for c in chosen):
-            trial = _in_order(graph, [*(c.group for c in chosen), candidate.group])
-            if trial is not None:
-                chosen.append(candidate)
+            joined = _join(graph, chosen, candidate, target)
+            if joined is None:
+                for fold in candidate.group.folds:
+                    reasons.setdefault(fold.name, "its kernel and another one would wait for each other")
+            else:
+                chosen = joined
     groups = _in_order(graph, [c.group for c in chosen])
     assert groups is not None
     covered = frozenset().union(*(c.covers for c in chosen)) if chosen else frozenset()
@@ -114,6 +140,35 @@ def group(program: LoopProgram, target: Target) -> Grouping:
         for n in graph.reductions() if n.name not in covered
     )  # fmt: skip
     return Grouping(tuple(groups), left)
+
+
+def _join(graph: Graph, chosen: list[Candidate], candidate: Candidate, target: Target) -> list[Candidate] | None:
+    """The chosen groups and one more, rebuilt so that each hands out what the others read; None when that is impossible."""
+    made = frozenset(n.name for c in chosen for n in c.group.outputs)
+    read_by_chosen = frozenset(t for c in chosen for t in c.group.inputs)
+    new = _rebuild(graph, candidate, Context(made, read_by_chosen), target)
+    if new is None or new.saved_ms <= 0:
+        return None
+    result = []
+    for old in chosen:
+        missing = frozenset(new.group.inputs) & graph.computed_by(old.covers)
+        if missing <= {n.name for n in old.group.outputs}:
+            result.append(old)
+            continue
+        others = frozenset(n.name for c in (*chosen, new) if c is not old for n in c.group.outputs)
+        again = _rebuild(graph, old, Context(others, missing), target)
+        if again is None:
+            return None
+        result.append(again)
+    result.append(new)
+    return result if _in_order(graph, [c.group for c in result]) is not None else None
+
+
+def _rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
+    group = candidate.group
+    members = sorted((graph.nests[f.name] for f in group.folds), key=lambda n: graph.order[n.name])
+    built = _build(graph, group.rolled, members, group.parallel, target, context)
+    return built if isinstance(built, Candidate) else None
 
 
 def _components(graph: Graph, axis: Axis) -> list[list[Nest]]:
@@ -144,8 +199,6 @@ def _candidates(
             built = _build(graph, axis, chosen, tuple(a for a in chosen[0].axes if a in core), target)
             if isinstance(built, Candidate):
                 yield built
-                if len(chosen) == 1 or built.saved_ms > 0:
-                    break
                 chosen = chosen[:-1]
                 continue
             name, reason = built
@@ -155,7 +208,7 @@ def _candidates(
 
 
 def _build(
-    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target
+    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = Context()
 ) -> Candidate | tuple[str, str]:
     """The candidate with exactly these folds, or (the member that prevents it, why)."""
     names = frozenset(n.name for n in members)
@@ -167,7 +220,7 @@ def _build(
 
     rejected: dict[str, str] = {}
     while True:
-        keep = _materialized_maps(graph, frozenset(rejected), names)
+        keep = _materialized_maps(graph, frozenset(rejected), names) | context.made
         bodies = inline_maps(graph.program, keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
         refused = next(((n, why) for n in inner
@@ -187,7 +240,7 @@ def _build(
     folded = _derive_folds(graph, axis, members, inner, bodies)
     if not isinstance(folded, _Folds):
         return folded
-    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep)
+    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context)
     if not outputs:
         return members[-1].name, "nothing outside reads it"
     final = tuple(_with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else _as_store(graph.nests[n])
@@ -202,9 +255,14 @@ def _build(
         conditions=folded.conditions, source=members[0].source,
     )  # fmt: skip
     passes = dict.fromkeys(inside, group.passes)
-    in_group = [*members, *inner, *(graph.nests[n] for n in outputs if not graph.nests[n].is_reduction)]
-    apart_ms = sum(apart(_with_body(n, bodies)).milliseconds(target) for n in in_group)
-    together_ms = together([f.nest for f in folded.folds], inner_nests, final, core, passes).milliseconds(target)
+    fused = together([f.nest for f in folded.folds], inner_nests, final, core, passes).milliseconds(target)
+    stored = frozenset(outputs)
+    affected = [n for n in graph.roots() if n.name not in context.made
+                and (n.name in inside | stored or graph.depends(n.name, inside))]  # fmt: skip
+    before, after = graph.bodies, inline_maps(graph.program, keep | stored)
+    apart_ms = sum(apart(_with_body(n, before)).milliseconds(target) for n in affected)
+    together_ms = fused + sum(apart(_with_body(n, after)).milliseconds(target)
+                              for n in affected if n.name not in inside | stored)  # fmt: skip
     return Candidate(group, inside, apart_ms - together_ms, apart_ms, together_ms)
 
 
@@ -330,7 +388,7 @@ def _member_above(members: list[Nest], graph: Graph, nest: Nest) -> str:
 
 def _absorb(
     graph: Graph, bodies: Mapping[str, Expr], inside: frozenset[str], axes: frozenset[Axis], rolled: Axis,
-    keep: frozenset[str],
+    keep: frozenset[str], context: Context,
 ) -> list[str]:  # fmt: skip
     """The tensors that the kernel stores: follow the maps downstream, and stop where they leave the kernel's axes."""
     absorbed: set[str] = set()
@@ -358,7 +416,9 @@ def _absorb(
         lives = isinstance(node, External) or node.is_reduction or name in graph.outputs
         if name not in available and (lives or not outside.isdisjoint(graph.consumers[name])):
             outside.add(name)
-    needed = [n for n in available if n in graph.outputs or not outside.isdisjoint(graph.consumers[n])]
+    outside |= context.made - available
+    needed = [n for n in available
+              if n in graph.outputs or n in context.wanted or not outside.isdisjoint(graph.consumers[n])]  # fmt: skip
     return sorted(needed, key=graph.order.__getitem__)
 
 

@@ -17,7 +17,9 @@ from pallasfuse.repair.result import Accumulator, accumulator_name
 from pallasfuse.repair.signs import Sign, infer_sign, is_strict
 
 MAX_OPERATIONS = 40
-"""Per accumulator. A longer update loses more to rounding and to time than a second pass does."""
+"""Of an update, on average. A longer one loses more to rounding and to time than a second pass does."""
+MAX_TERM_OPERATIONS = 24
+"""Of what one element adds to a companion."""
 
 _Matrix = tuple[tuple[Expr, ...], ...]
 
@@ -106,6 +108,9 @@ def _solve_sum(problem: Problem) -> Solution:
     basis = framed_basis(row, cost)
     if basis is None:
         raise NotExpandableError(f"{{}} needs more than {MAX_RANK} accumulators", problem.body)
+    longest = max((cost(b) for b in basis[1:]), default=0)
+    if longest > MAX_TERM_OPERATIONS:
+        raise NotExpandableError(f"{{}} needs an accumulator whose terms take {longest} operations", problem.body)
     matrix = transition(basis, aged) if row else [[(laurent.number(1), laurent.number(1))]]
     if matrix is None:
         raise NotExpandableError("the repair of {} could not be proved", problem.body)

@@ -264,9 +264,8 @@ class _Lowering:
                 if node.tensor in own:
                     replacements[node] = read(node.tensor, self._sorted(node.axes), node.dtype)
                 else:
-                    known = scope.find(read(node.tensor, node.indices, node.dtype))
-                    assert known is not None, node
-                    replacements[node] = known
+                    known = scope.find(node)
+                    replacements[node] = known if known is not None else self._emit_read(node, self.top)
         return substitute(update, replacements)
 
     def _current(self, fold: Fold, values: Mapping[str, Fold], scope: _Scope, suffix: str, done: str) -> Expr:
@@ -371,7 +370,7 @@ class _Lowering:
             assert empty is not None
             for a in fold.accumulators:
                 replacements[read(a.name, a.axes, a.dtype)] = finished[a.name]
-            result = apply("select", empty, substitute(main.update, replacements), result)
+            result = apply("select", empty, self._expr_with(main.update, replacements, scope), result)
         replacements = {read(main.name, main.axes, main.dtype): result}
         value = self._expr_with(fold.finish, replacements, scope)
         scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope)
