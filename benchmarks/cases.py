@@ -120,15 +120,15 @@ class ArrayCase:
 
 
 def _rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    return (normal(3, (7, length), dtype),)
+    return (normal(3, (61, length), dtype),)
 
 
 def _affine_rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    return normal(3, (7, length), dtype), normal(4, (length,), dtype), normal(5, (length,), dtype)
+    return normal(3, (61, length), dtype), normal(4, (length,), dtype), normal(5, (length,), dtype)
 
 
 def _labelled_rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    return 3 * normal(3, (7, length), dtype), jax.random.randint(jax.random.key(6), (7,), 0, length)
+    return 3 * normal(3, (61, length), dtype), jax.random.randint(jax.random.key(6), (61,), 0, length)
 
 
 def _gated(length: int, dtype: Any) -> tuple[jax.Array, ...]:

@@ -1,7 +1,8 @@
 """An H100 without a GPU: lowering for CUDA, and compilation through ptxas.
 
-Lowering needs nothing but JAX. Compilation needs the CUDA plugin and ptxas (`requirements/aot-0.11.txt`, `make venv-aot`); it
-finds what a lowering cannot: operations that Triton lacks, tiles that overflow shared memory, spilled registers.
+Lowering needs nothing but JAX. Compilation needs the CUDA plugin and ptxas (`requirements/aot-0.11.txt`,
+`make venv-aot`); it finds what a lowering cannot: functions without a half-precision form, tiles that overflow shared
+memory, spilled registers.
 """
 
 import os
@@ -15,7 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # there is no driver, whose version the plugin would check
+# There is no driver, whose version the plugin would check.
+os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 import jax
 
@@ -83,7 +85,11 @@ class Compiled:
 
 def can_compile() -> bool:
     """Are the plugin and ptxas installed?"""
-    return find_spec("jax_plugins.xla_cuda13") is not None and _toolkit() is not None
+    return (
+        find_spec("jax_plugins") is not None
+        and find_spec("jax_plugins.xla_cuda13") is not None
+        and _toolkit() is not None
+    )
 
 
 def lower(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:

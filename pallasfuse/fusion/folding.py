@@ -8,6 +8,7 @@ from pallasfuse import repair
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.hoisting import Hoisted, hoist
 from pallasfuse.ir.neutrality import is_neutral
+from pallasfuse.fusion.refinement import refined_value
 from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_polynomial
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
@@ -131,7 +132,10 @@ def fold_over(
                        f"{body} is not known to contribute nothing")  # fmt: skip
     result = hoisted.finish(read(accumulators[0].name, nest.axes, accumulators[0].dtype))
     factors = _show_factors(hoisted)
-    fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, derived.matrix, factors)
+    refined = refined_value(frames, accumulators, nest, {n: f.nest for n, f in unfinished.items() if len(f.accumulators) == 1})
+    if refined is not None:
+        conditions.append("moments are taken around the mean before it is rounded")
+    fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, refined, derived.matrix, factors)
     return Folded(fold, tuple(dict.fromkeys(conditions)))
 
 

@@ -65,6 +65,8 @@ class Fold:
     finish: Expr
     empty_is_neutral: bool = True
     """Proven: while a predecessor in `empties` is its identity, every term is its reducer's identity."""
+    refined: Expr | None = None
+    """Accumulator 0 corrected for the rounding of the last frame, over the finished accumulators."""
     matrix: str = ""
     hoisted: str = ""
     refusals: tuple[str, ...] = ()
@@ -111,6 +113,8 @@ class Group:
             for a in fold.accumulators:
                 head = f"  {a.name} {a.reducer}= {a.term}"
                 lines.append(head if a.update is None else f"{head}; repaired {a.name} = {a.update}")
+            if fold.refined is not None:
+                lines.append(f"  refined {fold.accumulators[0].name} = {fold.refined}")
             lines.append(f"  {fold.name} = {fold.finish}")
         lines.extend(f"store {n.name}[{', '.join(a.name for a in n.axes)}] = {n.body}" for n in self.outputs)
         return "\n".join(lines)

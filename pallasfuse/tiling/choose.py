@@ -46,6 +46,11 @@ def examine(group: Group) -> Shape:
     return Shape(best if products or best is not None else None, products, size)
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not less than n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 def choose(group: Group, target: Target) -> list[Schedule]:
     """Schedules for `target`, best first by prediction."""
     shape = examine(group)
@@ -66,7 +71,9 @@ _CACHE_ELEMENTS = 1 << 15
 def _for_cpu(group: Group, shape: Shape) -> Schedule:
     n = group.rolled.extent
     if shape.has_products and shape.row is not None:
-        return _schedule(group, {shape.row: 128}, 256 if n > 256 else n)
+        # matrix products run on all cores only when they are large
+        rows = min(512, max(128, power_of_two(shape.row.extent) // 8))
+        return _schedule(group, {shape.row: rows}, min(n, 512))
     rolled_tile = n if n * shape.inner_elements <= _CACHE_ELEMENTS * 4 else max(256, _CACHE_ELEMENTS // shape.inner_elements)
     rows = max(1, _CACHE_ELEMENTS * 2 // (min(rolled_tile, n) * shape.inner_elements))
     tiles: dict[Axis, int] = {}
@@ -85,9 +92,9 @@ def _for_gpu(group: Group, shape: Shape) -> list[Schedule]:
     if shape.has_products and shape.row is not None:
         widest = max((a.extent for f in group.folds for a in f.nest.axes if a not in group.parallel), default=1)
         if widest <= 64:
-            options = [(128, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 2)]
+            options = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 64, 4, 3)]
         elif widest <= 128:
-            options = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)]
+            options = [(128, 128, 8, 3), (128, 64, 8, 3), (64, 64, 4, 3)]
         else:
             options = [(64, 32, 4, 2), (64, 64, 8, 2)]
         return [_schedule(group, {shape.row: max(16, m)}, max(16, k), w, s) for m, k, w, s in options]

@@ -30,6 +30,7 @@ from pallasfuse.ir.tile_program import (
 )
 from pallasfuse.targets import Tails
 from pallasfuse.tiling.bounds import Trip, plan_loop
+from pallasfuse.tiling.choose import power_of_two
 from pallasfuse.tiling.products import Product, narrow, split_product
 
 
@@ -52,10 +53,6 @@ class _Scope:
                 return scope.known[node]
             scope = scope.parent
         return None
-
-
-def power_of_two(n: int) -> int:
-    return 1 << (n - 1).bit_length()
 
 
 def lower(group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor]) -> TileProgram:
@@ -201,10 +198,29 @@ class _Lowering:
         """The rolled axis fits into one tile: reduce it at once, as the program says."""
         nest = fold.nest
         assert nest.reducer is not None
+        if fold.refined is not None:
+            self._whole_refined(fold, fold.refined)
+            return
         value = self._reduction(f"{nest.name}.all", nest.axes, nest.reducer, nest.body, nest.reduced, self.top, nest.precision)
         self.top.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
             f"{nest.name}.value", nest.axes, convert(value, nest.dtype), self.top
         )
+
+    def _whole_refined(self, fold: Fold, refined: Expr) -> None:
+        """As `_whole`, with the companions that correct the rounding of the frames."""
+        nest, scope = fold.nest, self.top
+        for frame in fold.frames:
+            key = read(frame.name, frame.axes, frame.value.dtype)
+            scope.known[key] = self._let(frame.name, frame.axes, self._expr(frame.value, scope), scope)
+        replacements: dict[Expr, Expr] = {}
+        for a in fold.accumulators:
+            total = self._reduction(f"{a.name}.all", a.axes, a.reducer, a.term, nest.reduced, scope, nest.precision)
+            replacements[read(a.name, a.axes, a.dtype)] = total
+        main = fold.accumulators[0]
+        result = self._let(f"{main.name}.refined", main.axes, self._expr_with(refined, replacements, scope), scope)
+        value = self._expr_with(fold.finish, {read(main.name, main.axes, main.dtype): result}, scope)
+        key = read(nest.name, nest.axes, nest.dtype)
+        scope.known[key] = self._let(f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope)
 
     def _rolled(self, folds: list[Fold]) -> None:
         """One pass over the rolled axis."""
@@ -371,6 +387,9 @@ class _Lowering:
             for a in fold.accumulators:
                 replacements[read(a.name, a.axes, a.dtype)] = finished[a.name]
             result = apply("select", empty, self._expr_with(main.update, replacements, scope), result)
+        if fold.refined is not None:
+            replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
+            result = substitute(fold.refined, replacements)
         replacements = {read(main.name, main.axes, main.dtype): result}
         value = self._expr_with(fold.finish, replacements, scope)
         scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope)

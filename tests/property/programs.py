@@ -237,7 +237,7 @@ def _mask(g: _Growth, x: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
     i, j = _positions(g, shape, axes)
     n = shape[axes[-1]]
     k = c.integer(0, max(1, n // 2))
-    kind = c.integer(0, 10)
+    kind = c.integer(0, 12)
     match kind:
         case 0:
             p = f"{i} >= {j}"
@@ -259,6 +259,10 @@ def _mask(g: _Growth, x: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
             p = f"{i} // {c.integer(1, 4)} >= {j} // {c.integer(1, 4)}"
         case 9:
             p = f"~(({i} < {j}) | ({j} == {k}))"
+        case 10:
+            p = f"{j} >= {k}"
+        case 11:
+            p = f"({j} >= {k}) & ({j} <= {i} + {c.integer(0, n)})"
         case _:
             p = g.input(tuple(e if not c.chance(30) else 1 for e in shape), "bool")
     p = g.let(p)

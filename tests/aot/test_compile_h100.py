@@ -1,0 +1,139 @@
+"""Every kernel compiles to machine code for an H100, on a machine without a GPU (`make test-aot`).
+
+This goes on where `tests/triton_gpu/test_lowering.py` ends, through Triton's own compiler and ptxas. It finds tiles
+that overflow shared memory, types that a mathematical function lacks, and spilled registers.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import pallasfuse as pf
+from benchmarks import h100
+from benchmarks.cases import ATTENTION, all_cases
+from tests.elementwise_functions import ELEMENTWISE
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.skipif(not h100.can_compile(), reason="needs requirements/aot-0.11.txt: make test-aot"),
+]
+
+HALF_TYPES = ["float16", "bfloat16"]
+DTYPES = ["float32", *HALF_TYPES]
+MOST_SPILLED_BYTES = 256
+"""Tolerated in float32, whose rows are twice as wide as what the tiles are made for."""
+
+
+def named(cases):
+    return [pytest.param(case, id=case.name.replace(" ", "-")) for case in cases]
+
+
+def shapes(case, length, dtype, **options):
+    return jax.eval_shape(lambda: case.arrays(length, jnp.dtype(dtype), **options))
+
+
+def array(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def compiled_kernels(record_property, fused, arguments, static=()):
+    """What the fused function's kernels take of the machine; the plan foretells their number."""
+    plan = fused.explain(*arguments, *static, target="triton")
+    launches = h100.compile_for_h100(lambda *a: fused(*a, *static), arguments).triton_launches
+    assert len(launches) == len(plan.kernels)
+    for launch in launches:
+        record_property("kernel", str(dataclasses.asdict(launch)))
+        assert launch.shared_bytes <= h100.SHARED_MEMORY_BYTES
+    return launches
+
+
+def assert_registers_suffice(launches, most_spilled_bytes=0):
+    assert all((k.spilled_bytes or 0) <= most_spilled_bytes for k in launches), launches
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("case", named(all_cases()))
+def test_cases_at_the_sizes_of_the_benchmarks(record_property, case, dtype):
+    launches = compiled_kernels(record_property, case.fused, shapes(case, 1024, dtype), case.static)
+    assert len(launches) == 1
+    assert_registers_suffice(launches, 0 if dtype in HALF_TYPES else MOST_SPILLED_BYTES)
+
+
+@pytest.mark.parametrize("length", [1, 61, 1000])
+@pytest.mark.parametrize("case", named(all_cases()))
+def test_odd_lengths(record_property, case, length):
+    case = case.small()
+    launches = compiled_kernels(record_property, case.fused, shapes(case, length, "bfloat16"), case.static)
+    assert_registers_suffice(launches)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("head_dim", [8, 16, 64, 80, 256])
+def test_head_dimensions(record_property, head_dim, dtype):
+    case = dataclasses.replace(ATTENTION[1].small(), head_dim=head_dim)
+    launches = compiled_kernels(record_property, case.fused, shapes(case, 1000, dtype), case.static)
+    assert_registers_suffice(launches, 0 if dtype in HALF_TYPES else MOST_SPILLED_BYTES)
+
+
+@pytest.mark.parametrize("queries", [1, 8])
+def test_few_queries(record_property, queries):
+    case = ATTENTION[1]
+    launches = compiled_kernels(record_property, case.fused, shapes(case, queries, "float16", key_length=8192))
+    assert_registers_suffice(launches)
+
+
+ROWS = {
+    "softmax": lambda x: jax.nn.softmax(x, axis=-1),
+    "softmax of columns": lambda x: jax.nn.softmax(x, axis=0),
+    "log-sum-exp": lambda x: jax.nn.logsumexp(x, axis=-1),
+    "variance": lambda x: x.var(-1),
+    "layer norm": lambda x: (x - x.mean(-1, keepdims=True)) * lax.rsqrt(x.var(-1, keepdims=True) + 1e-6),
+    "norm of rows, then softmax": lambda x: jax.nn.softmax(x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)),
+}
+
+
+@pytest.mark.parametrize("shape", [(7, 61), (64, 4096), (2, 50257)], ids=str)
+@pytest.mark.parametrize("name", list(ROWS))
+def test_rows(record_property, name, shape):
+    assert_registers_suffice(compiled_kernels(record_property, pf.fuse(ROWS[name]), [array(*shape)]))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", list(ELEMENTWISE))
+def test_an_operation_compiles_or_is_left_to_xla(record_property, name, dtype):
+    """Triton's language accepts a half-precision operand of any function; CUDA's library has no such functions."""
+    function = ELEMENTWISE[name]
+    fused = pf.fuse(lambda x: jax.nn.softmax(function(x).astype(jnp.float32)))
+    compiled_kernels(record_property, fused, [array(7, 1000, dtype=dtype)])
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T / 8) @ v
+
+
+def with_tiles(arguments, rows, keys, warps, stages):
+    """`attention` with the tiles of its row axis and its rolled axis."""
+    schedule = pf.fuse(attention).explain(*arguments, target="triton").kernels[0].schedule
+    row_axis = max((axis for axis, _ in schedule.grid), key=lambda axis: axis.extent)
+    tiles = ((row_axis.name, rows), (schedule.rolled.name, keys))
+    return pf.fuse(attention, options=pf.FuseOptions(tiles=tiles, warps=warps, stages=stages))
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("warps", [4, 8])
+@pytest.mark.parametrize("tiles", [(16, 16), (64, 32), (64, 128), (128, 64), (100, 48), (8, 64), (1, 64)], ids=str)
+def test_options_override_the_schedule(record_property, tiles, warps, stages):
+    arguments = [array(1000, 64, dtype="float16")] * 3
+    fused = with_tiles(arguments, *tiles, warps, stages)
+    (launch,) = compiled_kernels(record_property, fused, arguments)
+    assert launch.threads == 32 * warps
+
+
+def test_tiles_that_overflow_shared_memory_are_found():
+    arguments = [array(4096, 256)] * 3
+    fused = with_tiles(arguments, 256, 128, 8, 3)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Shared memory size limit exceeded"):
+        h100.compile_for_h100(fused, arguments)
