@@ -1,6 +1,6 @@
 """Sweep tile sizes, warps and stages of the Triton target on one GPU, for choosing the defaults in `tiling/choose.py`.
 
-    python benchmarks/sweep.py causal global --length 8192 --json sweep.json
+python benchmarks/sweep.py causal global --length 8192 --json sweep.json
 """
 
 import argparse
@@ -60,7 +60,9 @@ def main():
                 ms = statistics.median(times)
                 results.append((ms, m, n, warps, stages))
             except Exception as error:
-                print(f"{case.name} {m}x{n} w{warps} s{stages}: {type(error).__name__} {str(error)[:120]!r}", flush=True)
+                print(
+                    f"{case.name} {m}x{n} w{warps} s{stages}: {type(error).__name__} {str(error)[:120]!r}", flush=True
+                )
         for ms, m, n, warps, stages in sorted(results)[:6]:
             rate = case.flops(args.length) / ms / 1e9
             print(f"{case.name:8} {m}x{n} warps {warps} stages {stages}: {ms:.4f} ms {rate:.0f} TFLOP/s", flush=True)

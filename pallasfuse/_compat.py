@@ -4,8 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax._src import core, source_info_util
+from jax._src.interpreters import batching as jax_batching
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+not_mapped = jax_batching.not_mapped  # type: ignore[attr-defined]
+"""The batch dimension of an operand that has none."""
 
 
 def source_summary(eqn: JaxprEqn) -> str:
@@ -50,7 +54,7 @@ def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         subfuns, params = bind_params
     else:
         subfuns, params = (), bind_params
-    results = eqn.primitive.bind(*subfuns, *values, **params)
+    results = eqn.primitive.bind(*subfuns, *values, **params)  # type: ignore[no-untyped-call]
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
@@ -82,8 +86,18 @@ def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
     if not traced:
         return jaxpr, []
     kept = [n for n in range(len(jaxpr.consts)) if n not in traced]
-    result = jaxpr.replace(
+    result = jaxpr.replace(  # type: ignore[no-untyped-call]
         constvars=[jaxpr.constvars[n] for n in kept], consts=[jaxpr.consts[n] for n in kept],
         invars=[*(jaxpr.constvars[n] for n in traced), *jaxpr.invars], debug_info=None,
     )  # fmt: skip
     return result, [jaxpr.consts[n] for n in traced]
+
+
+def shape_of(atom: Any) -> tuple[int, ...]:
+    """The shape of a variable or literal of a jaxpr."""
+    return tuple(atom.aval.shape)
+
+
+def dtype_of(atom: Any) -> Any:
+    """The dtype of a variable or literal of a jaxpr."""
+    return atom.aval.dtype

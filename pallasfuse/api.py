@@ -21,14 +21,20 @@ class FusedFunction:
     """
 
     def __init__(
-        self, function: Callable[..., Any], options: FuseOptions, static_argnums: Sequence[int], static_argnames: Sequence[str]
+        self,
+        function: Callable[..., Any],
+        options: FuseOptions,
+        static_argnums: Sequence[int],
+        static_argnames: Sequence[str],
     ) -> None:
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
         self._static_argnums = tuple(static_argnums)
         self._static_argnames = tuple(static_argnames)
-        self._jitted = jax.jit(self._run, static_argnums=static_argnums or None, static_argnames=static_argnames or None)
+        self._jitted = jax.jit(
+            self._run, static_argnums=static_argnums or None, static_argnames=static_argnames or None
+        )
 
     @property
     def _name(self) -> str:
@@ -95,9 +101,25 @@ class FusedFunction:
 
 
 @overload
-def fuse(function: Callable[..., Any], /, **options: Any) -> FusedFunction: ...
+def fuse(
+    function: Callable[..., Any],
+    /,
+    *,
+    target: str | None = ...,
+    strict: bool = ...,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
+    options: FuseOptions | None = ...,
+) -> FusedFunction: ...
 @overload
-def fuse(**options: Any) -> Callable[[Callable[..., Any]], FusedFunction]: ...
+def fuse(
+    *,
+    target: str | None = ...,
+    strict: bool = ...,
+    static_argnums: int | Iterable[int] = ...,
+    static_argnames: str | Iterable[str] = ...,
+    options: FuseOptions | None = ...,
+) -> Callable[[Callable[..., Any]], FusedFunction]: ...
 def fuse(
     function: Callable[..., Any] | None = None,
     /,

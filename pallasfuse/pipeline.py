@@ -195,7 +195,9 @@ def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
             continue
         state[id(step)] = False
         stack.append((step, True))
-        stack.extend((maker[v], False) for v in _operands(converted, step) if v in maker and not state.get(id(maker[v])))
+        stack.extend(
+            (maker[v], False) for v in _operands(converted, step) if v in maker and not state.get(id(maker[v]))
+        )
     return steps
 
 
@@ -237,14 +239,13 @@ def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
     for step in plan.steps:
         if isinstance(step, Kernel):
             inputs = {
-                t.name: values[converted.variable[t.name]].reshape([a.extent for a in t.axes]) for t in step.program.inputs
+                t.name: values[converted.variable[t.name]].reshape([a.extent for a in t.axes])
+                for t in step.program.inputs
             }
             for name, array in emit(step.program, inputs).items():
                 var = converted.variable[name]
-                values[var] = array.reshape(var.aval.shape)
+                values[var] = array.reshape(_compat.shape_of(var))
         else:
             results = _compat.bind(step, [look_up(a) for a in step.invars])
             values.update(zip(step.outvars, results, strict=True))
-    return [jnp.asarray(look_up(v), v.aval.dtype) for v in jaxpr.outvars]
-
-
+    return [jnp.asarray(look_up(v), _compat.dtype_of(v)) for v in jaxpr.outvars]

@@ -43,7 +43,8 @@ def report(case: Case, length: int, dtype: str) -> bool:
         spilled = "not known" if launch.spilled_bytes is None else f"{launch.spilled_bytes} B"
         parts.append(
             f"  [{kernel.schedule}] {launch.blocks} blocks of {launch.threads} threads, "
-            f"{kernel.schedule.stages} stages: {launch.shared_bytes / 1024:.1f} KiB shared, {launch.registers} registers, {spilled} spilled"
+            f"{kernel.schedule.stages} stages: {launch.shared_bytes / 1024:.1f} KiB shared, "
+            f"{launch.registers} registers, {spilled} spilled"
         )
     print(";".join(parts), flush=True)
     return True

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -94,5 +93,3 @@ def select(predicate: Any, on_true: Any, on_false: Any) -> Any:
     """`on_true` where `predicate` holds, all three broadcast."""
     shape = jnp.broadcast_shapes(jnp.shape(predicate), jnp.shape(on_true), jnp.shape(on_false))
     return lax.select(*(jnp.broadcast_to(x, shape) for x in (predicate, on_true, on_false)))
-
-

@@ -62,6 +62,9 @@ class Machine(Protocol):
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
         """The sum over `over` of the product: kept axes of lhs, then of rhs."""
 
+    def pin(self, value: Array) -> Array:
+        """The same value, rounded once for all its users."""
+
     def loop(self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
              init: tuple[Array, ...]) -> tuple[Array, ...]:  # fmt: skip
         """`for t in [start, stop): state = body(t, state)`."""
@@ -98,8 +101,9 @@ class Interpreter:
                 case Load(name, tensor, indices):
                     array = self.machine.load(tensor, indices, scope.windows)
                     scope.names[name] = self._canonical(array, indices, scope)
-                case Let(name, axes, value):
-                    scope.names[name] = self._widen(self.value(value, scope), axes, scope)
+                case Let(name, axes, value, pinned):
+                    tile = self._widen(self.value(value, scope), axes, scope)
+                    scope.names[name] = Tile(self.machine.pin(tile.array), tile.axes) if pinned else tile
                 case Reduce(name, axes, reducer, value, over):
                     scope.names[name] = self._reduce(axes, reducer.name, value, over, scope)
                 case Contract(name, axes, lhs, rhs, over, dtype, precision):
@@ -144,8 +148,15 @@ class Interpreter:
     def _position(self, axis: Axis, dtype: str, scope: Scope) -> Tile:
         window = scope.windows[axis]
         if window.size == 1:
-            return Tile(jnp.asarray(window.start, dtype) if not isinstance(window.start, int) else np.array(window.start, dtype)[()], ())
-        return Tile(lax.iota(jnp.dtype(dtype), window.size) + lax.convert_element_type(window.start, jnp.dtype(dtype)), (axis,))
+            return Tile(
+                jnp.asarray(window.start, dtype)
+                if not isinstance(window.start, int)
+                else np.array(window.start, dtype)[()],
+                (),
+            )
+        return Tile(
+            lax.iota(jnp.dtype(dtype), window.size) + lax.convert_element_type(window.start, jnp.dtype(dtype)), (axis,)
+        )
 
     def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
         if op == "convert":

@@ -65,8 +65,15 @@ class _PallasMachine:
         out = jnp.dot(a, b, precision=precision, preferred_element_type=jnp.dtype(dtype))
         return Tile(out, (*kept[0], *kept[1]))
 
+    def pin(self, value: Array) -> Array:
+        return value  # there is no barrier in Triton; pinned values keep their divisions, which are not contracted
+
     def loop(
-        self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]], init: tuple[Array, ...]
+        self,
+        start: Array,
+        stop: Array,
+        body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
+        init: tuple[Array, ...],
     ) -> tuple[Array, ...]:
         result: tuple[Array, ...] = lax.fori_loop(start, stop, body, init)
         return result
@@ -93,7 +100,9 @@ def call(
     counts = [-(-a.extent // t) for a, t in program.grid]
 
     def body(*refs: Any) -> None:
-        machine = _PallasMachine(dict(zip(names_in, refs, strict=False)), dict(zip(names_out, refs[len(names_in) :], strict=True)))
+        machine = _PallasMachine(
+            dict(zip(names_in, refs, strict=False)), dict(zip(names_out, refs[len(names_in) :], strict=True))
+        )
         rest = pl.program_id(0)
         starts: dict[Axis, Array] = {}
         for (axis, tile), count in reversed(list(zip(program.grid, counts, strict=True))):
@@ -106,10 +115,15 @@ def call(
 
     # scalars have no tile: they travel as arrays of one element
     arrays = [inputs[n].reshape((1,)) if inputs[n].ndim == 0 else inputs[n] for n in names_in]
-    out_shape = [jax.ShapeDtypeStruct(tuple(a.extent for a in t.axes) or (1,), jnp.dtype(t.dtype)) for t in program.outputs]
+    out_shape = [
+        jax.ShapeDtypeStruct(tuple(a.extent for a in t.axes) or (1,), jnp.dtype(t.dtype)) for t in program.outputs
+    ]
     results = pl.pallas_call(
-        body, out_shape=out_shape, grid=(prod(counts),), interpret=interpret, name=program.name[:60], compiler_params=compiler_params
+        body,
+        out_shape=out_shape,
+        grid=(prod(counts),),
+        interpret=interpret,
+        name=program.name[:60],
+        compiler_params=compiler_params,
     )(*arrays)
-    return {
-        t.name: r.reshape(tuple(a.extent for a in t.axes)) for t, r in zip(program.outputs, results, strict=True)
-    }
+    return {t.name: r.reshape(tuple(a.extent for a in t.axes)) for t, r in zip(program.outputs, results, strict=True)}

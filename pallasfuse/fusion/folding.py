@@ -1,13 +1,11 @@
 """From a reduction that reads unfinished reductions to a proven, stable `Fold`, or the reason why not."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pallasfuse import repair
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.hoisting import Hoisted, hoist
-from pallasfuse.ir.neutrality import is_neutral
 from pallasfuse.fusion.refinement import refined_value
 from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_polynomial
 from pallasfuse.ir import dtypes
@@ -15,6 +13,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, convert, postorder, read, substitute
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.neutrality import is_neutral
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.repair.signs import Sign, infer_sign
 
@@ -77,7 +76,9 @@ def fold_over(
     bounds: dict[Expr, Bound | None] = {}
     for value in _frame_values(body, rolled, names):
         if not value.axes <= kept:
-            return Refusal(f"{value} varies along {sorted(a.name for a in value.axes - kept)}, which {nest.name} reduces")
+            return Refusal(
+                f"{value} varies along {sorted(a.name for a in value.axes - kept)}, which {nest.name} reduces"
+            )
         if not dtypes.is_float(value.dtype):
             return Refusal(f"{value} is not a floating-point number")
         direct = [t for t in value.tensors if t in names]
@@ -132,7 +133,9 @@ def fold_over(
                        f"{body} is not known to contribute nothing")  # fmt: skip
     result = hoisted.finish(read(accumulators[0].name, nest.axes, accumulators[0].dtype))
     factors = _show_factors(hoisted)
-    refined = refined_value(frames, accumulators, nest, {n: f.nest for n, f in unfinished.items() if len(f.accumulators) == 1})
+    refined = refined_value(
+        frames, accumulators, nest, {n: f.nest for n, f in unfinished.items() if len(f.accumulators) == 1}
+    )
     if refined is not None:
         conditions.append("moments are taken around the mean before it is rounded")
     fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, refined, derived.matrix, factors)
@@ -157,5 +160,3 @@ def _attach_axes(update: Expr, nest: Nest, rank: int, frames: list[Frame]) -> Ex
         if isinstance(node, Read) and node.tensor in names:
             replacements[node] = read(names[node.tensor], nest.axes, node.dtype)
     return substitute(update, replacements)
-
-

@@ -223,8 +223,8 @@ def _build(
         keep = _materialized_maps(graph, frozenset(rejected), names) | context.made
         bodies = inline_maps(graph.program, keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
-        refused = next(((n, why) for n in inner
-                        if (why := _inner_refusal(graph, n, names, core, inside_axes, axis, target)) is not None), None)  # fmt: skip
+        whys = ((n, _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner)
+        refused = next(((n, why) for n, why in whys if why is not None), None)
         if refused is None:
             break
         nest, why = refused
@@ -322,7 +322,9 @@ def _inner_refusal(
     once = apart(nest)
     store_ms = target.milliseconds(once.matmul_flops, once.vector_flops, stored, 1)
     if recompute_ms > store_ms:
-        return f"computing {nest.name} again in every block would cost {recompute_ms:.3g} ms, storing it {store_ms:.3g} ms"
+        return (
+            f"computing {nest.name} again in every block would cost {recompute_ms:.3g} ms, storing it {store_ms:.3g} ms"
+        )
     return None
 
 
@@ -333,9 +335,11 @@ def _convexity_violation(
     for nest in [*members, *inner]:
         for name in graph.ancestors[nest.name]:
             node = graph.nests.get(name)
-            opaque = node is None and name in graph.order or node is not None and node.is_reduction
+            opaque = (node is None and name in graph.order) or (node is not None and node.is_reduction)
             if opaque and name not in inside and graph.depends(name, inside):
-                culprit = next(m for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name]))
+                culprit = next(
+                    m for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name])
+                )
                 return culprit.name, f"{name} is computed outside the kernel from values inside it"
     return None
 
@@ -403,10 +407,8 @@ def _absorb(
         foreign = any(r.tensor not in inside and graph.depends(r.tensor, inside) for r in reads)
         if not from_inside or not aligned or foreign or not axes >= frozenset(nest.axes):
             continue
-        if rolled in nest.axes:
-            expands = not any(rolled in r.indices for r in reads)
-        else:
-            expands = volume(nest.axes) > largest
+        streams = rolled in nest.axes
+        expands = not any(rolled in r.indices for r in reads) if streams else volume(nest.axes) > largest
         if not expands or nest.name in graph.outputs:
             absorbed.add(nest.name)
     available = inside | absorbed
@@ -429,7 +431,9 @@ def _in_order(graph: Graph, groups: list[Group]) -> list[Group] | None:
     needs = []
     for i, g in enumerate(groups):
         sources = set(g.inputs).union(*(graph.ancestors.get(t, frozenset()) for t in g.inputs))
-        needs.append({j for t in sources for j in range(len(groups)) if j != i and (t in inside[j] or made.get(t) == j)})
+        needs.append(
+            {j for t in sources for j in range(len(groups)) if j != i and (t in inside[j] or made.get(t) == j)}
+        )
     ordered: list[int] = []
     while len(ordered) < len(groups):
         free = next((i for i in range(len(groups)) if i not in ordered and needs[i] <= set(ordered)), None)

@@ -50,7 +50,7 @@ def _is_bounded(expr: Expr) -> bool:
             return _is_bounded(a) and _is_bounded(b)
         case Apply(op):
             return op in _BOUNDED
-    return dtypes.itemsize_bytes(expr.dtype) <= 2 or not expr.axes and not expr.tensors
+    return dtypes.itemsize_bytes(expr.dtype) <= 2 or (not expr.axes and not expr.tensors)
 
 
 def hoist(body: Expr, hoistable: Callable[[Expr], bool]) -> Hoisted:
@@ -88,7 +88,9 @@ def hoist(body: Expr, hoistable: Callable[[Expr], bool]) -> Hoisted:
                 if not dtypes.is_exact_cast(x.dtype, dtype):
                     if rest is not None and dtype == "float16" and not _is_bounded(rest):
                         return node, ()
-                    conditions.append(f"the rounding to {dtype} is applied before a factor that the program applies first")
+                    conditions.append(
+                        f"the rounding to {dtype} is applied before a factor that the program applies first"
+                    )
                 return (None if rest is None else with_args(node, (rest,))), taken
         return node, ()
 

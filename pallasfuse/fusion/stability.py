@@ -30,8 +30,8 @@ def exponent_is_bounded(
 ) -> Refusal | None:
     """None when every exponential that reads a frame has a bounded argument at every unfinished frame.
 
-    `frames` maps the reads of the frames to the bound each gives, if any. In the argument's linear form every atom that varies along
-    the rolled axis must be paired with a running maximum (or minimum) of that very atom.
+    `frames` maps the reads of the frames to the bound each gives, if any. In the argument's linear form every atom that
+    varies along the rolled axis must be paired with a running maximum (or minimum) of that very atom.
     """
     names = frozenset(f.tensor for f in frames if isinstance(f, Read))
     for node in postorder(term):
@@ -71,7 +71,9 @@ def divides_safely(update: Expr, positive: frozenset[str]) -> Refusal | None:
         match node:
             case Apply("div", (_, x)) | Apply("rsqrt" | "log" | "sqrt", (x,)):
                 bad = risky(x)
-            case Apply("pow" | "integer_pow", (x, n)) if not (isinstance(n, Const) and n.value >= 0 and n.value == int(n.value)):
+            case Apply("pow" | "integer_pow", (x, n)) if not (
+                isinstance(n, Const) and n.value >= 0 and n.value == int(n.value)
+            ):
                 bad = risky(x)
             case _:
                 continue

@@ -171,7 +171,9 @@ class _Evaluation:
     def _loop(self, loop: Loop, scope: _Scope) -> None:
         axis = loop.axis
         first, total = self._number(loop.first, scope), self._number(loop.to_visit, scope)
-        state = [self._widen(self._value(c.init, scope).astype(wide_type(c.dtype)), c.axes, scope) for c in loop.carries]
+        state = [
+            self._widen(self._value(c.init, scope).astype(wide_type(c.dtype)), c.axes, scope) for c in loop.carries
+        ]
         done = 0
         for segment in loop.segments:
             for trip in range(self._number(segment.start, scope), self._number(segment.stop, scope)):

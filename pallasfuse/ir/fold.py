@@ -105,7 +105,9 @@ class Group:
         lines = []
         for nest in self.inner:
             over = ", ".join(f"{a.name}:{a.extent}" for a in nest.reduced)
-            lines.append(f"inner {nest.name}[{', '.join(a.name for a in nest.axes)}] {nest.reducer}[{over}]= {nest.body}")
+            lines.append(
+                f"inner {nest.name}[{', '.join(a.name for a in nest.axes)}] {nest.reducer}[{over}]= {nest.body}"
+            )
         for fold in self.folds:
             lines.append(f"fold {fold.name}[{', '.join(a.name for a in fold.nest.axes)}] over {self.rolled}, "
                          f"pass {fold.pass_index + 1} of {self.passes}")  # fmt: skip

@@ -49,11 +49,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """`name` = an elementwise expression over tiles."""
+    """`name` = an elementwise expression over tiles.
+
+    `pinned`: every user must see the same rounded value. A compiler that contracts `x - s * c` into a fused
+    multiply-add sees another frame in a term than in the repair, and their difference is multiplied by the data.
+    """
 
     name: str
     axes: tuple[Axis, ...]
     value: Expr
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ def _block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         match s:
             case Load():
                 result.append(s)
+            case Let(pinned=True):
+                result.append(s)  # a division stays one: a product could be contracted into its users
             case Let():
                 result.append(replace(s, value=_cheaper(s.value)))
             case Reduce():
@@ -91,15 +93,19 @@ def _reduce(s: Reduce) -> list[Statement]:
     if factor is None:
         return [s]
     raw = f"{s.name}.raw"
-    return [replace(s, name=raw, value=inner), Let(s.name, s.axes, mul(read(raw, s.axes, "float32"), const(factor, "float32")))]
+    return [
+        replace(s, name=raw, value=inner),
+        Let(s.name, s.axes, mul(read(raw, s.axes, "float32"), const(factor, "float32"))),
+    ]
 
 
 def _positive_factor(value: Expr) -> tuple[Expr, float | None]:
     match value:
-        case Apply("mul", (x, Const(c))) | Apply("mul", (Const(c), x)) if c > 0 and math.isfinite(c) and not isinstance(x, Const):
+        case Apply("mul", (x, Const(c))) | Apply("mul", (Const(c), x)) if (
+            c > 0 and math.isfinite(c) and not isinstance(x, Const)
+        ):
             return x, float(c)
-        case Apply("select", (p, x, Const(c, dtype) as other)) if math.isinf(c):
+        case Apply("select", (p, x, Const(c) as other)) if math.isinf(c):
             inner, factor = _positive_factor(x)
             return (value, None) if factor is None else (select(p, inner, other), factor)
     return value, None
-

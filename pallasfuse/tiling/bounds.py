@@ -73,7 +73,12 @@ def guards(terms: list[Expr], reducers: list[Reducer]) -> tuple[tuple[Expr, ...]
 
 
 def plan_loop(
-    schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, terms: list[Expr], reducers: list[Reducer]
+    schedule: Schedule,
+    rolled: Axis,
+    tile_of: Callable[[Axis], int],
+    tails: Tails,
+    terms: list[Expr],
+    reducers: list[Reducer],
 ) -> Plan:
     """Segments that together visit every tile on which some term is not neutral."""
     tile, total = tile_of(rolled), rolled.extent

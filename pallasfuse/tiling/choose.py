@@ -39,7 +39,11 @@ def examine(group: Group) -> Shape:
     products = any(_is_product(n) for n in [*(f.nest for f in group.folds), *group.inner])
     best = max(reused, key=lambda a: (sum(a not in r.indices for r in streams), a.extent), default=None)
     grid = frozenset(group.parallel)
-    inner = {a for n in [*(f.nest for f in group.folds), *group.inner] for a in (*n.axes, *n.reduced)} - grid - {group.rolled}
+    inner = (
+        {a for n in [*(f.nest for f in group.folds), *group.inner] for a in (*n.axes, *n.reduced)}
+        - grid
+        - {group.rolled}
+    )
     size = 1
     for axis in inner:
         size *= axis.extent
@@ -74,7 +78,9 @@ def _for_cpu(group: Group, shape: Shape) -> Schedule:
         # matrix products run on all cores only when they are large
         rows = min(512, max(128, power_of_two(shape.row.extent) // 8))
         return _schedule(group, {shape.row: rows}, min(n, 512))
-    rolled_tile = n if n * shape.inner_elements <= _CACHE_ELEMENTS * 4 else max(256, _CACHE_ELEMENTS // shape.inner_elements)
+    rolled_tile = (
+        n if n * shape.inner_elements <= _CACHE_ELEMENTS * 4 else max(256, _CACHE_ELEMENTS // shape.inner_elements)
+    )
     rows = max(1, _CACHE_ELEMENTS * 2 // (min(rolled_tile, n) * shape.inner_elements))
     tiles: dict[Axis, int] = {}
     for axis in reversed(group.parallel):

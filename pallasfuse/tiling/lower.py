@@ -126,11 +126,11 @@ class _Lowering:
         target.known[node] = result
         return result
 
-    def _let(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: _Scope) -> Expr:
+    def _let(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: _Scope, *, pinned: bool = False) -> Expr:
         if isinstance(value, Read):
             return value
         axes = self._sorted(frozenset(axes))
-        scope.statements.append(Let(name, axes, value))
+        scope.statements.append(Let(name, axes, value, pinned))
         return read(name, axes, value.dtype)
 
     def _reduction(
@@ -185,7 +185,9 @@ class _Lowering:
             else:
                 self._rolled(folds)
         self._store_outputs()
-        read_starts = frozenset().union(*(g.stop.tensors for s in self.top.statements if isinstance(s, Loop) for g in s.segments))
+        read_starts = frozenset().union(
+            *(g.stop.tensors for s in self.top.statements if isinstance(s, Loop) for g in s.segments)
+        )
         descending = tuple(a for a, _ in self.schedule.grid if block_start(a) in read_starts)
         outputs = tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
         return verify(TileProgram(
@@ -201,7 +203,9 @@ class _Lowering:
         if fold.refined is not None:
             self._whole_refined(fold, fold.refined)
             return
-        value = self._reduction(f"{nest.name}.all", nest.axes, nest.reducer, nest.body, nest.reduced, self.top, nest.precision)
+        value = self._reduction(
+            f"{nest.name}.all", nest.axes, nest.reducer, nest.body, nest.reduced, self.top, nest.precision
+        )
         self.top.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
             f"{nest.name}.value", nest.axes, convert(value, nest.dtype), self.top
         )
@@ -211,7 +215,7 @@ class _Lowering:
         nest, scope = fold.nest, self.top
         for frame in fold.frames:
             key = read(frame.name, frame.axes, frame.value.dtype)
-            scope.known[key] = self._let(frame.name, frame.axes, self._expr(frame.value, scope), scope)
+            scope.known[key] = self._let(frame.name, frame.axes, self._expr(frame.value, scope), scope, pinned=True)
         replacements: dict[Expr, Expr] = {}
         for a in fold.accumulators:
             total = self._reduction(f"{a.name}.all", a.axes, a.reducer, a.term, nest.reduced, scope, nest.precision)
@@ -287,7 +291,7 @@ class _Lowering:
     def _current(self, fold: Fold, values: Mapping[str, Fold], scope: _Scope, suffix: str, done: str) -> Expr:
         """The unfinished value of a fold, over the accumulators named with `suffix`; a sum is extrapolated to the whole axis."""
         main = fold.accumulators[0]
-        value = read(main.name + suffix, self._sorted(frozenset(main.axes)), main.dtype)
+        value: Expr = read(main.name + suffix, self._sorted(frozenset(main.axes)), main.dtype)
         if fold.nest.reducer == SUM and dtypes.is_float(main.dtype):
             seen = read(done, (), "int32")
             every = read(to_visit(self.rolled), (), "int32")
@@ -301,8 +305,8 @@ class _Lowering:
 
     def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: _Scope) -> None:
         """The new and the old value of a frame, both defined for rows that have seen nothing but identities."""
-        new = self._frame_value(frame, values, scope, ".next", visited(self.rolled))
-        old = self._frame_value(frame, values, scope, "", before(self.rolled))
+        new: Expr = self._frame_value(frame, values, scope, ".next", visited(self.rolled))
+        old: Expr = self._frame_value(frame, values, scope, "", before(self.rolled))
         new_empty = self._is_empty(frame, values, scope, ".next")
         old_empty = self._is_empty(frame, values, scope, "")
         safe = const(frame.safe, frame.value.dtype)
@@ -313,7 +317,7 @@ class _Lowering:
         scope.known[read(frame.name, frame.axes, frame.value.dtype)] = shown
         first = apply("eq", read(before(self.rolled), (), "int32"), const(0, "int32"))
         if old_empty is None or not fold.empty_is_neutral:
-            fresh = first
+            fresh: Expr = first
             if old_empty is not None:
                 old = apply("select", old_empty, safe, old)
         else:
@@ -327,7 +331,7 @@ class _Lowering:
     def _share(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: _Scope) -> Expr:
         """A value that other folds of the step may have computed under another name."""
         if value not in scope.known:
-            scope.known[value] = self._let(name, axes, value, scope)
+            scope.known[value] = self._let(name, axes, value, scope, pinned=True)
         return scope.known[value]
 
     def _frame_value(self, frame: Frame, values: Mapping[str, Fold], scope: _Scope, suffix: str, done: str) -> Expr:
@@ -342,7 +346,9 @@ class _Lowering:
         """Resolve what is read from outside the loop; carried values and scalars stay as they are."""
         replacements: dict[Expr, Expr] = {}
         for node in postorder(root):
-            if isinstance(node, Read) and (node.tensor in self.tensors or node.tensor in self.inner or node.tensor in self.folds):
+            if isinstance(node, Read) and (
+                node.tensor in self.tensors or node.tensor in self.inner or node.tensor in self.folds
+            ):
                 known = scope.find(node)
                 replacements[node] = known if known is not None else self._emit_read(node, self.top)
         return substitute(root, replacements)
@@ -390,9 +396,10 @@ class _Lowering:
         if fold.refined is not None:
             replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
             result = substitute(fold.refined, replacements)
-        replacements = {read(main.name, main.axes, main.dtype): result}
-        value = self._expr_with(fold.finish, replacements, scope)
-        scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope)
+        value = self._expr_with(fold.finish, {read(main.name, main.axes, main.dtype): result}, scope)
+        scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
+            f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope
+        )
 
     def _expr_with(self, root: Expr, replacements: dict[Expr, Expr], scope: _Scope) -> Expr:
         for node in postorder(root):
@@ -414,7 +421,11 @@ class _Lowering:
                 scope = _Scope(parent=self.top, edge=trip.edge)
                 for nest in along:
                     self._store(nest, scope)
-                segments.append(Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge))
+                segments.append(
+                    Segment(
+                        trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge
+                    )
+                )
             self.top.statements.append(Loop(self.rolled, (), tuple(segments), plan.to_visit, plan.first))
 
     def _store(self, nest: Nest, scope: _Scope) -> None:

@@ -135,7 +135,9 @@ def _nonnegative(form: Affine, rolled: Axis, block: Block) -> Extent:
         must = apply("select", apply("ge", smallest, zero), everything, nothing)
         return Extent(Interval(None, simplify(may)), Interval(None, simplify(must)))
     if k > 0:  # k j + rest >= 0  <=>  j >= ceil(-rest / k)
-        return Extent(Interval(_ceil_div(largest, k, negate=True), None), Interval(_ceil_div(smallest, k, negate=True), None))
+        return Extent(
+            Interval(_ceil_div(largest, k, negate=True), None), Interval(_ceil_div(smallest, k, negate=True), None)
+        )
     # j <= floor(rest / -k)
     return Extent(Interval(None, _floor_plus_one(largest, -k)), Interval(None, _floor_plus_one(smallest, -k)))
 

@@ -9,8 +9,6 @@ from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Loop, TileProgram, block_start
 
-
-
 _MAX_BLOCKS = 4096
 
 

@@ -34,12 +34,21 @@ class _XlaMachine:
         batch = tuple(a for a in lhs.axes if a in rhs.axes and a not in over)
         dims = tuple(tuple(t.axes.index(a) for a in group) for group in (over, batch) for t in (lhs, rhs))
         numbers = ((dims[0], dims[1]), (dims[2], dims[3]))
-        out = lax.dot_general(lhs.array, rhs.array, numbers, precision=precision, preferred_element_type=jnp.dtype(dtype))
+        out = lax.dot_general(
+            lhs.array, rhs.array, numbers, precision=precision, preferred_element_type=jnp.dtype(dtype)
+        )
         kept = [a for t in (lhs, rhs) for a in t.axes if a not in over and a not in batch]
         return Tile(out, (*batch, *kept))
 
+    def pin(self, value: Array) -> Array:
+        return lax.optimization_barrier(value)
+
     def loop(
-        self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]], init: tuple[Array, ...]
+        self,
+        start: Array,
+        stop: Array,
+        body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
+        init: tuple[Array, ...],
     ) -> tuple[Array, ...]:
         names = list(self.outputs)
 
@@ -49,6 +58,7 @@ class _XlaMachine:
             carried = body(trip, carried)
             return carried, tuple(self.outputs[n] for n in names)
 
+        carried: tuple[Array, ...]
         carried, written = lax.fori_loop(start, stop, step, (init, tuple(self.outputs[n] for n in names)))
         self.outputs = dict(zip(names, written, strict=True))
         return carried

@@ -578,7 +578,9 @@ def compare(have: Sequence[Any], plain: Sequence[Any], references: Sequence[Sequ
                 problems.append(f"output {n}: integers differ")
             continue
         for kind, test in (("NaN", np.isnan), ("+inf", np.isposinf), ("-inf", np.isneginf)):
-            if not np.array_equal(test(ours), test(theirs)):
+            # XLA's own max and min may drop a NaN: what agrees with float64 instead is right as well
+            wrong = (test(ours) != test(theirs)) & (test(ours) != test(truth))
+            if wrong.any():
                 problems.append(f"output {n}: {kind} in {test(ours).sum()} of {ours.size} elements, plain has {test(theirs).sum()}")
         finite = np.isfinite(theirs) & np.isfinite(ours) & np.isfinite(truth)
         if not finite.any():
