@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax._src import core, source_info_util
-from jax._src.interpreters import batching as jax_batching
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
-not_mapped = jax_batching.not_mapped  # type: ignore[attr-defined]
-"""The batch dimension of an operand that has none."""
+
+def is_mapped(dimension: Any) -> bool:
+    """False for the batch dimension of an operand that has none."""
+    return dimension is not None and type(dimension).__name__ != "NotMapped"
 
 
 def source_summary(eqn: JaxprEqn) -> str:

@@ -25,6 +25,7 @@ from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import interpret
 from pallasfuse.targets import Target
+from pallasfuse.tiling import bounds
 from pallasfuse.tiling.arithmetic import rewrite as cheaper_arithmetic
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower
@@ -131,7 +132,7 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     kernels = []
     for chosen in grouping.groups:
         schedule = _override(choose(chosen, target)[0], options)
-        program = lower(chosen, schedule, target.tails, tensors)
+        program = lower(chosen, schedule, target.tails, tensors, target.smallest_dot)
         if target.platform == "gpu":
             program = cheaper_arithmetic(program)
         kernels.append(_kernel(chosen, schedule, program, target, converted.program))
@@ -141,12 +142,20 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
         listed = "\n".join(f"  {f}" for f in fallbacks)
         raise FusionError(f"strict: {len(fallbacks)} operations are left to XLA:\n{listed}\n"
                           "Remove them from the fused function, or drop strict=True.")  # fmt: skip
-    conditions = dict.fromkeys(c for g in grouping.groups for c in ("reassociation only", *g.conditions))
+    conditions: dict[str, None] = {}
+    for kernel in kernels:
+        conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
+        if kernel.schedule.trips > 1:
+            conditions |= dict.fromkeys(bounds.conditions(kernel.group))
     return Plan(converted, target, grouping, tuple(kernels), tuple(fallbacks), tuple(conditions), tuple(steps))
 
 
 def _override(schedule: Schedule, options: FuseOptions) -> Schedule:
     tiles = dict(options.tiles)
+    known = {a.name for a, _ in schedule.grid} | {schedule.rolled.name}
+    if tiles and not known & set(tiles):
+        raise TargetError(f"FuseOptions.tiles names the axes {', '.join(tiles)}, but this kernel tiles {', '.join(sorted(known))}: "
+                          "explain(...) prints the axes")  # fmt: skip
     grid = tuple((a, min(tiles.get(a.name, t), a.extent)) for a, t in schedule.grid)
     rolled_tile = min(tiles.get(schedule.rolled.name, schedule.rolled_tile), schedule.rolled.extent)
     return replace(schedule, grid=grid, rolled_tile=rolled_tile, warps=options.warps or schedule.warps,

@@ -105,7 +105,7 @@ for _platform in PLATFORMS:
 
 
 def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: FusedCall) -> tuple[list[Any], list[int]]:
-    axes = [None if d is _compat.not_mapped else d for d in dims]
+    axes = [d if _compat.is_mapped(d) else None for d in dims]
     batched = jax.vmap(call.original, in_axes=axes, out_axes=0)
     jaxpr = jax.make_jaxpr(batched)(*args)
     results = fused_p.bind(*args, call=FusedCall(jaxpr, call.options, call.name))

@@ -25,8 +25,12 @@ class Target:
     launch_us: float
     max_inner: int
     """Largest extent of an axis that is kept whole inside a tile."""
-    dot_rank_two: bool = False
-    """Matrix products inside a kernel must be two-dimensional."""
+    smallest_dot: int = 1
+    """Fewest rows, columns and contracted elements of a matrix product inside a kernel; smaller tiles are padded."""
+    shared_memory_bytes: int = 0
+    """What one block may hold in shared memory (GPU targets)."""
+    unsupported_ops: frozenset[str] = frozenset()
+    unsupported_reducers: frozenset[str] = frozenset()
 
     def milliseconds(self, matmul_flops: float, vector_flops: float, transferred_bytes: float, launches: int) -> float:
         """Roofline time: the larger of arithmetic and traffic, plus launches (MCFuser, section 4.1)."""
@@ -36,8 +40,12 @@ class Target:
 
 
 XLA_CPU = Target("xla", "cpu", "exact", 20.0, 0.15, 0.02, 5.0, 1024)
-INTERPRET = Target("interpret", "cpu", "masked", 20.0, 0.15, 0.02, 5.0, 1024)
-TRITON = Target("triton", "gpu", "masked", 3000.0, 600.0, 60.0, 3.0, 256, dot_rank_two=True)
+INTERPRET = Target("interpret", "cpu", "masked", 20.0, 0.15, 0.02, 5.0, 1024, smallest_dot=16)
+TRITON = Target(
+    "triton", "gpu", "masked", 3000.0, 600.0, 60.0, 3.0, 256, smallest_dot=16, shared_memory_bytes=232448,
+    unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
+    unsupported_reducers=frozenset({"prod", "and", "or"}),
+)  # fmt: skip
 
 TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON)}
 

@@ -15,11 +15,15 @@ from jax.experimental import pallas as pl
 
 from pallasfuse import _compat
 from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
+from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import TileProgram
 
 SMALLEST_DOT = 16
 """Matrix units take tiles of at least this many rows, columns and contracted elements."""
+
+LARGEST_PRODUCT = 1 << 18
+"""Elements of a product without matrix units that one block can hold."""
 
 
 class _PallasMachine:
@@ -28,31 +32,37 @@ class _PallasMachine:
     def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         self.inputs, self.outputs = inputs, outputs
 
-    def _view(self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> tuple[Any, Array | None]:
-        """The reference at the current tile, and the mask of what lies inside the array (None: everything)."""
-        shape = tuple(windows[a].size for a in indices if windows[a].size != 1)
+    def _view(
+        self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]
+    ) -> tuple[Any, tuple[int, ...], Array | None]:
+        """The reference at the current tile, its shape, and the mask of what lies inside the array (None: everything)."""
+        # a static position keeps its dimension: Pallas takes integers as slices, not as indices, in every mode
+        kept = [a for a in indices if windows[a].size != 1 or isinstance(windows[a].start, int)]
+        shape = tuple(windows[a].size for a in kept)
         at: list[Any] = []
         mask: Array | None = None
-        dim = 0
         for axis in indices:
             window = windows[axis]
-            if window.size == 1:
+            if axis not in kept:
                 at.append(window.start)
                 continue
-            at.append(pl.ds(window.start, window.size))
+            start = window.start
+            if isinstance(start, int) and start + window.size > axis.extent:
+                start = jnp.int32(start)  # a static slice must lie inside; the mask keeps this one there
+            at.append(pl.ds(start, window.size))
             if window.overhangs:
-                inside = lax.broadcasted_iota(jnp.int32, shape, dim) + window.start < axis.extent
+                inside = lax.broadcasted_iota(jnp.int32, shape, kept.index(axis)) + window.start < axis.extent
                 mask = inside if mask is None else mask & inside
-            dim += 1
-        return ref.at[tuple(at) if at else (0,)], mask
+        if not indices:
+            return ref.at[pl.ds(0, 1)], (1,), None
+        return ref.at[tuple(at)], shape, mask
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
-        ref, mask = self._view(self.inputs[tensor], indices, windows)
+        ref, _, mask = self._view(self.inputs[tensor], indices, windows)
         return _compat.masked_load(ref, mask)
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
-        ref, mask = self._view(self.outputs[tensor], indices, windows)
-        shape = tuple(windows[a].size for a in indices if windows[a].size != 1)
+        ref, shape, mask = self._view(self.outputs[tensor], indices, windows)
         _compat.masked_store(ref, value.reshape(shape), mask)
 
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
@@ -82,6 +92,10 @@ class _PallasMachine:
 def _multiply_and_sum(lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str) -> Tile:
     """A contraction without matrix units."""
     axes = tuple(dict.fromkeys((*lhs.axes, *rhs.axes)))
+    sizes = dict(zip((*lhs.axes, *rhs.axes), (*lhs.array.shape, *rhs.array.shape), strict=True))
+    if prod(sizes.values()) > LARGEST_PRODUCT:
+        raise TargetError(f"a product over tiles of {' x '.join(f'{a}:{n}' for a, n in sizes.items())} elements has no matrix "
+                          "instruction: tile at most one grid axis (FuseOptions.tiles)")  # fmt: skip
     spread = []
     for tile in (lhs, rhs):
         order = sorted(range(len(tile.axes)), key=lambda d, t=tile: axes.index(t.axes[d]))  # type: ignore[misc]

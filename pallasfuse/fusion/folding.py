@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pallasfuse import repair
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.hoisting import Hoisted, hoist
+from pallasfuse.fusion.hoisting import Hoisted, degree, hoist
 from pallasfuse.fusion.refinement import refined_value
 from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_polynomial
 from pallasfuse.ir import dtypes
@@ -68,6 +68,8 @@ def fold_over(
     hoisted = Hoisted(nest.body, (), ())
     if nest.reducer == SUM:
         hoisted = hoist(nest.body, lambda e: rolled not in e.axes and bool(e.tensors & names) and e.axes <= kept)
+        if hoisted.factors and (degree(hoisted.rest, rolled) > 1 or not _sums_only(hoisted, unfinished)):
+            hoisted = Hoisted(nest.body, (), ())  # the factor may be what keeps the terms in range
     body = convert(hoisted.rest, dtypes.accumulator(nest.body.dtype))
 
     frames: list[Frame] = []
@@ -85,8 +87,8 @@ def fold_over(
         empties = sorted({e for t in direct for e in _empties(unfinished[t])})
         axes = tuple(a for a in nest.axes if a in value.axes)
         sign = infer_sign(value, signs)
-        safe = 1.0 if sign == "positive" else 0.0
-        frame = Frame(f"{nest.name}.frame{len(frames)}", axes, value, tuple(sorted(direct)), tuple(empties), safe)
+        name = f"{nest.name}.frame{len(frames)}"
+        frame = Frame(name, axes, value, tuple(sorted(direct)), tuple(empties), sign == "positive")
         frames.append(frame)
         renamed[value] = read(frame.name, axes, value.dtype)
         frame_signs[frame.name] = sign
@@ -140,6 +142,12 @@ def fold_over(
         conditions.append("moments are taken around the mean before it is rounded")
     fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, refined, derived.matrix, factors)
     return Folded(fold, tuple(dict.fromkeys(conditions)))
+
+
+def _sums_only(hoisted: Hoisted, unfinished: Mapping[str, Fold]) -> bool:
+    """True when no hoisted factor reads a maximum or minimum: those are there to bound the terms."""
+    reads = frozenset().union(*(f.value.tensors for f in hoisted.factors))
+    return all(unfinished[t].nest.reducer == SUM for t in reads if t in unfinished)
 
 
 def _show_factors(hoisted: Hoisted) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.cost import apart, together
+from pallasfuse.fusion.cost import apart, product_operands, together
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Read, postorder, read
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
@@ -216,6 +216,9 @@ def _build(
         extra = [a for a in (*nest.axes, *nest.reduced) if a not in core and a != axis]
         if any(a.extent > target.max_inner for a in extra) or volume(extra) > target.max_inner:
             return nest.name, f"axes {', '.join(map(str, extra))} are too large to be kept whole inside a tile"
+        why_not = _unsupported(nest, target) or _wide_product(nest, core)
+        if why_not is not None:
+            return nest.name, why_not
     inside_axes = frozenset(core).union({axis}, *(n.axes for n in members), *(n.reduced for n in members))
 
     rejected: dict[str, str] = {}
@@ -234,13 +237,18 @@ def _build(
         rejected[nest.name] = why
     inside = names | {n.name for n in inner}
 
+    for member in members:
+        missing = _unsupported(_with_body(member, bodies), target)
+        if missing is not None:
+            return member.name, missing
+
     violation = _convexity_violation(graph, members, inner, inside)
     if violation is not None:
         return violation
     folded = _derive_folds(graph, axis, members, inner, bodies)
     if not isinstance(folded, _Folds):
         return folded
-    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context)
+    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target)
     if not outputs:
         return members[-1].name, "nothing outside reads it"
     final = tuple(_with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else _as_store(graph.nests[n])
@@ -264,6 +272,29 @@ def _build(
     together_ms = fused + sum(apart(_with_body(n, after)).milliseconds(target)
                               for n in affected if n.name not in inside | stored)  # fmt: skip
     return Candidate(group, inside, apart_ms - together_ms, apart_ms, together_ms)
+
+
+def _unsupported(nest: Nest, target: Target) -> str | None:
+    """The operation of a nest that the target's kernels lack, as a reason."""
+    if nest.reducer is not None and nest.reducer.name in target.unsupported_reducers:
+        return f"target {target.name} has no {nest.reducer} reduction"
+    for node in postorder(nest.body):
+        if isinstance(node, Read) and len(set(node.indices)) != len(node.indices):
+            return f"{node} reads a diagonal"
+        if isinstance(node, Apply) and node.op in target.unsupported_ops:
+            return f"target {target.name} has no {node.op}"
+    return None
+
+
+def _wide_product(nest: Nest, core: tuple[Axis, ...]) -> str | None:
+    """A product between two grid axes needs tiles along both: XLA's matrix products do that better."""
+    operands = product_operands(nest)
+    if operands is None:
+        return None
+    lhs, rhs = (frozenset(o.axes) - frozenset(nest.reduced) for o in operands)
+    if (lhs - rhs) & frozenset(core) and (rhs - lhs) & frozenset(core):
+        return f"{nest.name} is a matrix product that keeps large axes on both sides: left to XLA's own kernel"
+    return None
 
 
 def _with_body(nest: Nest, bodies: Mapping[str, Expr]) -> Nest:
@@ -309,6 +340,9 @@ def _inner_refusal(
     """Why a reduction that the folds read is not computed inside the tile; None when it should be."""
     if axis in nest.reduced:
         return f"{nest.name} reduces {axis} as well, outside the group"
+    unsupported = _unsupported(nest, target)
+    if unsupported is not None:
+        return unsupported
     if volume(nest.reduced) > target.max_inner:
         return f"{nest.name} reduces {volume(nest.reduced)} elements, too many to keep inside a tile"
     stray = [a for a in nest.axes if a not in inside]
@@ -392,7 +426,7 @@ def _member_above(members: list[Nest], graph: Graph, nest: Nest) -> str:
 
 def _absorb(
     graph: Graph, bodies: Mapping[str, Expr], inside: frozenset[str], axes: frozenset[Axis], rolled: Axis,
-    keep: frozenset[str], context: Context,
+    keep: frozenset[str], context: Context, target: Target,
 ) -> list[str]:  # fmt: skip
     """The tensors that the kernel stores: follow the maps downstream, and stop where they leave the kernel's axes."""
     absorbed: set[str] = set()
@@ -401,6 +435,8 @@ def _absorb(
         if nest.is_reduction or nest.name in keep or not graph.depends(nest.name, inside):
             continue
         body = bodies[nest.name]
+        if _unsupported(_with_body(nest, bodies), target) is not None:
+            continue
         reads = [n for n in postorder(body) if isinstance(n, Read)]
         from_inside = [r for r in reads if r.tensor in inside]
         aligned = all(r.indices == graph.nests[r.tensor].axes for r in from_inside)

@@ -1,14 +1,15 @@
 """Hoisting: pull factors that do not depend on the rolled axis out of a sum (Blockbuster, rule 4).
 
-A hoisted factor needs no repair. It may leave the sum when what remains stays in range without it: always in the accumulator's
-own type, and through a cast to a narrower exponent range only when the remainder is bounded. Factors are only taken from
-the top-level product, never out of `exp(a - b)`: that would give up the range the user's formula has.
+A hoisted factor needs no repair. It may leave the sum when what remains stays in range without it: what remains may be at
+most linear in values that are not bounded (`degree`), and what passes a cast to a narrower exponent range must be bounded.
+Factors are only taken from the top-level product, never out of `exp(a - b)`: that would give up the range the user's formula has.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, apply, const, convert, with_args
 
 
@@ -51,6 +52,31 @@ def _is_bounded(expr: Expr) -> bool:
         case Apply(op):
             return op in _BOUNDED
     return dtypes.itemsize_bytes(expr.dtype) <= 2 or (not expr.axes and not expr.tensors)
+
+
+def degree(expr: Expr, rolled: Axis) -> int:
+    """How fast the values that vary along `rolled` can grow: 0 bounded, 1 linear in an unbounded input, 2 and more faster.
+
+    Exponentials of differences with frames count as bounded: `stability` proves that. Values of half types are bounded.
+    """
+    if rolled not in expr.axes or (not expr.args and dtypes.itemsize_bytes(expr.dtype) <= 2):
+        return 0
+    match expr:
+        case Apply("convert" | "neg" | "abs" | "sqrt", (x,)):
+            return degree(x, rolled)
+        case Apply("mul", (a, b)):
+            return degree(a, rolled) + degree(b, rolled)
+        case Apply("div", (a, b)):
+            return degree(a, rolled) + (2 if rolled in b.axes else 0)
+        case Apply("add" | "sub" | "max" | "min", (a, b)) | Apply("select", (_, a, b)):
+            return max(degree(a, rolled), degree(b, rolled))
+        case Apply("square", (x,)):
+            return 2 * degree(x, rolled)
+        case Apply(op) if op in _BOUNDED:
+            return 0
+        case Apply():
+            return 2
+    return 1
 
 
 def hoist(body: Expr, hoistable: Callable[[Expr], bool]) -> Hoisted:

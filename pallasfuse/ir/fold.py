@@ -30,8 +30,13 @@ class Frame:
     """Reductions of the same pass that phi reads."""
     empties: tuple[str, ...]
     """Max and min folds that phi depends on: while one still is its identity, phi may be undefined."""
-    safe: float = 0.0
-    """The frame's value while one of `empties` is its identity."""
+    positive: bool = False
+    """The repair relies on the frame being positive."""
+
+    @property
+    def safe(self) -> float:
+        """What stands in for the frame where its unfinished value is not usable."""
+        return 1.0 if self.positive else 0.0
 
 
 @dataclass(frozen=True, slots=True)

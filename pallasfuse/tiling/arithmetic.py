@@ -2,6 +2,7 @@
 
 - `x / c` becomes `x * (1 / c)` for a constant c (one more rounding, unless c is a power of two);
 - `exp(u)` becomes `exp2(u log2 e)`, with the factor folded into constants and row values of the linear form u;
+- half-precision functions are computed in float32 and rounded;
 - `max_j(c x) = c max_j(x)` for a constant c > 0 (exact: rounding is monotone), so that the maximum is taken of raw products.
 """
 
@@ -9,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import assert_never
 
-from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, mul, read, rebuild, select, with_args
+from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, convert, mul, read, rebuild, select, with_args
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
 
@@ -49,14 +50,20 @@ def _cheaper(root: Expr) -> Expr:
     return rebuild(root, _step)
 
 
+_NATIVE_HALF = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "select", "convert"})
+
+
 def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    if isinstance(node, Apply) and node.dtype in ("float16", "bfloat16") and node.op not in _NATIVE_HALF:
+        wide = [a if isinstance(a, Const) and a.dtype == "int32" else convert(a, "float32") for a in args]
+        return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide)), node.dtype)
     if node.dtype == "float32" and isinstance(node, Apply):
         match node.op, args:
             case "div", (x, Const(value)) if value and math.isfinite(value) and math.isfinite(1 / value):
                 return _times(x, 1 / float(value))
             case "exp", (u,) if u.axes or u.tensors:
                 return apply("exp2", _scaled(u, LOG2_E))
-    return with_args(node, args)
+    return apply(node.op, *args, dtype=node.dtype) if isinstance(node, Apply) else with_args(node, args)
 
 
 def _times(x: Expr, factor: float) -> Expr:

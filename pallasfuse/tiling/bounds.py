@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, postorder, read, sub
+from pallasfuse.ir.fold import Group
 from pallasfuse.ir.neutrality import is_neutral
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.schedule import Schedule
@@ -72,6 +73,18 @@ def guards(terms: list[Expr], reducers: list[Reducer]) -> tuple[tuple[Expr, ...]
     return tuple(proven), assumed
 
 
+def conditions(group: Group) -> tuple[str, ...]:
+    """What skipping masked tiles assumes."""
+    found: dict[str, None] = {}
+    for pass_index in range(group.passes):
+        accumulators = [a for f in group.folds if f.pass_index == pass_index for a in f.accumulators]
+        skipped, assumed = guards([a.term for a in accumulators], [a.reducer for a in accumulators])
+        if assumed:
+            found["where " + " and ".join(map(str, skipped)) + " is false the other factors are finite: a masked 0 * inf or "
+                  "0 * NaN is skipped, and adds 0 instead of NaN"] = None  # fmt: skip
+    return tuple(found)
+
+
 def plan_loop(
     schedule: Schedule,
     rolled: Axis,
@@ -112,7 +125,7 @@ def plan_loop(
         add_trip(start, body_stop, has_edge, frozenset(), label)
     else:
         sure_low, sure_high = _clip(both.certain, whole_tiles * tile)
-        from_start = low is sure_low
+        from_start = low is sure_low and isinstance(low, Const) and low.value == 0
         middle = start if from_start else minimum(maximum(_tiles_covering(sure_low, tile), start), body_stop)
         after = minimum(maximum(_tiles_below(sure_high, tile), middle), body_stop)
         true = frozenset(predicates)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
@@ -59,7 +60,7 @@ def choose(group: Group, target: Target) -> list[Schedule]:
     """Schedules for `target`, best first by prediction."""
     shape = examine(group)
     if target.platform == "gpu":
-        return _for_gpu(group, shape)
+        return _for_gpu(group, shape, target)
     return [_for_cpu(group, shape)]
 
 
@@ -91,19 +92,57 @@ def _for_cpu(group: Group, shape: Shape) -> Schedule:
 
 _REGISTER_ELEMENTS = 1 << 14
 """Elements of a row block that a GPU block keeps in registers."""
+_SMALL_BLOCK = 1 << 11
+"""Elements below which a GPU block has too little to do."""
+
+# (rows, rolled tile, warps, stages), best first: measured on an H100 with benchmarks/sweep.py; the keys bound the widest
+# axis that is kept whole inside a tile.
+_PRODUCT_TILES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    64: ((128, 64, 8, 3), (64, 64, 4, 3), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    128: ((128, 128, 8, 3), (128, 64, 8, 2), (64, 64, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    1 << 30: ((128, 64, 8, 2), (64, 64, 8, 2), (64, 32, 8, 2), (32, 32, 4, 2), (16, 16, 4, 1)),
+}
 
 
-def _for_gpu(group: Group, shape: Shape) -> list[Schedule]:
-    n = group.rolled.extent
+def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     if shape.has_products and shape.row is not None:
-        widest = max((a.extent for f in group.folds for a in f.nest.axes if a not in group.parallel), default=1)
-        if widest <= 64:
-            options = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 64, 4, 3)]
-        elif widest <= 128:
-            options = [(128, 128, 8, 3), (128, 64, 8, 3), (64, 64, 4, 3)]
-        else:
-            options = [(64, 32, 4, 2), (64, 64, 8, 2)]
-        return [_schedule(group, {shape.row: max(16, m)}, max(16, k), w, s) for m, k, w, s in options]
-    rolled_tile = n if n * shape.inner_elements <= _REGISTER_ELEMENTS else max(64, 4096 // shape.inner_elements)
-    warps = 4 if min(rolled_tile, n) * shape.inner_elements <= 2048 else 8
-    return [_schedule(group, {}, rolled_tile, warps, 2)]
+        return _products_on_gpu(group, shape.row, target)
+    n, inner = group.rolled.extent, shape.inner_elements
+    tiles: dict[Axis, int] = {}
+    # neighbours in memory belong to one block: when that is not the rolled axis, take some of the axis that is
+    fastest = next((r.indices[-1] for r in _streams(group)), group.rolled)
+    if fastest != group.rolled and fastest in group.parallel:
+        tiles[fastest] = min(64, power_of_two(fastest.extent))
+        inner *= tiles[fastest]
+    rolled_tile = n if power_of_two(n) * inner <= _REGISTER_ELEMENTS else max(16, 8192 // inner)
+    rows = _SMALL_BLOCK // (power_of_two(min(rolled_tile, n)) * inner)
+    for axis in reversed(group.parallel):
+        if axis not in tiles and rows > 1:
+            tiles[axis] = min(power_of_two(axis.extent), rows)
+            rows //= tiles[axis]
+    warps = 4 if min(rolled_tile, n) * inner <= _SMALL_BLOCK else 8
+    return [_schedule(group, tiles, rolled_tile, warps, 2)]
+
+
+def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
+    """Every listed tiling whose pipelined operands fit into shared memory; the smallest one if none does."""
+    nests = [*(f.nest for f in group.folds), *group.inner]
+    whole = {a for n in nests for a in (*n.axes, *n.reduced)} - frozenset(group.parallel) - {group.rolled}
+    widest = max((power_of_two(a.extent) for a in whole), default=1)
+    options = next(tiles for bound, tiles in _PRODUCT_TILES.items() if widest <= bound)
+    operands = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in group.inputs}
+
+    def shared_bytes(rows: int, rolled_tile: int, stages: int) -> int:
+        total = 0
+        for r in operands:
+            if not any(a in whole for a in r.indices):
+                continue  # row values and biases stay in registers
+            size = dtypes.itemsize_bytes(r.dtype) * (stages if group.rolled in r.indices else 1)
+            for axis in r.indices:
+                size *= rows if axis == row else rolled_tile if axis == group.rolled else 1
+                size *= power_of_two(axis.extent) if axis in whole else 1
+            total += size
+        return total
+
+    fitting = [o for o in options if shared_bytes(o[0], o[1], o[3]) <= target.shared_memory_bytes] or [options[-1]]
+    return [_schedule(group, {row: m}, k, w, s) for m, k, w, s in fitting]

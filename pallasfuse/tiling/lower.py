@@ -1,5 +1,6 @@
 """`Group` + `Schedule` -> `TileProgram`: place loads, rolled loops, repairs, guards and stores."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -8,7 +9,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, postorder, read, substitute
 from pallasfuse.ir.fold import OLD, Fold, Frame, Group
 from pallasfuse.ir.loop_program import Nest, Tensor
-from pallasfuse.ir.reducers import SUM, Reducer
+from pallasfuse.ir.reducers import MAX, MIN, SUM, Reducer
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tile_program import (
@@ -31,7 +32,7 @@ from pallasfuse.ir.tile_program import (
 from pallasfuse.targets import Tails
 from pallasfuse.tiling.bounds import Trip, plan_loop
 from pallasfuse.tiling.choose import power_of_two
-from pallasfuse.tiling.products import Product, narrow, split_product
+from pallasfuse.tiling.products import Product, contracts, narrow, split_product
 
 
 @dataclass(slots=True)
@@ -55,23 +56,33 @@ class _Scope:
         return None
 
 
-def lower(group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor]) -> TileProgram:
+def lower(
+    group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int = 1
+) -> TileProgram:
     """The kernel of `group` under `schedule`.
 
-    `tensors` gives the definition of every input and output by name.
+    `tensors` gives the definition of every input and output by name. With masked tails, tiles of axes that take part in a
+    matrix product are padded to `smallest_dot`.
     """
-    return _Lowering(group, schedule, tails, tensors).run()
+    return _Lowering(group, schedule, tails, tensors, smallest_dot).run()
 
 
 class _Lowering:
-    def __init__(self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int
+    ) -> None:
         self.group, self.schedule, self.tails, self.tensors = group, schedule, tails, tensors
         self.rolled = group.rolled
         self.folds = {f.name: f for f in group.folds}
         self.inner = {n.name: n for n in group.inner}
         self.top = _Scope()
         self.order = self._axis_order()
+        self.padded_axes: dict[Axis, int] = {}
+        for nest in [*(f.nest for f in group.folds), *group.inner]:
+            if nest.reducer == SUM and contracts(nest.body, frozenset(nest.reduced)):
+                self.padded_axes |= {a: smallest_dot for a in (*nest.axes, *nest.reduced) if schedule.tile(a) > 1}
         self.single_trip = schedule.trips == 1
+        self._carried_frames: dict[str, Frame] = {}
 
     # --- axes
 
@@ -84,7 +95,9 @@ class _Lowering:
 
     def _tile(self, axis: Axis) -> int:
         size = self.schedule.tile(axis)
-        return power_of_two(size) if self.tails == "masked" else size
+        if self.tails == "exact":
+            return size
+        return power_of_two(max(size, self.padded_axes.get(axis, 1)))
 
     def _sorted(self, axes: frozenset[Axis]) -> tuple[Axis, ...]:
         return tuple(a for a in self.order if a in axes)
@@ -233,12 +246,16 @@ class _Lowering:
         for fold in folds:  # loads and inner values that every tile shares come before the loop
             for accumulator in fold.accumulators:
                 self._preload(accumulator.term)
-        carries = tuple(
+        self._carried_frames = self._share_frames(folds)
+        carries = [
             Carry(a.name, self._sorted(frozenset(a.axes)), a.dtype, const(a.reducer.identity(a.dtype), a.dtype), f"{a.name}.next")
             for f in folds for a in f.accumulators
-        )  # fmt: skip
+        ]  # fmt: skip
+        for frame in dict.fromkeys(self._carried_frames.values()):
+            axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
+            carries.append(Carry(frame.name + OLD, axes, dtype, const(frame.safe, dtype), frame.name))
         segments = tuple(self._segment(trip, folds, self._step) for trip in plan.trips)
-        self.top.statements.append(Loop(self.rolled, carries, segments, plan.to_visit, plan.first))
+        self.top.statements.append(Loop(self.rolled, tuple(carries), segments, plan.to_visit, plan.first))
         for fold in folds:
             self._finish(fold, folds)
 
@@ -303,36 +320,35 @@ class _Lowering:
                 replacements[node] = self._current(values[node.tensor], values, scope, suffix, done)
         return convert(substitute(fold.finish, replacements), fold.nest.dtype)
 
-    def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: _Scope) -> None:
-        """The new and the old value of a frame, both defined for rows that have seen nothing but identities."""
-        new: Expr = self._frame_value(frame, values, scope, ".next", visited(self.rolled))
-        old: Expr = self._frame_value(frame, values, scope, "", before(self.rolled))
-        new_empty = self._is_empty(frame, values, scope, ".next")
-        old_empty = self._is_empty(frame, values, scope, "")
-        safe = const(frame.safe, frame.value.dtype)
-        axes = self._sorted(frozenset(frame.axes))
-        if new_empty is not None:
-            new = apply("select", new_empty, safe, new)
-        shown = self._share(frame.name, axes, new, scope)
-        scope.known[read(frame.name, frame.axes, frame.value.dtype)] = shown
-        first = apply("eq", read(before(self.rolled), (), "int32"), const(0, "int32"))
-        if old_empty is None or not fold.empty_is_neutral:
-            fresh: Expr = first
-            if old_empty is not None:
-                old = apply("select", old_empty, safe, old)
-        else:
-            fresh = old_empty
-            if any(values[u].nest.reducer.name not in ("max", "min") for u in frame.unfinished):  # type: ignore[union-attr]
-                fresh = apply("or", first, old_empty)
-        old = apply("select", fresh, shown, old)
-        old_key = read(frame.name + OLD, frame.axes, frame.value.dtype)
-        scope.known[old_key] = self._share(frame.name + OLD, axes, old, scope)
+    @staticmethod
+    def _share_frames(folds: list[Fold]) -> dict[str, Frame]:
+        """Every frame's name -> the first frame of the pass with the same value: carried once."""
+        first: dict[tuple[Expr, bool], Frame] = {}
+        return {f.name: first.setdefault((f.value, f.positive), f) for fold in folds for f in fold.frames}
 
-    def _share(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: _Scope) -> Expr:
-        """A value that other folds of the step may have computed under another name."""
-        if value not in scope.known:
-            scope.known[value] = self._let(name, axes, value, scope, pinned=True)
-        return scope.known[value]
+    def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: _Scope) -> None:
+        """The new and the old value of a frame, both usable: where the unfinished value is not, a safe one stands in."""
+        shared = self._carried_frames[frame.name]
+        axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
+        new = read(shared.name, axes, dtype)
+        if new not in scope.known:
+            value = self._frame_value(shared, values, scope, ".next", visited(self.rolled))
+            guarded = apply("select", _usable(value, shared), value, const(shared.safe, dtype))
+            scope.statements.append(Let(shared.name, axes, guarded, pinned=True))
+            scope.known[new] = new
+        scope.known[read(frame.name, frame.axes, dtype)] = new
+        first = apply("eq", read(before(self.rolled), (), "int32"), const(0, "int32"))
+        empty = self._is_empty(shared, values, scope, "")
+        if empty is None or not fold.empty_is_neutral:
+            fresh: Expr = first
+        elif all(values[u].nest.reducer in (MAX, MIN) for u in frame.unfinished):
+            fresh = empty
+        else:
+            fresh = apply("or", first, empty)
+        old = apply("select", fresh, new, read(shared.name + OLD, axes, dtype))
+        if old not in scope.known:
+            scope.known[old] = self._let(f"{frame.name}.from", axes, old, scope, pinned=True)
+        scope.known[read(frame.name + OLD, frame.axes, dtype)] = scope.known[old]
 
     def _frame_value(self, frame: Frame, values: Mapping[str, Fold], scope: _Scope, suffix: str, done: str) -> Expr:
         replacements: dict[Expr, Expr] = {}
@@ -367,32 +383,28 @@ class _Lowering:
     # --- after a pass
 
     def _finish(self, fold: Fold, folds: list[Fold]) -> None:
-        """The finished value; rows that stayed empty are re-framed at the finished predecessors, whatever these are."""
+        """The finished value. Where the last frame was a stand-in, re-frame at the finished predecessors, whatever these are."""
         scope = self.top
         nest = fold.nest
         axes = self._sorted(frozenset(nest.axes))
-        guarded = [f for f in fold.frames if f.empties]
         finished = {a.name: read(a.name, axes, a.dtype) for a in fold.accumulators}
         main = fold.accumulators[0]
         result: Expr = finished[main.name]
-        if guarded and main.update is not None:
-            values = {f.name: f for f in folds}
-            replacements: dict[Expr, Expr] = {}
-            empty: Expr | None = None
+        if fold.frames and main.update is not None:
+            replacements: dict[Expr, Expr] = {
+                read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators
+            }
+            usable: Expr | None = None
             for frame in fold.frames:
+                shared, dtype = self._carried_frames[frame.name], frame.value.dtype
                 final = self._expr(frame.value, scope)
-                dtype = frame.value.dtype
-                here = self._is_empty(frame, values, scope, "")
-                if here is not None:
-                    empty = here if empty is None else apply("or", empty, here)
-                    replacements[read(frame.name + OLD, frame.axes, dtype)] = const(frame.safe, dtype)
-                else:
-                    replacements[read(frame.name + OLD, frame.axes, dtype)] = final
+                here = _usable(final, frame)
+                usable = here if usable is None else apply("and", usable, here)
+                last = read(shared.name + OLD, self._sorted(frozenset(frame.axes)), dtype)
+                replacements[read(frame.name + OLD, frame.axes, dtype)] = last
                 replacements[read(frame.name, frame.axes, dtype)] = final
-            assert empty is not None
-            for a in fold.accumulators:
-                replacements[read(a.name, a.axes, a.dtype)] = finished[a.name]
-            result = apply("select", empty, self._expr_with(main.update, replacements, scope), result)
+            assert usable is not None
+            result = apply("select", usable, result, self._expr_with(main.update, replacements, scope))
         if fold.refined is not None:
             replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
             result = substitute(fold.refined, replacements)
@@ -430,3 +442,9 @@ class _Lowering:
 
     def _store(self, nest: Nest, scope: _Scope) -> None:
         scope.statements.append(Store(nest.name, nest.axes, convert(self._expr(nest.body, scope), nest.dtype)))
+
+
+def _usable(value: Expr, frame: Frame) -> Expr:
+    """True where a frame's value is finite, and positive if the repair relies on it."""
+    finite = apply("lt", apply("abs", value), const(math.inf, value.dtype))
+    return apply("and", finite, apply("gt", value, const(0.0, value.dtype))) if frame.positive else finite

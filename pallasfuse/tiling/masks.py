@@ -22,15 +22,26 @@ class Affine:
     constant: int
 
 
+_RING = frozenset({"int32", "int64"})
+_SMALL = 2**29
+"""Affine values beyond this are not analysed: bounds are computed in 32 bits."""
+
+
 def affine(expr: Expr) -> Affine | None:
-    """The affine form of an integer (or exactly integral) expression of positions, or None."""
+    """The affine form of an integer expression of positions, or None.
+
+    The program's integers wrap around. Sums and products are exact modulo the word size, so a form whose range fits is
+    the wrapped value too; a cast is followed only when its operand's range fits both types.
+    """
+    if expr.dtype not in _RING:
+        return None
     total: dict[Axis, int] = {}
     constant = 0
     stack: list[tuple[Expr, int]] = [(expr, 1)]
     while stack:
         node, k = stack.pop()
         match node:
-            case Const(value) if value == int(value):
+            case Const(value):
                 constant += k * int(value)
             case Index(axis):
                 total[axis] = total.get(axis, 0) + k
@@ -40,13 +51,20 @@ def affine(expr: Expr) -> Affine | None:
                 stack += [(a, k), (b, -k)]
             case Apply("neg", (a,)):
                 stack.append((a, -k))
-            case Apply("mul", (a, Const(value))) | Apply("mul", (Const(value), a)) if value == int(value):
+            case Apply("mul", (a, Const(value))) | Apply("mul", (Const(value), a)):
                 stack.append((a, k * int(value)))
-            case Apply("convert", (a,), dtype) if dtypes.is_exact_cast(a.dtype, dtype) or dtypes.is_integer(a.dtype):
-                stack.append((a, k))
+            case Apply("convert", (a,)):
+                inner = affine(a)
+                if inner is None:
+                    return None
+                constant += k * inner.constant
+                for axis, c in inner.coefficients:
+                    total[axis] = total.get(axis, 0) + k * c
             case _:
                 return None
-    return Affine(tuple(sorted((a, k) for a, k in total.items() if k)), constant)
+    form = Affine(tuple(sorted((a, k) for a, k in total.items() if k)), constant)
+    largest = abs(constant) + sum(abs(k) * a.extent for a, k in form.coefficients)
+    return form if largest < _SMALL else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +191,7 @@ def extent(predicate: Expr, rolled: Axis, block: Block) -> Extent:
             negated = _negate(a)
             if negated is not None:
                 return extent(negated, rolled, block)
-        case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)) if dtypes.is_integer(a.dtype):
+        case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)):
             left, right = affine(a), affine(b)
             if left is not None and right is not None:
                 sign = 1 if op in ("ge", "gt") else -1

@@ -130,7 +130,7 @@ def _extent(c: Chooser, reduced: bool) -> int:
     if reduced:
         if c.chance(8):
             return c.integer(300, 700)
-        return c.pick([5, 8, 13, 16, 17, 20, 24, 31, 32, 37, 48, 61, 64, 67, 2, 3, 1])
+        return c.pick([9, 8, 13, 16, 17, 20, 24, 31, 32, 37, 48, 61, 64, 67, 70, 3, 1])
     return c.pick([3, 4, 5, 7, 8, 2, 1, 11, 16, 13])
 
 
@@ -149,14 +149,17 @@ def grow(c: Chooser) -> Program:
         dtype = c.pick(["float32", "float32", "float32", "bfloat16", "float16"])
         grouped = bool(batch) and c.chance(20)
         q = g.input((*batch, rows, width), "float32" if dtype == "float32" else dtype)
-        k = g.input((*batch[:-1], columns, width) if grouped else (*batch, columns, width), "float32" if dtype == "float32" else dtype)
+        k = g.input(
+            (*batch[:-1], columns, width) if grouped else (*batch, columns, width),
+            "float32" if dtype == "float32" else dtype,
+        )
         # the products take the inputs in their own type
         q, k = g.inputs[-2].name, g.inputs[-1].name
         b = "bh"[: len(batch)]
         kb = b[:-1] if grouped else b
         x = g.let(f"jnp.einsum('{b}id,{kb}jd->{b}ij', {q}, {k}, preferred_element_type=jnp.float32)")
         if c.chance(50):
-            x = g.let(f"{x} * {width ** -0.5:.4f}" if c.chance(50) else f"{x} / {width ** 0.5:.4f}")
+            x = g.let(f"{x} * {width**-0.5:.4f}" if c.chance(50) else f"{x} / {width**0.5:.4f}")
         shape = (*batch, rows, columns)
         axes = (len(shape) - 1,)
     else:
@@ -186,8 +189,8 @@ def grow(c: Chooser) -> Program:
     if g.spare and c.chance(30):
         results = list(dict.fromkeys([*results, c.pick(g.spare)]))
     tiles: tuple[tuple[str, int], ...] = ()
-    if not c.chance(10):
-        tiles = tuple((name, c.pick([4, 8, 2, 3, 5, 16, 1, 7])) for name in AXIS_NAMES)
+    if not c.chance(6):
+        tiles = tuple((name, c.pick([4, 8, 2, 3, 5, 6, 1, 7])) for name in AXIS_NAMES)
     used = "\n".join(g.body)
     assert all(i.name in used for i in g.inputs), g.inputs
     return Program(tuple(g.inputs), tuple(g.body), tuple(results), tiles, c.integer(0, 3))
@@ -335,7 +338,9 @@ def _consume(g: _Growth, y: str, shape: tuple[int, ...], axes: tuple[int, ...], 
         if c.chance(30):
             out = g.let(f"{y} * 2.0 + 1.0")
     if c.chance(20):
-        out = g.let(c.pick([f"jnp.tanh({out})", f"{out} * 0.5 + 1", f"jax.nn.relu({out})", f"{out}.astype(jnp.bfloat16)"]))
+        out = g.let(
+            c.pick([f"jnp.tanh({out})", f"{out} * 0.5 + 1", f"jax.nn.relu({out})", f"{out}.astype(jnp.bfloat16)"])
+        )
     g.outputs.append(out)
 
 
@@ -345,7 +350,9 @@ def _soft(g: _Growth, x: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
         x = _mask(g, x, shape, axes)
     m = g.let(_reduce("max", x, axes))
     if c.chance(15):
-        m = g.let(c.pick([f"jnp.where(jnp.isfinite({m}), {m}, 0.0)", f"jax.lax.stop_gradient({m})", f"jnp.maximum({m}, 0.0)"]))
+        m = g.let(
+            c.pick([f"jnp.where(jnp.isfinite({m}), {m}, 0.0)", f"jax.lax.stop_gradient({m})", f"jnp.maximum({m}, 0.0)"])
+        )
     e = g.let(f"{c.pick(['jnp.exp', 'jnp.exp', 'jnp.exp2'])}({x} - {m})")
     total = g.let(_reduce("sum", e, axes))
     g.spare += [m, total]
@@ -358,7 +365,9 @@ def _soft(g: _Growth, x: str, shape: tuple[int, ...], axes: tuple[int, ...]) -> 
         case 2:  # normalise after the sum
             w = g.input(tuple(e if d in axes or c.chance(50) else 1 for d, e in enumerate(shape)))
             s = g.let(_reduce("sum", f"{e} * {w}", axes))
-            g.outputs.append(g.let(f"{s} / {total}" if not c.chance(30) else f"{s} / jnp.where({total} == 0, 1.0, {total})"))
+            g.outputs.append(
+                g.let(f"{s} / {total}" if not c.chance(30) else f"{s} / jnp.where({total} == 0, 1.0, {total})")
+            )
         case 3:
             p = g.let(f"{e} / {total}")
             if g.masked:
@@ -402,7 +411,9 @@ def _scale(g: _Growth, x: str, shape: tuple[int, ...], axes: tuple[int, ...]) ->
         _reduce("max", f"jnp.abs({x})", axes),
     ]))  # fmt: skip
     g.spare.append(r)
-    y = g.let(c.pick([f"{x} * jax.lax.rsqrt({r} + 1e-3)", f"{x} / jnp.sqrt({r} + 1e-3)", f"{x} / ({r} + 1.0)", f"{x} / {r}"]))
+    y = g.let(
+        c.pick([f"{x} * jax.lax.rsqrt({r} + 1e-3)", f"{x} / jnp.sqrt({r} + 1e-3)", f"{x} / ({r} + 1.0)", f"{x} / {r}"])
+    )
     _consume(g, y, shape, axes)
 
 
@@ -466,10 +477,12 @@ def _wide(dtype: Any) -> Any:
 
 
 _EXACT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "select_n", "max", "min", "neg", "abs",
-                    "reduce_max", "reduce_min", "stop_gradient", "copy", "iota", "sign", "round", "floor", "split", "slice"})  # fmt: skip
+                    "reduce_max", "reduce_min", "stop_gradient", "copy", "iota", "sign", "round", "floor"})  # fmt: skip
 
 
-def _in_float64(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], noise: Any, rng: np.random.Generator) -> list[Any]:
+def _in_float64(
+    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], noise: Any, rng: np.random.Generator
+) -> list[Any]:
     """The jaxpr's meaning with every floating-point type replaced by float64.
 
     The result of every operation that rounds is changed by up to `noise` times half an ulp of its own type.
@@ -494,6 +507,9 @@ def _in_float64(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], noise: A
                     params[key] = _wide(params[key])
             got = eqn.primitive.bind(*operands, **params)
             results = got if eqn.primitive.multiple_results else [got]
+            if eqn.primitive.name in ("reduce_max", "reduce_min") and operands[0].dtype == np.float64:
+                # XLA's may drop a NaN
+                results = [jnp.where(jnp.any(jnp.isnan(operands[0]), eqn.params["axes"]), jnp.nan, results[0])]
             kept = eqn.primitive.name == "convert_element_type" and not (
                 jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
                 and jnp.finfo(eqn.invars[0].aval.dtype).eps < jnp.finfo(eqn.outvars[0].aval.dtype).eps
@@ -524,6 +540,7 @@ def exact(function: Callable[..., Any], *args: Any, perturbed: bool = False) -> 
         wide = [np.asarray(a, _wide(a.dtype)) for a in args]
         jaxpr = getattr(traced, "jaxpr", traced)
         run = jax.jit(lambda noise, *xs: _in_float64(jaxpr, traced.consts, xs, noise, rng))
+        run = run.lower(0.0, *wide).compile({"xla_backend_optimization_level": 0})
         return [[np.asarray(y) for y in run(v, *wide)] for v in variants]
 
 
@@ -559,7 +576,9 @@ def judge(program: Program, target: str) -> Verdict:
     return judge_function(fn, args, target, program.tiles)
 
 
-def compare(have: Sequence[Any], plain: Sequence[Any], references: Sequence[Sequence[np.ndarray]]) -> tuple[list[str], float]:
+def compare(
+    have: Sequence[Any], plain: Sequence[Any], references: Sequence[Sequence[np.ndarray]]
+) -> tuple[list[str], float]:
     """Where the fused results `have` are not as good as the `plain` ones; and the worst share of the tolerance used.
 
     The tolerance, in the largest norm: four times the plain program's own error, plus four times what random
@@ -567,7 +586,7 @@ def compare(have: Sequence[Any], plain: Sequence[Any], references: Sequence[Sequ
     """
     problems: list[str] = []
     worst = 0.0
-    np.seterr(invalid='ignore')
+    np.seterr(invalid="ignore")
     for n, (got, own) in enumerate(zip(have, plain, strict=True)):
         if got.shape != own.shape or got.dtype != own.dtype:
             problems.append(f"output {n}: {got.dtype}{got.shape}, plain {own.dtype}{own.shape}")
@@ -581,7 +600,9 @@ def compare(have: Sequence[Any], plain: Sequence[Any], references: Sequence[Sequ
             # XLA's own max and min may drop a NaN: what agrees with float64 instead is right as well
             wrong = (test(ours) != test(theirs)) & (test(ours) != test(truth))
             if wrong.any():
-                problems.append(f"output {n}: {kind} in {test(ours).sum()} of {ours.size} elements, plain has {test(theirs).sum()}")
+                problems.append(
+                    f"output {n}: {kind} in {test(ours).sum()} of {ours.size} elements, plain has {test(theirs).sum()}"
+                )
         finite = np.isfinite(theirs) & np.isfinite(ours) & np.isfinite(truth)
         if not finite.any():
             continue
@@ -612,10 +633,13 @@ def judge_function(
     fused = fuse_for(fn, target, tiles)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plan = fused.explain(*args)
-        have = jax.tree.leaves(fused(*args))
+        tiled = fused.trace(*args).fuse().tile()  # planned once; calls of the fused function itself: test_transforms
+        plan = tiled.plan
+        have = jax.tree.leaves(tiled.lower().compile()(*args))
         plain = jax.tree.leaves(jax.jit(fn)(*args))
         references = exact(lambda *a: jax.tree.leaves(fn(*a)), *args, perturbed=True)
     problems, worst = compare(have, plain, references)
     trips = max((k.schedule.trips for k in plan.kernels), default=0)
-    return Verdict(tuple(problems), tuple(k.strategy for k in plan.kernels), trips, tuple(map(str, plan.fallbacks)), worst)
+    return Verdict(
+        tuple(problems), tuple(k.strategy for k in plan.kernels), trips, tuple(map(str, plan.fallbacks)), worst
+    )

@@ -1,21 +1,27 @@
 """Hypothesis grows reduction programs; fused and plain must agree in value and in the pattern of NaN and infinities."""
 
 import collections
+import os
 
 import jax
 import pytest
-from hypothesis import HealthCheck, event, given, seed, settings
+from hypothesis import HealthCheck, Phase, event, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.property.programs import Drawn, grow, judge
+from tests.property.programs import Drawn, Seeded, grow, judge
 
 COUNTS: dict[str, collections.Counter] = {"xla": collections.Counter(), "interpret": collections.Counter()}
-common = settings(deadline=None, print_blob=True, database=None,
+# A seed gives programs of the intended mix; PALLASFUSE_SHRINK=1 draws every choice from Hypothesis instead, which favours
+# small numbers (and so fuses less), and shrinks what fails (which compiles hundreds of programs).
+SHRINK = bool(os.environ.get("PALLASFUSE_SHRINK"))
+CHOICES = st.data() if SHRINK else st.integers(0, 2**40)
+PHASES = tuple(Phase) if SHRINK else (Phase.explicit, Phase.generate)
+common = settings(deadline=None, phases=PHASES, print_blob=True, database=None,
                   suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])  # fmt: skip
 
 
-def _check(data, target):
-    program = grow(Drawn(data))
+def _check(choices, target):
+    program = grow(Seeded(choices) if isinstance(choices, int) else Drawn(choices))
     verdict = judge(program, target)
     event(verdict.event)
     event(f"several trips with a repair: {verdict.rolls}")
@@ -29,13 +35,13 @@ def _check(data, target):
 
 
 # Several tests of one kind, so that the workers of pytest-xdist share the examples.
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(8))
 def test_random_programs_on_xla(part):
     @seed(part)
-    @settings(common, max_examples=25)
-    @given(st.data())
-    def run(data):
-        _check(data, "xla")
+    @settings(common, max_examples=50)
+    @given(CHOICES)
+    def run(choices):
+        _check(choices, "xla")
 
     run()
 
@@ -43,10 +49,10 @@ def test_random_programs_on_xla(part):
 @pytest.mark.parametrize("part", range(2))
 def test_random_programs_on_interpret(part):
     @seed(100 + part)
-    @settings(common, max_examples=25)
-    @given(st.data())
-    def run(data):
-        _check(data, "interpret")
+    @settings(common, max_examples=50)
+    @given(CHOICES)
+    def run(choices):
+        _check(choices, "interpret")
 
     run()
 

@@ -193,7 +193,9 @@ def judge_rows(chain, x, names, target, tiles=TILES):
 
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("chain", [softmax_by_hand, logsumexp, variance, root_mean_square, divided_by_sum], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "chain", [softmax_by_hand, logsumexp, variance, root_mean_square, divided_by_sum], ids=lambda f: f.__name__
+)
 def test_half_types_near_overflow(chain, dtype, target):
     big = float(jnp.finfo(dtype).max)
     rows = {
@@ -210,7 +212,11 @@ def test_half_types_near_overflow(chain, dtype, target):
 
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("shape", [(3, 1), (1, 1), (1, 5), (5,), (1,), (1, 1, 7)], ids=str)
-@pytest.mark.parametrize("chain", [total_of_exponentials, logsumexp, variance, weighted_sum, range_normalised, entropy], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "chain",
+    [total_of_exponentials, logsumexp, variance, weighted_sum, range_normalised, entropy],
+    ids=lambda f: f.__name__,
+)
 def test_axes_of_one_element(chain, shape, target):
     x = np.linspace(-1, 2, int(np.prod(shape)), dtype=np.float32).reshape(shape)
     verdict = judge_function(chain, [x], target, TILES)

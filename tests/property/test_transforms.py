@@ -77,7 +77,10 @@ def test_scan_map_while_cond_checkpoint(target):
         return jax.lax.scan(lambda q, k: (f(q, k, V[:, :1]) + q, jnp.sum(q)), Q, jnp.stack([K, K * 2, K - 1]))
 
     close(loop(f), loop(attention))
-    close(jax.lax.map(lambda q: f(q, K, V), jnp.stack([Q, Q * 2])), jnp.stack([attention(Q, K, V), attention(Q * 2, K, V)]))
+    close(
+        jax.lax.map(lambda q: f(q, K, V), jnp.stack([Q, Q * 2])),
+        jnp.stack([attention(Q, K, V), attention(Q * 2, K, V)]),
+    )
     close(jax.checkpoint(f)(Q, K, V), attention(Q, K, V))
     close(jax.lax.cond(Q[0, 0] > 100, lambda: f(Q, K, V), lambda: f(Q * 2, K, V)), attention(Q * 2, K, V))
     counted = jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, f(s[1], K, V[:, :1]) + s[1]), (0, Q))[1]
@@ -230,7 +233,11 @@ def test_x64():
         for target in ("xla", "interpret"):
             f = fused(lambda x: jnp.var(x, -1), target)
             np.testing.assert_allclose(f(x), np.var(np.asarray(x), -1), rtol=1e-7)
-            close(fused(attention, target)(*(a.astype(jnp.float64) for a in (Q, K, V))), attention(*(a.astype(jnp.float64) for a in (Q, K, V))), 1e-12)
+            close(
+                fused(attention, target)(*(a.astype(jnp.float64) for a in (Q, K, V))),
+                attention(*(a.astype(jnp.float64) for a in (Q, K, V))),
+                1e-12,
+            )
             close(fused(attention, target)(Q, K, V), attention(Q, K, V))
 
 
@@ -316,4 +323,4 @@ def test_wrong_use_is_explained():
     with pytest.raises(pf.TraceError):
         fused(lambda x: jnp.sum(x) if x[0] > 0 else x).explain(Q[0])
     with pytest.raises(pf.FusionError):
-        pf.fuse(lambda x: jnp.sort(x), strict=True)(Q[0])
+        pf.fuse(jnp.sort, strict=True)(Q[0])

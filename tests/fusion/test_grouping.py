@@ -1,0 +1,159 @@
+"""Which reductions share a kernel, and the reasons of those that do not."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallasfuse.fusion.cost import Work, apart, together
+from pallasfuse.fusion.grouping import external_reasons, group
+from pallasfuse.targets import TRITON, XLA_CPU
+from tests.programs_by_name import FREE, QKV, attention, only_group, program, program_of, softmax, two_softmaxes
+
+BIG = (4096, 8192)
+
+
+def folds(grouping):
+    return [[f.name for f in g.folds] for g in grouping.groups]
+
+
+def test_two_chains_are_two_kernels():
+    loops = program_of(lambda x, y: (softmax(x), softmax(y)), (5, 13), (5, 13))
+    got = group(loops, FREE)
+    assert [len(f) for f in folds(got)] == [2, 2]
+    assert got.left == ()
+    assert {g.inputs for g in got.groups} == {("x",), ("y",)}
+
+
+def test_chains_that_share_an_output_hand_values_over():
+    first, second = group(program_of(two_softmaxes, (5, 13), (5, 13)), FREE).groups
+    made = {n.name for n in first.outputs}
+    assert set(second.inputs) & made
+    assert [n.name for n in second.outputs] == [program("two_softmaxes").outputs[0]]
+
+
+def test_reductions_over_one_axis_of_one_tensor_share_a_kernel():
+    loops = program_of(lambda x: (jnp.max(x, -1), jnp.sum(x, -1), jnp.sum(x * x, -1)), BIG)
+    assert [len(f) for f in folds(group(loops, TRITON))] == [3]
+
+
+def through_the_other_axis(x):
+    m = jnp.max(x, axis=1, keepdims=True)
+    c = jnp.sum(jnp.exp(x - m), axis=0, keepdims=True)  # needs every row's maximum
+    return jnp.sum(x * c, axis=1)
+
+
+def through_xla(x):
+    m = jnp.sort(jnp.max(x, axis=1))[:, None]  # rows exchange their maxima
+    return jnp.sum(x * m, axis=1)
+
+
+@pytest.mark.parametrize("function", [through_the_other_axis, through_xla])
+@pytest.mark.parametrize("target", [FREE, XLA_CPU, TRITON], ids=lambda t: t.name)
+def test_no_value_leaves_a_kernel_and_comes_back(function, target):
+    for shape in ((5, 13), BIG):
+        got = group(program_of(function, shape), target)
+        assert all(len(f) == 1 for f in folds(got))
+        assert all(left.reason for left in got.left)
+
+
+def test_the_reason_names_the_value_outside():
+    got = group(program_of(through_xla, BIG), XLA_CPU)
+    assert "is computed outside the kernel from values inside it" in got.left[-1].reason
+
+
+def test_an_inner_reduction_that_does_not_fit_becomes_an_input():
+    small = replace(FREE, max_inner=2)  # the product of queries and keys sums three elements
+    (chosen,) = group(program_of(lambda q, k: softmax(q @ k), (5, 3), (3, 13)), small).groups
+    assert chosen.inner == ()
+    assert len(chosen.folds) == 2
+    (score,) = (n.name for n in program_of(lambda q, k: q @ k, (5, 3), (3, 13)).nests)
+    assert chosen.inputs == (score,)
+
+
+@pytest.mark.parametrize(("width", "together"), [(XLA_CPU.max_inner, True), (XLA_CPU.max_inner + 1, False)])
+def test_an_axis_that_does_not_fit_into_a_tile_splits_the_chain(width, together):
+    got = group(program_of(attention, (512, 64), (512, 64), (512, width)), XLA_CPU)
+    assert len(folds(got)[0]) == (3 if together else 2)
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the cost apart counts again what another chosen kernel already stores")
+def test_a_plain_matrix_product_after_a_kernel_stays_with_xla():
+    got = group(program_of(attention, (512, 64), (512, 64), (512, XLA_CPU.max_inner + 1)), XLA_CPU)
+    assert [len(f) for f in folds(got)] == [2]
+
+
+def test_the_inner_reduction_is_computed_inside():
+    chosen = only_group("attention")
+    assert len(chosen.inner) == 1
+    assert chosen.inputs == ("q", "k", "v")
+    assert [a.name for a in chosen.parallel] == ["i"]
+
+
+@pytest.mark.parametrize("target", [XLA_CPU, TRITON], ids=lambda t: t.name)
+def test_a_single_reduction_stays_with_xla(target):
+    got = group(program_of(lambda x: jnp.sum(x * x, -1), BIG), target)
+    assert got.groups == ()
+    (left,) = got.left
+    assert "one kernel would not be faster" in left.reason or "a single reduction" in left.reason
+
+
+@pytest.mark.parametrize("target", [XLA_CPU, TRITON], ids=lambda t: t.name)
+def test_chains_over_big_rows_are_fused(target):
+    got = group(program_of(lambda x, w: jnp.var(x, -1), BIG, BIG), target)
+    assert [g.passes for g in got.groups] == [1]
+
+
+def test_what_the_frontend_cannot_convert_has_its_reason():
+    loops = program_of(lambda x: softmax(jnp.sort(x, -1)), (5, 13))
+    (left,) = external_reasons(loops)
+    assert "sort" in left.reason
+    (chosen,) = group(loops, FREE).groups
+    assert chosen.inputs == (left.name,)
+
+
+def test_a_duplicate_reduction_is_computed_once():
+    loops = program_of(lambda x: jnp.max(x, -1) + jnp.sum(jnp.exp(x - jnp.max(x, -1, keepdims=True)), -1), (5, 13))
+    assert [len(f) for f in folds(group(loops, FREE))] == [2]
+
+
+def test_an_intermediate_that_is_returned_is_stored():
+    (chosen,) = group(program_of(lambda x: (jnp.max(x, -1), softmax(x)), (5, 13)), FREE).groups
+    assert len(chosen.outputs) == 2
+
+
+def test_grouping_is_deterministic():
+    loops = program_of(jax.nn.standardize, (5, 13))
+    assert str(group(loops, FREE)) == str(group(loops, FREE))
+
+
+# --- the cost model
+
+
+def test_work_of_one_reduction():
+    (nest,) = (n for n in program_of(lambda x: jnp.sum(x * x, -1), (8, 16)).nests if n.is_reduction)
+    (square,) = (n for n in program_of(lambda x: jnp.sum(x * x, -1), (8, 16)).nests if not n.is_reduction)
+    work = apart(replace(nest, body=square.body))
+    assert work == Work(0.0, 2 * 128, 128 * 4, 8 * 4, 1)
+
+
+def test_work_of_a_matrix_product_counts_two_flops_per_multiplication():
+    loops = program_of(lambda q, k: q @ k, (8, 16), (16, 4))
+    (nest,) = loops.nests
+    assert apart(nest) == Work(2.0 * 8 * 16 * 4, 0.0, (8 * 16 + 16 * 4) * 4, 8 * 4 * 4, 1)
+
+
+def test_one_kernel_reads_its_inputs_once_and_writes_only_outputs():
+    chosen = only_group("softmax")
+    work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel,
+                    {f.name: 1 for f in chosen.folds})  # fmt: skip
+    assert (work.bytes_read, work.bytes_written, work.launches) == (65 * 4, 65 * 4, 1)
+    apart_bytes = sum(apart(f.nest).bytes_read for f in chosen.folds)
+    assert apart_bytes > work.bytes_read
+
+
+def test_time_is_the_larger_of_arithmetic_and_traffic_plus_launches():
+    assert XLA_CPU.milliseconds(0, 0, 20e9, 0) == pytest.approx(1000.0)
+    assert XLA_CPU.milliseconds(0.15e12, 0, 20e9, 0) == pytest.approx(1000.0)
+    assert XLA_CPU.milliseconds(0, 0.04e12, 0, 2) == pytest.approx(2000.0 + 2 * 5e-3)

@@ -1,0 +1,179 @@
+"""What a term contributes where a predicate is false: proofs, and what must not be proven."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.evaluate import evaluate_expr
+from pallasfuse.ir.expr import add, apply, const, convert, div, index, mul, read, select, sub
+from pallasfuse.ir.neutrality import Unknown, evaluate_under, is_neutral
+from pallasfuse.ir.reducers import AND, MAX, MIN, OR, PROD, SUM
+
+J = Axis("j", 8)
+X, W = read("x", (J,), "float32"), read("w", (J,), "float32")
+R = read("r", (), "float32")
+MASK = apply("ge", index(J), const(3, "int32"))
+OFF = {MASK: 0.0}
+
+
+def number(value, dtype="float32"):
+    return const(value, dtype)
+
+
+def exp(x):
+    return apply("exp", x)
+
+
+def masked(value, other):
+    return select(MASK, value, number(other))
+
+
+@pytest.mark.parametrize(
+    ("term", "reducer", "assumes"),
+    [
+        (masked(X, -np.inf), MAX, False),
+        (masked(X, np.inf), MIN, False),
+        (masked(X, 0.0), SUM, False),
+        (masked(X, 1.0), PROD, False),
+        (exp(masked(X, -np.inf)), SUM, False),
+        (exp(sub(masked(X, -np.inf), R)), SUM, False),  # -inf minus a finite frame
+        (apply("exp2", mul(masked(X, -np.inf), number(1.4427))), SUM, False),
+        (mul(exp(sub(masked(X, -np.inf), R)), W), SUM, True),  # 0 * w, for a finite w
+        (mul(W, masked(X, 0.0)), SUM, True),
+        (div(masked(X, 0.0), R), SUM, True),
+        (convert(masked(X, 0.0), "float16"), SUM, False),
+        (apply("max", masked(X, -np.inf), number(-np.inf)), MAX, False),
+        (add(masked(X, -np.inf), W), MAX, False),
+        (select(apply("not", MASK), number(0.0), X), SUM, False),
+        (select(apply("and", MASK, apply("lt", X, W)), X, number(0.0)), SUM, False),
+        (apply("or", MASK, const(False, "bool")), OR, False),
+        (apply("or", apply("not", MASK), apply("lt", X, W)), AND, False),
+        (masked(masked(X, 7.0), 0.0), SUM, False),
+    ],
+    ids=str,
+)
+def test_neutral(term, reducer, assumes):
+    proof = is_neutral(term, reducer, OFF)
+    assert proof is not None
+    assert proof.assumes_finite_factor is assumes
+
+
+FINFO_MIN = float(np.finfo(np.float32).min)
+
+
+@pytest.mark.parametrize(
+    ("term", "reducer"),
+    [
+        (masked(X, FINFO_MIN), MAX),  # finite: wins over nothing but -inf, yet it is a value
+        (masked(X, -1e9), MAX),
+        (exp(sub(masked(X, FINFO_MIN), R)), SUM),  # exp(-1e38 - r) is 0 only where r is not as small
+        (exp(masked(X, -5.0)), SUM),
+        (masked(X, 0.0), MAX),
+        (masked(X, 0.0), PROD),
+        (masked(X, -np.inf), SUM),
+        (masked(X, np.inf), MAX),
+        (X, SUM),
+        (select(apply("lt", X, W), X, number(0.0)), SUM),  # another predicate
+        (exp(sub(masked(X, -np.inf), masked(R, -np.inf))), SUM),  # -inf - -inf
+        (mul(masked(X, -np.inf), W), MAX),  # w may be negative
+        (mul(masked(X, -np.inf), number(0.0)), SUM),  # -inf * 0
+        (mul(masked(X, 0.0), div(number(1.0), R)), SUM),  # 0 * (1 / 0)
+        (mul(masked(X, 0.0), apply("log", W)), SUM),
+        (add(masked(X, -np.inf), apply("log", W)), MAX),
+        (div(masked(X, 0.0), masked(X, 0.0)), SUM),
+        (masked(X, float("nan")), SUM),
+    ],
+    ids=str,
+)
+def test_not_neutral(term, reducer):
+    assert is_neutral(term, reducer, OFF) is None
+
+
+def test_the_accumulator_s_identity_is_what_counts():
+    term = select(MASK, read("h", (J,), "float16"), number(-np.inf, "float16"))
+    assert is_neutral(term, MAX, OFF) is not None
+    whole = select(MASK, read("n", (J,), "int32"), const(int(np.iinfo("int32").min), "int32"))
+    assert is_neutral(whole, MAX, OFF) is not None
+    assert is_neutral(select(MASK, read("n", (J,), "int32"), const(-1, "int32")), MAX, OFF) is None
+
+
+def test_assumptions_replace_whole_subexpressions():
+    body = mul(X, X)
+    assert evaluate_under(exp(sub(body, R)), {body: -np.inf}).value == 0.0
+    assert evaluate_under(exp(sub(body, R)), {}).value is Unknown.FINITE
+
+
+@pytest.mark.parametrize(
+    ("expr", "value"),
+    [
+        (X, Unknown.FINITE),
+        (index(J), Unknown.FINITE),
+        (apply("log", X), Unknown.ANYTHING),
+        (div(X, W), Unknown.ANYTHING),
+        (apply("tanh", X), Unknown.FINITE),
+        (apply("lt", X, W), Unknown.FINITE),
+        (select(apply("lt", X, W), X, number(np.inf)), Unknown.ANYTHING),
+        (select(apply("lt", X, W), number(2.0), number(2.0)), 2.0),
+        (select(apply("lt", X, W), number(2.0), X), Unknown.FINITE),
+        (apply("max", X, number(np.inf)), np.inf),
+        (apply("max", X, number(-np.inf)), Unknown.FINITE),
+        (sub(X, number(-np.inf)), np.inf),
+        (sub(number(-np.inf), X), -np.inf),
+        (apply("not", const(True, "bool")), 0.0),
+    ],
+    ids=str,
+)
+def test_abstract_values(expr, value):
+    assert evaluate_under(expr, {}).value == value
+
+
+UNARY = ["neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sin", "logistic", "sign", "floor", "square"]
+BINARY = ["add", "sub", "mul", "div", "max", "min"]
+LEAVES = [X, W, number(0.0), number(1.0), number(-np.inf), number(np.inf), masked(X, -np.inf), masked(W, 0.0)]
+
+
+def _random(random, depth):
+    if depth == 0:
+        return LEAVES[random.integers(len(LEAVES))]
+    match random.integers(4):
+        case 0:
+            return apply(UNARY[random.integers(len(UNARY))], _random(random, depth - 1))
+        case 1:
+            return select(apply("lt", X, W), _random(random, depth - 1), _random(random, depth - 1))
+        case _:
+            return apply(BINARY[random.integers(len(BINARY))], _random(random, depth - 1), _random(random, depth - 1))
+
+
+def _contradiction(expr):
+    """A point of moderate finite reads where the expression is not what the proof says; None when there is none."""
+    got = evaluate_under(expr, OFF)
+    if got.value is Unknown.ANYTHING or got.assumes_finite_factor:
+        return None
+    grid = np.array(list(itertools.product([-2.0, -1.0, 0.0, 0.5, 1.0, 3.0], repeat=2)))
+    point = Axis("point", len(grid))
+    # positions 0, 1 and 2 are masked: any of them will do
+    from pallasfuse.ir.expr import substitute
+
+    at = substitute(expr, {MASK: const(False, "bool"), X: read("x", (point,), "float32"), W: read("w", (point,), "float32")})
+    value = evaluate_expr(at, (point,), {"x": grid[:, 0], "w": grid[:, 1]}).astype(float)
+    good = np.isfinite(value) if got.value is Unknown.FINITE else (value == got.value) | (np.isnan(value) & np.isnan(got.value))
+    return None if good.all() else (str(expr), got.value, grid[~good][0], value[~good][0])
+
+
+@pytest.mark.parametrize("op", ["sin", "tanh", "logistic", "sign"])
+@pytest.mark.xfail(strict=True, reason="bug: a bounded function of anything may still be NaN")
+def test_a_bounded_function_of_anything_may_be_nan(op):
+    assert is_neutral(add(masked(X, -np.inf), apply(op, apply("log", W))), MAX, OFF) is None
+
+
+@pytest.mark.xfail(strict=True, reason="bug: the larger of infinity and NaN is NaN")
+def test_a_maximum_with_infinity_may_be_nan():
+    assert is_neutral(apply("min", masked(X, -np.inf), apply("log", W)), MAX, OFF) is None
+
+
+@pytest.mark.xfail(strict=True, reason="the two bugs above")
+def test_what_is_proven_of_random_expressions_holds():
+    for seed in range(300):
+        assert _contradiction(_random(np.random.default_rng(seed), 2 + seed % 2)) is None

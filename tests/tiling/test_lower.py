@@ -1,0 +1,201 @@
+"""Tile programs mean what the loop programs mean, for any tiles and both kinds of tails."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.ir.expr import Apply, apply, const, mul, postorder, read, select
+from pallasfuse.ir.reducers import MAX, MIN, SUM
+from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, verify
+from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU
+from pallasfuse.tiling.arithmetic import rewrite
+from pallasfuse.tiling.choose import choose
+from pallasfuse.tiling.lower import lower
+from pallasfuse.tiling.share import visited_share
+from tests.programs_by_name import (
+    PROGRAMS,
+    close,
+    grouping,
+    only_group,
+    program,
+    schedule_of,
+    tensors_of,
+    values,
+)
+
+SCHEDULES = [(1, 1), (1, 3), (3, 4), (2, 5), (4, 3), (3, 8), (8, 3), (99, 99)]
+MACHINES = [("exact", False), ("exact", True), ("masked", False)]
+
+
+def kernels(name, grid_tile, rolled_tile, tails):
+    for chosen in grouping(name).groups:
+        yield lower(chosen, schedule_of(chosen, grid_tile, rolled_tile), tails, tensors_of(program(name)))
+
+
+def check(name, kernel, *, back=False):
+    want = values(name)
+    got = evaluate_tiles(kernel, {t.name: want[t.name] for t in kernel.inputs}, move_last_block_back=back)
+    for tensor, value in got.items():
+        close(value, want[tensor], message=f"{tensor} of\n{kernel}")
+
+
+@pytest.mark.parametrize(("tails", "back"), MACHINES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_tile_programs_equal_the_loop_program(name, schedule, tails, back):
+    for kernel in kernels(name, *schedule, tails):
+        check(name, kernel, back=back)
+
+
+@pytest.mark.parametrize("tails", ["exact", "masked"])
+@pytest.mark.parametrize("schedule", [(2, 5), (99, 99)], ids=str)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_cheaper_arithmetic_keeps_the_value(name, schedule, tails):
+    for kernel in kernels(name, *schedule, tails):
+        check(name, verify(rewrite(kernel)))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_full_tiles_need_no_loop_over_the_rolled_axis(name):
+    for kernel in kernels(name, 99, 99, "exact"):
+        assert not any(isinstance(s, Loop) for s in kernel.body)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_masked_tiles_are_powers_of_two(name):
+    for kernel in kernels(name, 3, 5, "masked"):
+        for _, tile in kernel.tiles:
+            assert tile & (tile - 1) == 0
+
+
+@pytest.mark.parametrize("target", [XLA_CPU, INTERPRET, TRITON], ids=lambda t: t.name)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_chosen_schedules_are_legal_and_right(name, target):
+    for chosen in grouping(name).groups:
+        schedules = choose(chosen, target)
+        assert schedules
+        for schedule in schedules:
+            assert [a for a, _ in schedule.grid] == list(chosen.parallel)
+            assert schedule.rolled == chosen.rolled
+            for axis, tile in (*schedule.grid, (schedule.rolled, schedule.rolled_tile)):
+                assert 1 <= tile <= axis.extent
+            check(name, lower(chosen, schedule, target.tails, tensors_of(program(name))))
+
+
+# --- what kernels skip
+
+
+def shares(name, grid_tile, rolled_tile):
+    chosen = only_group(name)
+    schedule = schedule_of(chosen, grid_tile, rolled_tile)
+    return visited_share(lower(chosen, schedule, "masked", tensors_of(program(name))), schedule)
+
+
+def test_masks_shorten_loops():
+    # rows i of 5 visit j <= i + 4 of 13
+    assert shares("causal", 1, 1) == pytest.approx(sum(range(5, 10)) / 65)
+    assert shares("window", 1, 1) == pytest.approx(20 / 65)
+    assert shares("attention", 1, 1) == 1.0
+    assert shares("softmax", 2, 4) == 1.0
+
+
+def test_masked_tiles_reappear_only_where_needed():
+    chosen = only_group("causal")
+    kernel = lower(chosen, schedule_of(chosen, 1, 1), "exact", tensors_of(program("causal")))
+    (loop,) = (s for s in kernel.body if isinstance(s, Loop))
+    selects = {g.label: any("select(l <=" in str(s.value) for s in g.body if isinstance(s, Reduce)) for g in loop.segments}
+    assert selects["unmasked"] is False
+    assert selects.get("masked", True) is True
+    assert [a.name for a in kernel.descending] == ["i"]
+
+
+GOLDEN_TILES = """\
+kernel fused_t0_t6 grid(i:5/2)
+  t0.acc0[i]: float32 = -inf
+  t6.acc0[i]: float32 = 0
+"""
+
+
+def test_golden_tile_program():
+    chosen = only_group("softmax")
+    kernel = lower(chosen, schedule_of(chosen, 2, 4), "exact", tensors_of(program("softmax")))
+    assert str(kernel) == GOLDEN_TILES
+
+
+# --- cheaper arithmetic, by example
+
+
+def arithmetic(kernel_statement: Statement) -> list[Statement]:
+    chosen = only_group("softmax")
+    base = lower(chosen, schedule_of(chosen, 99, 99), "exact", tensors_of(program("softmax")))
+    return list(rewrite(replace(base, body=(kernel_statement,))).body)
+
+
+(I,) = only_group("softmax").parallel
+J = only_group("softmax").rolled
+X, R = read("x.t", (I, J), "float32"), read("r", (I,), "float32")
+LOG2_E = float(np.log2(np.e))
+
+
+def number(value):
+    return const(value, "float32")
+
+
+def rewritten(value):
+    (statement,) = arithmetic(Let("a", (I, J), value))
+    assert isinstance(statement, Let)
+    return str(statement.value)
+
+
+def test_division_by_a_constant_is_a_product():
+    assert rewritten(apply("div", X, number(4.0))) == "x.t[i, j] * 0.25"
+    assert rewritten(apply("div", mul(X, number(3.0)), number(2.0))) == "x.t[i, j] * 1.5"
+    for kept in (apply("div", X, number(0.0)), apply("div", X, number(np.inf)), apply("div", X, R), apply("div", number(1.0), X)):
+        assert rewritten(kept) == str(kept)
+
+
+def test_exponentials_are_powers_of_two():
+    assert rewritten(apply("exp", apply("sub", X, R))) == f"exp2(x.t[i, j] * {LOG2_E} - r[i] * {LOG2_E})"
+    assert rewritten(apply("exp", mul(X, number(0.5)))) == f"exp2(x.t[i, j] * {0.5 * LOG2_E})"
+    assert rewritten(apply("exp", number(1.0))) == "exp(1)"
+
+
+def test_a_positive_factor_leaves_a_maximum():
+    masked = select(apply("lt", X, R), mul(X, number(0.5)), number(-np.inf))
+    for reducer, value, raw in ((MAX, mul(X, number(0.5)), "x.t[i, j]"), (MIN, mul(number(0.5), X), "x.t[i, j]"),
+                                (MAX, masked, "select(x.t[i, j] < r[i], x.t[i, j], -inf)")):  # fmt: skip
+        first, second = arithmetic(Reduce("m", (I,), reducer, value, (J,)))
+        assert isinstance(first, Reduce)
+        assert isinstance(second, Let)
+        assert (str(first.value), str(second.value)) == (raw, "m.raw[i] * 0.5")
+
+
+@pytest.mark.parametrize(
+    ("reducer", "value"),
+    [
+        (MAX, mul(X, number(-0.5))),
+        (MAX, mul(X, number(np.inf))),
+        (MAX, mul(X, number(0.0))),
+        (SUM, mul(X, number(0.5))),
+        (MAX, select(apply("lt", X, R), mul(X, number(0.5)), number(-1.0))),
+        (MAX, mul(X, R)),
+    ],
+    ids=str,
+)
+def test_other_factors_stay(reducer, value):
+    (statement,) = arithmetic(Reduce("m", (I,), reducer, value, (J,)))
+    assert isinstance(statement, Reduce)
+    assert statement.value is value
+
+
+def test_products_become_contractions():
+    kinds = {}
+    for kernel in kernels("attention", 2, 4, "masked"):
+        (loop,) = (s for s in kernel.body if isinstance(s, Loop))
+        for g in loop.segments:
+            kinds |= {s.name: type(s) for s in g.body}
+        assert any(isinstance(s, Store) for s in kernel.body)
+        assert all(isinstance(n, Apply) or n.tensors or not n.args for s in g.body if isinstance(s, Let) for n in postorder(s.value))
+    assert sum(k is Contract for k in kinds.values()) == 2

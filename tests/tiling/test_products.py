@@ -1,0 +1,95 @@
+"""Which sums of products are matrix products, and how their factors are divided."""
+
+import numpy as np
+import pytest
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.evaluate import evaluate_expr
+from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, sub
+from pallasfuse.tiling.products import contracts, narrow, split_product
+
+I, J, K, B = Axis("i", 3), Axis("j", 4), Axis("k", 5), Axis("b", 2)
+X, Y = read("x", (I, J), "float32"), read("y", (J, K), "float32")
+R, C = read("r", (I,), "float32"), read("c", (K,), "float32")
+V = read("v", (J,), "float32")
+S = read("s", (), "float32")
+OVER = frozenset({J})
+
+
+def exp(x):
+    return apply("exp", x)
+
+
+@pytest.mark.parametrize(
+    ("body", "lhs", "rhs"),
+    [
+        (mul(X, Y), "x[i, j]", "y[j, k]"),
+        (mul(Y, X), "y[j, k]", "x[i, j]"),
+        (mul(mul(X, R), Y), "x[i, j] * r[i]", "y[j, k]"),
+        (mul(exp(sub(X, R)), Y), "exp(x[i, j] - r[i])", "y[j, k]"),
+        (div(mul(X, Y), R), "x[i, j] / r[i]", "y[j, k]"),
+        (mul(mul(X, Y), V), "x[i, j] * v[j]", "y[j, k]"),
+        (mul(mul(X, Y), S), "x[i, j] * s", "y[j, k]"),
+        (mul(mul(X, C), Y), "x[i, j]", "c[k] * y[j, k]"),
+    ],
+    ids=str,
+)
+def test_split(body, lhs, rhs):
+    got = split_product(body, OVER, frozenset())
+    assert got is not None
+    assert (str(got.lhs), str(got.rhs)) == (lhs, rhs)
+    random = np.random.default_rng(0)
+    at = {"x": random.random((3, 4)), "y": random.random((4, 5)), "r": random.random(3), "c": random.random(5),
+          "v": random.random(4), "s": np.array(1.5)}  # fmt: skip
+    whole = evaluate_expr(body, (I, J, K), at)
+    sides = [evaluate_expr(side, (I, J, K), at) for side in (got.lhs, got.rhs)]
+    np.testing.assert_allclose(sides[0] * sides[1], whole, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        X,
+        mul(X, X),
+        mul(X, V),  # a matrix and a vector
+        mul(X, R),
+        add(mul(X, Y), X),
+        mul(R, C),  # nothing to contract
+        mul(mul(X, Y), read("z", (I, K), "float32")),  # varies along both kept axes
+        mul(read("x", (B, I, J), "float32"), read("y", (B, J, K), "float32")),  # a batch axis inside the tile
+        mul(read("n", (I, J), "int32"), read("m", (J, K), "int32")),
+    ],
+    ids=str,
+)
+def test_not_a_matrix_product(body):
+    assert split_product(body, OVER, frozenset()) is None
+
+
+def test_axes_of_one_element_do_not_count():
+    body = mul(read("x", (B, I, J), "float32"), read("y", (B, J, K), "float32"))
+    got = split_product(body, OVER, frozenset({B}))
+    assert got is not None
+    assert (str(got.lhs), str(got.rhs)) == ("x[b, i, j]", "y[b, j, k]")
+    assert split_product(mul(X, Y), OVER, frozenset({I})) is None
+
+
+def test_all_contracted_axes_are_on_both_sides():
+    two = frozenset({J, B})
+    both = mul(read("x", (I, J, B), "float32"), read("y", (J, B, K), "float32"))
+    assert split_product(both, two, frozenset()) is not None
+    assert split_product(mul(read("x", (I, J, B), "float32"), Y), two, frozenset()) is None
+
+
+def test_narrow_drops_an_exact_cast_of_a_half_type():
+    h, f = read("h", (I,), "float16"), read("f", (I,), "float64")
+    assert narrow(convert(h, "float32")) is h
+    assert narrow(convert(read("b", (I,), "bfloat16"), "float32")).dtype == "bfloat16"
+    for kept in (h, X, convert(f, "float32"), convert(h, "float64"), mul(convert(h, "float32"), const(2.0, "float32"))):
+        assert narrow(kept) is kept
+
+
+def test_contracts_wants_a_kept_axis_on_each_side():
+    assert contracts(mul(X, Y), OVER)
+    assert contracts(mul(mul(X, Y), read("z", (I, K), "float32")), OVER)
+    for body in (X, mul(X, V), mul(X, X), mul(X, C)):
+        assert not contracts(body, OVER)
