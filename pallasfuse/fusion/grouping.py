@@ -188,6 +188,10 @@ def _candidates(
 ) -> Iterable[Candidate]:
     """One candidate for every choice of the axes that all folds keep, and for every prefix that stays legal."""
     cores = {frozenset(n.axes) for n in members}
+    for nest in members:
+        # one side of a matrix product may stay whole inside the tile
+        kept = [frozenset(o.axes) - frozenset(nest.reduced) for o in product_operands(nest) or ()]
+        cores |= {frozenset(nest.axes) - (a - b) for a, b in (kept, kept[::-1])} if kept else set()
     seen: set[frozenset[str]] = set()
     for core in sorted(cores, key=lambda c: (len(c), sorted(c))):
         chosen = [n for n in members if core <= set(n.axes)]

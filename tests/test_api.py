@@ -1,0 +1,195 @@
+"""The user's interface: calls, stages, options and messages."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse.errors import FusionError, PallasfuseError, TargetError, TraceError
+from pallasfuse.options import FuseOptions
+from tests.programs_by_name import attention, softmax
+
+X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
+QKV = tuple(np.random.default_rng(n).normal(size=s).astype("float32") for n, s in enumerate([(20, 8), (37, 8), (37, 5)]))
+
+
+def same(got, want):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), got, want)
+
+
+# --- calls
+
+
+def test_called_as_the_original():
+    fused = pf.fuse(attention)
+    same(fused(*QKV), attention(*QKV))
+    same(jax.jit(fused)(*QKV), attention(*QKV))
+    assert fused.__name__ == "attention"
+    assert repr(fused) == "<pallasfuse.fuse of attention>"
+
+
+def test_a_pytree_in_and_a_pytree_out():
+    @pf.fuse
+    def function(inputs, *, scale):
+        p = softmax(inputs["x"] * scale)
+        return {"p": p, "pair": (p.sum(), inputs["y"])}
+
+    arguments = {"x": X, "y": np.float32(2.0)}
+    got = function(arguments, scale=np.float32(0.5))
+    assert set(got) == {"p", "pair"}
+    same(got["p"], softmax(X * np.float32(0.5)))
+    same(got["pair"][1], np.float32(2.0))
+
+
+def test_decorator_with_options_and_static_arguments():
+    @pf.fuse(target="xla", static_argnums=1, static_argnames="power")
+    def function(x, axis, power=1):
+        return jax.nn.softmax(x, axis=axis) ** power
+
+    same(function(X, 0), jax.nn.softmax(X, axis=0))
+    same(function(X, 1, power=2), jax.nn.softmax(X, axis=1) ** 2)
+    assert function.explain(X, 0, power=2).kernels
+
+
+def test_methods():
+    class Layer:
+        scale = 0.5
+
+        @pf.fuse
+        def __call__(self, x):
+            return softmax(x * self.scale)
+
+    same(Layer()(X), softmax(X * 0.5))
+
+
+def test_numpy_scalars_and_empty_pytrees():
+    same(pf.fuse(lambda x, nothing: softmax(x) * 2)(X, {}), softmax(X) * 2)
+
+
+# --- stages
+
+
+@pytest.mark.parametrize("target", ["xla", "interpret"])
+def test_every_stage_equals_the_call(target):
+    fused = pf.fuse(attention, target=target)
+    traced = fused.trace(*QKV)
+    groups = traced.fuse()
+    tiled = groups.tile()
+    lowered = tiled.lower()
+    compiled = lowered.compile()
+    np.testing.assert_array_equal(compiled(*QKV), fused(*QKV))
+    assert str(traced).startswith("input q: float32[i:20, j:8]")
+    assert "repaired" in str(groups)
+    assert str(tiled) == str(fused.explain(*QKV))
+    assert "stablehlo" in lowered.as_text()
+
+
+def test_stages_take_shapes_and_keep_the_tree():
+    def function(inputs):
+        return {"p": softmax(inputs["x"])}
+
+    compiled = pf.fuse(function).trace({"x": jax.ShapeDtypeStruct(X.shape, "float32")}).fuse().tile().lower().compile()
+    same(compiled({"x": X}), function({"x": X}))
+
+
+def test_a_stage_may_change_the_target():
+    groups = pf.fuse(attention).trace(*QKV).fuse("triton")
+    assert groups.target.name == "triton"
+    assert groups.tile().plan.target.name == "triton"
+    assert groups.tile("interpret").plan.target.name == "interpret"
+
+
+def test_nothing_to_fuse_says_so():
+    assert str(pf.fuse(lambda x: x + 1).trace(X).fuse()) == "no group"
+
+
+def test_tiles_of_the_options_reach_the_plan():
+    options = FuseOptions(tiles=(("i", 4), ("l", 16)))
+    fused = pf.fuse(attention, options=options)
+    (kernel,) = fused.explain(*QKV).kernels
+    assert (kernel.tiles["i"], kernel.tiles["l"], kernel.strategy) == (4, 16, "rolling_update")
+    same(fused(*QKV), attention(*QKV))
+
+
+def test_arguments_override_options():
+    fused = pf.fuse(lambda x: jnp.sort(x), target="interpret", strict=True, options=FuseOptions(target="xla"))
+    with pytest.raises(FusionError):
+        fused(X)
+    with pytest.raises(FusionError):
+        pf.fuse(lambda x: jnp.sort(x), options=FuseOptions(strict=True))(X)
+    assert pf.fuse(softmax, target="interpret", options=FuseOptions(target="xla")).explain(X).target.name == "interpret"
+
+
+# --- messages
+
+
+def test_strict_raises_when_called_and_names_the_line():
+    @pf.fuse(strict=True)
+    def function(x):
+        return softmax(jnp.sort(x, axis=-1))
+
+    with pytest.raises(FusionError, match=r"strict: 1 operations are left to XLA:\n  sort at .*test_api\.py:\d+.*function"):
+        function(X)
+
+
+def test_an_unknown_target_lists_the_targets():
+    for make in (lambda: pf.fuse(softmax, target="metal"), lambda: pf.fuse(target="metal")(softmax),
+                 lambda: pf.fuse(softmax).explain(X, target="metal")):  # fmt: skip
+        with pytest.raises(TargetError, match="no target 'metal': choose one of interpret, .*triton, .*or None"):
+            make()
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="says what happens without a GPU")
+def test_a_gpu_target_on_a_cpu():
+    message = "target 'triton' runs on cuda or rocm, but the function is compiled for cpu: choose target=None"
+    with pytest.raises(TargetError, match=message):
+        pf.fuse(softmax, target="triton")(X)
+    with pytest.raises(TargetError, match=message):
+        pf.fuse(softmax).trace(X).fuse("triton").tile().lower()
+
+
+def test_what_cannot_be_traced():
+    def function(x, axis):
+        return softmax(x) if x.sum() > 0 else x
+
+    with pytest.raises(TraceError, match="function could not be traced") as error:
+        pf.fuse(function).trace(X, 0)
+    assert "static_argnums" in str(error.value)
+    with pytest.raises(TraceError, match="could not be traced"):
+        pf.fuse(softmax).explain("text")
+
+
+def test_only_functions_are_fused():
+    with pytest.raises(TypeError, match="takes a function, got int"):
+        pf.fuse(3)
+
+
+def test_one_base_class_catches_everything():
+    for error in (FusionError, TargetError, TraceError):
+        assert issubclass(error, PallasfuseError)
+
+
+# --- differentiation
+
+
+def test_the_gradient_is_the_original_s_and_warns_once():
+    def own_name_for_the_warning(x):
+        return jnp.sum(softmax(x) ** 2)
+
+    fused = pf.fuse(own_name_for_the_warning)
+    with pytest.warns(UserWarning, match="own_name_for_the_warning: differentiating a fused function"):
+        got = jax.grad(fused)(X)
+    same(got, jax.grad(own_name_for_the_warning)(X))
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.grad(fused)(X)
+
+
+def test_vmap_plans_the_batched_program():
+    fused = pf.fuse(softmax)
+    batch = np.stack([X, X + 1])
+    same(jax.vmap(fused)(batch), softmax(batch))
+    same(jax.vmap(fused, in_axes=1, out_axes=1)(batch), softmax(batch.transpose(1, 0, 2)).transpose(1, 0, 2))
