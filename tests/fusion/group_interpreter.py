@@ -1,6 +1,7 @@
 """Runs a group by the definition of its folds (ir/fold.py): parts of the rolled axis, any frames on the way.
 
-This is not how kernels are lowered: frames between the parts are random, because only the last one matters (design, "frames are free").
+This is not how kernels are lowered: frames between the parts are random, because only the last one matters
+(design, "frames are free").
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,11 @@ Array = np.ndarray[Any, Any]
 class GroupRun:
     """One group on given inputs; `tensors` collects what it computes."""
 
-    def __init__(self, group: Group, inputs: Mapping[str, Array], random: np.random.Generator) -> None:
-        self.group, self.random = group, random
+    def __init__(
+        self, group: Group, inputs: Mapping[str, Array], random: np.random.Generator, frame_error: float = 0.0
+    ) -> None:
+        """`frame_error`: how far the last frame of a refined fold is from what it should be."""
+        self.group, self.random, self.frame_error = group, random, frame_error
         self.tensors: dict[str, Array] = {t: np.asarray(inputs[t]) for t in group.inputs}
 
     def run(self, *, split: bool) -> dict[str, Array]:
@@ -42,6 +46,8 @@ class GroupRun:
 
     def _fold(self, fold: Fold, split: bool) -> None:
         final = {f.name: evaluate_expr(f.value, f.axes, self.tensors) for f in fold.frames}
+        if fold.refined is not None:
+            final = {name: value + self.frame_error for name, value in final.items()}
         positions = self.random.permutation(self.group.rolled.extent)
         cuts = np.sort(self.random.integers(0, len(positions) + 1, 3))
         parts = [p for p in np.split(positions, cuts) if len(p)]

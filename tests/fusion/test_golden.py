@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Golden text: the groups of the programs that the design names, with their frames and repairs."""
 
 import pytest
@@ -65,8 +66,9 @@ fold t1[i] over j, pass 1 of 1
   t1.acc0 sum= x[i, j] * x[i, j]
   t1 = t1.acc0[i]
 fold t7[i, k] over j, pass 1 of 1
-  t7.acc0 sum= x[i, j] * w[j, k]
-  t7 = t7.acc0[i, k] * rsqrt(t1[i] / 13 + 9.999999747378752e-06)
+  frame t7.frame0 = rsqrt(t1[i] / 13 + 9.999999747378752e-06)
+  t7.acc0 sum= x[i, j] * t7.frame0[i] * w[j, k]; repaired t7.acc0 = t7.acc0[i, k] * (t7.frame0[i] / t7.frame0.old[i])
+  t7 = t7.acc0[i, k]
 store t7[i, k] = t7[i, k]""",
     "layer_norm_dot": """\
 fold t0[i] over j, pass 1 of 1
@@ -80,10 +82,11 @@ fold t5[i] over j, pass 1 of 1
   refined t5.acc0 = t5.acc0[i] + t5.acc1[i] * (2 * -(t5.acc1[i] / 13)) + t5.acc2[i] * square(-(t5.acc1[i] / 13))
   t5 = t5.acc0[i]
 fold t11[i, k] over j, pass 1 of 1
-  frame t11.frame0 = t0[i] / 13
-  t11.acc0 sum= (x[i, j] - t11.frame0[i]) * w[j, k]; repaired t11.acc0 = t11.acc0[i, k] + t11.acc1[i, k] * (t11.frame0.old[i] - t11.frame0[i])
+  frame t11.frame0 = rsqrt(t5[i] / 13 + 9.999999747378752e-06)
+  frame t11.frame1 = t0[i] / 13
+  t11.acc0 sum= (x[i, j] - t11.frame1[i]) * t11.frame0[i] * w[j, k]; repaired t11.acc0 = t11.acc0[i, k] * (t11.frame0[i] / t11.frame0.old[i]) + t11.acc1[i, k] * (t11.frame0[i] * (t11.frame1.old[i] - t11.frame1[i]))
   t11.acc1 sum= w[j, k]; repaired t11.acc1 = t11.acc1[i, k]
-  t11 = t11.acc0[i, k] * rsqrt(t5[i] / 13 + 9.999999747378752e-06)
+  t11 = t11.acc0[i, k]
 store t11[i, k] = t11[i, k]""",
 }
 

@@ -20,6 +20,19 @@ def test_groups_equal_the_program(name, split):
                 close(value, want[tensor], message=f"{name}: {tensor}")
 
 
+REFINED = ["variance", "layer_norm", "layer_norm_dot", "fourth_moment", "group_norm"]
+
+
+@pytest.mark.parametrize("name", REFINED)
+def test_refined_folds_correct_the_rounding_of_their_frame(name):
+    want = values(name)
+    (group,) = grouping(name).groups
+    assert any(f.refined is not None for f in group.folds)
+    got = GroupRun(group, want, np.random.default_rng(0), frame_error=1e-3).run(split=False)
+    for tensor, value in got.items():
+        close(value, want[tensor], message=tensor)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_groups_make_every_output_and_nothing_twice(name):
     groups = grouping(name).groups

@@ -14,7 +14,7 @@ from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor, verify
 from pallasfuse.ir.reducers import MAX, SUM
 from tests.programs_by_name import PROGRAMS, close, program, random_inputs, values
 
-I, J, K = Axis("i", 3), Axis("j", 4), Axis("k", 4)
+I, J, K = Axis("i", 3), Axis("j", 4), Axis("k", 4)  # noqa: E741
 X = Tensor("x", (I, J), "float32")
 XR = read("x", (I, J), "float32")
 M = read("m", (I,), "float32")

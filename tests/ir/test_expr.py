@@ -26,7 +26,7 @@ from pallasfuse.ir.expr import (
     substitute,
 )
 
-I, J = Axis("i", 5), Axis("j", 7)
+I, J = Axis("i", 5), Axis("j", 7)  # noqa: E741
 A, B, C = (read(n, (), "float32") for n in "abc")
 P = read("p", (), "bool")
 X = read("x", (I, J), "float32")

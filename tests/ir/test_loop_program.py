@@ -12,7 +12,7 @@ from pallasfuse.ir.expr import add, apply, const, convert, div, index, mul, read
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 
-I, J, K = Axis("i", 3), Axis("j", 4), Axis("k", 4)
+I, J, K = Axis("i", 3), Axis("j", 4), Axis("k", 4)  # noqa: E741
 X = Tensor("x", (I, J), "float32")
 MAXIMUM = Nest("m", (I,), read("x", (I, J), "float32"), "float32", (J,), MAX)
 SHIFTED = Nest("y", (I, J), apply("sub", read("x", (I, J), "float32"), read("m", (I,), "float32")), "float32")

@@ -73,7 +73,7 @@ IDENTITIES = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), IDENTITIES, ids=lambda e: str(e))
+@pytest.mark.parametrize(("before", "after"), IDENTITIES, ids=str)
 def test_identity(before, after):
     assert simplify(before) is after
     if "h" not in before.tensors:

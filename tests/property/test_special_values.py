@@ -178,13 +178,24 @@ def test_special_rows(chain, target):
     assert not problems, "\n".join(problems)
 
 
+def is_excepted(row, conditions):
+    """Does a stated condition of the plan exclude this row? Only rows whose sums overflow, and masked infinities."""
+    finite = row[np.isfinite(row)].astype(np.float64)
+    limit = 1e17 if row.dtype != jnp.float16 else np.inf
+    overflows = finite.size > 0 and np.abs(finite).max() >= limit
+    return (overflows and "overflow" in conditions) or (finite.size < row.size and "0 * inf" in conditions)
+
+
 def judge_rows(chain, x, names, target, tiles=TILES):
     """Every row on its own: the pattern of NaN and infinities, and the error relative to the row."""
     fused, plain = fuse_for(chain, target, tiles), jax.jit(chain)
     have, own = jax.tree.leaves(fused(x)), jax.tree.leaves(plain(x))
     references = exact(lambda a: jax.tree.leaves(chain(a)), x, perturbed=True)
+    conditions = " ".join(fused.explain(x).conditions)
     found = []
     for n, name in enumerate(names):
+        if is_excepted(x[n], conditions):
+            continue
         rows = [[r[n] for r in leaves] for leaves in (have, own)]
         problems, _ = compare(*rows, [[r[n] for r in leaves] for leaves in references])
         found += [f"{name}: {p}" for p in problems]

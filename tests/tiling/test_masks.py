@@ -14,7 +14,7 @@ from pallasfuse.ir.tile_program import block_start
 from pallasfuse.tiling.bounds import guards, plan_loop
 from pallasfuse.tiling.masks import Affine, affine, extent, is_positional
 
-I, J, H = Axis("i", 11), Axis("j", 23), Axis("h", 3)
+I, J, H = Axis("i", 11), Axis("j", 23), Axis("h", 3)  # noqa: E741
 
 
 def whole(n):
@@ -191,9 +191,8 @@ def check_plan(predicate: Expr, row_tile: int, tile: int, tails: str, *, minimal
     loop = plan(predicate, row_tile, tile, tails)
     holds = truth(predicate).any(2) if H in predicate.axes else truth(predicate)[:, :, 0]
     everywhere = truth(predicate).all(2)
-    for start in range(0, I.extent, row_tile):
-        if tails == "exact":
-            start = min(start, I.extent - row_tile)
+    for begin_rows in range(0, I.extent, row_tile):
+        start = min(begin_rows, I.extent - row_tile) if tails == "exact" else begin_rows
         at = {block_start(I): np.asarray(start)}
 
         def number(expr, at=at):

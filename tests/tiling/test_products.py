@@ -8,7 +8,7 @@ from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, sub
 from pallasfuse.tiling.products import contracts, narrow, split_product
 
-I, J, K, B = Axis("i", 3), Axis("j", 4), Axis("k", 5), Axis("b", 2)
+I, J, K, B = Axis("i", 3), Axis("j", 4), Axis("k", 5), Axis("b", 2)  # noqa: E741
 X, Y = read("x", (I, J), "float32"), read("y", (J, K), "float32")
 R, C = read("r", (I,), "float32"), read("c", (K,), "float32")
 V = read("v", (J,), "float32")
