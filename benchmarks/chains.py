@@ -1,6 +1,6 @@
 """Reduction chains on one GPU: pallasfuse beside `jax.jit` of the same function. Kernel times, medians of eight calls.
 
-    python benchmarks/chains.py --json chains.json
+python benchmarks/chains.py --json chains.json
 """
 
 import argparse

@@ -107,7 +107,9 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     def run(*args: Any) -> list[Any]:
         return execute(plan, [*call_consts(plan), *args])
 
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *nodes)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *nodes)
 
 
 def call_consts(plan: Plan) -> list[Any]:
@@ -127,6 +129,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: FusedCall) -> tupl
 
 
 batching.primitive_batchers[fused_p] = _batch
+
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) -> Any:
     if call.warning.first():

@@ -1,7 +1,7 @@
 """Inspectable stages, as those of `jax.jit`: trace -> fuse -> tile -> lower -> compile."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -72,7 +72,8 @@ class Tiled:
     def lower(self) -> "Lowered":
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
-        fused = FusedCall(call.jaxpr, call.options, call.name, Once(), {self.plan.target.name: self.plan})
+        options = replace(call.options, target=self.plan.target.name)
+        fused = FusedCall(call.jaxpr, options, call.name, Once(), {self.plan.target.name: self.plan})
 
         def run(*args: Any) -> Any:
             return fused_p.bind(*args, call=fused)

@@ -11,7 +11,9 @@ from pallasfuse.options import FuseOptions
 from tests.programs_by_name import attention, softmax
 
 X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
-QKV = tuple(np.random.default_rng(n).normal(size=s).astype("float32") for n, s in enumerate([(20, 8), (37, 8), (37, 5)]))
+QKV = tuple(
+    np.random.default_rng(n).normal(size=s).astype("float32") for n, s in enumerate([(20, 8), (37, 8), (37, 5)])
+)
 
 
 def same(got, want):
@@ -129,7 +131,9 @@ def test_strict_raises_when_called_and_names_the_line():
     def function(x):
         return softmax(jnp.sort(x, axis=-1))
 
-    with pytest.raises(FusionError, match=r"strict: 1 operations are left to XLA:\n  sort at .*test_api\.py:\d+.*function"):
+    with pytest.raises(
+        FusionError, match=r"strict: 1 operations are left to XLA:\n  sort at .*test_api\.py:\d+.*function"
+    ):
         function(X)
 
 
@@ -150,13 +154,11 @@ def test_a_gpu_target_on_a_cpu():
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="says what happens without a GPU")
-@pytest.mark.xfail(strict=True, reason="bug: the target that a stage names is forgotten when it is lowered")
 def test_a_gpu_target_of_a_stage_on_a_cpu():
     with pytest.raises(TargetError, match="target 'triton' runs on cuda or rocm"):
         pf.fuse(softmax).trace(X).fuse("triton").tile().lower()
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the target that a stage names is forgotten when it is lowered")
 def test_the_plan_of_a_stage_is_the_plan_that_runs():
     staged = pf.fuse(softmax).trace(X).fuse("interpret").tile().lower().as_text()
     assert staged == pf.fuse(softmax, target="interpret").trace(X).fuse().tile().lower().as_text()

@@ -190,7 +190,9 @@ def test_targets_are_found_by_name():
     assert all(find(name) is target for name, target in TARGETS.items())
     with pytest.raises(TargetError) as error:
         find("metal")
-    assert str(error.value) == f"no target 'metal': choose one of {', '.join(sorted(TARGETS))}, or None for the best one"
+    assert (
+        str(error.value) == f"no target 'metal': choose one of {', '.join(sorted(TARGETS))}, or None for the best one"
+    )
 
 
 def test_default_targets():

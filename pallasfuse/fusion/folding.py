@@ -1,5 +1,6 @@
 """From a reduction that reads unfinished reductions to a proven, stable `Fold`, or the reason why not."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,10 +11,10 @@ from pallasfuse.fusion.refinement import refined_value
 from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_polynomial
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, Read, convert, postorder, read, substitute
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, convert, postorder, read, substitute
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.neutrality import is_neutral
+from pallasfuse.ir.neutrality import evaluate_under
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.repair.signs import Sign, infer_sign
 
@@ -92,7 +93,7 @@ def fold_over(
         frames.append(frame)
         renamed[value] = read(frame.name, axes, value.dtype)
         frame_signs[frame.name] = sign
-        source = unfinished[value.tensor] if isinstance(value, Read) and value.tensor in names else None
+        source = unfinished.get(_bounding(value))
         is_bound = source is not None and source.nest.reducer in (MAX, MIN) and len(source.accumulators) == 1
         bounds[renamed[value]] = Bound(source.nest.reducer, source.nest.body) if source and is_bound else None  # type: ignore[arg-type]
     framed = substitute(body, renamed)
@@ -122,6 +123,8 @@ def fold_over(
         accumulators.append(Accumulator(f"{nest.name}.acc{position}", nest.axes, part.reducer, part.term, update))
 
     conditions = [*hoisted.conditions, *derived.conditions]
+    if hoisted.factors and degree(hoisted.rest, rolled) > 0:
+        conditions.append("a factor is applied after the sum: without it the sum does not overflow")
     if len(accumulators) > 1 or any(unfinished[u].nest.reducer not in (MAX, MIN) for f in frames for u in f.unfinished):
         conditions.append("no sum over a part of the axis overflows: where one does, the result may be NaN or infinite "
                           "though the program's is not")  # fmt: skip
@@ -131,10 +134,12 @@ def fold_over(
         assert predecessor.reducer is not None
         identity = float(predecessor.reducer.identity(predecessor.body.dtype))
         for a in accumulators:
-            neutral &= is_neutral(a.term, a.reducer, {predecessor.body: identity}) is not None
+            # NaN absorbs: the program's own sum is NaN then, whatever follows
+            value = evaluate_under(a.term, {predecessor.body: identity}).value
+            neutral &= isinstance(value, float) and (math.isnan(value) or value == float(a.reducer.identity(a.dtype)))
     polynomial = all(is_polynomial(a.update) for a in accumulators if a.update is not None)
     if not neutral and not polynomial:
-        return Refusal(f"where {', '.join(e for f in frames for e in f.empties)} has seen only masked elements, "
+        return Refusal(f"where {', '.join(sorted({e for f in frames for e in f.empties}))} has seen only masked elements, "
                        f"{body} is not known to contribute nothing")  # fmt: skip
     result = hoisted.finish(read(accumulators[0].name, nest.axes, accumulators[0].dtype))
     factors = _show_factors(hoisted)
@@ -145,6 +150,16 @@ def fold_over(
         conditions.append("moments are taken around the mean before it is rounded")
     fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, refined, derived.matrix, factors)
     return Folded(fold, tuple(dict.fromkeys(conditions)))
+
+
+def _bounding(value: Expr) -> str:
+    """The tensor whose value the frame is wherever that is finite; empty if there is none."""
+    match value:
+        case Read(tensor):
+            return tensor
+        case Apply("select", (Apply("is_finite", (Read(tensor) as r,)), x, Const())) if x is r:
+            return tensor
+    return ""
 
 
 def _sums_only(hoisted: Hoisted, unfinished: Mapping[str, Fold]) -> bool:

@@ -271,7 +271,8 @@ def _build(
     stored = frozenset(outputs)
     affected = [n for n in graph.roots() if n.name not in context.made
                 and (n.name in inside | stored or graph.depends(n.name, inside))]  # fmt: skip
-    before, after = graph.bodies, inline_maps(graph.program, keep | stored)
+    before = inline_maps(graph.program, context.made) if context.made else graph.bodies
+    after = inline_maps(graph.program, keep | stored)
     apart_ms = sum(apart(_with_body(n, before)).milliseconds(target) for n in affected)
     together_ms = fused + sum(apart(_with_body(n, after)).milliseconds(target)
                               for n in affected if n.name not in inside | stored)  # fmt: skip

@@ -123,6 +123,4 @@ def hoist(body: Expr, hoistable: Callable[[Expr], bool]) -> Hoisted:
     rest, factors = take(body)
     if rest is None:
         rest = const(1.0, body.dtype)
-    if factors:
-        conditions.append("a factor is applied after the sum: without it the sum does not overflow")
     return Hoisted(rest, factors, tuple(conditions))

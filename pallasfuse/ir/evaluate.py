@@ -18,7 +18,7 @@ from pallasfuse.ir.ops import OPS
 Array = np.ndarray[Any, Any]
 
 
-def _wide(dtype: str) -> type:
+def wide_type(dtype: str) -> type:
     return np.float64 if dtypes.is_float(dtype) else np.bool_ if dtype == "bool" else np.int64
 
 
@@ -43,16 +43,16 @@ def evaluate_expr(root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, Arr
         for node in postorder(root):
             match node:
                 case Const(value, dtype):
-                    values[node] = np.asarray(value, _wide(dtype))
+                    values[node] = np.asarray(value, wide_type(dtype))
                 case Index(axis, _):
                     values[node] = spread(np.arange(axis.extent), (axis,))
                 case Read(tensor, indices, dtype):
-                    values[node] = spread(np.asarray(tensors[tensor]).astype(_wide(dtype)), indices)
+                    values[node] = spread(np.asarray(tensors[tensor]).astype(wide_type(dtype)), indices)
                 case Apply("convert", (x,), dtype):
                     # float -> integer truncates; everything else keeps its value
-                    values[node] = values[x].astype(_wide(dtype))
+                    values[node] = values[x].astype(wide_type(dtype))
                 case Apply(op, args, dtype):
-                    values[node] = np.asarray(OPS[op].evaluate(*(values[a] for a in args))).astype(_wide(dtype))
+                    values[node] = np.asarray(OPS[op].evaluate(*(values[a] for a in args))).astype(wide_type(dtype))
         return np.broadcast_to(values[root], shape)
 
 

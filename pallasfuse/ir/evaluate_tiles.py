@@ -14,7 +14,7 @@ import numpy as np
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import Array
-from pallasfuse.ir.evaluate import _wide as wide_type
+from pallasfuse.ir.evaluate import wide_type
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.tile_program import (
@@ -75,7 +75,9 @@ class _Evaluation:
     def __init__(self, program: TileProgram, inputs: Mapping[str, Array], move_last_block_back: bool) -> None:
         self.program, self.move_last_block_back = program, move_last_block_back
         self.dimension = {a: d for d, a in enumerate(program.order)}
-        self.inputs: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
+        self.inputs: dict[str, Array] = {
+            t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs
+        }
         self.outputs: dict[str, Array] = {}
         self.written: dict[str, Array] = {}
         for t in program.outputs:

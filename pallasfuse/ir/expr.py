@@ -259,5 +259,6 @@ def show(root: Expr) -> str:
                     text[node] = (f"{op}({', '.join(text[a][0] for a in args)})", 9)
                 else:
                     level = _PRECEDENCE[symbol]
-                    text[node] = (f"{wrap(args[0], level)} {symbol} {wrap(args[1], level + 1)}", level)
+                    left = level + 1 if symbol == "**" else level
+                    text[node] = (f"{wrap(args[0], left)} {symbol} {wrap(args[1], level + 1)}", level)
     return text[root][0]

@@ -26,7 +26,7 @@ class Unknown(Enum):
 
 
 Abstract = float | Unknown
-_ALWAYS_FINITE = frozenset({"tanh", "logistic", "erf", "erfc", "sign", "sin", "cos", "atan", "is_finite"})
+_ALWAYS_FINITE = frozenset({"tanh", "logistic", "erf", "erfc", "sign", "sin", "cos", "atan"})
 _FINITE_IN_FINITE_OUT = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil", "round_even",
                                    "round_away", "square", "exp", "exp2", "expm1", "convert", "asinh"})  # fmt: skip
 
@@ -77,7 +77,7 @@ def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
         return _join(args[1], args[2]), False
     if len(known) == len(args):
         if op == "convert":
-            return args[0], False
+            return _converted(known[0], dtype), False
         boolean = OPS[op].kind == "logical"
         value = OPS[op].evaluate(*(np.bool_(a) if boolean and dtype == "bool" else np.float64(a) for a in known))
         return float(value), False
@@ -93,14 +93,27 @@ def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
         return 0.0, False
     if op == "or" and 1.0 in known and dtype == "bool":
         return 1.0, False
-    if op in ("max", "min") and infinite:
+    if op in ("max", "min") and infinite and not math.isnan(known[0]):
         neutral = -math.inf if op == "max" else math.inf
-        return (next(a for a in args if not isinstance(a, float)) if known[0] == neutral else known[0]), False
-    if op in _ALWAYS_FINITE or OPS[op].kind in ("comparison", "logical"):
+        other = next(a for a in args if not isinstance(a, float))
+        if known[0] == neutral:
+            return other, False
+        return (known[0] if other is Unknown.FINITE else Unknown.ANYTHING), False  # it may be NaN
+    if OPS[op].kind in ("comparison", "logical"):
+        return Unknown.FINITE, False
+    if op in _ALWAYS_FINITE and Unknown.ANYTHING not in args:
         return Unknown.FINITE, False
     if op in _FINITE_IN_FINITE_OUT and not infinite and Unknown.ANYTHING not in args:
         return Unknown.FINITE, False
     return Unknown.ANYTHING, False
+
+
+def _converted(value: float, dtype: str) -> Abstract:
+    if dtypes.is_float(dtype):
+        return float(np.float16(value)) if dtype == "float16" else value
+    if not math.isfinite(value):
+        return Unknown.ANYTHING
+    return float(bool(value)) if dtype == "bool" else float(math.trunc(value))
 
 
 def _join(a: Abstract, b: Abstract) -> Abstract:

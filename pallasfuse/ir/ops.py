@@ -81,7 +81,7 @@ _ALL = (
     _arith("nextafter", 2, np.nextafter),
     _arith("neg", 1, np.negative),
     _arith("abs", 1, np.abs),
-    _arith("sign", 1, np.sign),
+    _arith("sign", 1, lambda x: np.where(x == 0, x, np.sign(x))),
     _arith("floor", 1, np.floor),
     _arith("ceil", 1, np.ceil),
     _arith("round_even", 1, np.round),

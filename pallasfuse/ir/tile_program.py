@@ -199,6 +199,11 @@ def verify(program: TileProgram) -> TileProgram:
                 case Loop(axis, carries, segments):
                     for c in carries:
                         need(c.name, c.init, scope)
+                    need(f"loop {axis}", s.to_visit, scope)
+                    need(f"loop {axis}", s.first, scope)
+                    for segment in segments:
+                        need(f"loop {axis}", segment.start, scope)
+                        need(f"loop {axis}", segment.stop, scope)
                     inside = scope | {c.name for c in carries} | {visited(axis), before(axis), to_visit(axis)}
                     for segment in segments:
                         got = block(segment.body, inside)

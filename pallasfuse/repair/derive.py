@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -70,8 +70,44 @@ def derive(
     Returns:
       The repair, whose accumulator 0 has `body` itself as its term; or a Refusal with the reason.
     """
+    if isinstance(body, str):
+        return _derive_text(body, reducer, frames, signs, over, invariant)
+    return _derive(body, reducer, frames, signs, over, invariant)
+
+
+def _derive_text(
+    text: str,
+    reducer: Reducer | str,
+    frames: Sequence[Frame | str],
+    signs: Mapping[Expr, Sign] | None,
+    over: Collection[Axis],
+    invariant: Collection[str],
+) -> Repair | Refusal:
+    """Text does not say what varies along the reduced axis: a name may be taken as one value for the whole reduction.
+
+    Only one name, only when another one is left to vary, and only with a condition that says so.
+    """
+    body = parse_expr(text)
+    answer = _derive(body, reducer, frames, signs, over, invariant)
+    if isinstance(answer, Repair) or invariant:
+        return answer
+    opaque = sorted(body.tensors - {f if isinstance(f, str) else f.name for f in frames})
+    for name in opaque if len(opaque) > 1 else ():
+        again = _derive(body, reducer, frames, signs, over, (name,))
+        if isinstance(again, Repair):
+            return replace(again, conditions=(*again.conditions, f"{name} has one value for the whole reduction"))
+    return answer
+
+
+def _derive(
+    expr: Expr,
+    reducer: Reducer | str,
+    frames: Sequence[Frame | str],
+    signs: Mapping[Expr, Sign] | None,
+    over: Collection[Axis],
+    invariant: Collection[str],
+) -> Repair | Refusal:
     fold = REDUCERS[reducer] if isinstance(reducer, str) else reducer
-    expr = parse_expr(body) if isinstance(body, str) else body
     facts = {f.name: f.sign for f in (Frame(f) if isinstance(f, str) else f for f in frames)}
     shape = canonicalize(expr, facts, signs or {}, over, invariant)
     key = (*shape.key, fold)

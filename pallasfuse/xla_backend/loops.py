@@ -23,12 +23,10 @@ class _XlaMachine:
         self.inputs, self.outputs = inputs, outputs
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
-        array = self.inputs[tensor]
-        return lax.dynamic_slice(array, [windows[a].start for a in indices], [windows[a].size for a in indices])
+        return lax.dynamic_slice(self.inputs[tensor], _starts(indices, windows), [windows[a].size for a in indices])
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
-        start = [windows[a].start for a in indices]
-        self.outputs[tensor] = lax.dynamic_update_slice(self.outputs[tensor], value, start)
+        self.outputs[tensor] = lax.dynamic_update_slice(self.outputs[tensor], value, _starts(indices, windows))
 
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
         batch = tuple(a for a in lhs.axes if a in rhs.axes and a not in over)
@@ -64,6 +62,10 @@ class _XlaMachine:
         return carried
 
 
+def _starts(indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> list[Array]:
+    return [jnp.asarray(windows[a].start, jnp.int32) for a in indices]
+
+
 def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Every output of the kernel, by name. `inputs[name]` has one dimension per axis of the tensor."""
     outputs = {t.name: jnp.zeros([a.extent for a in t.axes], jnp.dtype(t.dtype)) for t in program.outputs}
@@ -76,13 +78,15 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.
         starts: dict[Axis, Array] = {}
         rest = number
         for (axis, tile), count in reversed(list(zip(program.grid, counts, strict=True))):
-            position = rest % count if count > 1 else 0
-            rest = rest // count if count > 1 else rest
-            starts[axis] = jnp.minimum(position * tile, axis.extent - tile) if axis.extent % tile else position * tile
+            position = lax.rem(rest, jnp.int32(count))
+            rest = lax.div(rest, jnp.int32(count))
+            start = position * jnp.int32(tile)
+            starts[axis] = jnp.minimum(start, jnp.int32(axis.extent - tile)) if axis.extent % tile else start
         machine = _XlaMachine(inputs, dict(zip(outputs, written, strict=True)))
         Interpreter(program, machine).run_block(starts)
         return tuple(machine.outputs[n] for n in outputs)
 
     if total == 1:
-        return dict(zip(outputs, block(0, tuple(outputs.values())), strict=True))
-    return dict(zip(outputs, lax.fori_loop(0, total, block, tuple(outputs.values())), strict=True))
+        return dict(zip(outputs, block(jnp.int32(0), tuple(outputs.values())), strict=True))
+    written = lax.fori_loop(jnp.int32(0), jnp.int32(total), block, tuple(outputs.values()))
+    return dict(zip(outputs, written, strict=True))

@@ -67,7 +67,7 @@ AT_EDGES = ["add", "sub", "mul", "div", "max", "min", "neg", "abs", "sign", "flo
             "is_finite", "eq", "ne", "lt", "le", "gt", "ge", "atan2"]  # fmt: skip
 
 
-SIGN = pytest.param("sign", marks=pytest.mark.xfail(strict=True, reason="bug: NumPy's sign of -0 is 0, XLA's is -0"))
+SIGN = "sign"
 
 
 @pytest.mark.parametrize("op", [SIGN if op == "sign" else op for op in AT_EDGES])
@@ -91,7 +91,9 @@ def test_logic_on_truth_values_and_bits(op, kind):
     assert got.dtype == values.dtype
 
 
-@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "sign", "eq", "lt", "ge", "square"])
+@pytest.mark.parametrize(
+    "op", ["add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "sign", "eq", "lt", "ge", "square"]
+)
 def test_integers(op):
     values = np.array([-7, -2, -1, 1, 3, 8], "int32")
     got, want = run(op, *([values] if OPS[op].arity == 1 else pairs(values)))

@@ -42,24 +42,28 @@ fold t7[i] over j, pass 1 of 1
   t7 = t7.acc0[i]
 store t12[i] = t7[i] / 13""",
     "log_sum_exp": """\
-fold t0[i] over j, pass 1 of 2
+fold t0[i] over j, pass 1 of 1
   t0.acc0 max= x[i, j]
   t0 = t0.acc0[i]
-fold t9[i] over j, pass 2 of 2
-  t9.acc0 sum= exp(x[i, j] - select(is_finite(t0[i]), t0[i], 0))
+fold t9[i] over j, pass 1 of 1
+  frame t9.frame0 = select(is_finite(t0[i]), t0[i], 0)
+  t9.acc0 sum= exp(x[i, j] - t9.frame0[i]); repaired t9.acc0 = t9.acc0[i] * exp(t9.frame0.old[i] - t9.frame0[i])
   t9 = t9.acc0[i]
 store t12[i] = log(abs(t9[i])) + select(is_finite(t0[i]), t0[i], 0)""",
     "entropy": """\
-fold t0[i] over j, pass 1 of 2
+fold t0[i] over j, pass 1 of 1
   t0.acc0 max= x[i, j]
   t0 = t0.acc0[i]
-fold t6[i] over j, pass 1 of 2
+fold t6[i] over j, pass 1 of 1
   frame t6.frame0 = t0[i]
   t6.acc0 sum= exp(x[i, j] - t6.frame0[i]); repaired t6.acc0 = t6.acc0[i] * exp(t6.frame0.old[i] - t6.frame0[i])
   t6 = t6.acc0[i]
-fold t20[i] over j, pass 2 of 2
-  t20.acc0 sum= exp(x[i, j] - t0[i]) / t6[i] * (x[i, j] - t0[i] - log(t6[i]))
-  t20 = t20.acc0[i]
+fold t20[i] over j, pass 1 of 1
+  frame t20.frame0 = log(t6[i])
+  frame t20.frame1 = t0[i]
+  t20.acc0 sum= exp(x[i, j] - t20.frame1[i]) * (x[i, j] - t20.frame1[i] - t20.frame0[i]); repaired t20.acc0 = t20.acc0[i] * exp(t20.frame1.old[i] - t20.frame1[i]) + t20.acc1[i] * ((t20.frame1.old[i] - t20.frame1[i] + (t20.frame0.old[i] - t20.frame0[i])) * exp(t20.frame1.old[i] - t20.frame1[i]))
+  t20.acc1 sum= exp(x[i, j] - t20.frame1[i]); repaired t20.acc1 = t20.acc1[i] * exp(t20.frame1.old[i] - t20.frame1[i])
+  t20 = t20.acc0[i] / t6[i]
 store t21[i] = -t20[i]""",
     "norm_dot": """\
 fold t1[i] over j, pass 1 of 1

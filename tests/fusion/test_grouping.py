@@ -78,7 +78,6 @@ def test_an_axis_that_does_not_fit_into_a_tile_splits_the_chain(width, together)
     assert len(folds(got)[0]) == (3 if together else 2)
 
 
-@pytest.mark.xfail(strict=True, reason="bug: the cost apart counts again what another chosen kernel already stores")
 def test_a_plain_matrix_product_after_a_kernel_stays_with_xla():
     got = group(program_of(attention, (512, 64), (512, 64), (512, XLA_CPU.max_inner + 1)), XLA_CPU)
     assert [len(f) for f in folds(got)] == [2]

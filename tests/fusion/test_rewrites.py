@@ -78,7 +78,9 @@ def test_inlined_bodies_keep_their_value(name):
 
 
 def total(name, body, **changes):
-    return Nest(**({"name": name, "axes": (I,), "body": body, "dtype": "float32", "reduced": (J,), "reducer": SUM} | changes))
+    return Nest(
+        **({"name": name, "axes": (I,), "body": body, "dtype": "float32", "reduced": (J,), "reducer": SUM} | changes)
+    )
 
 
 def kinds(loops):
@@ -149,7 +151,7 @@ PRODUCT = mul(A, B)
         (convert(sub(H, number(1.0, "float16")), "float32"), {H: 1.0, None: -1.0}),
         (add(number(1.0), number(2.0)), {None: 3.0}),
     ],
-    ids=str,
+    ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else "",
 )
 def test_linear_form(expr, form):
     assert linear_form(expr, frozenset()) == form
@@ -197,7 +199,7 @@ def shown(body):
         (div(A, add(R, B)), "a[j] / (r + b[j])", []),
         (select(apply("lt", A, B), mul(A, R), mul(B, R)), "select(a[j] < b[j], a[j] * r, b[j] * r)", []),
     ],
-    ids=str,
+    ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else "",
 )
 def test_hoisting(body, rest, factors):
     assert shown(body) == (rest, factors)
@@ -214,19 +216,20 @@ def test_hoisting(body, rest, factors):
         (convert(mul(A, R), "bfloat16"), True),  # the range of float32
         (convert(mul(A, R), "int32"), False),
     ],
-    ids=str,
+    ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else "",
 )
 def test_hoisting_through_a_cast(body, hoisted):
     got = hoist(body, rolled_over_j)
     assert bool(got.factors) == hoisted
-    assert bool(got.conditions) == hoisted
+    assert any("the rounding to " in c for c in got.conditions) == hoisted
     if not hoisted:
         assert got.rest is body
 
 
-def test_hoisting_through_an_exact_cast_has_no_condition():
+def test_hoisting_through_an_exact_cast_moves_no_rounding():
     got = hoist(convert(mul(H, convert(R, "float16")), "float32"), rolled_over_j)
-    assert (str(got.rest), got.conditions) == ("float32(h[j])", ())
+    assert str(got.rest) == "float32(h[j])"
+    assert not any("rounding" in c for c in got.conditions)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -22,10 +22,7 @@ GOOD = LoopProgram((X,), (MAXIMUM, SHIFTED), ("y",))
 def test_a_good_program_and_its_text():
     assert verify(GOOD) is GOOD
     assert str(GOOD) == (
-        "input x: float32[i:3, j:4]\n"
-        "m[i]: float32 max[j:4]= x[i, j]\n"
-        "y[i, j]: float32 = x[i, j] - m[i]\n"
-        "return y"
+        "input x: float32[i:3, j:4]\nm[i]: float32 max[j:4]= x[i, j]\ny[i, j]: float32 = x[i, j] - m[i]\nreturn y"
     )
 
 
@@ -121,7 +118,9 @@ def test_integers_divide_and_convert_by_truncation():
     got = run(Nest("t", (I,), div(*reads), "int32"), inputs=(k, n), **values)
     np.testing.assert_array_equal(got, [-3, -3, 3])
     assert got.dtype == np.int64
-    np.testing.assert_array_equal(run(Nest("t", (I,), apply("rem", *reads), "int32"), inputs=(k, n), **values), [-1, 1, -1])
+    np.testing.assert_array_equal(
+        run(Nest("t", (I,), apply("rem", *reads), "int32"), inputs=(k, n), **values), [-1, 1, -1]
+    )
     half = evaluate_expr(convert(read("h", (I,), "float32"), "int32"), (I,), {"h": np.array([-1.7, 1.7, 0.2])})
     np.testing.assert_array_equal(half, [-1, 1, 0])
 

@@ -61,7 +61,10 @@ IDENTITIES = [
     (div(X, number(1.0)), X),
     (apply("integer_pow", X, const(2, "int32"), dtype="float64"), mul(X, X)),
     (convert(convert(read("h", (N,), "float16"), "float32"), "float16"), read("h", (N,), "float16")),
-    (convert(convert(read("h", (N,), "float16"), "float32"), "float64"), convert(read("h", (N,), "float16"), "float64")),
+    (
+        convert(convert(read("h", (N,), "float16"), "float32"), "float64"),
+        convert(read("h", (N,), "float16"), "float64"),
+    ),
     (convert(convert(P, "float32"), "bool"), P),
     (add(number(2.0), number(3.0)), number(5.0)),
     (apply("exp", number(0.0)), number(1.0)),
@@ -73,7 +76,11 @@ IDENTITIES = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), IDENTITIES, ids=str)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    IDENTITIES,
+    ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else "",
+)
 def test_identity(before, after):
     assert simplify(before) is after
     if "h" not in before.tensors:
@@ -104,7 +111,7 @@ def test_identity(before, after):
         convert(const(np.inf, "float32"), "int32"),
         apply("add", index(N), const(1, "int32")),
     ],
-    ids=str,
+    ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else "",
 )
 def test_what_is_not_an_identity_stays(expr):
     assert simplify(expr) is expr
@@ -149,7 +156,9 @@ def _random(random: np.random.Generator, kind: str, depth: int):
         case _, 1:
             return convert(sub_expr("bool"), "float64")
         case _:
-            return apply(str(random.choice(["add", "sub", "mul", "div", "max", "min"])), sub_expr("float"), sub_expr("float"))
+            return apply(
+                str(random.choice(["add", "sub", "mul", "div", "max", "min"])), sub_expr("float"), sub_expr("float")
+            )
 
 
 @pytest.mark.parametrize("seed", range(150))

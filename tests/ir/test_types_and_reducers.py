@@ -64,8 +64,10 @@ def test_the_identity_changes_no_value(name, dtype):
     reducer = REDUCERS[name]
     identity = np.dtype(dtype).type(reducer.identity(dtype))
     for value in samples(dtype):
-        got = reducer.reduce(np.array([identity, value], dtype), dtype=dtype) if name in ("sum", "prod") else reducer.reduce(
-            np.array([identity, value], dtype)
+        got = (
+            reducer.reduce(np.array([identity, value], dtype), dtype=dtype)
+            if name in ("sum", "prod")
+            else reducer.reduce(np.array([identity, value], dtype))
         )
         np.testing.assert_array_equal(got, value)
 

@@ -113,8 +113,17 @@ def test_integer_frame_counts() -> None:
 
 
 def test_invariants_are_only_what_the_caller_says() -> None:
-    assert isinstance(derive("exp(s*(c-r))", "sum", ["r"]), Refusal)
-    assert isinstance(derive("exp(s*(c-r))", "sum", ["r"], invariant=["s"]), Repair)
+    body = parse_expr("exp(s*(c-r))")
+    assert isinstance(derive(body, "sum", ["r"]), Refusal)
+    assert isinstance(derive(body, "sum", ["r"], invariant=["s"]), Repair)
+
+
+def test_text_may_need_one_invariant_and_says_so() -> None:
+    repair = derive("exp(s*(c-r))", "sum", ["r"])
+    assert isinstance(repair, Repair)
+    assert repair.conditions == ("s has one value for the whole reduction",)
+    assert isinstance(derive("exp(c/r)", "sum", ["r"]), Refusal)  # nothing would be left to vary
+    assert isinstance(derive("exp(c*d/r)", "sum", ["r"]), Refusal)
 
 
 def test_signs_of_opaque_parts_are_used() -> None:
