@@ -14,5 +14,5 @@ def attention(q, k, v):
 
 
 q, k, v = jax.random.normal(jax.random.key(0), (3, 1000, 64))
-print(attention.explain(q, k, v))
+print(attention.explain(q, k, v).summary)
 print("as plain JAX:", jnp.allclose(attention(q, k, v), attention.__wrapped__(q, k, v), atol=1e-5))

@@ -32,6 +32,23 @@ def explain(plan: Plan) -> str:
     return "\n".join(parts)
 
 
+def summarize(plan: Plan) -> str:
+    """A few lines for each kernel, then what was left to XLA, then the conditions."""
+    lines = []
+    for kernel in plan.kernels:
+        group = kernel.group
+        lines.append(f"{kernel.name}: {kernel.strategy} over {group.rolled}, {kernel.schedule}")
+        for fold in group.folds:
+            repaired = f", repair {fold.matrix}" if fold.frames else ""
+            hoisted = f", after the loop: {fold.hoisted}" if fold.hoisted else ""
+            lines.append(f"  {fold.name} = {fold.nest.reducer} of {fold.accumulators[0].term}{repaired}{hoisted}")
+        lines.append(f"  visits {100 * kernel.visited_share:.0f}% of the tiles, moves "
+                     f"{_size(kernel.bytes_read + kernel.bytes_written)}B (unfused {_size(kernel.unfused_bytes)}B)")  # fmt: skip
+    lines += [f"left to XLA: {f}" for f in plan.fallbacks] or ["left to XLA: nothing"]
+    lines += [f"condition: {c}" for c in plan.conditions]
+    return "\n".join(lines)
+
+
 def _kernel(number: int, kernel: Kernel) -> list[str]:
     group = kernel.group
     lines = [f"== kernel {number}: {kernel.name}, {kernel.strategy}, from {group.source}"]

@@ -107,6 +107,13 @@ class Plan:
 
         return explain(self)
 
+    @property
+    def summary(self) -> str:
+        """A few lines: kernels, repairs, bytes, fallbacks, conditions."""
+        from pallasfuse.explain import summarize
+
+        return summarize(self)
+
     def __str__(self) -> str:
         return self.text
 

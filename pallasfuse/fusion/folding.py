@@ -135,8 +135,8 @@ def fold_over(
         identity = float(predecessor.reducer.identity(predecessor.body.dtype))
         for a in accumulators:
             # NaN absorbs: the program's own sum is NaN then, whatever follows
-            value = evaluate_under(a.term, {predecessor.body: identity}).value
-            neutral &= isinstance(value, float) and (math.isnan(value) or value == float(a.reducer.identity(a.dtype)))
+            added = evaluate_under(a.term, {predecessor.body: identity}).value
+            neutral &= isinstance(added, float) and (math.isnan(added) or added == float(a.reducer.identity(a.dtype)))
     polynomial = all(is_polynomial(a.update) for a in accumulators if a.update is not None)
     if not neutral and not polynomial:
         return Refusal(f"where {', '.join(sorted({e for f in frames for e in f.empties}))} has seen only masked elements, "

@@ -13,8 +13,7 @@ import numpy as np
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.evaluate import Array
-from pallasfuse.ir.evaluate import wide_type
+from pallasfuse.ir.evaluate import Array, wide_type
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.tile_program import (
