@@ -16,7 +16,7 @@ from jax.extend.core import Literal as JaxprLiteral
 from pallasfuse import _compat
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError
 from pallasfuse.fusion.cost import Work, apart, together
-from pallasfuse.fusion.grouping import Grouping, external_reasons, group
+from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -139,7 +139,16 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     kernels = []
     for chosen in grouping.groups:
         schedule = _override(choose(chosen, target)[0], options)
-        program = lower(chosen, schedule, target.tails, tensors, target.smallest_dot)
+        try:
+            program = lower(chosen, schedule, target.tails, tensors, target.smallest_dot)
+        except (InvalidProgramError, AssertionError) as error:
+            # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
+            reason = f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
+            dropped = tuple(Left(f.name, reason, f.nest.source) for f in chosen.folds)
+            rest = replace(
+                grouping, groups=tuple(g for g in grouping.groups if g is not chosen), left=(*grouping.left, *dropped)
+            )
+            return schedule_grouping(converted, rest, target, options)
         if target.platform == "gpu":
             program = cheaper_arithmetic(program)
         kernels.append(_kernel(chosen, schedule, program, target, converted.program))

@@ -97,11 +97,14 @@ def fold_over(
         is_bound = source is not None and source.nest.reducer in (MAX, MIN) and len(source.accumulators) == 1
         bounds[renamed[value]] = Bound(source.nest.reducer, source.nest.body) if source and is_bound else None  # type: ignore[arg-type]
     framed = substitute(body, renamed)
+    conditions = list(hoisted.conditions)
+    if hoisted.factors and degree(hoisted.rest, rolled) > 0:
+        conditions.append("a factor is applied after the sum: without it the sum does not overflow")
     if not frames:
         plain = Accumulator(f"{nest.name}.acc0", nest.axes, nest.reducer, body, None)
         finish = hoisted.finish(read(plain.name, nest.axes, plain.dtype))
         factors = _show_factors(hoisted)
-        return Folded(Fold(nest, pass_index, (plain,), (), finish, hoisted=factors), hoisted.conditions)
+        return Folded(Fold(nest, pass_index, (plain,), (), finish, hoisted=factors), tuple(conditions))
 
     atoms = frozenset(b.body for b in bounds.values() if b is not None)
     unstable = exponent_is_bounded(framed, rolled, bounds, atoms)
@@ -122,9 +125,7 @@ def fold_over(
         update = _attach_axes(part.update, nest, len(derived.accumulators), frames)
         accumulators.append(Accumulator(f"{nest.name}.acc{position}", nest.axes, part.reducer, part.term, update))
 
-    conditions = [*hoisted.conditions, *derived.conditions]
-    if hoisted.factors and degree(hoisted.rest, rolled) > 0:
-        conditions.append("a factor is applied after the sum: without it the sum does not overflow")
+    conditions += derived.conditions
     if len(accumulators) > 1 or any(unfinished[u].nest.reducer not in (MAX, MIN) for f in frames for u in f.unfinished):
         conditions.append("no sum over a part of the axis overflows: where one does, the result may be NaN or infinite "
                           "though the program's is not")  # fmt: skip

@@ -40,11 +40,16 @@ class Hoisted:
 _BOUNDED = frozenset({"tanh", "logistic", "sin", "cos", "sign", "erf", "erfc", "exp", "exp2"})
 
 
+def _is_narrow(dtype: str) -> bool:
+    """True for types whose every value is far from the largest float32."""
+    return dtypes.itemsize_bytes(dtype) <= 2 and dtype != "bfloat16"
+
+
 def _is_bounded(expr: Expr) -> bool:
-    """Bounded by one, or a value of a half type. Exponentials count: `stability` has bounded their arguments."""
+    """Bounded by one, or a value of a narrow type. Exponentials count: `stability` has bounded their arguments."""
     match expr:
         case Apply("convert", (x,)):
-            return dtypes.itemsize_bytes(x.dtype) <= 2 or _is_bounded(x)
+            return _is_narrow(x.dtype) or _is_bounded(x)
         case Apply("mul", (a, b)):
             return _is_bounded(a) and _is_bounded(b)
         case Apply("select", (_, a, b)):
@@ -57,9 +62,9 @@ def _is_bounded(expr: Expr) -> bool:
 def degree(expr: Expr, rolled: Axis) -> int:
     """How fast the values that vary along `rolled` can grow: 0 bounded, 1 linear in an unbounded input, 2 and more faster.
 
-    Exponentials of differences with frames count as bounded: `stability` proves that. Values of half types are bounded.
+    Exponentials of differences with frames count as bounded: `stability` proves that. Values of float16 and of small integers are bounded.
     """
-    if rolled not in expr.axes or (not expr.args and dtypes.itemsize_bytes(expr.dtype) <= 2):
+    if rolled not in expr.axes or (not expr.args and _is_narrow(expr.dtype)):
         return 0
     match expr:
         case Apply("convert" | "neg" | "abs" | "sqrt", (x,)):

@@ -639,6 +639,7 @@ def judge_function(
         plain = jax.tree.leaves(jax.jit(fn)(*args))
         references = exact(lambda *a: jax.tree.leaves(fn(*a)), *args, perturbed=True)
     problems, worst = compare(have, plain, references)
+    problems = [*problems, *(str(f) for f in plan.fallbacks if "please report" in f.reason)]
     trips = max((k.schedule.trips for k in plan.kernels), default=0)
     return Verdict(
         tuple(problems), tuple(k.strategy for k in plan.kernels), trips, tuple(map(str, plan.fallbacks)), worst
