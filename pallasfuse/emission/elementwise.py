@@ -93,3 +93,11 @@ def select(predicate: Any, on_true: Any, on_false: Any) -> Any:
     """`on_true` where `predicate` holds, all three broadcast."""
     shape = jnp.broadcast_shapes(jnp.shape(predicate), jnp.shape(on_true), jnp.shape(on_false))
     return lax.select(*(jnp.broadcast_to(x, shape) for x in (predicate, on_true, on_false)))
+
+
+def dot_precision(name: str | None) -> Any:
+    """The `precision` argument of a product: a sum of products that is no contraction keeps full precision."""
+    if name is None:
+        return "highest"
+    both = tuple(n.lower() if n in ("DEFAULT", "HIGH", "HIGHEST") else n for n in name.split(","))
+    return both[0] if len(both) == 1 else both

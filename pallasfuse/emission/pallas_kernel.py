@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallasfuse import _compat
+from pallasfuse.emission.elementwise import dot_precision
 from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
@@ -72,7 +73,7 @@ class _PallasMachine:
             return _multiply_and_sum(lhs, rhs, over, dtype)
         a = lhs.array if lhs.axes[1] == over[0] else lhs.array.T
         b = rhs.array if rhs.axes[0] == over[0] else rhs.array.T
-        out = jnp.dot(a, b, precision=precision, preferred_element_type=jnp.dtype(dtype))
+        out = jnp.dot(a, b, precision=dot_precision(precision), preferred_element_type=jnp.dtype(dtype))
         return Tile(out, (*kept[0], *kept[1]))
 
     def pin(self, value: Array) -> Array:

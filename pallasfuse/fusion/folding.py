@@ -8,7 +8,7 @@ from pallasfuse import repair
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.hoisting import Hoisted, degree, hoist
 from pallasfuse.fusion.refinement import refined_value
-from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_polynomial
+from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_centred, is_polynomial
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, convert, postorder, read, substitute
@@ -27,13 +27,13 @@ class Folded:
     conditions: tuple[str, ...]
 
 
-def plain_fold(nest: Nest, pass_index: int, refusals: tuple[str, ...] = ()) -> Fold:
+def plain_fold(nest: Nest, pass_index: int) -> Fold:
     """A reduction that reads nothing unfinished: one accumulator, no repair."""
     assert nest.reducer is not None
     term = convert(nest.body, dtypes.accumulator(nest.body.dtype))
     name = f"{nest.name}.acc0"
     accumulator = Accumulator(name, nest.axes, nest.reducer, term, None)
-    return Fold(nest, pass_index, (accumulator,), (), read(name, nest.axes, term.dtype), refusals=refusals)
+    return Fold(nest, pass_index, (accumulator,), (), read(name, nest.axes, term.dtype))
 
 
 def _frame_values(body: Expr, rolled: Axis, unfinished: frozenset[str]) -> list[Expr]:
@@ -67,7 +67,7 @@ def fold_over(
         return Folded(plain_fold(nest, pass_index), ())
     kept = frozenset(nest.axes)
     hoisted = Hoisted(nest.body, (), ())
-    if nest.reducer == SUM:
+    if nest.reducer == SUM and dtypes.is_float(nest.body.dtype):
         hoisted = hoist(nest.body, lambda e: rolled not in e.axes and bool(e.tensors & names) and e.axes <= kept)
         if hoisted.factors and (degree(hoisted.rest, rolled) > 1 or not _sums_only(hoisted, unfinished)):
             hoisted = Hoisted(nest.body, (), ())  # the factor may be what keeps the terms in range
@@ -107,7 +107,8 @@ def fold_over(
         return Folded(Fold(nest, pass_index, (plain,), (), finish, hoisted=factors), tuple(conditions))
 
     atoms = frozenset(b.body for b in bounds.values() if b is not None)
-    unstable = exponent_is_bounded(framed, rolled, bounds, atoms)
+    tame = frozenset(r for v, r in renamed.items() if isinstance(v, Apply) and v.op == "log")
+    unstable = exponent_is_bounded(framed, rolled, bounds, atoms, tame)
     if unstable is not None:
         return unstable
     facts = [repair.Frame(f.name, frame_signs[f.name]) for f in frames]
@@ -117,6 +118,12 @@ def fold_over(
 
     positive = frozenset(n for n, s in frame_signs.items() if s == "positive")
     positive |= frozenset(n + OLD for n in positive)
+    if derived.rank > 1:
+        for value, at in renamed.items():
+            bodies = [unfinished[t].nest.body for t in value.tensors if t in names]
+            if at not in tame and not is_centred(framed, at, bodies):
+                return Refusal(f"{value} is no statistic of the values that it is subtracted from: until it is finished, "
+                               "the accumulators might cancel")  # fmt: skip
     accumulators = []
     for position, part in enumerate(derived.accumulators):
         unsafe = divides_safely(part.update, positive)
@@ -136,7 +143,7 @@ def fold_over(
         identity = float(predecessor.reducer.identity(predecessor.body.dtype))
         for a in accumulators:
             # NaN absorbs: the program's own sum is NaN then, whatever follows
-            added = evaluate_under(a.term, {predecessor.body: identity}).value
+            added = evaluate_under(a.term, {predecessor.body: identity}, {f.name for f in frames}).value
             neutral &= isinstance(added, float) and (math.isnan(added) or added == float(a.reducer.identity(a.dtype)))
     polynomial = all(is_polynomial(a.update) for a in accumulators if a.update is not None)
     if not neutral and not polynomial:

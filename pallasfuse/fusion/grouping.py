@@ -6,7 +6,7 @@ back, and it is kept when the cost model says that it beats running its nests ap
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.cost import apart, product_operands, together
@@ -303,7 +303,7 @@ def _wide_product(nest: Nest, core: tuple[Axis, ...]) -> str | None:
 
 
 def _with_body(nest: Nest, bodies: Mapping[str, Expr]) -> Nest:
-    return Nest(nest.name, nest.axes, bodies[nest.name], nest.dtype, nest.reduced, nest.reducer, nest.source)
+    return replace(nest, body=bodies[nest.name])
 
 
 def _as_store(nest: Nest) -> Nest:
@@ -418,7 +418,9 @@ def _derive_folds(
             if isinstance(got, Refusal):
                 refusals.append(got.reason)
                 continue
-            folds[nest.name] = got.fold if got is not None else plain_fold(inlined, pass_index, tuple(refusals))
+            fold = got.fold if got is not None else plain_fold(inlined, pass_index)
+            finished = frozenset(t for t in inputs if t not in unfinished and (t in folds or graph.depends(t, folds)))
+            folds[nest.name] = replace(fold, finished_reads=finished, refusals=tuple(refusals))
             conditions.extend(got.conditions if got is not None else ())
             break
     return _Folds(tuple(sorted(folds.values(), key=lambda f: (f.pass_index, graph.order[f.name]))),

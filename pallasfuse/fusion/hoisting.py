@@ -62,7 +62,7 @@ def _is_bounded(expr: Expr) -> bool:
 def degree(expr: Expr, rolled: Axis) -> int:
     """How fast the values that vary along `rolled` can grow: 0 bounded, 1 linear in an unbounded input, 2 and more faster.
 
-    Exponentials of differences with frames count as bounded: `stability` proves that. Values of float16 and of small integers are bounded.
+    Exponentials of differences with frames count as bounded (`stability` proves that), and so do float16 and small integers.
     """
     if rolled not in expr.axes or (not expr.args and _is_narrow(expr.dtype)):
         return 0

@@ -26,12 +26,17 @@ class Bound:
 
 
 def exponent_is_bounded(
-    term: Expr, rolled: Axis, frames: Mapping[Expr, Bound | None], atoms: frozenset[Expr]
+    term: Expr,
+    rolled: Axis,
+    frames: Mapping[Expr, Bound | None],
+    atoms: frozenset[Expr],
+    tame: frozenset[Expr] = frozenset(),
 ) -> Refusal | None:
     """None when every exponential that reads a frame has a bounded argument at every unfinished frame.
 
     `frames` maps the reads of the frames to the bound each gives, if any. In the argument's linear form every atom that
-    varies along the rolled axis must be paired with a running maximum (or minimum) of that very atom.
+    varies along the rolled axis must be paired with a running maximum (or minimum) of that very atom, and every other
+    frame must be a logarithm (`tame`): those move by little, while an unfinished mean may be anywhere.
     """
     names = frozenset(f.tensor for f in frames if isinstance(f, Read))
     for node in postorder(term):
@@ -48,6 +53,11 @@ def exponent_is_bounded(
         for frame, bound in frames.items():
             if bound is not None and frame in form:
                 slack[bound.body] = slack.get(bound.body, 0.0) + form[frame]
+        wild = next((a for a in form if a is not None and frames.get(a, "") is None and a not in tame), None)
+        if wild is not None:
+            return Refusal(
+                f"{node.op}({argument}) may overflow before {wild} is finished: nothing bounds its unfinished values"
+            )
         for atom, k in form.items():
             if atom is None or atom in frames or rolled not in atom.axes:
                 continue
@@ -90,3 +100,20 @@ def is_polynomial(update: Expr) -> bool:
         or (n.op == "div" and isinstance(n.args[1], Const))
         for n in postorder(update)
     )  # fmt: skip
+
+
+def is_centred(term: Expr, frame: Expr, bodies: list[Expr]) -> bool:
+    """True when the term subtracts the frame, if from anything, from the very values that the frame is a statistic of.
+
+    Then the accumulators stay as small as the spread of the values; else a frame that wanders makes them cancel. A
+    frame that only scales the term has nothing to cancel.
+    """
+    subtracted = False
+    for node in postorder(term):
+        if isinstance(node, Apply) and node.op in ("add", "sub") and frame.tensors <= node.tensors:
+            form = linear_form(node, frozenset((frame, *bodies)))
+            if form.get(frame, 0.0):
+                subtracted = True
+                if any(math.isclose(form.get(b, 0.0), -form[frame], rel_tol=1e-6) for b in bodies):
+                    return True
+    return not subtracted

@@ -74,6 +74,8 @@ class Fold:
     """Accumulator 0 corrected for the rounding of the last frame, over the finished accumulators."""
     matrix: str = ""
     hoisted: str = ""
+    finished_reads: frozenset[str] = frozenset()
+    """Reductions of earlier passes that the terms read."""
     refusals: tuple[str, ...] = ()
     """Why this reduction could not share an earlier pass."""
 

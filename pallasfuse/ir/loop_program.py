@@ -49,7 +49,8 @@ class Nest:
     reduced: tuple[Axis, ...] = ()
     reducer: Reducer | None = None
     source: Source = Source()
-    precision: str | None = None  # of the products in a contraction, as JAX names it; None leaves it to the platform
+    precision: str | None = None
+    """Of the products in a contraction, as JAX names it; None for a sum that the user wrote as a sum: full precision."""
 
     @property
     def is_reduction(self) -> bool:

@@ -6,6 +6,7 @@ still its identity?). The domain: a known constant, some finite number, or anyth
 
 import math
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
@@ -22,6 +23,7 @@ class Unknown(Enum):
     """An abstract value that is not a constant."""
 
     FINITE = "finite"
+    ASSUMED = "assumed to be finite"
     ANYTHING = "anything"
 
 
@@ -33,14 +35,25 @@ _FINITE_IN_FINITE_OUT = frozenset({"add", "sub", "mul", "neg", "abs", "max", "mi
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The abstract value of a term, and whether `0 * x = 0` was used for an x that is only assumed finite."""
+    """The abstract value of a term, and whether it relies on a value that is only assumed to be finite.
+
+    `0 * x = 0` and `-inf + x = -inf` hold for finite x only.
+    """
 
     value: Abstract
     assumes_finite_factor: bool
 
 
-def evaluate_under(root: Expr, assumptions: Mapping[Expr, float]) -> Contribution:
-    """The abstract value of `root` when the given subexpressions have the given values and all reads are finite."""
+def evaluate_under(
+    root: Expr,
+    assumptions: Mapping[Expr, float],
+    finite: AbstractSet[str] = frozenset(),
+    doubtful: AbstractSet[str] = frozenset(),
+) -> Contribution:
+    """The abstract value of `root` when the given subexpressions have the given values.
+
+    Reads of tensors in `finite` are finite, of those in `doubtful` they are anything, and of all others they are assumed finite.
+    """
     values: dict[Expr, Abstract] = {}
     assumed = False
     stack: list[tuple[Expr, bool]] = [(root, False)]
@@ -58,8 +71,13 @@ def evaluate_under(root: Expr, assumptions: Mapping[Expr, float]) -> Contributio
                 match node:
                     case Const(value):
                         values[node] = float(value)
-                    case Index() | Read():
+                    case Index():
                         values[node] = Unknown.FINITE
+                    case Read(tensor):
+                        values[node] = (
+                            Unknown.ANYTHING if tensor in doubtful
+                            else Unknown.FINITE if tensor in finite else Unknown.ASSUMED
+                        )  # fmt: skip
                     case Apply(op, args, dtype):
                         values[node], used = _apply(op, [values[a] for a in args], dtype)
                         assumed |= used
@@ -81,13 +99,16 @@ def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
         boolean = OPS[op].kind == "logical"
         value = OPS[op].evaluate(*(np.bool_(a) if boolean and dtype == "bool" else np.float64(a) for a in known))
         return float(value), False
-    if op in ("add", "sub") and any(math.isinf(a) for a in known) and Unknown.FINITE in args:
+    others = [a for a in args if not isinstance(a, float)]
+    all_finite = Unknown.ANYTHING not in others
+    assumed = Unknown.ASSUMED in others
+    if op in ("add", "sub") and any(math.isinf(a) for a in known) and all_finite:
         # infinity plus or minus a finite number
         position = next(i for i, a in enumerate(args) if isinstance(a, float))
-        return (-known[0] if op == "sub" and position == 1 else known[0]), False
-    if op == "mul" and 0.0 in known and Unknown.FINITE in args:
-        return 0.0, True
-    if op == "div" and args[0] == 0.0 and args[1] is Unknown.FINITE:
+        return (-known[0] if op == "sub" and position == 1 else known[0]), assumed
+    if op == "mul" and 0.0 in known and all_finite:
+        return 0.0, assumed
+    if op == "div" and args[0] == 0.0 and all_finite:
         return 0.0, True
     if op == "and" and 0.0 in known and dtype == "bool":
         return 0.0, False
@@ -98,13 +119,14 @@ def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
         other = next(a for a in args if not isinstance(a, float))
         if known[0] == neutral:
             return other, False
-        return (known[0] if other is Unknown.FINITE else Unknown.ANYTHING), False  # it may be NaN
+        return (known[0], assumed) if all_finite else (Unknown.ANYTHING, False)  # it may be NaN
     if OPS[op].kind in ("comparison", "logical"):
         return Unknown.FINITE, False
-    if op in _ALWAYS_FINITE and Unknown.ANYTHING not in args:
-        return Unknown.FINITE, False
-    if op in _FINITE_IN_FINITE_OUT and not infinite and Unknown.ANYTHING not in args:
-        return Unknown.FINITE, False
+    result = Unknown.ASSUMED if assumed else Unknown.FINITE
+    if op in _ALWAYS_FINITE and all_finite:
+        return result, False
+    if op in _FINITE_IN_FINITE_OUT and not infinite and all_finite:
+        return result, False
     return Unknown.ANYTHING, False
 
 
@@ -119,12 +141,19 @@ def _converted(value: float, dtype: str) -> Abstract:
 def _join(a: Abstract, b: Abstract) -> Abstract:
     if a == b:
         return a
-    finite = all(x is Unknown.FINITE or (isinstance(x, float) and math.isfinite(x)) for x in (a, b))
-    return Unknown.FINITE if finite else Unknown.ANYTHING
+    if any(x is Unknown.ANYTHING or (isinstance(x, float) and not math.isfinite(x)) for x in (a, b)):
+        return Unknown.ANYTHING
+    return Unknown.ASSUMED if Unknown.ASSUMED in (a, b) else Unknown.FINITE
 
 
-def is_neutral(term: Expr, reducer: Reducer, assumptions: Mapping[Expr, float]) -> Contribution | None:
-    """The contribution when it is proven to be the reducer's identity, else None."""
-    got = evaluate_under(term, assumptions)
+def is_neutral(
+    term: Expr,
+    reducer: Reducer,
+    assumptions: Mapping[Expr, float],
+    finite: AbstractSet[str] = frozenset(),
+    doubtful: AbstractSet[str] = frozenset(),
+) -> Contribution | None:
+    """The contribution when it is proven to be the reducer's identity, else None. Arguments as `evaluate_under`."""
+    got = evaluate_under(term, assumptions, finite, doubtful)
     identity = float(reducer.identity(dtypes.accumulator(term.dtype)))
     return got if isinstance(got.value, float) and got.value == identity else None

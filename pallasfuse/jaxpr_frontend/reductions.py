@@ -70,12 +70,10 @@ def _accumulator(lhs: str, rhs: str, result: str) -> str | None:
     return None
 
 
-def _precision(precision: Any) -> str | None:
-    """A `lax.Precision`, a pair of them or a `lax.DotAlgorithmPreset`, by name; None for the default."""
+def _precision(precision: Any) -> str:
+    """A `lax.Precision`, a pair of them (joined by a comma) or a `lax.DotAlgorithmPreset`, by name."""
     both = precision if isinstance(precision, tuple) else (precision, precision)
     names = ["DEFAULT" if p is None else getattr(p, "name", str(p)) for p in both]
-    if all(name == "DEFAULT" for name in names):
-        return None
     return names[0] if names[0] == names[1] else ",".join(names)
 
 

@@ -1,18 +1,27 @@
 """Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, postorder, read, sub
-from pallasfuse.ir.fold import Group
+from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, postorder, read, sub
+from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.neutrality import is_neutral
-from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tile_program import block_start
 from pallasfuse.targets import Tails
-from pallasfuse.tiling.masks import EVERYWHERE, Extent, Interval, extent, is_positional, maximum, minimum
+from pallasfuse.tiling.masks import (
+    EVERYWHERE,
+    Extent,
+    Interval,
+    both_hold,
+    extent,
+    integer,
+    is_positional,
+    maximum,
+    minimum,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +51,32 @@ class Plan:
     assumes_finite_factor: bool
 
 
-def _int(value: int) -> Expr:
-    return const(value, "int32")
-
-
 def _tiles_below(position: Expr, tile: int) -> Expr:
     """floor(position / tile) for position >= 0."""
-    return simplify(apply("div", position, _int(tile)))
+    return simplify(apply("div", position, integer(tile)))
 
 
 def _tiles_covering(position: Expr, tile: int) -> Expr:
     """ceil(position / tile) for position >= 0."""
-    return simplify(apply("div", add(position, _int(tile - 1)), _int(tile)))
+    return simplify(apply("div", add(position, integer(tile - 1)), integer(tile)))
 
 
-def guards(terms: list[Expr], reducers: list[Reducer]) -> tuple[tuple[Expr, ...], bool]:
-    """Positional predicates outside of which every term is its reducer's identity, and whether finite factors are assumed."""
-    if not terms:
-        return (), False
+def guards(folds: Sequence[Fold]) -> tuple[tuple[Expr, ...], bool]:
+    """Positional predicates outside of which every term of a pass is neutral, and whether that assumes finite values.
+
+    Frames are finite: the tile program guards them. Reductions that an earlier pass has finished may be anything: a row
+    that they make NaN must become NaN here too.
+    """
+    accumulators = [a for f in folds for a in f.accumulators]
+    frames = {frame.name for f in folds for frame in f.frames}
+    finished = {r for f in folds for r in f.finished_reads}
     found: dict[Expr, None] = {}
-    for node in postorder(*terms):
+    for node in postorder(*(a.term for a in accumulators)) if accumulators else ():
         if isinstance(node, Apply) and node.op == "select" and is_positional(node.args[0]):
             found[node.args[0]] = None
     proven, assumed = [], False
     for predicate in found:
-        proofs = [is_neutral(t, r, {predicate: 0.0}) for t, r in zip(terms, reducers, strict=True)]
+        proofs = [is_neutral(a.term, a.reducer, {predicate: 0.0}, frames, finished) for a in accumulators]
         if all(p is not None for p in proofs):
             proven.append(predicate)
             assumed |= any(p is not None and p.assumes_finite_factor for p in proofs)
@@ -77,21 +87,15 @@ def conditions(group: Group) -> tuple[str, ...]:
     """What skipping masked tiles assumes."""
     found: dict[str, None] = {}
     for pass_index in range(group.passes):
-        accumulators = [a for f in group.folds if f.pass_index == pass_index for a in f.accumulators]
-        skipped, assumed = guards([a.term for a in accumulators], [a.reducer for a in accumulators])
+        skipped, assumed = guards([f for f in group.folds if f.pass_index == pass_index])
         if assumed:
-            found["where " + " and ".join(map(str, skipped)) + " is false the other factors are finite: a masked 0 * inf or "
-                  "0 * NaN is skipped, and adds 0 instead of NaN"] = None  # fmt: skip
+            found["where " + " and ".join(map(str, skipped)) + " is false the other values are finite: a masked 0 * inf, "
+                  "0 * NaN or -inf + inf is skipped, and adds nothing instead of NaN"] = None  # fmt: skip
     return tuple(found)
 
 
 def plan_loop(
-    schedule: Schedule,
-    rolled: Axis,
-    tile_of: Callable[[Axis], int],
-    tails: Tails,
-    terms: list[Expr],
-    reducers: list[Reducer],
+    schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold]
 ) -> Plan:
     """Segments that together visit every tile on which some term is not neutral."""
     tile, total = tile_of(rolled), rolled.extent
@@ -100,19 +104,19 @@ def plan_loop(
     def block(axis: Axis) -> tuple[Expr, int]:
         if axis in grid:
             return read(block_start(axis), (), "int32"), tile_of(axis)
-        return _int(0), axis.extent
+        return integer(0), axis.extent
 
-    predicates, assumed = guards(terms, reducers)
+    predicates, assumed = guards(folds)
     both = Extent(EVERYWHERE, EVERYWHERE)
     for predicate in predicates:
-        both = _both(both, extent(predicate, rolled, block))
+        both = both_hold(both, extent(predicate, rolled, block))
     whole_tiles = total // tile
     all_tiles = -(-total // tile)
     loop_tiles = whole_tiles if tails == "exact" else all_tiles
     low, high = _clip(both.possible, total)
-    start = minimum(_tiles_below(low, tile), _int(all_tiles))
-    stop = minimum(_tiles_covering(high, tile), _int(all_tiles))
-    body_stop = minimum(stop, _int(loop_tiles))
+    start = minimum(_tiles_below(low, tile), integer(all_tiles))
+    stop = minimum(_tiles_covering(high, tile), integer(all_tiles))
+    body_stop = minimum(stop, integer(loop_tiles))
     trips: list[Trip] = []
 
     def add_trip(first: Expr, last: Expr, edge: bool, true: frozenset[Expr], label: str) -> None:
@@ -135,10 +139,10 @@ def plan_loop(
         add_trip(after, body_stop, has_edge, frozenset(), "masked" if predicates else "edge")
     if tails == "exact" and total % tile:
         reached = simplify(sub(stop, body_stop))
-        trips.append(Trip(_int(0), reached, whole_tiles * tile, total % tile, False, frozenset(), "tail"))
-    first = simplify(apply("mul", start, _int(tile)))
-    end = minimum(simplify(apply("mul", stop, _int(tile))), _int(total))
-    return Plan(tuple(trips), maximum(simplify(sub(end, first)), _int(0)), first, predicates, assumed)
+        trips.append(Trip(integer(0), reached, whole_tiles * tile, total % tile, False, frozenset(), "tail"))
+    first = simplify(apply("mul", start, integer(tile)))
+    end = minimum(simplify(apply("mul", stop, integer(tile))), integer(total))
+    return Plan(tuple(trips), maximum(simplify(sub(end, first)), integer(0)), first, predicates, assumed)
 
 
 def _is_empty(first: Expr, last: Expr) -> bool:
@@ -146,20 +150,6 @@ def _is_empty(first: Expr, last: Expr) -> bool:
 
 
 def _clip(interval: Interval, total: int) -> tuple[Expr, Expr]:
-    low = _int(0) if interval.low is None else maximum(interval.low, _int(0))
-    high = _int(total) if interval.high is None else maximum(minimum(interval.high, _int(total)), _int(0))
+    low = integer(0) if interval.low is None else maximum(interval.low, integer(0))
+    high = integer(total) if interval.high is None else maximum(minimum(interval.high, integer(total)), integer(0))
     return low, high
-
-
-def _both(a: Extent, b: Extent) -> Extent:
-    possible = Interval(
-        _pick(a.possible.low, b.possible.low, maximum), _pick(a.possible.high, b.possible.high, minimum)
-    )
-    if a.certain is None or b.certain is None:
-        return Extent(possible, None)
-    certain = Interval(_pick(a.certain.low, b.certain.low, maximum), _pick(a.certain.high, b.certain.high, minimum))
-    return Extent(possible, certain)
-
-
-def _pick(a: Expr | None, b: Expr | None, join: Callable[[Expr, Expr], Expr]) -> Expr | None:
-    return b if a is None else a if b is None else join(a, b)

@@ -1,7 +1,7 @@
 """`Group` + `Schedule` -> `TileProgram`: place loads, rolled loops, repairs, guards and stores."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
@@ -175,8 +175,10 @@ class _Lowering:
         return first[0] < first[1]
 
     def _in_range(self, value: Expr, padded: list[Axis], identity: float | int | bool) -> Expr:
-        if not padded or (identity == 0 and isinstance(value, Read) and self._is_load(value)):
-            return value  # loads are zero outside their tensor
+        if identity == 0 and isinstance(value, Read) and self._is_load(value):
+            padded = [a for a in padded if a not in value.axes]  # a load is zero outside its tensor
+        if not padded:
+            return value
         inside: Expr | None = None
         for axis in padded:
             here = apply("lt", index(axis), const(axis.extent, "int32"))
@@ -241,8 +243,7 @@ class _Lowering:
 
     def _rolled(self, folds: list[Fold]) -> None:
         """One pass over the rolled axis."""
-        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, [a.term for f in folds for a in f.accumulators],
-                         [a.reducer for f in folds for a in f.accumulators])  # fmt: skip
+        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, folds)
         for fold in folds:  # loads and inner values that every tile shares come before the loop
             for accumulator in fold.accumulators:
                 self._preload(accumulator.term)
@@ -254,7 +255,7 @@ class _Lowering:
         for frame in dict.fromkeys(self._carried_frames.values()):
             axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
             carries.append(Carry(frame.name + OLD, axes, dtype, const(frame.safe, dtype), frame.name))
-        segments = tuple(self._segment(trip, folds, self._step) for trip in plan.trips)
+        segments = tuple(self._segment(trip, folds) for trip in plan.trips)
         self.top.statements.append(Loop(self.rolled, tuple(carries), segments, plan.to_visit, plan.first))
         for fold in folds:
             self._finish(fold, folds)
@@ -271,9 +272,9 @@ class _Lowering:
             elif node.tensor in self.tensors and self.rolled not in node.axes:
                 self._emit_read(node, self.top)
 
-    def _segment(self, trip: Trip, folds: list[Fold], step: Callable[[list[Fold], _Scope], None]) -> Segment:
+    def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
         scope = _Scope(parent=self.top, edge=trip.edge, true=trip.true)
-        step(folds, scope)
+        self._step(folds, scope)
         return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
 
     # --- one step of a pass
@@ -427,7 +428,7 @@ class _Lowering:
         if along and not self.single_trip:
             for nest in along:
                 self._preload(nest.body)
-            plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, [], [])
+            plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, [])
             segments = []
             for trip in plan.trips:
                 scope = _Scope(parent=self.top, edge=trip.edge)

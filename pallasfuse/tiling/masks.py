@@ -86,7 +86,7 @@ class Extent:
 EVERYWHERE = Interval(None, None)
 
 
-def _int(value: int) -> Expr:
+def integer(value: int) -> Expr:
     return const(value, "int32")
 
 
@@ -102,7 +102,7 @@ def _pick(a: Expr | None, b: Expr | None, join: Callable[[Expr, Expr], Expr]) ->
     return b if a is None else a if b is None else join(a, b)
 
 
-def _intersect(a: Interval, b: Interval) -> Interval:
+def intersect(a: Interval, b: Interval) -> Interval:
     return Interval(_pick(a.low, b.low, maximum), _pick(a.high, b.high, minimum))
 
 
@@ -134,21 +134,21 @@ def _nonnegative(form: Affine, rolled: Axis, block: Block) -> Extent:
     if any(abs(c) > _LARGEST_COEFFICIENT for _, c in form.coefficients):
         return Extent(EVERYWHERE, None)
     k = dict(form.coefficients).get(rolled, 0)
-    smallest: Expr = _int(form.constant)
-    largest: Expr = _int(form.constant)
+    smallest: Expr = integer(form.constant)
+    largest: Expr = integer(form.constant)
     for axis, c in form.coefficients:
         if axis == rolled:
             continue
         first, size = block(axis)
-        start = apply("mul", first, _int(c))
+        start = apply("mul", first, integer(c))
         span = c * (size - 1)
-        smallest = add(add(smallest, start), _int(min(0, span)))
-        largest = add(add(largest, start), _int(max(0, span)))
+        smallest = add(add(smallest, start), integer(min(0, span)))
+        largest = add(add(largest, start), integer(max(0, span)))
     smallest, largest = simplify(smallest), simplify(largest)
     if k == 0:
         # all or nothing: an interval that is empty unless the condition holds
-        everything, nothing = _int(2**30), _int(-(2**30))
-        zero = _int(0)
+        everything, nothing = integer(2**30), integer(-(2**30))
+        zero = integer(0)
         may = apply("select", apply("ge", largest, zero), everything, nothing)
         must = apply("select", apply("ge", smallest, zero), everything, nothing)
         return Extent(Interval(None, simplify(may)), Interval(None, simplify(must)))
@@ -162,28 +162,32 @@ def _nonnegative(form: Affine, rolled: Axis, block: Block) -> Extent:
 
 def _ceil_div(x: Expr, k: int, *, negate: bool) -> Expr:
     y = apply("neg", x) if negate else x
-    return simplify(y if k == 1 else _floor_div(add(y, _int(k - 1)), k))
+    return simplify(y if k == 1 else _floor_div(add(y, integer(k - 1)), k))
 
 
 def _floor_plus_one(x: Expr, k: int) -> Expr:
-    return simplify(add(x if k == 1 else _floor_div(x, k), _int(1)))
+    return simplify(add(x if k == 1 else _floor_div(x, k), integer(1)))
 
 
 def _floor_div(x: Expr, k: int) -> Expr:
     # integer division truncates: shift the (bounded) numerator into the positive range first
     shift = 2**20
-    return apply("sub", apply("div", add(x, _int(k * shift)), _int(k)), _int(shift))
+    return apply("sub", apply("div", add(x, integer(k * shift)), integer(k)), integer(shift))
+
+
+def both_hold(x: Extent, y: Extent) -> Extent:
+    """The extent of the conjunction."""
+    certain = None if x.certain is None or y.certain is None else intersect(x.certain, y.certain)
+    return Extent(intersect(x.possible, y.possible), certain)
 
 
 def extent(predicate: Expr, rolled: Axis, block: Block) -> Extent:
     """The extent of a boolean expression along the rolled axis; unknown parts may hold anywhere and surely nowhere."""
     match predicate:
         case Const(value):
-            return Extent(EVERYWHERE, EVERYWHERE) if value else Extent(Interval(None, _int(-(2**30))), None)
+            return Extent(EVERYWHERE, EVERYWHERE) if value else Extent(Interval(None, integer(-(2**30))), None)
         case Apply("and", (a, b), "bool"):
-            x, y = extent(a, rolled, block), extent(b, rolled, block)
-            certain = None if x.certain is None or y.certain is None else _intersect(x.certain, y.certain)
-            return Extent(_intersect(x.possible, y.possible), certain)
+            return both_hold(extent(a, rolled, block), extent(b, rolled, block))
         case Apply("or", (a, b), "bool"):
             x, y = extent(a, rolled, block), extent(b, rolled, block)
             return Extent(_hull(x.possible, y.possible), _union_inside(x.certain, y.certain))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallasfuse.emission.elementwise import dot_precision
 from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import TileProgram
@@ -33,7 +34,7 @@ class _XlaMachine:
         dims = tuple(tuple(t.axes.index(a) for a in group) for group in (over, batch) for t in (lhs, rhs))
         numbers = ((dims[0], dims[1]), (dims[2], dims[3]))
         out = lax.dot_general(
-            lhs.array, rhs.array, numbers, precision=precision, preferred_element_type=jnp.dtype(dtype)
+            lhs.array, rhs.array, numbers, precision=dot_precision(precision), preferred_element_type=jnp.dtype(dtype)
         )
         kept = [a for t in (lhs, rhs) for a in t.axes if a not in over and a not in batch]
         return Tile(out, (*batch, *kept))
