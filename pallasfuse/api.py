@@ -1,13 +1,15 @@
 """The user's interface: `fuse` and the object it returns."""
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import jax
+import numpy as np
 
 from pallasfuse import stages
-from pallasfuse.errors import TraceError
+from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan
 from pallasfuse.primitive import Once, call_fused
@@ -31,10 +33,10 @@ class FusedFunction:
         self._function = function
         self._options = options
         self._warning = Once()
-        self._static_argnums = tuple(static_argnums)
-        self._static_argnames = tuple(static_argnames)
+        self._given_argnums = tuple(static_argnums)
+        self._static_argnums, self._static_argnames = _both_ways(function, static_argnums, static_argnames)
         self._jitted = jax.jit(
-            self._run, static_argnums=static_argnums or None, static_argnames=static_argnames or None
+            self._run, static_argnums=self._static_argnums or None, static_argnames=self._static_argnames or None
         )
 
     @property
@@ -45,11 +47,18 @@ class FusedFunction:
         return self._jitted(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A bound method. An instance that is a pytree of arrays is an argument, compiled for once; any other is read anew
+        at each access, because its attributes may have changed."""
         if instance is None:
             return self
+        leaves = jax.tree.leaves(instance)
+        is_leaf = len(leaves) == 1 and leaves[0] is instance
+        if not is_leaf and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves):
+            return functools.partial(self, instance)
         bound = functools.partial(self._function, instance)
         functools.update_wrapper(bound, self._function)
-        return FusedFunction(bound, self._options, tuple(n - 1 for n in self._static_argnums), self._static_argnames)
+        shifted = tuple(n - 1 if n > 0 else n for n in self._given_argnums if n != 0)
+        return FusedFunction(bound, self._options, shifted, self._static_argnames)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of the arguments that are not static, in the order of the jaxpr's inputs."""
@@ -69,6 +78,11 @@ class FusedFunction:
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self._leaves(args, kwargs)
+        if jaxpr.effects:  # side effects and collectives keep the original function, in its order
+            if self._options.strict:
+                raise FusionError(f"strict: {self._name} has side effects or collectives ({', '.join(map(str, jaxpr.effects))}), "
+                                  "and stays with XLA as a whole: move them out of the fused function")  # fmt: skip
+            return self._function(*args, **kwargs)
         return jax.tree.unflatten(out_tree, call_fused(jaxpr, self._options, self._name, self._warning, leaves))
 
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
@@ -99,6 +113,21 @@ class FusedFunction:
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fuse of {self._name}>"
+
+
+def _both_ways(
+    function: Callable[..., Any], argnums: Sequence[int], argnames: Sequence[str]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Static arguments by position and by name, each completed by the other, as `jax.jit` does."""
+    try:
+        parameters = list(inspect.signature(function, follow_wrapped=False).parameters.values())
+    except (TypeError, ValueError):
+        return tuple(argnums), tuple(argnames)
+    flexible = [p.name if p.kind is p.POSITIONAL_OR_KEYWORD else None for p in parameters]
+    named = [flexible[n] for n in argnums if -len(flexible) <= n < len(flexible)]
+    placed = [flexible.index(name) for name in argnames if name in flexible]
+    positions = dict.fromkeys((*argnums, *(n for n in placed if n not in argnums and n - len(flexible) not in argnums)))
+    return tuple(positions), tuple(dict.fromkeys((*argnames, *(n for n in named if n is not None))))
 
 
 @overload

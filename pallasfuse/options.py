@@ -19,3 +19,10 @@ class FuseOptions:
     tiles: tuple[tuple[str, int], ...] = ()
     warps: int | None = None
     stages: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, size in self.tiles:
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"FuseOptions.tiles: the size of axis {name!r} must be a positive integer, got {size!r}"
+                )

@@ -25,8 +25,7 @@ from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import interpret
 from pallasfuse.targets import Target
-from pallasfuse.tiling import bounds
-from pallasfuse.tiling.arithmetic import rewrite as cheaper_arithmetic
+from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower
 from pallasfuse.tiling.share import visited_share
@@ -129,18 +128,33 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
 
 def plan_converted(converted: Converted, target: Target, options: FuseOptions) -> Plan:
     """As `make_plan`, from the frontend's result."""
-    grouping = group(converted.program, target)
-    return schedule_grouping(converted, grouping, target, options)
+    return schedule_grouping(converted, choose_groups(converted, target), target, options)
+
+
+def choose_groups(converted: Converted, target: Target) -> Grouping:
+    """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash."""
+    reductions = [n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction]
+    if converted.jaxpr.effects:
+        reason = "the function has side effects or collectives: it stays with XLA as a whole"
+    else:
+        try:
+            return group(converted.program, target)
+        except (InvalidProgramError, AssertionError, KeyError) as error:
+            reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
+    return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
 
 
 def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, options: FuseOptions) -> Plan:
     """Choose tiles for every group and lower it."""
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+    known = {a.name for g in grouping.groups for a in (*g.parallel, g.rolled)}
+    if options.tiles and grouping.groups and known.isdisjoint(name for name, _ in options.tiles):
+        raise TargetError(f"FuseOptions.tiles names the axes {', '.join(n for n, _ in options.tiles)}, but the kernels tile "
+                          f"{', '.join(sorted(known))}: explain(...) prints the axes")  # fmt: skip
     kernels = []
     for chosen in grouping.groups:
-        schedule = _override(choose(chosen, target)[0], options)
         try:
-            program = lower(chosen, schedule, target.tails, tensors, target.smallest_dot)
+            schedule, program = _fastest(chosen, target, tensors, options)
         except (InvalidProgramError, AssertionError) as error:
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             reason = f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
@@ -149,8 +163,6 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
                 grouping, groups=tuple(g for g in grouping.groups if g is not chosen), left=(*grouping.left, *dropped)
             )
             return schedule_grouping(converted, rest, target, options)
-        if target.platform == "gpu":
-            program = cheaper_arithmetic(program)
         kernels.append(_kernel(chosen, schedule, program, target, converted.program))
     steps = _steps(converted, kernels)
     fallbacks = _fallbacks(converted, grouping, steps)
@@ -161,17 +173,33 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     conditions: dict[str, None] = {}
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
+        if target.platform == "gpu" and arithmetic.coarse_values(kernel.program):
+            conditions |= {arithmetic.CONDITION: None}
         if kernel.schedule.trips > 1:
             conditions |= dict.fromkeys(bounds.conditions(kernel.group))
     return Plan(converted, target, grouping, tuple(kernels), tuple(fallbacks), tuple(conditions), tuple(steps))
 
 
+def _fastest(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, TileProgram]:
+    """The schedule with the least predicted time: its relative time, times the share of the tiles that its bounds visit."""
+    best: tuple[float, Schedule, TileProgram] | None = None
+    for candidate in choose(chosen, target):
+        schedule = _override(candidate, options)
+        program = lower(chosen, schedule, target.tails, tensors, target.smallest_dot)
+        share = visited_share(program, schedule)
+        if best is None or candidate.relative_time * share < best[0]:
+            best = candidate.relative_time * share, schedule, program
+        if share == 1.0 or options.tiles:
+            break  # the listed order decides where no mask does
+    assert best is not None
+    _, schedule, program = best
+    return schedule, arithmetic.rewrite(program) if target.platform == "gpu" else program
+
+
 def _override(schedule: Schedule, options: FuseOptions) -> Schedule:
     tiles = dict(options.tiles)
-    known = {a.name for a, _ in schedule.grid} | {schedule.rolled.name}
-    if tiles and not known & set(tiles):
-        raise TargetError(f"FuseOptions.tiles names the axes {', '.join(tiles)}, but this kernel tiles {', '.join(sorted(known))}: "
-                          "explain(...) prints the axes")  # fmt: skip
     grid = tuple((a, min(tiles.get(a.name, t), a.extent)) for a, t in schedule.grid)
     rolled_tile = min(tiles.get(schedule.rolled.name, schedule.rolled_tile), schedule.rolled.extent)
     return replace(schedule, grid=grid, rolled_tile=rolled_tile, warps=options.warps or schedule.warps,

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
-from pallasfuse.fusion.grouping import Grouping, group
+from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan, schedule_grouping
+from pallasfuse.pipeline import Plan, choose_groups, schedule_grouping
 from pallasfuse.primitive import FusedCall, Once, fused_p, target_for
 from pallasfuse.targets import Target, find
 
@@ -37,7 +37,7 @@ class Traced:
     def fuse(self, target: str | None = None) -> "Fused":
         """Choose groups and derive their folds."""
         chosen = _target(target, self.call.options)
-        return Fused(self, chosen, group(self.converted.program, chosen))
+        return Fused(self, chosen, choose_groups(self.converted, chosen))
 
     def __str__(self) -> str:
         return str(self.converted.program)
@@ -54,7 +54,7 @@ class Fused:
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
         chosen = self.target if target is None else find(target)
-        grouping = self.grouping if chosen == self.target else group(self.traced.converted.program, chosen)
+        grouping = self.grouping if chosen == self.target else choose_groups(self.traced.converted, chosen)
         call = self.traced.call
         return Tiled(self.traced, schedule_grouping(self.traced.converted, grouping, chosen, call.options))
 

@@ -240,11 +240,13 @@ class Interpreter:
 
             def body(trip: Array, state: tuple[Array, ...], segment: Any = segment) -> tuple[Array, ...]:
                 inner = scope.nested()
-                begin = segment.offset + trip * segment.tile
+                begin = jnp.int32(segment.offset) + trip * jnp.int32(segment.tile)
                 inner.windows[axis] = Window(begin, segment.tile, segment.edge)
                 done = begin - first
                 inner.names[before(axis)] = Tile(done, ())
-                inner.names[visited(axis)] = Tile(jnp.minimum(done + segment.tile, axis.extent - first), ())
+                inner.names[visited(axis)] = Tile(
+                    jnp.minimum(done + jnp.int32(segment.tile), jnp.int32(axis.extent) - first), ()
+                )
                 inner.names[to_visit(axis)] = Tile(total, ())
                 for carry, axes, array in zip(loop.carries, present, state, strict=True):
                     inner.names[carry.name] = Tile(array, axes)

@@ -48,14 +48,15 @@ class _PallasMachine:
                 at.append(window.start)
                 continue
             start = window.start
-            if isinstance(start, int) and start + window.size > axis.extent:
-                start = jnp.int32(start)  # a static slice must lie inside; the mask keeps this one there
+            if isinstance(start, int) and (start + window.size > axis.extent or jax.config.jax_enable_x64):
+                # a static slice must lie inside (the mask keeps this one there), and positions must be of one type
+                start = jnp.int32(start)
             at.append(pl.ds(start, window.size))
             if window.overhangs:
                 inside = lax.broadcasted_iota(jnp.int32, shape, kept.index(axis)) + window.start < axis.extent
                 mask = inside if mask is None else mask & inside
         if not indices:
-            return ref.at[pl.ds(0, 1)], (1,), None
+            return ref.at[pl.ds(jnp.int32(0), 1)], (1,), None
         return ref.at[tuple(at)], shape, mask
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
@@ -86,7 +87,7 @@ class _PallasMachine:
         body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
         init: tuple[Array, ...],
     ) -> tuple[Array, ...]:
-        result: tuple[Array, ...] = lax.fori_loop(start, stop, body, init)
+        result: tuple[Array, ...] = lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, init)
         return result
 
 

@@ -13,7 +13,7 @@ type Atom = Var | Literal
 # Calls whose forward meaning is their body's.
 _CALLS = frozenset((
     "jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint",
+    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse",
 ))  # fmt: skip
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
@@ -79,7 +79,8 @@ def flatten(jaxpr: Jaxpr) -> Jaxpr:
 def _body(eqn: JaxprEqn) -> Jaxpr | None:
     if eqn.primitive.name not in _CALLS or any(_compat.tracks_array_reference(e) for e in eqn.effects):
         return None
-    bodies = (eqn.params.get(key) for key in _BODIES)
+    bodies = [eqn.params.get(key) for key in _BODIES]
+    bodies.append(getattr(eqn.params.get("call"), "jaxpr", None))  # a fused function inside a fused function
     body = next((b for b in bodies if isinstance(b, Jaxpr)), None)
     return body if body is not None and len(body.invars) == len(eqn.invars) else None
 

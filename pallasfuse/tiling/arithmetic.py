@@ -1,9 +1,13 @@
 """Cheaper arithmetic for GPUs, as a rewrite of tile programs.
 
-- `x / c` becomes `x * (1 / c)` for a constant c (one more rounding, unless c is a power of two);
-- `exp(u)` becomes `exp2(u log2 e)`, with the factor folded into constants and row values of the linear form u;
+- `x / c` becomes `x * (1 / c)` for a constant c: for a power of two, and for coarse values;
+- `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into constants and row values of the linear form u;
 - half-precision functions are computed in float32 and rounded;
 - `max_j(c x) = c max_j(x)` for a constant c > 0 (exact: rounding is monotone), so that the maximum is taken of raw products.
+
+A value is *coarse* when it comes from a matrix product of half-precision operands: it carries a rounding error in
+proportion to its size, beside which one more rounding of that kind does not count. Exact inputs are not coarse: folding
+the factor into both sides of `exp(a - b)` would lose the digits in which a and b differ.
 """
 
 import math
@@ -17,12 +21,41 @@ from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segmen
 LOG2_E = math.log2(math.e)
 
 
+CONDITION = "exp of a half-precision product is computed by exp2, with the factor log2(e) folded into its scale"
+
+
 def rewrite(program: TileProgram) -> TileProgram:
     """The same kernel with cheaper arithmetic."""
-    return replace(program, body=_block(program.body))
+    return replace(program, body=_block(program.body, coarse_values(program)))
 
 
-def _block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def coarse_values(program: TileProgram) -> frozenset[str]:
+    """Names of the values that come from a matrix product of half-precision operands."""
+    found: set[str] = set()
+
+    def visit(body: tuple[Statement, ...]) -> None:
+        for s in body:
+            match s:
+                case Contract(name, _, lhs) if lhs.dtype in ("float16", "bfloat16"):
+                    found.add(name)
+                case Let(name, _, value) | Reduce(name, _, _, value) if value.tensors & found:
+                    found.add(name)
+                case Loop(_, carries, segments):
+                    for segment in segments:
+                        visit(segment.body)
+                    found.update(c.name for c in carries if c.next_name in found)
+
+    before = -1
+    while before != len(found):  # carried values reach the statements before them
+        before = len(found)
+        visit(program.body)
+    return frozenset(found)
+
+
+def _block(body: tuple[Statement, ...], coarse: frozenset[str]) -> tuple[Statement, ...]:
+    def cheaper(root: Expr) -> Expr:
+        return rebuild(root, lambda node, args: _step(node, args, coarse))
+
     result: list[Statement] = []
     for s in body:
         match s:
@@ -31,39 +64,41 @@ def _block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
             case Let(pinned=True):
                 result.append(s)  # a division stays one: a product could be contracted into its users
             case Let():
-                result.append(replace(s, value=_cheaper(s.value)))
+                result.append(replace(s, value=cheaper(s.value)))
             case Reduce():
-                result.extend(_reduce(replace(s, value=_cheaper(s.value))))
+                result.extend(_reduce(replace(s, value=cheaper(s.value))))
             case Contract():
-                result.append(replace(s, lhs=_cheaper(s.lhs), rhs=_cheaper(s.rhs)))
+                result.append(replace(s, lhs=cheaper(s.lhs), rhs=cheaper(s.rhs)))
             case Store():
-                result.append(replace(s, value=_cheaper(s.value)))
+                result.append(replace(s, value=cheaper(s.value)))
             case Loop():
-                segments: tuple[Segment, ...] = tuple(replace(g, body=_block(g.body)) for g in s.segments)
+                segments: tuple[Segment, ...] = tuple(replace(g, body=_block(g.body, coarse)) for g in s.segments)
                 result.append(replace(s, segments=segments))
             case _:
                 assert_never(s)
     return tuple(result)
 
 
-def _cheaper(root: Expr) -> Expr:
-    return rebuild(root, _step)
-
-
 _NATIVE_HALF = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "select", "convert"})
 
 
-def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
     if isinstance(node, Apply) and node.dtype in ("float16", "bfloat16") and node.op not in _NATIVE_HALF:
         wide = [a if isinstance(a, Const) and a.dtype == "int32" else convert(a, "float32") for a in args]
-        return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide)), node.dtype)
+        return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide), coarse), node.dtype)
     if node.dtype == "float32" and isinstance(node, Apply):
         match node.op, args:
-            case "div", (x, Const(value)) if value and math.isfinite(value) and math.isfinite(1 / value):
+            case "div", (x, Const(value)) if value and _has_exact_inverse(value):
                 return _times(x, 1 / float(value))
-            case "exp", (u,) if u.axes or u.tensors:
+            case "div", (x, Const(value)) if x.tensors & coarse and value and math.isfinite(1 / value):
+                return _times(x, 1 / float(value))
+            case "exp", (u,) if u.tensors & coarse:
                 return apply("exp2", _scaled(u, LOG2_E))
     return apply(node.op, *args, dtype=node.dtype) if isinstance(node, Apply) else with_args(node, args)
+
+
+def _has_exact_inverse(value: float) -> bool:
+    return abs(math.frexp(value)[0]) == 0.5 and 2.0**-100 < abs(value) < 2.0**100
 
 
 def _times(x: Expr, factor: float) -> Expr:

@@ -1,19 +1,38 @@
 """How much of the rolled axis a kernel visits: its loop bounds evaluated for every grid block."""
 
+import operator
+from collections.abc import Callable, Mapping
 from itertools import product
 
-import numpy as np
-
-from pallasfuse.ir.evaluate import evaluate_expr
-from pallasfuse.ir.expr import Expr
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Loop, TileProgram, block_start
 
-_MAX_BLOCKS = 4096
+_MAX_BLOCKS = 128
+"""Blocks along one axis that are looked at; of more, an even sample."""
+
+_INTEGER: dict[str, Callable[..., int]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "max": max, "min": min,
+    "div": lambda a, b: int(a / b), "ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt,
+    "select": lambda p, a, b: a if p else b,
+}  # fmt: skip
 
 
-def _number(expr: Expr, starts: dict[str, int]) -> int:
-    return int(evaluate_expr(expr, (), {k: np.asarray(v) for k, v in starts.items()}))
+def _number(root: Expr, starts: Mapping[str, int]) -> int:
+    """A loop bound, in Python's integers."""
+    values: dict[Expr, int] = {}
+    for node in postorder(root):
+        match node:
+            case Const(value):
+                values[node] = int(value)
+            case Read(name):
+                values[node] = starts[name]
+            case Apply(op, args):
+                values[node] = _INTEGER[op](*(values[a] for a in args))
+            case _:
+                raise InvalidProgramError(f"a loop bound reads a position: {root}")
+    return values[root]
 
 
 def visited_share(program: TileProgram, schedule: Schedule) -> float:
@@ -29,7 +48,7 @@ def visited_share(program: TileProgram, schedule: Schedule) -> float:
         if block_start(axis) in read:
             names.append(block_start(axis))
             count = -(-axis.extent // tile)
-            step = max(1, count // _MAX_BLOCKS)
+            step = -(-count // _MAX_BLOCKS)
             ranges.append([min(n * tile, max(0, axis.extent - tile)) for n in range(0, count, step)])
     total, visited = 0, 0.0
     for starts in product(*ranges):
