@@ -205,4 +205,12 @@ def test_plans_for_a_gpu_need_no_device():
     assert plan.target is TRITON
     (kernel,) = plan.kernels
     assert all(t & (t - 1) == 0 for t in kernel.tiles.values())
-    assert "exp2(" in str(kernel.program)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_only_exponentials_of_half_precision_products_become_exp2(dtype):
+    plan = pf.fuse(attention).explain(*(x.astype(dtype) for x in QKV), target="triton")
+    (kernel,) = plan.kernels
+    half = dtype != "float32"
+    assert ("exp2(" in str(kernel.program)) is half
+    assert any("exp2" in c for c in plan.conditions) is half

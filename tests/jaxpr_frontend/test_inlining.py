@@ -212,12 +212,19 @@ def test_contractions_of_integers() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "expected"),
-    [(None, None), ("default", None), ("highest", "HIGHEST"), (("high", "highest"), "HIGH,HIGHEST")],
-)
-def test_precision_is_kept(precision: Any, expected: str | None) -> None:
+    [(None, "DEFAULT"), ("default", "DEFAULT"), ("highest", "HIGHEST"), (("high", "highest"), "HIGH,HIGHEST"),
+     (("default", "highest"), "DEFAULT,HIGHEST")],
+)  # fmt: skip
+def test_precision_is_kept(precision: Any, expected: str) -> None:
     dot = converted(lambda x, y: jnp.matmul(x, y, precision=precision), X, X.T).program.nests[-1]
     assert isinstance(dot, Nest)
     assert dot.precision == expected
+
+
+def test_a_sum_of_products_has_full_precision() -> None:
+    total = converted(lambda x, y: jnp.sum(x * y, -1), X, X).program.nests[-1]
+    assert isinstance(total, Nest)
+    assert total.precision is None
 
 
 def test_unsupported_element_types_are_left_to_xla() -> None:

@@ -8,6 +8,8 @@ import pytest
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import Expr, add, apply, const, convert, index, mul, read, select, sub
+from pallasfuse.ir.fold import Accumulator, Fold, Frame
+from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import block_start
@@ -183,12 +185,24 @@ def test_what_is_not_affine_may_hold_anywhere():
 # --- loops
 
 
+def folds(terms, reducers, frames=(), finished=()) -> list[Fold]:
+    """One fold per term, along j; `frames` are read at unfinished values, `finished` are reductions of an earlier pass."""
+    result = []
+    for n, (term, reducer) in enumerate(zip(terms, reducers, strict=True)):
+        nest = Nest(f"r{n}", (I,), term, term.dtype, (J,), reducer)
+        part = Accumulator(f"r{n}.acc0", (I,), reducer, term, None)
+        framed = tuple(Frame(f, (I,), read("r0", (I,), "float32"), ("r0",), ()) for f in frames if f in term.tensors)
+        result.append(Fold(nest, 0, (part,), framed, read(part.name, (I,), term.dtype),
+                           finished_reads=term.tensors & frozenset(finished)))  # fmt: skip
+    return result
+
+
 def plan(predicate: Expr | None, row_tile: int, tile: int, tails: str):
     x = read("x", (I, J), "float32")
     body = x if predicate is None else select(predicate, x, const(-np.inf, "float32"))
     terms = [body, apply("exp", sub(body, read("m", (I,), "float32")))]
     schedule = Schedule(((I, row_tile),), J, tile)
-    return plan_loop(schedule, J, schedule.tile, tails, terms, [MAX, SUM])
+    return plan_loop(schedule, J, schedule.tile, tails, folds(terms, [MAX, SUM], frames=("m",)))
 
 
 def check_plan(predicate: Expr, row_tile: int, tile: int, tails: str, *, minimal: bool) -> None:
@@ -304,15 +318,34 @@ def test_segments_of_a_causal_loop():
 MASK = apply("le", index(J), index(I))
 
 
+def guards_of(terms, reducers, **reads):
+    return guards(folds(terms, reducers, **reads))
+
+
 def test_guards_are_predicates_outside_of_which_nothing_is_added():
     x = read("x", (I, J), "float32")
     masked = select(MASK, x, const(-np.inf, "float32"))
-    frame = read("m", (I,), "float32")
     weight = read("w", (J,), "float32")
-    assert guards([masked], [MAX]) == ((MASK,), False)
-    assert guards([masked, apply("exp", sub(masked, frame))], [MAX, SUM]) == ((MASK,), False)
-    assert guards([masked, mul(apply("exp", sub(masked, frame)), weight)], [MAX, SUM]) == ((MASK,), True)
+    exponential = apply("exp", sub(masked, read("m", (I,), "float32")))
+    assert guards_of([masked], [MAX]) == ((MASK,), False)
+    assert guards_of([masked, exponential], [MAX, SUM], frames=("m",)) == ((MASK,), False)
+    assert guards_of([masked, mul(exponential, weight)], [MAX, SUM], frames=("m",)) == ((MASK,), True)
     # another reduction of the pass needs every position
-    assert guards([masked, x], [MAX, SUM]) == ((), False)
-    assert guards([select(MASK, x, const(-1e30, "float32"))], [MAX]) == ((), False)
-    assert guards([], []) == ((), False)
+    assert guards_of([masked, x], [MAX, SUM]) == ((), False)
+    assert guards_of([select(MASK, x, const(-1e30, "float32"))], [MAX]) == ((), False)
+    assert guards_of([], []) == ((), False)
+
+
+def test_what_an_earlier_pass_has_finished_may_be_nan():
+    masked = select(MASK, read("x", (I, J), "float32"), const(-np.inf, "float32"))
+    exponential = apply("exp", sub(masked, read("m", (I,), "float32")))
+    assert guards_of([exponential], [SUM], finished=("m",)) == ((), False)
+    assert guards_of([mul(select(MASK, exponential, const(0, "float32")), read("r", (I,), "float32"))], [SUM],
+                     finished=("m", "r")) == ((), False)  # fmt: skip
+    # where the mask replaces the value, nothing of it is left
+    assert guards_of([select(MASK, exponential, const(0, "float32"))], [SUM], finished=("m",)) == ((MASK,), False)
+
+
+def test_a_value_that_is_neither_frame_nor_finished_is_assumed_to_be_finite():
+    masked = select(MASK, read("x", (I, J), "float32"), const(-np.inf, "float32"))
+    assert guards_of([apply("exp", sub(masked, read("m", (I,), "float32")))], [SUM]) == ((MASK,), True)
