@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import external_reasons, group
@@ -156,3 +157,34 @@ def test_time_is_the_larger_of_arithmetic_and_traffic_plus_launches():
     assert XLA_CPU.milliseconds(0, 0, 20e9, 0) == pytest.approx(1000.0)
     assert XLA_CPU.milliseconds(0.15e12, 0, 20e9, 0) == pytest.approx(1000.0)
     assert XLA_CPU.milliseconds(0, 0.04e12, 0, 2) == pytest.approx(2000.0 + 2 * 5e-3)
+
+
+def test_folds_know_what_an_earlier_pass_has_finished():
+    def function(x):
+        return jnp.sum(jnp.round(8 * x / jnp.max(x, -1, keepdims=True)), -1)
+
+    (chosen,) = group(program_of(function, (5, 13)), FREE).groups
+    first, second = chosen.folds
+    assert (first.pass_index, first.finished_reads) == (0, frozenset())
+    assert (second.pass_index, second.finished_reads) == (1, {first.name})
+    assert second.refusals
+
+
+def test_a_repaired_fold_reads_nothing_finished():
+    def function(x):
+        return jnp.sum(jnp.exp(x - jnp.max(x, -1, keepdims=True)), -1)
+
+    (chosen,) = group(program_of(function, (5, 13)), FREE).groups
+    assert [f.finished_reads for f in chosen.folds] == [frozenset(), frozenset()]
+
+
+@pytest.mark.parametrize(("dtype", "passes"), [("float32", 1), ("int32", 2)])
+def test_integer_factors_are_not_hoisted(dtype, passes):
+    """Integer division truncates: sum(40 x / t) is not 40 sum(x) / t."""
+
+    def function(x):
+        return jnp.sum(lax.div(x * 40, jnp.broadcast_to(jnp.sum(x, -1, keepdims=True), x.shape)), -1)
+
+    (chosen,) = group(program_of(function, (5, 13), dtype=dtype), FREE).groups
+    assert chosen.passes == passes
+    assert any(f.hoisted for f in chosen.folds) is (dtype == "float32")

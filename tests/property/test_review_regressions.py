@@ -39,9 +39,9 @@ def check(fn, *args, target, tolerance=1e-5, passes=None):
     if passes is not None:
         assert [k.group.passes for k in plan.kernels] == [passes]
     plain, have = jax.tree.leaves(jax.jit(fn)(*args)), jax.tree.leaves(fused(*args))
-    for x, y in zip(plain, have, strict=True):
-        assert (x.shape, x.dtype) == (y.shape, y.dtype)
-        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    for want, got in zip(plain, have, strict=True):
+        assert (want.shape, want.dtype) == (got.shape, got.dtype)
+        x, y = np.asarray(want, np.float64), np.asarray(got, np.float64)
         np.testing.assert_array_equal(np.isnan(x), np.isnan(y))
         size = max(float(np.nanmax(np.abs(x), initial=0.0)), 1e-30)
         np.testing.assert_allclose(y, x, rtol=tolerance, atol=tolerance * size, equal_nan=True)

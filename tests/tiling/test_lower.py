@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.expr import apply, const, mul, read, select
@@ -196,10 +197,10 @@ def test_golden_tile_program():
 # --- cheaper arithmetic, by example
 
 
-def arithmetic(kernel_statement: Statement) -> list[Statement]:
+def arithmetic(*statements: Statement) -> list[Statement]:
     chosen = only_group("softmax")
     base = lower(chosen, schedule_of(chosen, 99, 99), "exact", tensors_of(program("softmax")))
-    return list(rewrite(replace(base, body=(kernel_statement,))).body)
+    return list(rewrite(replace(base, body=statements)).body)
 
 
 (I,) = only_group("softmax").parallel  # noqa: E741
@@ -212,16 +213,26 @@ def number(value):
     return const(value, "float32")
 
 
-def rewritten(value):
-    (statement,) = arithmetic(Let("a", (I, J), value))
+K = Axis("k", 16)
+
+
+def rewritten(value, products=None):
+    """`value` after the rewrite, where x.t is the product of operands of type `products`."""
+    before = []
+    if products is not None:
+        lhs, rhs = read("q", (I, K), products), read("k", (J, K), products)
+        before = [Contract("x.t", (I, J), lhs, rhs, (K,), "float32")]
+    statement = arithmetic(*before, Let("a", (I, J), value))[-1]
     assert isinstance(statement, Let)
     return str(statement.value)
 
 
-def test_division_by_a_constant_is_a_product():
+def test_division_by_a_power_of_two_is_a_product():
     assert rewritten(apply("div", X, number(4.0))) == "x.t[i, j] * 0.25"
     assert rewritten(apply("div", mul(X, number(3.0)), number(2.0))) == "x.t[i, j] * 1.5"
     for kept in (
+        apply("div", X, number(3.0)),
+        apply("div", X, number(2.0**-120)),
         apply("div", X, number(0.0)),
         apply("div", X, number(np.inf)),
         apply("div", X, R),
@@ -230,10 +241,35 @@ def test_division_by_a_constant_is_a_product():
         assert rewritten(kept) == str(kept)
 
 
-def test_exponentials_are_powers_of_two():
-    assert rewritten(apply("exp", apply("sub", X, R))) == f"exp2(x.t[i, j] * {LOG2_E} - r[i] * {LOG2_E})"
-    assert rewritten(apply("exp", mul(X, number(0.5)))) == f"exp2(x.t[i, j] * {0.5 * LOG2_E})"
-    assert rewritten(apply("exp", number(1.0))) == "exp(1)"
+@pytest.mark.parametrize("products", ["float16", "bfloat16"])
+def test_half_precision_products_are_coarse(products):
+    assert rewritten(apply("div", X, number(3.0)), products) == f"x.t[i, j] * {1 / 3}"
+    assert rewritten(apply("exp", apply("sub", X, R)), products) == (f"exp2(x.t[i, j] * {LOG2_E} - r[i] * {LOG2_E})")
+    assert rewritten(apply("exp", mul(X, number(0.5))), products) == f"exp2(x.t[i, j] * {0.5 * LOG2_E})"
+    for kept in (
+        apply("exp", number(1.0)),
+        apply("exp", R),
+        apply("div", R, number(3.0)),
+        apply("div", X, number(0.0)),
+    ):
+        assert rewritten(kept, products) == str(kept)
+
+
+@pytest.mark.parametrize("products", [None, "float32"])
+def test_exact_values_keep_their_exponentials(products):
+    """log2(e) folded into both sides of a difference would lose the digits in which they differ."""
+    for kept in (apply("exp", apply("sub", X, R)), apply("exp", mul(X, number(0.5))), apply("div", X, number(3.0))):
+        assert rewritten(kept, products) == str(kept)
+
+
+def test_what_is_computed_from_coarse_values_is_coarse():
+    lhs, rhs = read("q", (I, K), "float16"), read("k", (J, K), "float16")
+    body = [Contract("s", (I, J), lhs, rhs, (K,), "float32"), Let("y", (I, J), mul(read("s", (I, J), "float32"), X)),
+            Reduce("m", (I,), MAX, read("y", (I, J), "float32"), (J,)),
+            Let("e", (I,), apply("exp", read("m", (I,), "float32"))), Let("f", (I,), apply("exp", R))]  # fmt: skip
+    *_, first, second = arithmetic(*body)
+    assert str(first.value) == f"exp2(m[i] * {LOG2_E})"
+    assert str(second.value) == "exp(r[i])"
 
 
 def test_a_positive_factor_leaves_a_maximum():
