@@ -89,8 +89,9 @@ def conditions(group: Group) -> tuple[str, ...]:
     for pass_index in range(group.passes):
         skipped, assumed = guards([f for f in group.folds if f.pass_index == pass_index])
         if assumed:
-            found["where " + " and ".join(map(str, skipped)) + " is false the other values are finite and no divisor is zero: a masked 0 * inf, "
-                  "0 / 0 or -inf + inf is skipped, and adds nothing instead of NaN"] = None  # fmt: skip
+            where = " and ".join(map(str, skipped))
+            found[f"where {where} is false the other values are finite and no divisor is zero: "
+                  "a masked 0 * inf, 0 / 0 or -inf + inf is skipped, and adds nothing instead of NaN"] = None  # fmt: skip
     return tuple(found)
 
 
