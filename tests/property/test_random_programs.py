@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.property.programs import Drawn, Seeded, grow, judge
+from tests.property.judging import judge
+from tests.property.programs import Drawn, Seeded, grow
 
 COUNTS: dict[str, collections.Counter] = {"xla": collections.Counter(), "interpret": collections.Counter()}
 # A seed gives programs of the intended mix; PALLASFUSE_SHRINK=1 draws every choice from Hypothesis instead, which favours

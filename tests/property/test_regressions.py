@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from tests.property.programs import AXIS_NAMES, fuse_for, judge_function
+from tests.property.judging import fuse_for, judge_function
+from tests.property.programs import AXIS_NAMES
 
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = pytest.mark.parametrize("target", ["xla", "interpret"])

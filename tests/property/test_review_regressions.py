@@ -8,7 +8,8 @@ from jax import lax
 
 import pallasfuse as pf
 from pallasfuse.ir.tile_program import Contract, Loop
-from tests.property.programs import AXIS_NAMES, fuse_for
+from tests.property.judging import fuse_for
+from tests.property.programs import AXIS_NAMES
 
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = pytest.mark.parametrize("target", ["xla", "interpret"])

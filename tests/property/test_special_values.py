@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.property.programs import AXIS_NAMES, compare, exact, fuse_for, judge_function
+from tests.property.judging import compare, exact, fuse_for, judge_function
+from tests.property.programs import AXIS_NAMES
 
 INF, NAN = np.inf, np.nan
 TILES = tuple((name, 4) for name in AXIS_NAMES)

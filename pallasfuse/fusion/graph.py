@@ -1,0 +1,58 @@
+"""Who reads whom in a loop program, and what is known of its values: the questions that grouping asks."""
+
+from collections.abc import Iterable
+
+from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
+
+
+class Graph:
+    """Who reads whom, transitively. Immutable after construction."""
+
+    def __init__(self, program: LoopProgram) -> None:
+        self.program = program
+        self.nests = {n.name: n for n in program.nests if isinstance(n, Nest)}
+        self.order = {n.name: i for i, n in enumerate(program.nests)}
+        self.reads: dict[str, frozenset[str]] = {n.name: n.reads for n in program.nests}
+        self.consumers: dict[str, list[str]] = {d.name: [] for d in program.definitions()}
+        self.ancestors: dict[str, frozenset[str]] = {}
+        for node in program.nests:
+            everything: set[str] = set()
+            for operand in node.reads:
+                self.consumers[operand].append(node.name)
+                everything |= {operand} | self.ancestors.get(operand, frozenset())
+            self.ancestors[node.name] = frozenset(everything)
+        self.outputs = frozenset(program.outputs)
+        self.signs = _reduction_signs(program)
+        self.bodies = inline_maps(program)
+
+    def roots(self) -> list[Nest]:
+        """What XLA would compute as a kernel of its own: reductions, outputs and operands of external tensors."""
+        for_external = {t for n in self.program.nests if isinstance(n, External) for t in n.reads}
+        return [n for n in self.nests.values() if n.is_reduction or n.name in self.outputs | for_external]
+
+    def reductions(self) -> list[Nest]:
+        return [n for n in self.nests.values() if n.is_reduction]
+
+    def computed_by(self, covers: frozenset[str]) -> frozenset[str]:
+        """What a kernel that covers these reductions could hand out: the reductions, and maps that depend on them."""
+        found = set(covers)
+        for name, nest in self.nests.items():
+            if not nest.is_reduction and self.ancestors[name] & covers:
+                found.add(name)
+        return frozenset(found)
+
+    def depends(self, name: str, on: Iterable[str]) -> bool:
+        return not self.ancestors.get(name, frozenset()).isdisjoint(on)
+
+
+def _reduction_signs(program: LoopProgram) -> dict[str, Sign]:
+    signs: dict[str, Sign] = {}
+    for nest in program.nests:
+        if isinstance(nest, Nest):
+            sign = infer_sign(nest.body, signs)
+            if nest.reducer is not None:
+                sign = reduction_sign(nest.reducer, sign)
+            signs[nest.name] = sign
+    return signs
