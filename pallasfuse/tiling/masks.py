@@ -181,6 +181,9 @@ def both_hold(x: Extent, y: Extent) -> Extent:
     return Extent(intersect(x.possible, y.possible), certain)
 
 
+_MIRRORED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}
+
+
 def extent(predicate: Expr, rolled: Axis, block: Block) -> Extent:
     """The extent of a boolean expression along the rolled axis; unknown parts may hold anywhere and surely nowhere."""
     match predicate:
@@ -195,6 +198,12 @@ def extent(predicate: Expr, rolled: Axis, block: Block) -> Extent:
             negated = _negate(a)
             if negated is not None:
                 return extent(negated, rolled, block)
+        case Apply("ge" | "gt" | "le" | "lt" as op, (Apply("abs", (x,)), b)):
+            # |x| < b holds when x < b and -x < b; |x| > b when x > b or -x > b
+            join = "and" if op in ("lt", "le") else "or"
+            return extent(apply(join, apply(op, x, b), apply(op, apply("neg", x), b)), rolled, block)
+        case Apply("ge" | "gt" | "le" | "lt" as op, (a, Apply("abs") as b)):
+            return extent(apply(_MIRRORED[op], b, a), rolled, block)
         case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)):
             left, right = affine(a), affine(b)
             if left is not None and right is not None:

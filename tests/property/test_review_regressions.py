@@ -143,3 +143,26 @@ def test_the_tile_program_keeps_the_precision_of_products(precision, name):
     loops = [s for s in kernel.program.body if isinstance(s, Loop)]
     found = [s.precision for loop in loops for g in loop.segments for s in g.body if isinstance(s, Contract)]
     assert found == [name, name]
+
+
+@pytest.mark.parametrize("target", ["xla", "interpret"])
+@pytest.mark.parametrize(
+    "predicate", ["abs(i - j) < 5", "5 >= abs(i - j)", "abs(i - j) > 5", "abs(2 * i - j + 3) <= 7"]
+)
+def test_masks_by_distance(predicate, target):
+    """A window on both sides, as users write it: tiles outside are skipped, tiles inside are not masked."""
+
+    def fn(q, k, v):
+        i, j = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])
+        mask = eval(predicate, {"i": i, "j": j, "abs": jnp.abs})
+        p = jax.nn.softmax(jnp.where(mask, q @ k.T, -jnp.inf), -1)
+        return p @ v
+
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((200, 16)), jnp.float32) for _ in range(3))
+    tiles = tuple((name, 4) for name in "ijklmn")
+    fused = pf.fuse(fn, target=target, options=pf.FuseOptions(tiles=tiles))
+    (kernel,) = fused.explain(q, k, v).kernels
+    assert (kernel.visited_share < 0.6) == (predicate != "abs(i - j) > 5")
+    plain = jax.jit(fn)(q, k, v)
+    np.testing.assert_allclose(fused(q, k, v), plain, rtol=1e-4, atol=1e-5)
