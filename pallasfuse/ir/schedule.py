@@ -18,7 +18,7 @@ class Schedule:
     warps: int = 4
     stages: int = 2
     relative_time: float = 1.0
-    """Time for the same visited elements, relative to the best tiling of its kind: measured."""
+    """Time for the same visited elements, relative to the best tiling of its kind."""
 
     def tile(self, axis: Axis) -> int:
         """The tile size along `axis`."""

@@ -44,7 +44,6 @@ Poly = dict[Monomial, Fraction]
 
 IMAGINARY = Imaginary()
 ONE: Monomial = frozenset()
-ZERO_POLY: Poly = {}
 MAX_TERMS = 300
 
 

@@ -1,5 +1,6 @@
 """Tile sizes from a small analytical model (MCFuser, section 4): reuse along rows, footprint of one tile, trips."""
 
+import math
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir import dtypes
@@ -73,11 +74,18 @@ _CACHE_ELEMENTS = 1 << 15
 """Elements of one tile that should stay in a core's cache."""
 
 
+_FEW_ROWS = 8
+"""Rows below which a matrix product on the CPU is a sequential sum."""
+
+
 def _for_cpu(group: Group, shape: Shape) -> Schedule:
     n = group.rolled.extent
     if shape.has_products and shape.row is not None:
         # matrix products run on all cores only when they are large
         rows = min(512, max(128, power_of_two(shape.row.extent) // 8))
+        if shape.row.extent < _FEW_ROWS:
+            # XLA sums products of few rows in sequence: tiles of about sqrt(n) keep the rounding error of a blocked sum
+            return _schedule(group, {shape.row: rows}, min(n, 2 * power_of_two(math.isqrt(n))))
         return _schedule(group, {shape.row: rows}, min(n, 512))
     rolled_tile = (
         n if n * shape.inner_elements <= _CACHE_ELEMENTS * 4 else max(256, _CACHE_ELEMENTS // shape.inner_elements)
@@ -95,8 +103,9 @@ _REGISTER_ELEMENTS = 1 << 14
 _SMALL_BLOCK = 1 << 11
 """Elements below which a GPU block has too little to do."""
 
-# (rows, rolled tile, warps, stages, time relative to the first for the same visited elements): measured on an H100 with
-# benchmarks/sweep.py; the keys bound the widest axis that is kept whole inside a tile.
+# (rows, rolled tile, warps, stages, time relative to the first for the same visited elements); the keys bound the widest
+# axis that is kept whole inside a tile. Up to 1.04: measured on an H100 with benchmarks/sweep.py (float16, 8192); the others,
+# which serve narrow masks and operands that do not fit, are estimates.
 _PRODUCT_TILES: dict[int, tuple[tuple[int, int, int, int, float], ...]] = {
     64: ((64, 128, 4, 3, 1.0), (64, 64, 4, 3, 1.02), (128, 64, 8, 3, 1.03), (64, 32, 4, 2, 1.3), (32, 32, 4, 2, 2.0)),
     128: ((128, 128, 8, 3, 1.0), (128, 64, 8, 2, 1.04), (64, 64, 4, 3, 1.1), (64, 32, 4, 3, 1.2), (64, 64, 4, 2, 1.2),
