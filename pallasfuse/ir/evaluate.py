@@ -1,81 +1,85 @@
-"""Float64 evaluation of expressions and loop programs with NumPy: the reference that every stage is compared with.
-
-Casts between float types are not rounded here: the evaluator says what the program means, not how it rounds.
+"""Evaluation of expressions and loop programs with NumPy: over float64, the reference that every stage is compared with, or
+over another domain (the verifier's finite fields).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from pallasfuse.errors import InvalidProgramError
-from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.domain import FLOAT64, Array, Domain, wide_type
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
-from pallasfuse.ir.loop_program import External, LoopProgram
-from pallasfuse.ir.ops import OPS
-
-Array = np.ndarray[Any, Any]
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 
 
-def wide_type(dtype: str) -> type:
-    return np.float64 if dtypes.is_float(dtype) else np.bool_ if dtype == "bool" else np.int64
-
-
-def evaluate_expr(root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, Array]) -> Array:
-    """The value of `root` at every point of `space`: float64 (or int64, bool) with one dimension per axis of space."""
+def evaluate_over[V](root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, V], domain: Domain[V]) -> V:
+    """The value of `root` with one dimension per axis of `space`, of one element where it does not vary."""
     position = {axis: d for d, axis in enumerate(space)}
-    shape = tuple(a.extent for a in space)
-    values: dict[Expr, Array] = {}
+    values: dict[Expr, V] = {}
 
-    def spread(x: Array, axes: tuple[Axis, ...]) -> Array:
-        if len(set(axes)) != len(axes):  # a diagonal, x[i, i]
-            letters = {a: chr(97 + n) for n, a in enumerate(dict.fromkeys(axes))}
-            x = np.einsum(f"{''.join(letters[a] for a in axes)}->{''.join(letters.values())}", x)
-            axes = tuple(letters)
-        order = sorted(range(len(axes)), key=lambda d: position[axes[d]])
-        wide = [1] * len(space)
-        for a in axes:
-            wide[position[a]] = a.extent
-        return x.transpose(order).reshape(wide)
+    def along(axis: Axis) -> Array:
+        shape = [1] * len(space)
+        shape[position[axis]] = axis.extent
+        return np.arange(axis.extent).reshape(shape)
 
-    with np.errstate(all="ignore"):
-        for node in postorder(root):
-            match node:
-                case Const(value, dtype):
-                    values[node] = np.asarray(value, wide_type(dtype))
-                case Index(axis, _):
-                    values[node] = spread(np.arange(axis.extent), (axis,))
-                case Read(tensor, indices, dtype):
-                    values[node] = spread(np.asarray(tensors[tensor]).astype(wide_type(dtype)), indices)
-                case Apply("convert", (x,), dtype):
-                    # float -> integer truncates; everything else keeps its value
-                    values[node] = values[x].astype(wide_type(dtype))
-                case Apply(op, args, dtype):
-                    values[node] = np.asarray(OPS[op].evaluate(*(values[a] for a in args))).astype(wide_type(dtype))
-        return np.broadcast_to(values[root], shape)
+    for node in postorder(root):
+        match node:
+            case Const(value, dtype):
+                values[node] = domain.constant(value, dtype, len(space))
+            case Index(axis, dtype):
+                values[node] = domain.integers(along(axis), dtype)
+            case Read(tensor, indices):
+                if indices:
+                    values[node] = domain.take(tensors[tensor], tuple(along(a) for a in indices))
+                else:
+                    values[node] = domain.reshape(tensors[tensor], (1,) * len(space))
+            case Apply(op, args, dtype):
+                values[node] = domain.apply(op, [values[a] for a in args], dtype)
+    return values[root]
 
 
-def evaluate(program: LoopProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+def evaluate_nest[V](nest: Nest, tensors: Mapping[str, V], domain: Domain[V]) -> V:
+    """The tensor of one nest, with one dimension per axis."""
+    value = evaluate_over(nest.body, nest.axes + nest.reduced, tensors, domain)
+    value = domain.broadcast(value, tuple(a.extent for a in nest.axes + nest.reduced))
+    if nest.reducer is None:
+        return value
+    dims = tuple(range(len(nest.axes), len(nest.axes) + len(nest.reduced)))
+    folded = domain.reduce(nest.reducer, value, dims, nest.body.dtype)
+    return domain.reshape(folded, tuple(a.extent for a in nest.axes))
+
+
+def evaluate_program[V](
+    program: LoopProgram, inputs: Mapping[str, V], domain: Domain[V], external: Callable[[External, dict[str, V]], V]
+) -> dict[str, V]:
+    """Every tensor of the program, by name. `external` gives the tensors that only XLA can compute."""
+    tensors: dict[str, V] = {t.name: inputs[t.name] for t in program.inputs}
+    for nest in program.nests:
+        tensors[nest.name] = (
+            external(nest, tensors) if isinstance(nest, External) else evaluate_nest(nest, tensors, domain)
+        )
+    return tensors
+
+
+def evaluate_expr(root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, Any]) -> Array:
+    """The value of `root` at every point of `space`: float64 (or int64, bool) with one dimension per axis of space."""
+    wide = {n.tensor: np.asarray(tensors[n.tensor]).astype(wide_type(n.dtype)) for n in postorder(root) if isinstance(n, Read)}
+    return np.broadcast_to(evaluate_over(root, space, wide, FLOAT64), tuple(a.extent for a in space))
+
+
+def evaluate(program: LoopProgram, inputs: Mapping[str, Any]) -> dict[str, Array]:
     """Every tensor of the program, by name, in float64.
 
     Raises:
-      InvalidProgramError: the program has a tensor that only XLA can compute.
+      InvalidProgramError: the program has a tensor that only XLA can compute, and `inputs` does not have it.
     """
-    tensors: dict[str, Array] = {t.name: np.asarray(inputs[t.name]) for t in program.inputs}
-    for nest in program.nests:
-        if isinstance(nest, External):
-            if nest.name not in inputs:
-                raise InvalidProgramError(f"cannot evaluate {nest.name!r}: {nest.reason}")
-            tensors[nest.name] = np.asarray(inputs[nest.name])
-            continue
-        value = evaluate_expr(nest.body, nest.axes + nest.reduced, tensors)
-        if nest.reducer is not None:
-            over = tuple(range(len(nest.axes), len(nest.axes) + len(nest.reduced)))
-            with np.errstate(all="ignore"):
-                if 0 in value.shape:
-                    value = np.full(value.shape[: len(nest.axes)], nest.reducer.identity(nest.body.dtype))
-                else:
-                    value = nest.reducer.reduce(value, axis=over)
-        tensors[nest.name] = value
-    return tensors
+
+    def external(nest: External, _: dict[str, Array]) -> Array:
+        if nest.name not in inputs:
+            raise InvalidProgramError(f"cannot evaluate {nest.name!r}: {nest.reason}")
+        return np.asarray(inputs[nest.name])
+
+    given = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
+    return evaluate_program(program, given, FLOAT64, external)

@@ -1,4 +1,4 @@
-"""Float64 evaluation of tile programs with NumPy: the reference for lowering, and the strictest machine there is.
+"""Evaluation of tile programs with NumPy: the reference for lowering, and the strictest machine there is.
 
 Every grid block runs, one after the other. What a device would do silently is an error here: a tile that leaves its axis
 without saying so, a loop that skips or repeats positions, an output element that no block writes.
@@ -13,9 +13,9 @@ import numpy as np
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.evaluate import Array, wide_type
+from pallasfuse.ir.domain import FLOAT64, Array, Domain, wide_type
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
-from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.ir.tile_program import (
     Contract,
     Let,
@@ -45,12 +45,12 @@ class _Window:
 
 
 @dataclass(slots=True)
-class _Scope:
+class _Scope[V]:
     """Values by name: arrays with one dimension per axis of the program, of one element where they do not vary."""
 
     windows: dict[Axis, _Window]
-    names: dict[str, Array]
-    memo: dict[Expr, Array] = field(default_factory=dict)
+    names: dict[str, V]
+    memo: dict[Expr, V] = field(default_factory=dict)
 
 
 def evaluate_tiles(
@@ -66,26 +66,29 @@ def evaluate_tiles(
       InvalidProgramError: a tile leaves its axis where nothing says that it may, a value varies along an axis that it does
         not declare, loop tiles are not contiguous, or some element of an output is never written.
     """
-    with np.errstate(all="ignore"):
-        return _Evaluation(program, inputs, move_last_block_back).run()
+    wide = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
+    return evaluate_tiles_over(program, wide, FLOAT64, move_last_block_back=move_last_block_back)
 
 
-class _Evaluation:
-    def __init__(self, program: TileProgram, inputs: Mapping[str, Array], move_last_block_back: bool) -> None:
-        self.program, self.move_last_block_back = program, move_last_block_back
+def evaluate_tiles_over[V](
+    program: TileProgram, inputs: Mapping[str, V], domain: Domain[V], *, move_last_block_back: bool = False
+) -> dict[str, V]:
+    """As `evaluate_tiles`, over another domain."""
+    return _Evaluation(program, inputs, domain, move_last_block_back).run()
+
+
+class _Evaluation[V]:
+    def __init__(
+        self, program: TileProgram, inputs: Mapping[str, V], domain: Domain[V], move_last_block_back: bool
+    ) -> None:
+        self.program, self.domain, self.move_last_block_back = program, domain, move_last_block_back
         self.dimension = {a: d for d, a in enumerate(program.order)}
-        self.inputs: dict[str, Array] = {
-            t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs
-        }
-        self.outputs: dict[str, Array] = {}
-        self.written: dict[str, Array] = {}
-        for t in program.outputs:
-            shape = tuple(a.extent for a in t.axes)
-            wide = wide_type(t.dtype)
-            self.outputs[t.name] = np.full(shape, np.nan if wide is np.float64 else 0, wide)
-            self.written[t.name] = np.zeros(shape, bool)
+        self.rank = len(self.dimension)
+        self.inputs = {t.name: inputs[t.name] for t in program.inputs}
+        self.stores: dict[str, list[tuple[tuple[Array, ...], V]]] = {t.name: [] for t in program.outputs}
+        self.written = {t.name: np.zeros([a.extent for a in t.axes], bool) for t in program.outputs}
 
-    def run(self) -> dict[str, Array]:
+    def run(self) -> dict[str, V]:
         grid = dict(self.program.grid)
         for starts in product(*(self._starts(a, t) for a, t in self.program.grid)):
             at = dict(zip(grid, starts, strict=True))
@@ -100,7 +103,10 @@ class _Evaluation:
             if not written.all():
                 where = tuple(int(n) for n in np.argwhere(~written)[0])
                 self._fail(f"{name}{list(where)} and {int((~written).sum()) - 1} other elements are never written")
-        return self.outputs
+        return {
+            t.name: self.domain.assemble(self.stores[t.name], tuple(a.extent for a in t.axes), t.dtype)
+            for t in self.program.outputs
+        }
 
     def _starts(self, axis: Axis, tile: int) -> list[int]:
         starts = list(range(0, axis.extent, tile))
@@ -113,21 +119,20 @@ class _Evaluation:
 
     # --- statements
 
-    def _run(self, body: tuple[Statement, ...], scope: _Scope) -> None:
+    def _run(self, body: tuple[Statement, ...], scope: _Scope[V]) -> None:
         for statement in body:
             match statement:
-                case Load(name, tensor, indices):
-                    self._bind(name, indices, self._load(tensor, indices, scope), scope)
+                case Load(name, tensor, indices, dtype):
+                    self._bind(name, indices, self._load(tensor, indices, dtype, scope), scope)
                 case Let(name, axes, value):
                     self._bind(name, axes, self._value(value, scope), scope)
                 case Reduce(name, axes, reducer, value, over):
                     tile = self._widen(self._value(value, scope), over, scope)
-                    dims = tuple(self.dimension[a] for a in over)
-                    self._bind(name, axes, reducer.reduce(tile, axis=dims, keepdims=True), scope)
-                case Contract(name, axes, lhs, rhs, over):
+                    self._bind(name, axes, self._reduce(reducer, tile, over, value.dtype), scope)
+                case Contract(name, axes, lhs, rhs, over, dtype):
                     left, right = (self._widen(self._value(side, scope), over, scope) for side in (lhs, rhs))
-                    dims = tuple(self.dimension[a] for a in over)
-                    self._bind(name, axes, np.sum(left * right, axis=dims, keepdims=True), scope)
+                    terms = self.domain.apply("mul", (left, right), dtype)
+                    self._bind(name, axes, self._reduce(SUM, terms, over, dtype), scope)
                 case Store(tensor, indices, value):
                     self._store(tensor, indices, self._value(value, scope), scope)
                 case Loop():
@@ -135,15 +140,19 @@ class _Evaluation:
                 case _:
                     assert_never(statement)
 
-    def _bind(self, name: str, axes: tuple[Axis, ...], value: Array, scope: _Scope) -> None:
+    def _reduce(self, reducer: Reducer, tile: V, over: tuple[Axis, ...], dtype: str) -> V:
+        return self.domain.reduce(reducer, tile, tuple(self.dimension[a] for a in over), dtype)
+
+    def _bind(self, name: str, axes: tuple[Axis, ...], value: V, scope: _Scope[V]) -> None:
+        shape = self.domain.shape(value)
         for axis, dim in self.dimension.items():
-            if axis not in axes and value.shape[dim] != 1:
+            if axis not in axes and shape[dim] != 1:
                 self._fail(f"{name} varies along {axis}, which it does not declare")
         scope.names[name] = value
 
-    def _inside(self, axes: tuple[Axis, ...], scope: _Scope) -> tuple[list[Array], Array]:
+    def _inside(self, axes: tuple[Axis, ...], scope: _Scope[V]) -> tuple[list[Array], Array]:
         """The positions along every axis, and where all of them lie inside their axes."""
-        positions, inside = [], np.ones([1] * len(self.dimension), bool)
+        positions, inside = [], np.ones([1] * self.rank, bool)
         for axis in axes:
             at = self._position(axis, scope)
             window = scope.windows[axis]
@@ -153,27 +162,36 @@ class _Evaluation:
             inside = inside & (at < axis.extent)
         return positions, inside
 
-    def _load(self, tensor: str, indices: tuple[Axis, ...], scope: _Scope) -> Array:
+    def _load(self, tensor: str, indices: tuple[Axis, ...], dtype: str, scope: _Scope[V]) -> V:
         positions, inside = self._inside(indices, scope)
         array = self.inputs[tensor]
-        if array.shape != tuple(a.extent for a in indices):
-            self._fail(f"load of {tensor}[{', '.join(map(str, indices))}], whose shape is {array.shape}")
-        return np.where(inside, array[tuple(positions)], np.zeros((), array.dtype))
+        if self.domain.shape(array) != tuple(a.extent for a in indices):
+            self._fail(f"load of {tensor}[{', '.join(map(str, indices))}], whose shape is {self.domain.shape(array)}")
+        if not positions:
+            return self.domain.reshape(array, (1,) * self.rank)
+        tile = self.domain.take(array, tuple(positions))
+        if inside.all():
+            return tile
+        mask = self.domain.integers(inside, "bool")
+        return self.domain.apply("select", (mask, tile, self.domain.constant(0, dtype, self.rank)), dtype)
 
-    def _store(self, tensor: str, indices: tuple[Axis, ...], value: Array, scope: _Scope) -> None:
+    def _store(self, tensor: str, indices: tuple[Axis, ...], value: V, scope: _Scope[V]) -> None:
         value = self._widen(value, indices, scope)
         self._bind(f"store {tensor}", indices, value, scope)
         positions, inside = self._inside(indices, scope)
-        inside = np.broadcast_to(inside, value.shape)
-        where = tuple(np.broadcast_to(p, value.shape)[inside] for p in positions)
-        self.outputs[tensor][where] = value[inside] if where else value.reshape(())
+        shape = self.domain.shape(value)
+        inside = np.broadcast_to(inside, shape)
+        where = tuple(np.broadcast_to(p, shape)[inside] for p in positions)
+        kept = self.domain.take(value, (inside,)) if where else self.domain.reshape(value, ())
+        self.stores[tensor].append((where, kept))
         self.written[tensor][where] = True
 
-    def _loop(self, loop: Loop, scope: _Scope) -> None:
+    def _loop(self, loop: Loop, scope: _Scope[V]) -> None:
         axis = loop.axis
         first, total = self._number(loop.first, scope), self._number(loop.to_visit, scope)
         state = [
-            self._widen(self._value(c.init, scope).astype(wide_type(c.dtype)), c.axes, scope) for c in loop.carries
+            self._widen(self.domain.apply("convert", (self._value(c.init, scope),), c.dtype), c.axes, scope)
+            for c in loop.carries
         ]
         done = 0
         for segment in loop.segments:
@@ -182,7 +200,7 @@ class _Evaluation:
                 if begin != first + done:
                     self._fail(f"the tile at {begin} of {axis} comes after {first + done} positions")
                 reached = min(done + segment.tile, axis.extent - first)
-                inner = _Scope(dict(scope.windows), dict(scope.names))
+                inner: _Scope[V] = _Scope(dict(scope.windows), dict(scope.names))
                 inner.windows[axis] = _Window(begin, segment.tile, segment.edge)
                 inner.names |= {before(axis): self._scalar(done), visited(axis): self._scalar(reached),
                                 to_visit(axis): self._scalar(total)}  # fmt: skip
@@ -194,7 +212,7 @@ class _Evaluation:
         for carry, array in zip(loop.carries, state, strict=True):
             self._bind(carry.name, carry.axes, array, scope)
 
-    def _trip(self, loop: Loop, segment: Segment, scope: _Scope) -> list[Array]:
+    def _trip(self, loop: Loop, segment: Segment, scope: _Scope[V]) -> list[V]:
         self._run(segment.body, scope)
         for carry in loop.carries:
             self._bind(carry.name, carry.axes, scope.names[carry.next_name], scope)
@@ -202,50 +220,49 @@ class _Evaluation:
 
     # --- expressions
 
-    def _scalar(self, value: int) -> Array:
-        return np.full([1] * len(self.dimension), value, np.int64)
+    def _scalar(self, value: int) -> V:
+        return self.domain.integers(np.full([1] * self.rank, value, np.int64), "int32")
 
-    def _number(self, expr: Expr, scope: _Scope) -> int:
-        return int(self._value(expr, scope).item())
+    def _number(self, expr: Expr, scope: _Scope[V]) -> int:
+        return self.domain.number(self._value(expr, scope))
 
-    def _position(self, axis: Axis, scope: _Scope) -> Array:
+    def _position(self, axis: Axis, scope: _Scope[V]) -> Array:
         window = scope.windows[axis]
         if not window.whole:
             self._fail(f"a part of {axis} is used outside the loop over it")
-        shape = [1] * len(self.dimension)
+        shape = [1] * self.rank
         shape[self.dimension[axis]] = window.size
         return (window.start + np.arange(window.size)).reshape(shape)
 
-    def _widen(self, value: Array, axes: tuple[Axis, ...], scope: _Scope) -> Array:
+    def _widen(self, value: V, axes: tuple[Axis, ...], scope: _Scope[V]) -> V:
         """The value with all positions of the tile along `axes`."""
-        shape = list(value.shape)
+        shape = list(self.domain.shape(value))
         for axis in axes:
             shape[self.dimension[axis]] = scope.windows[axis].size
-        return np.broadcast_to(value, shape)
+        return self.domain.broadcast(value, tuple(shape))
 
-    def _value(self, root: Expr, scope: _Scope) -> Array:
-        result: Array
+    def _value(self, root: Expr, scope: _Scope[V]) -> V:
+        result: V
         for node in postorder(root):
             if node in scope.memo:
                 continue
             match node:
                 case Const(value, dtype):
-                    result = np.full([1] * len(self.dimension), value, wide_type(dtype))
-                case Index(axis, _):
-                    result = self._position(axis, scope)
+                    result = self.domain.constant(value, dtype, self.rank)
+                case Index(axis, dtype):
+                    result = self.domain.integers(self._position(axis, scope), dtype)
                 case Read(tensor, indices, dtype):
-                    result = scope.names[tensor].astype(wide_type(dtype))
+                    result = self.domain.apply("convert", (scope.names[tensor],), dtype)
                     self._check_axes(node, result, indices)
-                case Apply("convert", (x,), dtype):
-                    result = scope.memo[x].astype(wide_type(dtype))
                 case Apply(op, args, dtype):
-                    result = np.asarray(OPS[op].evaluate(*(scope.memo[a] for a in args))).astype(wide_type(dtype))
+                    result = self.domain.apply(op, [scope.memo[a] for a in args], dtype)
                 case _:
                     assert_never(node)
             scope.memo[node] = result
         return scope.memo[root]
 
-    def _check_axes(self, node: Read, value: Array, axes: tuple[Axis, ...]) -> None:
+    def _check_axes(self, node: Read, value: V, axes: tuple[Axis, ...]) -> None:
+        shape = self.domain.shape(value)
         for axis, dim in self.dimension.items():
-            if axis not in axes and value.shape[dim] != 1:
+            if axis not in axes and shape[dim] != 1:
                 self._fail(f"{node} varies along {axis} as well")
