@@ -43,7 +43,7 @@ class Domain[V](Protocol):
         """An array whose elements `index` are the part that comes with it; later parts win."""
 
 
-def wide_type(dtype: str) -> type:
+def wide_type(dtype: str) -> Any:
     return np.float64 if dtypes.is_float(dtype) else np.bool_ if dtype == "bool" else np.int64
 
 
@@ -71,7 +71,7 @@ class Float64:
             return np.asarray(reducer.reduce(value, axis=dims, keepdims=True))
 
     def shape(self, value: Array) -> tuple[int, ...]:
-        return value.shape
+        return tuple(value.shape)
 
     def reshape(self, value: Array, shape: tuple[int, ...]) -> Array:
         return value.reshape(shape)
@@ -85,11 +85,9 @@ class Float64:
     def number(self, value: Array) -> int:
         return int(value.item())
 
-    def assemble(
-        self, parts: Sequence[tuple[tuple[Any, ...], Array]], shape: tuple[int, ...], dtype: str
-    ) -> Array:
+    def assemble(self, parts: Sequence[tuple[tuple[Any, ...], Array]], shape: tuple[int, ...], dtype: str) -> Array:
         wide = wide_type(dtype)
-        result = np.full(shape, np.nan if wide is np.float64 else 0, wide)
+        result: Array = np.full(shape, np.nan if wide is np.float64 else 0, wide)
         for index, part in parts:
             result[index] = part
         return result

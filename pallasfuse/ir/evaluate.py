@@ -65,7 +65,11 @@ def evaluate_program[V](
 
 def evaluate_expr(root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, Any]) -> Array:
     """The value of `root` at every point of `space`: float64 (or int64, bool) with one dimension per axis of space."""
-    wide = {n.tensor: np.asarray(tensors[n.tensor]).astype(wide_type(n.dtype)) for n in postorder(root) if isinstance(n, Read)}
+    wide: dict[str, Array] = {
+        n.tensor: np.asarray(tensors[n.tensor]).astype(wide_type(n.dtype))
+        for n in postorder(root)
+        if isinstance(n, Read)
+    }
     return np.broadcast_to(evaluate_over(root, space, wide, FLOAT64), tuple(a.extent for a in space))
 
 
@@ -81,5 +85,5 @@ def evaluate(program: LoopProgram, inputs: Mapping[str, Any]) -> dict[str, Array
             raise InvalidProgramError(f"cannot evaluate {nest.name!r}: {nest.reason}")
         return np.asarray(inputs[nest.name])
 
-    given = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
+    given: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
     return evaluate_program(program, given, FLOAT64, external)

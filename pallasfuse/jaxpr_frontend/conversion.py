@@ -72,7 +72,7 @@ def convert(jaxpr: Jaxpr) -> Converted:
                 assert_never(plan)
         known.update(zip(eqn.outvars, outputs, strict=True))
         steps.append(_Step(eqn, plan, tuple(o.symbols for o in outputs)))
-    return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps)
+    return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps, jaxpr)
 
 
 def _require_static_shapes(jaxpr: Jaxpr) -> None:
@@ -185,7 +185,7 @@ class _Naming:
         self._axis_names = _axis_names(taken)
         self._temporaries = (name for n in count() if (name := f"t{n}") not in taken)
 
-    def converted(self, steps: Sequence[_Step]) -> Converted:
+    def converted(self, steps: Sequence[_Step], original: Jaxpr) -> Converted:
         inputs = tuple(
             Tensor(name, self._over(self._symbols[var]), dtype_of(var)) for var, name in self._tensor_names.items()
         )
@@ -195,7 +195,8 @@ class _Naming:
         results = tuple(a if isinstance(a, Literal) else self._tensor_names[a] for a in self._jaxpr.outvars)
         outputs = tuple(r for r in results if isinstance(r, str))
         program = verify(LoopProgram(inputs, tuple(nests), tuple(dict.fromkeys(outputs))))
-        return Converted(self._jaxpr, program, {name: var for var, name in self._tensor_names.items()}, results)
+        variable = {name: var for var, name in self._tensor_names.items()}
+        return Converted(original, self._jaxpr, program, variable, results)
 
     def _nests(self, step: _Step) -> Iterator[Nest | External]:
         source = Source(_compat.source_summary(step.eqn))

@@ -15,8 +15,11 @@ class Converted:
     `jaxpr` is flat: calls are inlined, dead equations are gone. For every tensor of `program`, the value of
     `variable[name]`, reshaped (row-major) to the extents of the tensor's axes, is the tensor; each equation's
     outputs are tensors of the program. `results[i]` is output i of the jaxpr: a tensor's name, or a literal or
-    variable that no tensor stands for (an input passed through is named as the input tensor).
+    variable that no tensor stands for (an input passed through is named as the input tensor). `original` is the jaxpr
+    before that.
     """
+
+    original: Jaxpr
 
     jaxpr: Jaxpr
     program: LoopProgram

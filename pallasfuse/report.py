@@ -1,0 +1,181 @@
+"""`verify`: is a fused function the function that it replaces? Tested over finite fields, and measured in floating point."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallasfuse.api import FusedFunction
+from pallasfuse.errors import PallasfuseError
+from pallasfuse.pipeline import Plan, prove_plan
+from pallasfuse.proof import Counterexample, Proof
+from pallasfuse.stages import Tiled
+from pallasfuse.verification.reference import float64_results, largest_bytes
+
+_MOST_BYTES = 1 << 31
+_TIMES_PLAIN, _PLUS_ULPS = 32.0, 256.0
+"""A fused result that is further off than this is wrong, not inaccurate: a lost tile or a wrong row is off by its own size."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """Errors of one output against float64, in units in the last place of the output's largest magnitude."""
+
+    output: str
+    dtype: str
+    fused_max_ulp: float
+    fused_rms_ulp: float
+    plain_max_ulp: float
+    plain_rms_ulp: float
+
+    def __str__(self) -> str:
+        return (f"{self.output} ({self.dtype}): fused max {self.fused_max_ulp:.3g} rms {self.fused_rms_ulp:.3g} ulp, "
+                f"unfused max {self.plain_max_ulp:.3g} rms {self.plain_rms_ulp:.3g} ulp")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `verify` found. `str(report)` is meant to be read.
+
+    `equivalent`: every stage of the derivation passed, and the compiled function agrees with float64 where it was run. It is
+    False both when a counterexample was found and when something could not be tested (`proof.uncovered`).
+    """
+
+    name: str
+    equivalent: bool
+    plan: Plan
+    proof: Proof
+    errors: tuple[OutputError, ...]
+    not_measured: str
+    counterexample: Counterexample | None
+
+    @property
+    def bound(self) -> float:
+        """The probability that a plan which is not equivalent would have passed, at most."""
+        return self.proof.bound
+
+    def __str__(self) -> str:
+        proof = self.proof
+        verdict = "equivalent" if self.equivalent else "NOT equivalent" if self.counterexample else "not established"
+        lines = [f"{self.name} on target {self.plan.target.name}: {verdict}"]
+        if self.counterexample is not None:
+            lines.append(f"  counterexample: {self.counterexample}")
+        else:
+            lines.append(
+                f"  wrong with probability at most {proof.bound:.1e} ({proof.trials} tests over finite fields)"
+            )
+        extents = ", ".join(f"{a} = {n}" for a, n in proof.extents.items())
+        lines.append(f"  tested with {extents}" if extents else "  nothing to test: no axes")
+        lines += [f"  stage: {s}" for s in proof.stages]
+        lines += [f"  opaque (any function would do): {', '.join(proof.opaque)}"] if proof.opaque else []
+        lines += [f"  given: {', '.join(proof.assumed)}"] if proof.assumed else []
+        lines += [f"  not covered: {u}" for u in proof.uncovered]
+        lines += [f"  error of {e}" for e in self.errors]
+        lines += [f"  floating point not measured: {self.not_measured}"] if self.not_measured else []
+        lines += [f"  left to XLA: {f}" for f in self.plan.fallbacks]
+        lines += [f"  condition: {c}" for c in self.plan.conditions]
+        return "\n".join(lines)
+
+
+def verify(
+    fused: FusedFunction, *args: Any, target: str | None = None, delta: float = 1e-9, seed: int = 0, **kwargs: Any
+) -> Report:
+    """Test that `fused` computes what its original function does, for arguments of these shapes and types.
+
+    Args:
+      fused: a function from `pallasfuse.fuse`.
+      *args, **kwargs: as for a call: arrays, whose values are used to measure the error, or `jax.ShapeDtypeStruct`s, for
+        which values are drawn.
+      target: plan for another target than the function's own. It is run only where its device is present.
+      delta: the probability with which a wrong plan may pass (Mirage, theorem 3).
+      seed: of the tests and of drawn values.
+
+    Raises:
+      TypeError: `fused` is not a fused function.
+      TraceError: it cannot be traced with these arguments.
+    """
+    if not isinstance(fused, FusedFunction):
+        raise TypeError(f"pallasfuse.verify takes a function from pallasfuse.fuse, got {type(fused).__name__}")
+    if not 0 < delta < 1:
+        raise ValueError(f"verify: delta is a probability between 0 and 1, got {delta!r}")
+    tiled = fused.trace(*args, **kwargs).fuse(target).tile()
+    plan = tiled.plan
+    proof = prove_plan(plan, delta=delta, seed=seed)
+    leaves = fused.leaves(args, kwargs)
+    errors, not_measured, wrong = _measure(tiled, leaves, seed)
+    counterexample = proof.counterexample or wrong
+    equivalent = proof.holds and counterexample is None
+    return Report(tiled.traced.call.name, equivalent, plan, proof, errors, not_measured, counterexample)
+
+
+def _measure(
+    tiled: Tiled, leaves: Sequence[Any], seed: int
+) -> tuple[tuple[OutputError, ...], str, Counterexample | None]:
+    """Run the plan and the original, and compare both with float64."""
+    plan, call = tiled.plan, tiled.traced.call
+    jaxpr = plan.converted.jaxpr
+    if jaxpr.effects:
+        return (), "the function has side effects", None
+    platform = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu", "gpu", "cuda", "rocm", "tpu")}
+    if jax.default_backend() not in platform[plan.target.platform]:
+        return (), f"no device for target {plan.target.name}", None
+    needed = largest_bytes(jaxpr)
+    if needed > _MOST_BYTES:
+        return (), f"the unfused program needs {needed / 2**30:.1f} GiB for one value in float64", None
+    arrays = [_drawn(x, np.random.default_rng((seed, n))) for n, x in enumerate(leaves)]
+    try:
+        have = jax.tree.leaves(tiled.lower().compile().flat(*arrays))
+    except PallasfuseError as error:
+        return (), f"the kernel could not be compiled: {error}", None
+    own = [np.asarray(x) for x in jax.jit(call.original)(*arrays)]
+    truth = float64_results(jaxpr, [*jaxpr.consts, *arrays])
+    errors: list[OutputError] = []
+    for n, (ours, theirs, exact) in enumerate(zip(have, own, truth, strict=True)):
+        name = f"result {n}" if len(have) > 1 else "result"
+        wrong = _compare(name, np.asarray(ours), theirs, exact, errors)
+        if wrong is not None:
+            return tuple(errors), "", wrong
+    return tuple(errors), "", None
+
+
+def _drawn(leaf: Any, random: np.random.Generator) -> Any:
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.asarray(random.standard_normal(leaf.shape), leaf.dtype)
+    if leaf.dtype == bool:
+        return jnp.asarray(random.random(leaf.shape) < 0.5)
+    return jnp.asarray(random.integers(0, 4, leaf.shape), leaf.dtype)
+
+
+def _compare(
+    name: str, ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray, errors: list[OutputError]
+) -> Counterexample | None:
+    def differs(at: np.ndarray) -> Counterexample | None:
+        if not at.any():
+            return None
+        index = tuple(int(n) for n in np.argwhere(at)[0])
+        return Counterexample("execution", name, index, str(theirs[index]), str(ours[index]))
+
+    if not jnp.issubdtype(ours.dtype, jnp.floating):
+        return differs(ours != theirs)
+    dtype = str(ours.dtype)
+    ulp_of_one = float(jnp.finfo(ours.dtype).eps)
+    wide, plain = ours.astype(np.float64), theirs.astype(np.float64)
+    for special in (np.isnan, np.isposinf, np.isneginf):
+        wrong = differs((special(wide) != special(plain)) & (special(wide) != special(exact)))
+        if wrong is not None:
+            return wrong
+    finite = np.isfinite(wide) & np.isfinite(plain) & np.isfinite(exact)
+    if not finite.any():
+        return None
+    largest = float(np.abs(exact[finite]).max())
+    ulp = ulp_of_one * 2.0 ** np.floor(np.log2(largest)) if largest > 0 else float(jnp.finfo(ours.dtype).tiny)
+    fused_error, plain_error = (np.where(finite, np.abs(np.where(finite, x, 0) - np.where(finite, exact, 0)), 0) / ulp
+                                for x in (wide, plain))  # fmt: skip
+    errors.append(OutputError(name, dtype, float(fused_error.max()), float(np.sqrt(np.mean(fused_error**2))),
+                              float(plain_error.max()), float(np.sqrt(np.mean(plain_error**2)))))  # fmt: skip
+    return differs(fused_error > _TIMES_PLAIN * plain_error.max() + _PLUS_ULPS)

@@ -1,0 +1,230 @@
+"""Arithmetic in a tower of prime fields, vectorized: what the verifier computes with instead of floats.
+
+Mirage (section 5) evaluates a program in Z_p and, inside exponents, in Z_q with q | p - 1: exp(x) is a root of unity to the
+power x. This is one step of a tower. With p_0 = 2 p_1 + 1, p_1 = 2 p_2 + 1, ... (a Cunningham chain) a number is its residues modulo
+every p_i, and with a root w_i of order p_(i+1) in Z_(p_i)
+
+    exp: residue i of the result is w_i to the power (residue i + 1 of the argument);   log: the inverse, one level down.
+
+So exponentials may nest as deep as the tower is high, and `exp(log x)`, `log(exp x)`, products and roots are exact. In every
+Z_(p_i) "positive" means "is a square": products and quotients of positive numbers are positive, -1 is negative, each
+positive number has exactly one positive square root, and exponentials are positive. Sums of positive numbers need not be positive:
+that is where the analogy ends, and where `taint` comes in (see `value`).
+
+Sines and cosines are powers of an element of order `TURN` in the norm-one group of Z_(p_0)[i].
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+CHAIN = (2136452639, 1068226319, 534113159, 267056579)
+"""p_i = 2 p_(i+1) + 1; all are 3 mod 4 and 2 mod 3, and 2, 3, 5, 7, 11 and 13 are squares modulo the first two."""
+TURN = 635849
+"""A prime that divides p_0 + 1."""
+
+
+def power(base: Array, exponent: int, p: int) -> Array:
+    """base ** exponent mod p, elementwise."""
+    result = np.ones_like(base)
+    while exponent:
+        if exponent & 1:
+            result = result * base % p
+        exponent >>= 1
+        if exponent:
+            base = base * base % p
+    return result
+
+
+def inverse(x: Array, p: int) -> Array:
+    """1 / x mod p; 0 where x is 0. Pairs are inverted together (Montgomery's trick), so it costs three products for each."""
+    flat = np.where(x == 0, 1, x).reshape(-1)
+    chain = []
+    while flat.size > 64:
+        odd = flat.size % 2
+        even = np.append(flat, np.int64(1)) if odd else flat
+        chain.append((even, odd))
+        flat = even[0::2] * even[1::2] % p
+    flat = power(flat, p - 2, p)
+    for even, odd in reversed(chain):
+        wide = np.empty_like(even)
+        wide[0::2] = flat * even[1::2] % p
+        wide[1::2] = flat * even[0::2] % p
+        flat = wide[:-1] if odd else wide
+    return np.where(x == 0, 0, flat.reshape(x.shape))
+
+
+def is_square(x: Array, p: int) -> Array:
+    """True where x is a nonzero square: "positive"."""
+    return np.asarray(power(x, (p - 1) // 2, p) == 1)
+
+
+def magnitude(x: Array, p: int) -> Array:
+    """x or -x, whichever is positive."""
+    return np.where(is_square(x, p), x, -x % p)
+
+
+def square_root(x: Array, p: int) -> Array:
+    """The positive square root of `magnitude(x)`."""
+    return power(magnitude(x, p), (p + 1) // 4, p)
+
+
+def cube_root(x: Array, p: int) -> Array:
+    """The only cube root: p is 2 mod 3."""
+    return power(x, (2 * p - 1) // 3, p)
+
+
+_MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB), np.uint64(0x9E3779B97F4A7C15))
+
+
+def mix(*words: Any) -> Array:
+    """A random-looking 64-bit number for each combination of words (splitmix64)."""
+    state: Any = np.uint64(0)
+    with np.errstate(over="ignore"):
+        for word in words:
+            z = np.asarray(word).astype(np.uint64) + (state + np.uint64(1)) * _MULTIPLIERS[2]
+            z = (z ^ (z >> np.uint64(30))) * _MULTIPLIERS[0]
+            z = (z ^ (z >> np.uint64(27))) * _MULTIPLIERS[1]
+            state = z ^ (z >> np.uint64(31))
+    return np.asarray(state)
+
+
+_BABY_STEPS = 1 << 22
+_FILTER_BITS = 26
+
+
+@lru_cache
+def _discrete_logarithm_table(level: int) -> tuple[int, Array, Array, Array]:
+    """A generator g of the squares mod p_level, its first powers sorted, their exponents, and a filter of their low bits."""
+    p = CHAIN[level]
+    g = 4
+    values = np.ones(1, np.int64)
+    while values.size < _BABY_STEPS:
+        values = np.concatenate([values, values * pow(g, values.size, p) % p])
+    exponents = np.argsort(values)
+    seen = np.zeros(1 << _FILTER_BITS, bool)
+    seen[values & ((1 << _FILTER_BITS) - 1)] = True
+    return g, values[exponents], exponents, seen
+
+
+def discrete_logarithm(x: Array, level: int) -> Array:
+    """The exponent mod p_(level+1) to which the generator 4 gives `magnitude(x)` (baby steps, giant steps)."""
+    p, order = CHAIN[level], CHAIN[level + 1]
+    g, values, exponents, seen = _discrete_logarithm_table(level)
+    current = magnitude(x, p).reshape(-1)
+    result = np.zeros(current.shape, np.int64)
+    active = np.arange(current.size)
+    stride = pow(g, -_BABY_STEPS, p)
+    for giant in range(-(-order // _BABY_STEPS)):
+        candidates = np.flatnonzero(seen[current & ((1 << _FILTER_BITS) - 1)])
+        at = np.minimum(np.searchsorted(values, current[candidates]), values.size - 1)
+        hit = values[at] == current[candidates]
+        found = candidates[hit]
+        result[active[found]] = (exponents[at[hit]] + giant * _BABY_STEPS) % order
+        keep = np.ones(current.size, bool)
+        keep[found] = False
+        active, current = active[keep], current[keep]
+        if not active.size:
+            break
+        current = current * stride % p
+    return result.reshape(x.shape)
+
+
+_WINDOW_BITS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Tower:
+    """The fields of one batch of trials: `levels` residues for each number, and for each trial fresh roots and seeds.
+
+    Arrays of residues have the trials as their last dimension (or 1 where all trials agree).
+    """
+
+    levels: int
+    trials: int
+    generator: np.random.Generator
+    seeds: Array
+    """One 64-bit seed for each trial, for the uninterpreted functions."""
+    roots: tuple[Array, ...]
+    windows: tuple[Array, ...]
+    """windows[i][w, d]: root i to the power d << (4 w)."""
+    turns: tuple[Array, Array]
+    """Cosine and sine of one step of the circle."""
+
+    @property
+    def primes(self) -> tuple[int, ...]:
+        return CHAIN[: self.levels]
+
+    def random(self, p: int, shape: Sequence[int]) -> Array:
+        """Uniform residues, fresh for each trial."""
+        return self.generator.integers(0, p, (*shape, self.trials))
+
+    def root_power(self, level: int, exponent: Array) -> Array:
+        """w_level ** exponent."""
+        p = CHAIN[level]
+        table = self.windows[level]
+        trial = np.arange(self.trials)
+        result = table[0][exponent & 15, trial]
+        for window in range(1, table.shape[0]):
+            result = result * table[window][(exponent >> (_WINDOW_BITS * window)) & 15, trial] % p
+        return result
+
+    def root_logarithm(self, level: int, x: Array) -> Array:
+        """The exponent of w_level that gives `magnitude(x)`."""
+        order = CHAIN[level + 1]
+        base = inverse(discrete_logarithm(self.roots[level], level), order)
+        return np.asarray(discrete_logarithm(x, level) * base % order)
+
+    def turn(self, angle: Array) -> tuple[Array, Array]:
+        """Cosine and sine of `angle` steps of the circle, by doubling and adding."""
+        p = CHAIN[0]
+        (c, s), (rc, rs) = self.turns, (np.ones_like(self.turns[0]), np.zeros_like(self.turns[1]))
+        for bit in range(TURN.bit_length()):
+            on = (angle >> bit) & 1 == 1
+            nc, ns = (rc * c - rs * s) % p, (rs * c + rc * s) % p
+            rc, rs = np.where(on, nc, rc), np.where(on, ns, rs)
+            c, s = (c * c - s * s) % p, 2 * s * c % p
+        return rc, rs
+
+
+def tower(levels: int, trials: int, seed: int) -> Tower:
+    """Fresh roots and seeds for `trials` trials; levels is 1 + how deep exponentials and logarithms nest, at most 4."""
+    generator = np.random.default_rng(seed)
+    levels = min(levels, len(CHAIN))
+    roots, windows = [], []
+    for p in CHAIN[: levels - 1]:
+        root = generator.integers(2, p - 1, trials)
+        root = root * root % p
+        roots.append(root)
+        steps = []
+        base = root
+        for _ in range(-(-31 // _WINDOW_BITS)):
+            digits = [np.ones_like(base)]
+            for _ in range((1 << _WINDOW_BITS) - 1):
+                digits.append(digits[-1] * base % p)
+            steps.append(np.stack(digits))
+            base = digits[-1] * base % p
+        windows.append(np.stack(steps))
+    seeds = generator.integers(0, 1 << 62, trials)
+    return Tower(levels, trials, generator, seeds, tuple(roots), tuple(windows), _circle(generator, trials))
+
+
+def _circle(generator: np.random.Generator, trials: int) -> tuple[Array, Array]:
+    """An element of order TURN of the norm-one group for each trial: (a + bi) / (a - bi), to the power (p_0 + 1) / TURN."""
+    p = CHAIN[0]
+    a, b = generator.integers(1, p, (2, trials))
+    scale = inverse((a * a % p + b * b % p) % p, p)
+    c, s = (a * a - b * b) % p * scale % p, 2 * a * b % p * scale % p
+    rc, rs = np.ones_like(c), np.zeros_like(s)
+    exponent = (p + 1) // TURN
+    while exponent:
+        if exponent & 1:
+            rc, rs = (rc * c - rs * s) % p, (rs * c + rc * s) % p
+        c, s = (c * c - s * s) % p, 2 * s * c % p
+        exponent >>= 1
+    return rc, rs

@@ -1,0 +1,127 @@
+"""Runs a group by the definition of its folds (`ir.fold`): parts of the rolled axis, arbitrary frames on the way.
+
+This is not how kernels are lowered. Parts are cut anywhere and taken in any order, frames between them are random (only the
+last one matters: design, "frames are free"), and states are either continued (rolling update) or combined (split-k).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
+from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, rename_axes, substitute
+from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame, Group
+from pallasfuse.verification.domain import FiniteFields
+from pallasfuse.verification.field import Array
+from pallasfuse.verification.value import Value
+
+_POSITIONS = "positions"
+
+
+class GroupRun:
+    """One group over the finite fields. `tensors` holds what is known of its inputs and what it has computed."""
+
+    def __init__(self, group: Group, tensors: Mapping[str, Value], fields: FiniteFields, *, split: bool) -> None:
+        """split: every part starts anew and is combined at the end; else one part continues the last."""
+        self.group, self.fields, self.split = group, fields, split
+        self.tensors = {t: tensors[t] for t in group.inputs}
+
+    def run(self) -> Iterator[tuple[str, Value]]:
+        """(name, value) of every fold, then of every output."""
+        self._inner()
+        for pass_index in range(self.group.passes):
+            for fold in (f for f in self.group.folds if f.pass_index == pass_index):
+                self.tensors[fold.name] = self._fold(fold)
+                yield fold.name, self.tensors[fold.name]
+            self._inner()
+        for nest in self.group.outputs:
+            yield nest.name, evaluate_nest(nest, self.tensors, self.fields)
+
+    def _inner(self) -> None:
+        """Inner reductions whose reads are known by now."""
+        for nest in self.group.inner:
+            if nest.name not in self.tensors and nest.reads <= self.tensors.keys():
+                self.tensors[nest.name] = evaluate_nest(nest, self.tensors, self.fields)
+
+    def _value(self, expr: Expr, axes: tuple[Axis, ...], extra: Mapping[str, Value]) -> Value:
+        value = evaluate_over(expr, axes, self.tensors | dict(extra), self.fields)
+        return value.broadcast(tuple(a.extent for a in axes))
+
+    def _fold(self, fold: Fold) -> Value:
+        final = {f.name: self._value(f.value, f.axes, {}) for f in fold.frames}
+        positions = self.fields.tower.generator.permutation(self.group.rolled.extent)
+        cuts = np.sort(self.fields.tower.generator.integers(0, len(positions) + 1, 2))
+        parts = [p for p in np.split(positions, cuts) if len(p)]
+        state: list[Value] | None = None
+        at: dict[str, Value] = {}
+        for part in parts:
+            last = part is parts[-1]
+            frames = final if last and not self.split else {f.name: self.random_frame(f) for f in fold.frames}
+            new = self._terms(fold, part, frames)
+            if self.split:
+                new, frames = self._moved(fold, new, frames, final), final
+            if state is not None:
+                new = self._combined(fold, self._moved(fold, state, at, frames), new)
+            state, at = new, frames
+        assert state is not None
+        named = {a.name: v for a, v in zip(fold.accumulators, state, strict=True)}
+        if fold.refined is not None:
+            main = fold.accumulators[0]
+            named[main.name] = self._value(fold.refined, main.axes, named)
+        return self._value(fold.finish, fold.nest.axes, named)
+
+    def random_frame(self, frame: Frame) -> Value:
+        """An arbitrary value of a frame; a square where the repair relies on a positive one."""
+        value = self.fields.random([a.extent for a in frame.axes], frame.value.dtype)
+        if not frame.positive:
+            return value
+        levels = tuple(x * x % p for x, p in zip(value.levels, self.fields.tower.primes, strict=True) if x is not None)
+        return replace(value, levels=levels)
+
+    def _terms(self, fold: Fold, part: Array, frames: Mapping[str, Value]) -> list[Value]:
+        """Every accumulator over some positions of the rolled axis."""
+        rolled = self.group.rolled
+        short = Axis(rolled.name, len(part))
+        results = []
+        for a in fold.accumulators:
+            term = _with_positions(a.term, rolled)
+            tensors = {_POSITIONS: self.fields.integers(part, "int32")}
+            for node in postorder(term):
+                if isinstance(node, Read) and node.tensor != _POSITIONS:
+                    value = frames[node.tensor] if node.tensor in frames else self.tensors[node.tensor]
+                    for dim, axis in enumerate(node.indices):
+                        if axis == rolled:
+                            value = value.take((slice(None),) * dim + (part,))
+                    tensors[node.tensor] = value
+            over = tuple(short if x == rolled else x for x in fold.nest.reduced)
+            space = fold.nest.axes + over
+            full = evaluate_over(rename_axes(term, {rolled: short}), space, tensors, self.fields)
+            full = full.broadcast(tuple(x.extent for x in space))
+            dims = tuple(range(len(fold.nest.axes), len(space)))
+            folded = self.fields.reduce(a.reducer, full, dims, a.dtype)
+            results.append(folded.reshape(tuple(x.extent for x in fold.nest.axes)))
+        return results
+
+    def _moved(self, fold: Fold, state: list[Value], old: Mapping[str, Value], new: Mapping[str, Value]) -> list[Value]:
+        """The accumulators, expressed at other frames."""
+        known = dict(new) | {n + OLD: v for n, v in old.items()}
+        known |= {a.name: v for a, v in zip(fold.accumulators, state, strict=True)}
+
+        def moved(a: Accumulator, value: Value) -> Value:
+            return value if a.update is None else self._value(a.update, a.axes, known)
+
+        return [moved(a, v) for a, v in zip(fold.accumulators, state, strict=True)]
+
+    def _combined(self, fold: Fold, a: list[Value], b: list[Value]) -> list[Value]:
+        return [self.fields.apply(x.reducer.combine, [p, q], x.dtype)
+                for x, p, q in zip(fold.accumulators, a, b, strict=True)]  # fmt: skip
+
+
+def _with_positions(term: Expr, rolled: Axis) -> Expr:
+    """Positions along the rolled axis as a read, so that a part of them can be taken."""
+    reads: dict[Expr, Expr] = {
+        n: read(_POSITIONS, (n.axis,), n.dtype) for n in postorder(term) if isinstance(n, Index) and n.axis == rolled
+    }
+    return substitute(term, reads)

@@ -1,0 +1,154 @@
+"""Small instances of a program: the same nests and groups over short axes.
+
+Axes are symbols; what is proven of them for extents 5, 3 and 2 uses no other property of the extents. Numbers that stand for
+extents shrink with them: strides, the count in a mean, offsets and widths of masks. Every stage is shrunk by the same map, so a
+number that is taken for an extent by mistake is the same number everywhere.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import combinations, pairwise
+from typing import Any
+
+from pallasfuse.errors import Refusal
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, index, postorder, read, rebuild
+from pallasfuse.ir.loop_program import LoopProgram, Nest
+
+_KEPT = 4
+"""Integers up to this size are not taken for extents."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shrinking:
+    """A map of extents, and of the numbers that stand for extents."""
+
+    extents: Mapping[int, int]
+    integers: Mapping[int, int]
+    counts: Mapping[int, int]
+    """Volumes of reduced axes, which divide means."""
+
+    def axis(self, axis: Axis) -> Axis:
+        return Axis(axis.name, self.extents[axis.extent])
+
+    def number(self, value: float | int | bool, dtype: str) -> float | int | bool:
+        """What a constant becomes."""
+        if isinstance(value, bool) or dtype == "bool":
+            return value
+        return self._float(float(value)) if dtypes.is_float(dtype) else self._integer(int(value))
+
+    def _integer(self, value: int) -> int:
+        if value < 0:
+            return -self._integer(-value)
+        if value in self.integers:
+            return self.integers[value]
+        largest = max(self.extents, default=0)
+        if value <= _KEPT or value >= largest:
+            return value
+        # between extents: between what these become
+        anchors = sorted({0: 0, **{e: s for e, s in self.extents.items() if e}}.items())
+        (e0, s0), (e1, s1) = next((a, b) for a, b in pairwise(anchors) if a[0] <= value <= b[0])
+        between = round(s0 + (s1 - s0) * (value - e0) / (e1 - e0))
+        return max(2, min(between, self.extents[largest] - 1))
+
+    def _float(self, value: float) -> float:
+        if not math.isfinite(value) or abs(value) in (0.0, 1.0):
+            return value
+        for count, small in self.counts.items():
+            ratio = value / count
+            if math.isclose(abs(ratio), 1.0) or (count >= 32 and ratio == int(ratio) and abs(ratio) <= _KEPT):
+                return ratio * small
+            if math.isclose(abs(value) * count, 1.0, rel_tol=1e-6):
+                return math.copysign(1 / small, value)
+        return value
+
+    def expr(self, root: Expr) -> Expr:
+        """The same expression over short axes."""
+        exponents = {n.args[1] for n in postorder(root) if isinstance(n, Apply) and n.op == "integer_pow"}
+
+        def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+            match node:
+                case Const(value, dtype):
+                    return const(self.number(value, dtype), dtype)
+                case Index(axis, dtype):
+                    return index(self.axis(axis), dtype)
+                case Read(tensor, indices, dtype):
+                    return read(tensor, (self.axis(a) for a in indices), dtype)
+                case Apply("integer_pow", (_, exponent), dtype) if exponent in exponents:
+                    return apply("integer_pow", args[0], exponent, dtype=dtype)
+                case Apply(op, _, dtype):
+                    return apply(op, *args, dtype=dtype)
+
+        return rebuild(root, step)
+
+    def of(self, node: Any) -> Any:
+        """Any node of the IR (a program, a group) over short axes."""
+        match node:
+            case Axis():
+                return self.axis(node)
+            case Const() | Index() | Read() | Apply():
+                return self.expr(node)
+            case tuple():
+                return tuple(self.of(x) for x in node)
+            case _ if is_dataclass(node) and not isinstance(node, type):
+                changed = {f.name: self.of(getattr(node, f.name)) for f in fields(node)}
+                return replace(node, **{k: v for k, v in changed.items() if v is not getattr(node, k)})
+        return node
+
+
+def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | Refusal:
+    """The map under which each axis has at most its `wanted` extent (default 2). Axes of one extent keep one extent; along
+    axes that positions are compared on, longer ones stay at least as long."""
+    axes = {a for d in program.definitions() for a in d.axes} | {
+        a for n in program.nests if isinstance(n, Nest) for a in n.reduced
+    }
+    extents: dict[int, int] = {}
+    for axis in axes:
+        extents[axis.extent] = max(extents.get(axis.extent, 0), min(axis.extent, wanted.get(axis, 2)))
+    positional = {a.extent for a in _compared(program)}
+    longest = 0
+    for extent in sorted(positional):
+        extents[extent] = longest = max(extents[extent], min(extent, longest))
+    integers: dict[int, int] = dict(extents)
+    for spread in (2, 3):
+        for chosen in combinations(sorted(axes), spread):
+            stride, small = math.prod(a.extent for a in chosen), math.prod(extents[a.extent] for a in chosen)
+            if integers.setdefault(stride, small) != small and stride in _integers_of(program):
+                return Refusal(f"{stride} is the product of different axes, which shrink differently")
+    for a, b in combinations(sorted(extents), 2):
+        integers.setdefault(b - a, extents[b] - extents[a])
+    counts = {volume(n.reduced): math.prod(extents[a.extent] for a in n.reduced)
+              for n in program.nests if isinstance(n, Nest) and n.is_reduction and volume(n.reduced) > 1}  # fmt: skip
+    return Shrinking(extents, {k: v for k, v in integers.items() if k > _KEPT or k in extents}, counts)
+
+
+def _compared(program: LoopProgram) -> set[Axis]:
+    return {
+        n.axis for nest in program.nests if isinstance(nest, Nest) for n in postorder(nest.body) if isinstance(n, Index)
+    }
+
+
+def _integers_of(program: LoopProgram) -> set[int]:
+    found: set[int] = set()
+    for nest in program.nests:
+        if isinstance(nest, Nest):
+            found |= {
+                int(n.value)
+                for n in postorder(nest.body)
+                if isinstance(n, Const) and n.dtype.startswith(("int", "uint"))
+            }
+    return found
+
+
+def dims_of(shape: Sequence[int], axes: Iterable[Axis]) -> list[tuple[Axis, ...]]:
+    """The axes of each dimension of an array: consecutive ones whose extents multiply to the dimension."""
+    rest = list(axes)
+    dims = []
+    for size in shape:
+        taken: list[Axis] = []
+        while math.prod(a.extent for a in taken) != size:
+            taken.append(rest.pop(0))
+        dims.append(tuple(taken))
+    return dims
