@@ -28,6 +28,8 @@ from pallasfuse.verification.value import (
 type Residues = list[Array | None]
 
 _NO = np.zeros(1, bool)
+_UNBOUNDED = frozenset({"add", "sub", "mul", "div", "exp", "exp2", "square", "integer_pow", "pow"})
+"""Operations that overflow, or underflow to a zero, though their result is a finite number other than zero."""
 
 
 class Numbers:
@@ -69,6 +71,11 @@ class Numbers:
             return Value(dtype, kind, flags, flags, real=generator.integers(low, 6, (*shape, self.tower.trials)))
         levels = tuple(self.tower.random(p, shape) for p in self.tower.primes)
         return Value(dtype, kind, flags, flags, levels, self.tower.random(TURN, shape))
+
+    def squares(self, value: Value) -> Value:
+        """Positive numbers, from any."""
+        levels = tuple(None if x is None else x * x % p for x, p in zip(value.levels, self.tower.primes, strict=True))
+        return replace(value, levels=levels)
 
     def _from_real(
         self, values: Array, dtype: str, residues: Residues | None, bad: Array = _NO, taint: Array = _NO
@@ -115,11 +122,20 @@ class Numbers:
         return bad, taint
 
     def _reals(self, op: str, args: Sequence[Value]) -> Array | None:
+        """The real result where all arguments are real numbers, unless float64 cannot hold it."""
         reals = [a.real for a in args]
         if any(r is None for r in reals):
             return None
         with np.errstate(all="ignore"):
-            return np.asarray(OPS[op].evaluate(*reals))
+            real = np.asarray(OPS[op].evaluate(*reals))
+        if op in _UNBOUNDED and args[0].levels:
+            finite = args[0].kind == FINITE
+            for a in args[1:]:
+                finite = finite & (a.kind == FINITE)
+            lost = ~np.isfinite(real) if op in ("add", "sub") else ~np.isfinite(real) | (real == 0)
+            if (finite & lost).any():
+                return None
+        return real
 
     def _exactly(self, op: str, args: Sequence[Value], dtype: str) -> Value:
         """Integers and booleans: their own arithmetic."""
@@ -300,13 +316,6 @@ class Numbers:
 
     def _cosh(self, x: Value) -> Value:
         return self._hyperbolic(x, False, "cosh")
-
-    def _tanh(self, x: Value) -> Value:
-        return self._formula("tanh", x, self._div(self._sinh(x), self._cosh(x)))
-
-    def _logistic(self, x: Value) -> Value:
-        one = self.constant(1.0, x.dtype, x.rank)
-        return self._formula("logistic", x, self._div(one, self._add(one, self._exp(self._neg(x.plain())))))
 
     def _circular(self, op: str, x: Value) -> Value:
         levels: Residues = [None] * (self.tower.levels + 1)

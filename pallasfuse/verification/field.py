@@ -1,8 +1,8 @@
 """Arithmetic in a tower of prime fields, vectorized: what the verifier computes with instead of floats.
 
 Mirage (section 5) evaluates a program in Z_p and, inside exponents, in Z_q with q | p - 1: exp(x) is a root of unity to the
-power x. This is one step of a tower. With p_0 = 2 p_1 + 1, p_1 = 2 p_2 + 1, ... (a Cunningham chain) a number is its residues modulo
-every p_i, and with a root w_i of order p_(i+1) in Z_(p_i)
+power x. This is one step of a tower. With p_0 = 2 p_1 + 1, p_1 = 2 p_2 + 1, ... (a Cunningham chain) a number is its residues
+modulo every p_i, and with a root w_i of order p_(i+1) in Z_(p_i)
 
     exp: residue i of the result is w_i to the power (residue i + 1 of the argument);   log: the inverse, one level down.
 
@@ -169,7 +169,7 @@ class Tower:
         p = CHAIN[level]
         table = self.windows[level]
         trial = np.arange(self.trials)
-        result = table[0][exponent & 15, trial]
+        result: Array = table[0][exponent & 15, trial]
         for window in range(1, table.shape[0]):
             result = result * table[window][(exponent >> (_WINDOW_BITS * window)) & 15, trial] % p
         return result

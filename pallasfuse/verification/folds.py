@@ -5,7 +5,6 @@ last one matters: design, "frames are free"), and states are either continued (r
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 
@@ -75,10 +74,7 @@ class GroupRun:
     def random_frame(self, frame: Frame) -> Value:
         """An arbitrary value of a frame; a square where the repair relies on a positive one."""
         value = self.fields.random([a.extent for a in frame.axes], frame.value.dtype)
-        if not frame.positive:
-            return value
-        levels = tuple(x * x % p for x, p in zip(value.levels, self.fields.tower.primes, strict=True) if x is not None)
-        return replace(value, levels=levels)
+        return self.fields.squares(value) if frame.positive else value
 
     def _terms(self, fold: Fold, part: Array, frames: Mapping[str, Value]) -> list[Value]:
         """Every accumulator over some positions of the rolled axis."""

@@ -191,6 +191,8 @@ def carry_members(numbers: "Numbers", result: Value, op: str, args: Sequence[Val
         operands = [member if n == owner else a for n, a in enumerate(args)]
         image = numbers.apply(op, operands, result.dtype)
         moved.append(image if doubtful is None else replace(image, taint=image.taint | doubtful))
+    if doubtful is not None:
+        result = replace(result, taint=result.taint | doubtful)
     opposite: Mode = "min" if mode == "max" else "max"
     return replace(result, members=tuple(moved), mode=opposite if flips else mode)
 

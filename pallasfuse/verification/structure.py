@@ -1,0 +1,87 @@
+"""Programs that ought to be the same operation for operation: every operation is an uninterpreted function.
+
+A number is a 64-bit hash of the term that computes it, so one evaluation decides, but for collisions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Jaxpr, Literal, Var
+
+from pallasfuse.ir.reducers import Reducer
+from pallasfuse.verification.field import Array, mix
+from pallasfuse.verification.jaxprs import body_of
+
+
+def _word(text: str) -> np.uint64:
+    word = np.uint64(0)
+    for n in range(0, len(text), 8):
+        word = np.uint64(mix(word, np.uint64(int.from_bytes(text[n : n + 8].encode()[:8].ljust(8, b"\0"), "little"))))
+    return word
+
+
+class Structure:
+    """`ir.domain.Domain` over hashes of terms."""
+
+    def variable(self, name: str, shape: Sequence[int]) -> Array:
+        """An input: different numbers everywhere."""
+        return mix(_word(name), np.arange(int(np.prod(shape)), dtype=np.uint64).reshape(tuple(shape)))
+
+    def constant(self, value: float | int | bool, dtype: str, rank: int) -> Array:
+        return np.full((1,) * rank, _word(f"{value!r}: {dtype}"))
+
+    def integers(self, values: Array, dtype: str) -> Array:
+        return mix(_word(f"position: {dtype}"), values)
+
+    def apply(self, op: str, args: Sequence[Array], dtype: str) -> Array:
+        return mix(_word(f"{op}: {dtype}"), *args)
+
+    def reduce(self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str) -> Array:
+        with np.errstate(over="ignore"):
+            return mix(_word(f"{reducer}: {dtype}"), mix(value).sum(dims, keepdims=True, dtype=np.uint64))
+
+    def shape(self, value: Array) -> tuple[int, ...]:
+        return tuple(value.shape)
+
+    def reshape(self, value: Array, shape: tuple[int, ...]) -> Array:
+        return value.reshape(shape)
+
+    def broadcast(self, value: Array, shape: tuple[int, ...]) -> Array:
+        return np.broadcast_to(value, shape)
+
+    def take(self, value: Array, index: tuple[Any, ...]) -> Array:
+        return np.asarray(value[index])
+
+    def number(self, value: Array) -> int:
+        raise AssertionError("a hash is no number")
+
+    def assemble(self, parts: Sequence[tuple[tuple[Any, ...], Array]], shape: tuple[int, ...], dtype: str) -> Array:
+        result = np.zeros(shape, np.uint64)
+        for index, part in parts:
+            result[index] = part
+        return result
+
+
+def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
+    """A hash of the term of each result, over hashes of the inputs; calls are taken apart.
+
+    Two equations are the same function when they hold the same parameters, two held arrays when they are the same object.
+    """
+    values: dict[Var, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+    values.update({v: hash(("array", id(c))) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True)})
+
+    def term(atom: Any) -> int:
+        if isinstance(atom, Literal):
+            return hash(("literal", repr(np.asarray(atom.val).tolist()), str(atom.aval)))
+        return values[atom]
+
+    for eqn in jaxpr.eqns:
+        operands = [term(a) for a in eqn.invars]
+        body = body_of(eqn)
+        if body is not None:
+            found = terms(body, operands)
+        else:
+            found = [hash((eqn.primitive.name, id(eqn.params), *operands, n)) for n in range(len(eqn.outvars))]
+        values.update(zip(eqn.outvars, found, strict=True))
+    return [term(a) for a in jaxpr.outvars]
