@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := -m pytest --quiet --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-latest test-aot lint bench-cpu venv venv-latest venv-aot clean
+.PHONY: demo test test-latest test-aot lint fuzz accuracy bench-cpu venv venv-latest venv-aot clean
 
 demo: venv
 	$(BIN)/python examples/quickstart.py
@@ -28,6 +28,19 @@ test-latest: venv-latest
 # Compiles every emitted kernel for an H100 on a machine without a GPU; downloads about 0.7 GB once.
 test-aot: venv-aot
 	JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1 .venv-aot/bin/python $(PYTEST) -m aot
+
+# Random programs on every emitter that runs on a CPU, against their float64 evaluation: make fuzz N=10000 JOBS=16.
+# SECONDS=3600 ends it early, OUT=fuzz.json writes a summary; failures are shrunk into fuzz_failures/.
+N ?= 1000
+SEED ?= 0
+JOBS ?= 2
+fuzz: venv
+	$(BIN)/python scripts/fuzz.py --n $(N) --seed $(SEED) --jobs $(JOBS) $(if $(SECONDS),--seconds $(SECONDS)) \
+	  $(if $(OUT),--out $(OUT))
+
+# The error of every example against float64, fused and plain: docs/accuracy.md.
+accuracy: venv
+	$(BIN)/python scripts/accuracy.py --write
 
 bench-cpu: venv
 	$(BIN)/python benchmarks/planning.py

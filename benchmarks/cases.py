@@ -19,10 +19,13 @@ if str(ROOT) not in sys.path:
 
 from examples import attention_variants, cross_entropy, custom_variant, moments
 
+DRAW = 1000
+"""Distance between the seeds of one array in two draws."""
 
-def normal(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+
+def normal(seed: int, shape: tuple[int, ...], dtype: Any, draw: int = 0) -> jax.Array:
     """Standard normal values, drawn in float32 and rounded to dtype."""
-    return jax.random.normal(jax.random.key(seed), shape, jnp.float32).astype(dtype)
+    return jax.random.normal(jax.random.key(seed + DRAW * draw), shape, jnp.float32).astype(dtype)
 
 
 def all_pairs(query_length: int, key_length: int) -> int:
@@ -68,14 +71,14 @@ class AttentionCase:
         return () if self.window is None else (3,)
 
     def arrays(
-        self, length: int, dtype: Any, *, batch: int = 1, key_length: int | None = None
+        self, length: int, dtype: Any, *, batch: int = 1, key_length: int | None = None, draw: int = 0
     ) -> tuple[jax.Array, ...]:
-        """q, k and v."""
+        """q, k and v; `draw` numbers independent draws."""
         key_length = length if key_length is None else key_length
         return (
-            normal(0, (batch, length, self.query_heads, self.head_dim), dtype),
-            normal(1, (batch, key_length, self.key_heads, self.head_dim), dtype),
-            normal(2, (batch, key_length, self.key_heads, self.head_dim), dtype),
+            normal(0, (batch, length, self.query_heads, self.head_dim), dtype, draw),
+            normal(1, (batch, key_length, self.key_heads, self.head_dim), dtype, draw),
+            normal(2, (batch, key_length, self.key_heads, self.head_dim), dtype, draw),
         )
 
     def flops(self, length: int, *, batch: int = 1, key_length: int | None = None) -> float:
@@ -92,11 +95,11 @@ class AttentionCase:
 
 @dataclass(frozen=True, slots=True)
 class ArrayCase:
-    """Any other example. `build(length, dtype)` makes the arrays; `length` is the extent of the reduced axis."""
+    """Any other example. `build(length, dtype, draw)` makes the arrays; `length` is the extent of the reduced axis."""
 
     name: str
     fused: Callable[..., Any]
-    build: Callable[[int, Any], tuple[jax.Array, ...]]
+    build: Callable[[int, Any, int], tuple[jax.Array, ...]]
 
     def small(self) -> "ArrayCase":
         return self
@@ -114,35 +117,37 @@ class ArrayCase:
     def static_argnums(self) -> tuple[int, ...]:
         return ()
 
-    def arrays(self, length: int, dtype: Any, *, batch: int = 1) -> tuple[jax.Array, ...]:
+    def arrays(self, length: int, dtype: Any, *, batch: int = 1, draw: int = 0) -> tuple[jax.Array, ...]:
         del batch  # each case has a leading dimension of its own
-        return self.build(length, dtype)
+        return self.build(length, dtype, draw)
 
 
-def _rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    return (normal(3, (61, length), dtype),)
+def _rows(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
+    return (normal(3, (61, length), dtype, draw),)
 
 
-def _affine_rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    return normal(3, (61, length), dtype), normal(4, (length,), dtype), normal(5, (length,), dtype)
+def _affine_rows(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
+    scale, bias = (normal(seed, (length,), dtype, draw) for seed in (4, 5))
+    return *_rows(length, dtype, draw), scale, bias
 
 
-def _labelled_rows(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    return 3 * normal(3, (61, length), dtype), jax.random.randint(jax.random.key(6), (61,), 0, length)
+def _labelled_rows(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
+    (rows,) = _rows(length, dtype, draw)
+    return 3 * rows, jax.random.randint(jax.random.key(6 + DRAW * draw), (61,), 0, length)
 
 
-def _gated(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    arrays = tuple(normal(seed, (2, length, 4, 32), dtype) for seed in range(4))
+def _heads(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
+    return tuple(normal(seed, (2, length, 4, 32), dtype, draw) for seed in range(3))
+
+
+def _gated(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
+    arrays = (*_heads(length, dtype, draw), normal(3, (2, length, 4, 32), dtype, draw))
     return *arrays, jnp.array([0.5, 0.25, 0.125, 0.0625], jnp.float32), jnp.array([-1.0, 0.0, 1.0, 2.0], jnp.float32)
 
 
-def _heads(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    return tuple(normal(seed, (2, length, 4, 32), dtype) for seed in range(3))
-
-
-def _masked(length: int, dtype: Any) -> tuple[jax.Array, ...]:
-    mask = jax.random.bernoulli(jax.random.key(7), 0.7, (2, 1, length, length))
-    return *_heads(length, dtype), mask | jnp.eye(length, dtype=bool)  # no query is left without a key
+def _masked(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
+    mask = jax.random.bernoulli(jax.random.key(7 + DRAW * draw), 0.7, (2, 1, length, length))
+    return *_heads(length, dtype, draw), mask | jnp.eye(length, dtype=bool)  # no query is left without a key
 
 
 ATTENTION = (

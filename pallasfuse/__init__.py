@@ -1,9 +1,18 @@
 """pallasfuse: a fusion compiler for JAX. Decorate a plain `jax.numpy` function with `fuse`; see README.md."""
 
 from pallasfuse.api import FusedFunction, fuse
-from pallasfuse.errors import FusionError, InvalidProgramError, PallasfuseError, Refusal, TargetError, TraceError
+from pallasfuse.errors import (
+    FusionError,
+    InvalidProgramError,
+    PallasfuseError,
+    Refusal,
+    TargetError,
+    TraceError,
+    VerificationError,
+)
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Kernel, Plan
+from pallasfuse.report import Report, verify
 
 __version__ = "0.1.0"
 
@@ -16,7 +25,10 @@ __all__ = [
     "PallasfuseError",
     "Plan",
     "Refusal",
+    "Report",
     "TargetError",
     "TraceError",
+    "VerificationError",
     "fuse",
+    "verify",
 ]

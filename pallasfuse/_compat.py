@@ -63,7 +63,7 @@ def masked_load(ref: Any, mask: Any) -> Any:
     """Load a (sub-)reference in a Pallas kernel; elements where `mask` is false are zero and not read."""
     if mask is None:
         return pallas_triton.load(ref)
-    return pallas_triton.load(ref, mask=mask, other=0)
+    return pallas_triton.load(ref, mask=mask, other=False if ref.dtype == bool else 0)
 
 
 def masked_store(ref: Any, value: Any, mask: Any) -> None:

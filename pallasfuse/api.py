@@ -1,8 +1,10 @@
 """The user's interface: `fuse` and the object it returns."""
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import jax
@@ -36,8 +38,9 @@ class FusedFunction:
         self._given_argnums = tuple(static_argnums)
         self._static_argnums, self._static_argnames = _both_ways(function, static_argnums, static_argnames)
         self._jitted = jax.jit(
-            self._run, static_argnums=self._static_argnums or None, static_argnames=self._static_argnames or None
-        )
+            _with_signature_of(function, self._run), static_argnums=self._static_argnums or None,
+            static_argnames=self._static_argnames or None,
+        )  # fmt: skip
 
     @property
     def _name(self) -> str:
@@ -60,7 +63,7 @@ class FusedFunction:
         shifted = tuple(n - 1 if n > 0 else n for n in self._given_argnums if n != 0)
         return FusedFunction(bound, self._options, shifted, self._static_argnames)
 
-    def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of the arguments that are not static, in the order of the jaxpr's inputs."""
         static = {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
         dynamic = tuple(a for n, a in enumerate(args) if n not in static)
@@ -76,8 +79,13 @@ class FusedFunction:
         return jaxpr, jax.tree.structure(shapes)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit or (
+            (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
+            and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
+        ):  # the user looks at values: those of every operation, in the function's own order
+            return self._function(*args, **kwargs)
         jaxpr, out_tree = self._trace(args, kwargs)
-        leaves = self._leaves(args, kwargs)
+        leaves = self.leaves(args, kwargs)
         if jaxpr.effects:  # side effects and collectives keep the original function, in its order
             if self._options.strict:
                 raise FusionError(f"strict: {self._name} has side effects or collectives ({', '.join(map(str, jaxpr.effects))}), "
@@ -93,13 +101,13 @@ class FusedFunction:
         """
         try:
             jaxpr, out_tree = self._trace(args, kwargs)
-            leaves = self._leaves(args, kwargs)
+            leaves = self.leaves(args, kwargs)
         except (TypeError, jax.errors.JAXTypeError) as error:
             raise TraceError(f"{self._name} could not be traced: {error}\nPass arrays or jax.ShapeDtypeStruct, and name the "
                              "arguments that are not arrays in static_argnums or static_argnames.") from error  # fmt: skip
         avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)) for x in leaves)
         call = stages.Call(
-            jaxpr, avals, lambda flat: jax.tree.unflatten(out_tree, flat), lambda *a, **k: self._leaves(a, k),
+            jaxpr, avals, lambda flat: jax.tree.unflatten(out_tree, flat), lambda *a, **k: self.leaves(a, k),
             self._options, self._name,
         )  # fmt: skip
         return stages.trace(call)
@@ -113,6 +121,19 @@ class FusedFunction:
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fuse of {self._name}>"
+
+
+def _with_signature_of(function: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, for `jax.jit` to check static arguments against and to name the arguments of `function` in its messages."""
+
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return run(*args, **kwargs)
+
+    named.__name__ = getattr(function, "__name__", type(function).__name__)
+    named.__qualname__ = getattr(function, "__qualname__", named.__name__)
+    with contextlib.suppress(TypeError, ValueError):  # some callables of extensions have none
+        named.__signature__ = inspect.signature(function, follow_wrapped=False)  # type: ignore[attr-defined]
+    return named
 
 
 def _both_ways(
@@ -165,7 +186,7 @@ def fuse(
     Args:
       function: any function that `jax.jit` accepts. Without it, `fuse(...)` returns a decorator.
       target: 'xla', 'interpret', 'triton', or None for the best one of the platform.
-      strict: raise `FusionError` when anything but layout changes is left to XLA.
+      strict: raise `FusionError` when anything but layout changes is left to XLA; allow no exceptions (see `FuseOptions`).
       static_argnums, static_argnames: as in `jax.jit`.
       options: everything else; `target` and `strict` override its fields.
 
@@ -177,10 +198,15 @@ def fuse(
                                  static_argnames=static_argnames, options=options)  # fmt: skip
     if not callable(function):
         raise TypeError(f"pallasfuse.fuse takes a function, got {type(function).__name__}")
+    if options is not None and not isinstance(options, FuseOptions):
+        raise TypeError(f"pallasfuse.fuse: options is a FuseOptions, got {type(options).__name__}")
     base = options or FuseOptions()
-    merged = FuseOptions(target or base.target, strict or base.strict, base.tiles, base.warps, base.stages)
+    merged = replace(base, target=target or base.target, strict=strict or base.strict)
     if merged.target is not None:
         find(merged.target)
     argnums = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     argnames = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
+    if not all(isinstance(n, int) for n in argnums) or not all(isinstance(n, str) for n in argnames):
+        raise TypeError("pallasfuse.fuse: static_argnums are integers and static_argnames are strings, got "
+                        f"{static_argnums!r} and {static_argnames!r}")  # fmt: skip
     return FusedFunction(function, merged, argnums, argnames)

@@ -19,6 +19,11 @@ class TraceError(PallasfuseError):
     """The function could not be traced with the given arguments."""
 
 
+class VerificationError(PallasfuseError):
+    """A stage of a plan computes something else than the stage before: a bug in pallasfuse, please report it. The message names
+    the stage and a counterexample."""
+
+
 class InvalidProgramError(PallasfuseError):
     """An internal program breaks an invariant of its representation: a bug in pallasfuse, please report it."""
 

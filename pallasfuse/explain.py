@@ -28,7 +28,7 @@ def explain(plan: Plan) -> str:
     parts.append("== left to XLA" if plan.fallbacks else "== left to XLA: nothing but layout")
     parts += [f"  {f}" for f in plan.fallbacks]
     parts.append("== conditions")
-    parts += [f"  {c}" for c in plan.conditions] or ["  none: nothing was fused"]
+    parts += [f"  {line}" for line in _conditions(plan)] or ["  none: nothing was fused"]
     return "\n".join(parts)
 
 
@@ -45,8 +45,11 @@ def summarize(plan: Plan) -> str:
         lines.append(f"  visits {100 * kernel.visited_share:.0f}% of the tiles, moves "
                      f"{_size(kernel.bytes_read + kernel.bytes_written)}B (unfused {_size(kernel.unfused_bytes)}B)")  # fmt: skip
     lines += [f"left to XLA: {f}" for f in plan.fallbacks] or ["left to XLA: nothing"]
-    lines += [f"condition: {c}" for c in plan.conditions]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_conditions(plan)])
+
+
+def _conditions(plan: Plan) -> list[str]:
+    return [f"{'exception' if c in plan.exceptions else 'condition'}: {c}" for c in plan.conditions]
 
 
 def _kernel(number: int, kernel: Kernel) -> list[str]:

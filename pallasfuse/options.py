@@ -1,6 +1,7 @@
 """Options of `fuse`."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -9,9 +10,13 @@ class FuseOptions:
 
     Attributes:
       target: name of a target (`pallasfuse.targets.TARGETS`), or None for the best one of the platform that is lowered for.
-      strict: raise `FusionError` when anything but layout changes is left to XLA.
+      strict: raise `FusionError` when anything but layout changes is left to XLA, and allow no exceptions (`Plan.exceptions`):
+        NaN and infinities are exactly where the program has them. Costs passes: an attention computes its scores twice, and
+        visits the tiles that a mask hides.
       tiles: tile sizes that override the chosen schedule: (axis name, size) pairs, for tuning and tests.
       warps, stages: override the GPU hints of the chosen schedule.
+      verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
+        running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
     """
 
     target: str | None = None
@@ -19,8 +24,21 @@ class FuseOptions:
     tiles: tuple[tuple[str, int], ...] = ()
     warps: int | None = None
     stages: int | None = None
+    verify: Literal["stages"] | None = None
 
     def __post_init__(self) -> None:
+        if self.verify not in (None, "stages"):
+            raise ValueError(f"FuseOptions.verify is None or 'stages', got {self.verify!r}")
+        pairs = isinstance(self.tiles, tuple) and all(
+            isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) for p in self.tiles
+        )
+        if not pairs:
+            raise ValueError(
+                f"FuseOptions.tiles is a tuple of (axis name, size) pairs, like (('i', 64),), got {self.tiles!r}"
+            )
+        for name, value in (("warps", self.warps), ("stages", self.stages)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"FuseOptions.{name} is a positive integer or None, got {value!r}")
         for name, size in self.tiles:
             if not isinstance(size, int) or size < 1:
                 raise ValueError(

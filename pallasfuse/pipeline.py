@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core import Literal as JaxprLiteral
 
 from pallasfuse import _compat
-from pallasfuse.errors import FusionError, InvalidProgramError, TargetError
+from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
 from pallasfuse.ir.fold import Group
@@ -24,11 +24,12 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import interpret
+from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower
-from pallasfuse.tiling.share import visited_share
+from pallasfuse.tiling.share import visited_share, visited_shares
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
 
@@ -94,7 +95,12 @@ class Plan:
     kernels: tuple[Kernel, ...]
     fallbacks: tuple[Fallback, ...]
     conditions: tuple[str, ...]
+    """What, besides the order of summation, may differ from the program: the exceptions, and roundings that move."""
+    exceptions: tuple[str, ...]
+    """Those conditions that name where a result may be NaN, infinite or finite though the program's is not."""
     steps: tuple[Step, ...]
+    proof: Proof | None = None
+    """Made when `FuseOptions.verify` asks for it."""
 
     @property
     def program(self) -> LoopProgram:
@@ -121,24 +127,25 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
     """Plan `jaxpr` for `target`.
 
     Raises:
-      FusionError: `options.strict` and something is left to XLA.
+      FusionError: `options.strict` and something is left to XLA. A strict plan has no exceptions: what would need one
+        takes another pass, or visits masked tiles too.
     """
     return plan_converted(convert(jaxpr), target, options)
 
 
 def plan_converted(converted: Converted, target: Target, options: FuseOptions) -> Plan:
     """As `make_plan`, from the frontend's result."""
-    return schedule_grouping(converted, choose_groups(converted, target), target, options)
+    return schedule_grouping(converted, choose_groups(converted, target, strict=options.strict), target, options)
 
 
-def choose_groups(converted: Converted, target: Target) -> Grouping:
+def choose_groups(converted: Converted, target: Target, *, strict: bool = False) -> Grouping:
     """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash."""
     reductions = [n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction]
     if converted.jaxpr.effects:
         reason = "the function has side effects or collectives: it stays with XLA as a whole"
     else:
         try:
-            return group(converted.program, target)
+            return group(converted.program, target, strict=strict)
         except (InvalidProgramError, AssertionError, KeyError) as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
@@ -171,13 +178,44 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
         raise FusionError(f"strict: {len(fallbacks)} operations are left to XLA:\n{listed}\n"
                           "Remove them from the fused function, or drop strict=True.")  # fmt: skip
     conditions: dict[str, None] = {}
+    exceptions: dict[str, None] = {}
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
-        if target.platform == "gpu" and arithmetic.coarse_values(kernel.program):
-            conditions |= {arithmetic.CONDITION: None}
-        if kernel.schedule.trips > 1:
-            conditions |= dict.fromkeys(bounds.conditions(kernel.group))
-    return Plan(converted, target, grouping, tuple(kernels), tuple(fallbacks), tuple(conditions), tuple(steps))
+        several = kernel.schedule.trips > 1
+        if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
+            exceptions |= dict.fromkeys(kernel.group.exceptions)
+        if several:
+            exceptions |= dict.fromkeys(bounds.exceptions(kernel.group))
+        if target.platform == "gpu" and not kernel.group.strict and arithmetic.coarse_values(kernel.program):
+            exceptions |= {arithmetic.EXCEPTION: None}
+    assert not (options.strict and exceptions), "a strict plan has no exceptions"
+    plan = Plan(
+        converted,
+        target,
+        grouping,
+        tuple(kernels),
+        tuple(fallbacks),
+        (*conditions, *exceptions),
+        tuple(exceptions),
+        tuple(steps),
+    )
+    return plan if options.verify is None else _verified(plan, options)
+
+
+def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:
+    """Test every stage of a plan over finite fields; at most `delta` is the probability that a wrong one passes."""
+    parts = [Part(k.group, k.schedule, k.program) for k in plan.kernels]
+    return prove(plan.converted, parts, plan.target, delta=delta, seed=seed)
+
+
+def _verified(plan: Plan, options: FuseOptions) -> Plan:
+    proof = prove_plan(plan)
+    if proof.counterexample is not None:
+        raise VerificationError(f"{proof.counterexample}. This is a bug in pallasfuse, please report it; without fuse the function "
+                                "computes what it says.")  # fmt: skip
+    if proof.uncovered and options.strict:
+        raise VerificationError("strict: not everything could be verified: " + "; ".join(proof.uncovered))
+    return replace(plan, proof=proof)
 
 
 def _fastest(
@@ -188,14 +226,14 @@ def _fastest(
     for candidate in choose(chosen, target):
         schedule = _override(candidate, options)
         program = lower(chosen, schedule, target.tails, tensors, target.smallest_dot)
-        share = visited_share(program, schedule)
+        share = visited_shares(program, schedule)[0]
         if best is None or candidate.relative_time * share < best[0]:
             best = candidate.relative_time * share, schedule, program
         if share == 1.0 or options.tiles:
             break  # the listed order decides where no mask does
     assert best is not None
     _, schedule, program = best
-    return schedule, arithmetic.rewrite(program) if target.platform == "gpu" else program
+    return schedule, arithmetic.rewrite(program, strict=chosen.strict) if target.platform == "gpu" else program
 
 
 def _override(schedule: Schedule, options: FuseOptions) -> Schedule:

@@ -72,8 +72,8 @@ def _apply(*args: Any, call: FusedCall) -> Any:
 
 
 def _impl(*args: Any, call: FusedCall) -> Any:
-    if jax.config.jax_disable_jit:
-        return call.original(*args)
+    if jax.config.jax_disable_jit or jax.config.jax_debug_nans or jax.config.jax_debug_infs:
+        return call.original(*args)  # JAX looks for the operation that made the NaN, one by one
     return jax.jit(functools.partial(_apply, call=call))(*args)
 
 

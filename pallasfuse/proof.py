@@ -25,7 +25,7 @@ from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over, evaluate_program
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
-from pallasfuse.ir.expr import Apply, postorder
+from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -46,8 +46,8 @@ from pallasfuse.verification.structure import Structure, terms
 from pallasfuse.verification.value import FINITE, Value
 from pallasfuse.verification.visits import wrong_visits
 
-_SHIFTING = frozenset({"exp", "exp2", "expm1", "log", "log1p", "sinh", "cosh", "pow", "sin", "cos", "tan"})
-"""Operations that need one more level of the tower."""
+_EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "sinh", "cosh", "pow"})
+_LOGARITHMS = frozenset({"log", "log1p"})
 _ALGEBRAIC = frozenset({"add", "sub", "mul", "div", "neg", "integer_pow", "square", "abs", "sign", "sqrt", "rsqrt", "cbrt",
                         "select", "convert", "max", "min"})  # fmt: skip
 """Operations that keep the levels of their arguments; all others give fresh values."""
@@ -351,7 +351,7 @@ class _GroupTest:
         batch = max(32, min(needed + 8, _BATCH_ELEMENTS // elements))
         done = 0
         while done < min(_MOST_TRIALS, 8 * needed + 64) and record.counterexample() is None:
-            self._batch(FiniteFields(tower(1 + _depth(self.replaced), batch, seed * 7919 + done)))
+            self._batch(FiniteFields(tower(_levels(self.replaced), batch, seed * 7919 + done)))
             done += batch
             if min(c.fewest for c in record.comparisons.values()) >= needed:
                 break
@@ -470,22 +470,25 @@ def _wanted(parts: Sequence[Part], longest: int) -> dict[Axis, int]:
     return wanted
 
 
-def _depth(nests: Sequence[Nest]) -> int:
-    """How deep exponentials and logarithms nest."""
-    depths: dict[str, int] = {}
-    deepest = 0
+def _levels(nests: Sequence[Nest]) -> int:
+    """How many residues a number needs, so that each value has one: those of an exponential lack the last one of its argument, a
+    logarithm has no first one."""
+    known: dict[str, tuple[int, int]] = {}  # (the first level, how many are lacking at the end)
+    most = 0
     for nest in nests:
-        values: dict[Any, int] = {}
+        values: dict[Expr, tuple[int, int]] = {}
         for node in postorder(nest.body):
-            below = max((values[a] for a in node.args), default=0)
-            own = max((depths.get(t, 0) for t in node.tensors), default=0) if not node.args else 0
+            below = [values[a] for a in node.args] or [known.get(t, (0, 0)) for t in node.tensors]
+            first, lacking = (max((b[n] for b in below), default=0) for n in (0, 1))
             match node:
-                case Apply(op) if op in _SHIFTING:
-                    values[node] = below + 1
+                case Apply(op) if op in _EXPONENTIALS:
+                    values[node] = max(0, first - 1), lacking + 1
+                case Apply(op) if op in _LOGARITHMS:
+                    values[node] = first + 1, max(0, lacking - 1)
                 case Apply(op) if op not in _ALGEBRAIC:
-                    values[node] = 0
+                    values[node] = 0, 0
                 case _:
-                    values[node] = max(below, own)
-            deepest = max(deepest, values[node])
-        depths[nest.name] = values[nest.body]
-    return deepest
+                    values[node] = first, lacking
+            most = max(most, sum(values[node]))
+        known[nest.name] = values[nest.body]
+    return 1 + most

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr
 
+from pallasfuse import _compat
 from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
@@ -26,6 +27,10 @@ class Call:
     options: FuseOptions
     name: str
 
+    def original(self, *leaves: Any) -> list[Any]:
+        """The unfused function, on flat arguments."""
+        return _compat.eval_jaxpr(self.jaxpr, self.jaxpr.consts, *leaves)
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -37,7 +42,7 @@ class Traced:
     def fuse(self, target: str | None = None) -> "Fused":
         """Choose groups and derive their folds."""
         chosen = _target(target, self.call.options)
-        return Fused(self, chosen, choose_groups(self.converted, chosen))
+        return Fused(self, chosen, choose_groups(self.converted, chosen, strict=self.call.options.strict))
 
     def __str__(self) -> str:
         return str(self.converted.program)
@@ -54,7 +59,9 @@ class Fused:
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
         chosen = self.target if target is None else find(target)
-        grouping = self.grouping if chosen == self.target else choose_groups(self.traced.converted, chosen)
+        strict = self.traced.call.options.strict
+        same = chosen == self.target
+        grouping = self.grouping if same else choose_groups(self.traced.converted, chosen, strict=strict)
         call = self.traced.call
         return Tiled(self.traced, schedule_grouping(self.traced.converted, grouping, chosen, call.options))
 
@@ -107,7 +114,11 @@ class Compiled:
     compiled: Any
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call.unflatten(self.compiled(*self.call.flatten(*args, **kwargs)))
+        return self.call.unflatten(self.flat(*self.call.flatten(*args, **kwargs)))
+
+    def flat(self, *leaves: Any) -> list[Any]:
+        """The leaves of the result, from those of the arguments."""
+        return list(self.compiled(*leaves))
 
 
 def _target(name: str | None, options: FuseOptions) -> Target:

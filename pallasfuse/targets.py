@@ -56,7 +56,7 @@ def find(name: str) -> Target:
     Raises:
       TargetError: there is none; the message lists those that exist.
     """
-    if name not in TARGETS:
+    if not isinstance(name, str) or name not in TARGETS:
         raise TargetError(f"no target {name!r}: choose one of {', '.join(sorted(TARGETS))}, or None for the best one")
     return TARGETS[name]
 

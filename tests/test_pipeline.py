@@ -61,10 +61,12 @@ def test_conditions():
     assert "none: nothing was fused" in str(nothing)
 
 
-def test_skipped_tiles_are_a_condition():
+def test_skipped_tiles_are_an_exception():
     """A NaN in a row of v that no query sees is a NaN of the original: 0 * NaN."""
     causal = plan_of(masked_attention(lambda i, j: j <= i), *QKV)
-    assert any("finite" in condition for condition in causal.conditions)
+    assert any("finite" in exception for exception in causal.exceptions)
+    assert set(causal.exceptions) < set(causal.conditions)
+    assert "exception: where l <= i is false" in causal.summary
 
 
 def test_fallbacks_name_operation_line_and_reason():
@@ -132,6 +134,36 @@ def test_strict_lists_every_line_and_reason():
 
 def test_strict_accepts_what_is_fused_entirely():
     assert plan_of(softmax, ROWS, strict=True).fallbacks == ()
+
+
+@pytest.mark.parametrize("target", [XLA_CPU, INTERPRET, TRITON], ids=lambda t: t.name)
+def test_strict_has_no_exceptions(target):
+    """The weighted sum waits for the finished maximum and visits what the mask hides; the others skip it."""
+    causal, tiles = masked_attention(lambda i, j: j <= i), (("i", 64), ("l", 64))
+    plan = plan_of(causal, *QKV, target=target, strict=True, tiles=tiles)
+    (kernel,) = plan.kernels
+    assert plan.exceptions == () and plan.conditions == ("reassociation only",)
+    assert [f.pass_index for f in kernel.group.folds] == [0, 0, 1]
+    half = sum(range(1, 17)) / 16**2
+    assert kernel.visited_share == pytest.approx((half + 1) / 2)
+
+
+def test_strict_keeps_the_single_pass_of_bounded_terms():
+    """Sums of exponentials below a running maximum are finite whatever the data: they need no other pass."""
+    for function in (
+        softmax,
+        lambda x: jax.nn.logsumexp(x, axis=-1),
+        lambda x: jnp.sum(jnp.exp(x - x.max(-1, keepdims=True)), -1),
+    ):
+        (kernel,) = plan_of(function, ROWS, strict=True).kernels
+        assert kernel.group.passes == 1
+
+
+def test_strict_fuses_what_costs_alone_would_leave():
+    """Scores of wide heads are computed twice on a CPU: slower than XLA, and what a strict user asked for."""
+    wide = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4096, 64), (4096, 64), (4096, 64))]
+    plan = plan_of(attention, *wide, strict=True)
+    assert len(plan.kernels) == 1 and not plan.exceptions
 
 
 # --- options

@@ -8,7 +8,14 @@ from pallasfuse import repair
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.hoisting import Hoisted, degree, hoist
 from pallasfuse.fusion.refinement import refined_value
-from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_centred, is_polynomial
+from pallasfuse.fusion.stability import (
+    Bound,
+    divides_safely,
+    exponent_is_bounded,
+    is_bounded,
+    is_centred,
+    is_polynomial,
+)
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, convert, postorder, read, substitute
@@ -21,10 +28,11 @@ from pallasfuse.repair.signs import Sign, infer_sign
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A fold and the side conditions under which it equals the reduction that it replaces."""
+    """A fold, where it rounds otherwise than the reduction that it replaces, and where it is no number though that is one."""
 
     fold: Fold
-    conditions: tuple[str, ...]
+    conditions: tuple[str, ...] = ()
+    exceptions: tuple[str, ...] = ()
 
 
 def plain_fold(nest: Nest, pass_index: int) -> Fold:
@@ -58,16 +66,20 @@ def _frame_values(body: Expr, rolled: Axis, unfinished: frozenset[str]) -> list[
 
 
 def fold_over(
-    nest: Nest, rolled: Axis, pass_index: int, unfinished: Mapping[str, Fold], signs: Mapping[str, Sign]
-) -> Folded | Refusal:
-    """Derive the fold of `nest`, whose body reads the `unfinished` folds of the same pass (Neptune, algorithm 1)."""
+    nest: Nest, rolled: Axis, pass_index: int, unfinished: Mapping[str, Fold], signs: Mapping[str, Sign], *,
+    strict: bool = False,
+) -> Folded | Refusal:  # fmt: skip
+    """Derive the fold of `nest`, whose body reads the `unfinished` folds of the same pass (Neptune, algorithm 1).
+
+    `strict` refuses a fold with exceptions.
+    """
     assert nest.reducer is not None
     names = frozenset(unfinished)
     if not nest.reads & names:
-        return Folded(plain_fold(nest, pass_index), ())
+        return Folded(plain_fold(nest, pass_index))
     kept = frozenset(nest.axes)
     hoisted = Hoisted(nest.body, (), ())
-    if nest.reducer == SUM and dtypes.is_float(nest.body.dtype):
+    if nest.reducer == SUM and dtypes.is_float(nest.body.dtype) and not strict:
         hoisted = hoist(nest.body, lambda e: rolled not in e.axes and bool(e.tensors & names) and e.axes <= kept)
         if hoisted.factors and (degree(hoisted.rest, rolled) > 1 or not _sums_only(hoisted, unfinished)):
             hoisted = Hoisted(nest.body, (), ())  # the factor may be what keeps the terms in range
@@ -95,16 +107,22 @@ def fold_over(
         frame_signs[frame.name] = sign
         source = unfinished.get(_bounding(value))
         is_bound = source is not None and source.nest.reducer in (MAX, MIN) and len(source.accumulators) == 1
-        bounds[renamed[value]] = Bound(source.nest.reducer, source.nest.body) if source and is_bound else None  # type: ignore[arg-type]
+        bounds[renamed[value]] = (
+            Bound(source.nest.reducer, source.nest.body, isinstance(value, Apply)) if source and is_bound else None  # type: ignore[arg-type]
+        )
     framed = substitute(body, renamed)
-    conditions = list(hoisted.conditions)
-    if hoisted.factors and degree(hoisted.rest, rolled) > 0:
-        conditions.append("a factor is applied after the sum: without it the sum does not overflow")
+    conditions, exceptions = list(hoisted.conditions), []
+    if hoisted.factors:
+        overflows = degree(hoisted.rest, rolled) > 0
+        exceptions.append("a factor is applied after the sum: by it no term becomes 0 * inf or 0 / 0"
+                          + (", and without it the sum does not overflow" if overflows else ""))  # fmt: skip
     if not frames:
         plain = Accumulator(f"{nest.name}.acc0", nest.axes, nest.reducer, body, None)
         finish = hoisted.finish(read(plain.name, nest.axes, plain.dtype))
         factors = _show_factors(hoisted)
-        return Folded(Fold(nest, pass_index, (plain,), (), finish, hoisted=factors), tuple(conditions))
+        return Folded(
+            Fold(nest, pass_index, (plain,), (), finish, hoisted=factors), tuple(conditions), tuple(exceptions)
+        )
 
     atoms = frozenset(b.body for b in bounds.values() if b is not None)
     tame = frozenset(r for v, r in renamed.items() if isinstance(v, Apply) and v.op == "log")
@@ -132,10 +150,14 @@ def fold_over(
         update = _attach_axes(part.update, nest, len(derived.accumulators), frames)
         accumulators.append(Accumulator(f"{nest.name}.acc{position}", nest.axes, part.reducer, part.term, update))
 
-    conditions += derived.conditions
-    if len(accumulators) > 1 or any(unfinished[u].nest.reducer not in (MAX, MIN) for f in frames for u in f.unfinished):
-        conditions.append("no sum over a part of the axis overflows: where one does, the result may be NaN or infinite "
-                          "though the program's is not")  # fmt: skip
+    conditions += [c for c in derived.conditions if c.startswith(repair.ROUNDING)]
+    exceptions += [c for c in derived.conditions if not c.startswith(repair.ROUNDING)]
+    by_extremes = all(unfinished[u].nest.reducer in (MAX, MIN) for f in frames for u in f.unfinished)
+    if len(accumulators) > 1 or not by_extremes or not is_bounded(framed, nest, rolled, bounds):
+        exceptions.append("no reduction of a part of the axis overflows or is infinite: where one is, the result may be NaN or "
+                          "infinite where the program's is not")  # fmt: skip
+    if strict and exceptions:
+        return Refusal(f"strict: {body} may differ where values are not finite or overflow ({exceptions[-1]})")
     neutral = True
     for empty in sorted({e for f in frames for e in f.empties}):
         predecessor = unfinished[empty].nest
@@ -157,7 +179,7 @@ def fold_over(
     if refined is not None:
         conditions.append("moments are taken around the mean before it is rounded")
     fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, refined, derived.matrix, factors)
-    return Folded(fold, tuple(dict.fromkeys(conditions)))
+    return Folded(fold, tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(exceptions)))
 
 
 def _bounding(value: Expr) -> str:

@@ -10,8 +10,8 @@ from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 class Graph:
     """Who reads whom, transitively. Immutable after construction."""
 
-    def __init__(self, program: LoopProgram) -> None:
-        self.program = program
+    def __init__(self, program: LoopProgram, *, strict: bool = False) -> None:
+        self.program, self.strict = program, strict
         self.nests = {n.name: n for n in program.nests if isinstance(n, Nest)}
         self.order = {n.name: i for i, n in enumerate(program.nests)}
         self.reads: dict[str, frozenset[str]] = {n.name: n.reads for n in program.nests}

@@ -14,12 +14,16 @@ from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.fusion.segments import segments
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.targets import Target
+
+MOST_POSITIONS = 2**30
+"""Of a loop: positions, bounds and block numbers are 32-bit integers, and the bound of a mask may be a tile beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +63,23 @@ class Grouping:
     left: tuple[Left, ...]
 
 
-def group(program: LoopProgram, target: Target) -> Grouping:
-    """Choose the groups of `program` for `target`, best saving first."""
-    graph = Graph(deduplicate(program))
+def group(program: LoopProgram, target: Target, *, strict: bool = False) -> Grouping:
+    """Choose the groups of `program` for `target`, best saving first. `strict`: groups without exceptions only."""
+    parts = [_group_segment(segment, target, strict) for segment in segments(program)]
+    return Grouping(tuple(g for p in parts for g in p.groups), tuple(left for p in parts for left in p.left))
+
+
+def _group_segment(program: LoopProgram, target: Target, strict: bool) -> Grouping:
+    graph = Graph(deduplicate(program), strict=strict)
     reasons: dict[str, str] = {}
     candidates: list[Candidate] = []
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in _components(graph, axis):
             candidates.extend(_candidates(graph, axis, members, target, reasons))
-    candidates.sort(key=lambda c: (-c.saved_ms, graph.order[c.group.folds[0].name]))
+    candidates.sort(key=lambda c: (strict and -len(c.covers), -c.saved_ms, graph.order[c.group.folds[0].name]))
     chosen: list[Candidate] = []
     for candidate in candidates:
-        if candidate.saved_ms <= 0:
+        if not _pays(graph, candidate):
             for fold in candidate.group.folds:
                 reasons.setdefault(fold.name, f"one kernel would not be faster: {candidate.together_ms:.3g} ms predicted, "
                                               f"{candidate.apart_ms:.3g} ms apart")  # fmt: skip
@@ -91,12 +100,17 @@ def group(program: LoopProgram, target: Target) -> Grouping:
     return Grouping(tuple(groups), left)
 
 
+def _pays(graph: Graph, candidate: Candidate) -> bool:
+    """Is one kernel faster? A strict user has ruled out leaving dependent reductions to XLA, and passes have been added."""
+    return candidate.saved_ms > 0 or (graph.strict and len(candidate.group.folds) > 1)
+
+
 def _join(graph: Graph, chosen: list[Candidate], candidate: Candidate, target: Target) -> list[Candidate] | None:
     """The chosen groups and one more, rebuilt so that each hands out what the others read; None when that is impossible."""
     made = frozenset(n.name for c in chosen for n in c.group.outputs)
     read_by_chosen = frozenset(t for c in chosen for t in c.group.inputs)
     new = _rebuild(graph, candidate, Context(made, read_by_chosen), target)
-    if new is None or new.saved_ms <= 0:
+    if new is None or not _pays(graph, new):
         return None
     result = []
     for old in chosen:
@@ -165,6 +179,10 @@ def _build(
 ) -> Candidate | tuple[str, str]:
     """The candidate with exactly these folds, or (the member that prevents it, why)."""
     names = frozenset(n.name for n in members)
+    too_long = next((a for a in (*core, axis) if a.extent > MOST_POSITIONS), None)
+    if too_long is not None or volume(core) > MOST_POSITIONS:
+        what = f"axis {too_long}" if too_long is not None else f"axes {', '.join(map(str, core))}"
+        return members[-1].name, f"{what}: more than 2**30 positions, and kernels count in 32 bits"
     for nest in members:
         extra = [a for a in (*nest.axes, *nest.reduced) if a not in core and a != axis]
         if any(a.extent > target.max_inner for a in extra) or volume(extra) > target.max_inner:
@@ -213,7 +231,7 @@ def _build(
         name=f"fused_{'_'.join(n.name for n in members)}",
         rolled=axis, parallel=core, folds=folded.folds, inner=inner_nests, outputs=final,
         inputs=tuple(d.name for d in graph.program.definitions() if d.name in reads - inside),
-        conditions=folded.conditions, source=members[0].source,
+        conditions=folded.conditions, exceptions=folded.exceptions, strict=graph.strict, source=members[0].source,
     )  # fmt: skip
     passes = dict.fromkeys(inside, group.passes)
     fused = together([f.nest for f in folded.folds], inner_nests, final, core, passes).milliseconds(target)
@@ -336,6 +354,7 @@ def _convexity_violation(
 class _Folds:
     folds: tuple[Fold, ...]
     conditions: tuple[str, ...]
+    exceptions: tuple[str, ...]
 
 
 def _derive_folds(
@@ -347,6 +366,7 @@ def _derive_folds(
     """The first pass in which a value may be read as finished (inner nests: computed) within the loop body."""
     folds: dict[str, Fold] = {}
     conditions: list[str] = []
+    exceptions: list[str] = []
     for nest in sorted(own.values(), key=lambda n: graph.order[n.name]):
         body = bodies[nest.name]
         for node in postorder(body):
@@ -363,17 +383,23 @@ def _derive_folds(
         refusals: list[str] = []
         for pass_index in range(earliest, last + 1):
             unfinished = {t: folds[t] for t in inputs if t in folds and folds[t].pass_index == pass_index}
-            got = fold_over(inlined, axis, pass_index, unfinished, graph.signs) if unfinished else None
+            got = (
+                fold_over(inlined, axis, pass_index, unfinished, graph.signs, strict=graph.strict)
+                if unfinished
+                else None
+            )
             if isinstance(got, Refusal):
                 refusals.append(got.reason)
                 continue
             fold = got.fold if got is not None else plain_fold(inlined, pass_index)
             finished = frozenset(t for t in inputs if t not in unfinished and (t in folds or graph.depends(t, folds)))
             folds[nest.name] = replace(fold, finished_reads=finished, refusals=tuple(refusals))
-            conditions.extend(got.conditions if got is not None else ())
+            if got is not None:
+                conditions.extend(got.conditions)
+                exceptions.extend(got.exceptions)
             break
     return _Folds(tuple(sorted(folds.values(), key=lambda f: (f.pass_index, graph.order[f.name]))),
-                  tuple(dict.fromkeys(conditions)))  # fmt: skip
+                  tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(exceptions)))  # fmt: skip
 
 
 def _member_above(members: list[Nest], graph: Graph, nest: Nest) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, apply, const, convert, with_args
+from pallasfuse.ir.expr import Apply, Expr, apply, const, convert, postorder, with_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,75 +45,92 @@ def _is_narrow(dtype: str) -> bool:
     return dtypes.itemsize_bytes(dtype) <= 2 and dtype != "bfloat16"
 
 
-def _is_bounded(expr: Expr) -> bool:
+def _is_bounded(root: Expr) -> bool:
     """Bounded by one, or a value of a narrow type. Exponentials count: `stability` has bounded their arguments."""
-    match expr:
-        case Apply("convert", (x,)):
-            return _is_narrow(x.dtype) or _is_bounded(x)
-        case Apply("mul", (a, b)):
-            return _is_bounded(a) and _is_bounded(b)
-        case Apply("select", (_, a, b)):
-            return _is_bounded(a) and _is_bounded(b)
-        case Apply(op):
-            return op in _BOUNDED
-    return dtypes.itemsize_bytes(expr.dtype) <= 2 or (not expr.axes and not expr.tensors)
+    bounded: dict[Expr, bool] = {}
+    for node in postorder(root):
+        match node:
+            case Apply("convert", (x,)):
+                bounded[node] = _is_narrow(x.dtype) or bounded[x]
+            case Apply("mul", (a, b)) | Apply("select", (_, a, b)):
+                bounded[node] = bounded[a] and bounded[b]
+            case Apply(op):
+                bounded[node] = op in _BOUNDED
+            case _:
+                bounded[node] = dtypes.itemsize_bytes(node.dtype) <= 2 or (not node.axes and not node.tensors)
+    return bounded[root]
 
 
-def degree(expr: Expr, rolled: Axis) -> int:
+def degree(root: Expr, rolled: Axis) -> int:
     """How fast the values that vary along `rolled` can grow: 0 bounded, 1 linear in an unbounded input, 2 and more faster.
 
     Exponentials of differences with frames count as bounded (`stability` proves that), and so do float16 and small integers.
     """
-    if rolled not in expr.axes or (not expr.args and _is_narrow(expr.dtype)):
-        return 0
-    match expr:
-        case Apply("convert" | "neg" | "abs" | "sqrt", (x,)):
-            return degree(x, rolled)
-        case Apply("mul", (a, b)):
-            return degree(a, rolled) + degree(b, rolled)
-        case Apply("div", (a, b)):
-            return degree(a, rolled) + (2 if rolled in b.axes else 0)
-        case Apply("add" | "sub" | "max" | "min", (a, b)) | Apply("select", (_, a, b)):
-            return max(degree(a, rolled), degree(b, rolled))
-        case Apply("square", (x,)):
-            return 2 * degree(x, rolled)
-        case Apply(op) if op in _BOUNDED:
-            return 0
-        case Apply():
-            return 2
-    return 1
+    degrees: dict[Expr, int] = {}
+    for node in postorder(root):
+        found = 1
+        match node:
+            case _ if rolled not in node.axes or (not node.args and _is_narrow(node.dtype)):
+                found = 0
+            case Apply("convert" | "neg" | "abs" | "sqrt", (x,)):
+                found = degrees[x]
+            case Apply("mul", (a, b)):
+                found = degrees[a] + degrees[b]
+            case Apply("div", (a, b)):
+                found = degrees[a] + (2 if rolled in b.axes else 0)
+            case Apply("add" | "sub" | "max" | "min", (a, b)) | Apply("select", (_, a, b)):
+                found = max(degrees[a], degrees[b])
+            case Apply("square", (x,)):
+                found = 2 * degrees[x]
+            case Apply(op):
+                found = 0 if op in _BOUNDED else 2
+        degrees[node] = min(found, 2)
+    return degrees[root]
+
+
+_MOST_FACTORS, _DEEPEST = 32, 64
+"""Of a product that is taken apart; beyond, it stays as it is."""
 
 
 def hoist(body: Expr, hoistable: Callable[[Expr], bool]) -> Hoisted:
     """Take every factor that satisfies `hoistable` out of the top-level product of `body`."""
     conditions: list[str] = []
+    known: dict[Expr, tuple[Expr | None, tuple[Factor, ...]]] = {}
 
-    def take(node: Expr) -> tuple[Expr | None, tuple[Factor, ...]]:
+    def take(node: Expr, depth: int = 0) -> tuple[Expr | None, tuple[Factor, ...]]:
         """(what remains, or None for 1; the factors taken)"""
+        if node not in known:
+            rest, taken = split(node, depth + 1)
+            known[node] = (rest, taken) if len(taken) <= _MOST_FACTORS else (node, ())
+        return known[node]
+
+    def split(node: Expr, depth: int) -> tuple[Expr | None, tuple[Factor, ...]]:
+        if depth > _DEEPEST:
+            return node, ()
         if hoistable(node):
             return None, (Factor(node, False),)
         match node:
             case Apply("mul", (a, b)):
-                rest_a, from_a = take(a)
-                rest_b, from_b = take(b)
+                rest_a, from_a = take(a, depth)
+                rest_b, from_b = take(b, depth)
                 if not from_a and not from_b:
                     return node, ()
                 rests = [r for r in (rest_a, rest_b) if r is not None]
                 return (apply("mul", *rests) if len(rests) == 2 else rests[0] if rests else None), from_a + from_b
             case Apply("div", (a, b)):
-                rest, taken = take(a)
+                rest, taken = take(a, depth)
                 if hoistable(b):
                     return rest, (*taken, Factor(b, True))
                 if not taken:
                     return node, ()
                 return apply("div", const(1.0, b.dtype) if rest is None else rest, b), taken
             case Apply("neg", (a,)):
-                rest, taken = take(a)
+                rest, taken = take(a, depth)
                 if not taken:
                     return node, ()
                 return apply("neg", const(1.0, node.dtype) if rest is None else rest), taken
             case Apply("convert", (x,), dtype) if dtypes.is_float(dtype) and dtypes.is_float(x.dtype):
-                rest, taken = take(x)
+                rest, taken = take(x, depth)
                 if not taken:
                     return node, ()
                 if not dtypes.is_exact_cast(x.dtype, dtype):

@@ -15,6 +15,7 @@ def inline_maps(program: LoopProgram, keep: AbstractSet[str] = frozenset()) -> d
     """
     axes: dict[str, tuple[Axis, ...]] = {}
     bodies: dict[str, Expr] = {}
+    simplified: dict[Expr, Expr] = {}  # shared: a body contains those before it, and would be walked once for each
     for nest in program.nests:
         if not isinstance(nest, Nest):
             continue
@@ -23,7 +24,7 @@ def inline_maps(program: LoopProgram, keep: AbstractSet[str] = frozenset()) -> d
             if isinstance(node, Read) and node.tensor in axes:
                 renaming = {a: b for a, b in zip(axes[node.tensor], node.indices, strict=True) if a != b}
                 replacements[node] = rename_axes(bodies[node.tensor], renaming)
-        bodies[nest.name] = simplify(substitute(nest.body, replacements))
+        bodies[nest.name] = simplify(substitute(nest.body, replacements), simplified)
         if not nest.is_reduction and nest.name not in keep:
             axes[nest.name] = nest.axes
     return bodies

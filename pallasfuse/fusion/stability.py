@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.linear import linear_form
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
-from pallasfuse.ir.reducers import MAX, MIN, Reducer
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import MAX, MIN, SUM, Reducer
 
 _EXPONENTIAL = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})
 
@@ -23,6 +25,8 @@ class Bound:
 
     reducer: Reducer
     body: Expr
+    guarded: bool = False
+    """The program replaces the maximum by a constant where it is not finite."""
 
 
 def exponent_is_bounded(
@@ -71,14 +75,81 @@ def exponent_is_bounded(
     return None
 
 
+_BOUNDED_BY_ONE = frozenset({"tanh", "logistic", "sin", "cos", "sign", "erf"})
+
+
+def is_bounded(term: Expr, nest: Nest, rolled: Axis, frames: Mapping[Expr, Bound | None]) -> bool:
+    """True when partial results of `nest` are finite at every unfinished frame, whatever finite or infinite data they read.
+
+    Then no infinity meets a repair that rounds to zero. A maximum that the program itself replaces where it is infinite
+    may fall: its terms must be exponentials and nothing else, so that none counts without the largest.
+    """
+    if nest.reducer not in (SUM, MAX, MIN) or not dtypes.is_float(term.dtype):
+        return False
+    if any(b is not None and b.guarded for b in frames.values()) and not _is_exponential(term):
+        return False
+    return _largest(term, rolled, frames) * volume(nest.reduced) < dtypes.largest(term.dtype)
+
+
+def _is_exponential(term: Expr) -> bool:
+    match term:
+        case Apply("convert", (x,)):
+            return _is_exponential(x)
+        case Apply(op):
+            return op in ("exp", "exp2")
+    return False
+
+
+def _largest(root: Expr, rolled: Axis, frames: Mapping[Expr, Bound | None]) -> float:
+    """A bound of |root|, inf where none is known. An exponential of a difference with a running maximum has one."""
+    names = frozenset(f.tensor for f in frames if isinstance(f, Read))
+    atoms = frozenset(b.body for b in frames.values() if b is not None)
+    values: dict[Expr, float] = {}
+    for node in postorder(root):
+        of = [values[a] for a in node.args]
+        value = math.inf
+        match node:
+            case Const(constant):
+                value = abs(float(constant))
+            case Index(axis):
+                value = float(axis.extent)
+            case Apply("exp" | "exp2", (argument,)) if argument.tensors & names:
+                form = linear_form(argument, atoms | frozenset(frames))
+                shift = form.pop(None, 0.0)
+                if shift < 64 and all(frames.get(a) is not None or a in atoms for a in form if a is not None):
+                    value = math.exp(max(shift, 0.0))
+            case Apply("add" | "sub", _):
+                value = sum(of)
+            case Apply("mul", (_, _)):
+                value = of[0] * of[1]
+            case Apply("select", (_, _, _)):
+                value = max(of[1:])
+            case Apply("neg" | "abs" | "convert", _):
+                value = of[0]
+            case Apply(op) if op in _BOUNDED_BY_ONE and not node.tensors & names:
+                value = 1.0
+        if node.dtype == "bool":
+            value = 1.0
+        values[node] = value if not dtypes.is_float(node.dtype) or value < dtypes.largest(node.dtype) else math.inf
+    return values[root]
+
+
+_LARGEST_POWER = 8
+
+
 def divides_safely(update: Expr, positive: frozenset[str]) -> Refusal | None:
-    """None when every frame that the update divides by (or takes a root or logarithm of) is known to be positive."""
+    """None when every frame that the update divides by (or takes a root or logarithm of) is known to be positive.
+
+    High powers are refused as well: a factor that overflows and one that vanishes are no number together.
+    """
 
     def risky(x: Expr) -> frozenset[str]:
         return frozenset(t for t in x.tensors if not t.startswith("acc.") and t not in positive)
 
     for node in postorder(update):
         match node:
+            case Apply("integer_pow", (x, Const(n))) if abs(n) > _LARGEST_POWER:
+                return Refusal(f"the repair takes {x} to the power {n}, which may overflow where the result does not")
             case Apply("div", (_, x)) | Apply("rsqrt" | "log" | "sqrt", (x,)):
                 bad = risky(x)
             case Apply("pow" | "integer_pow", (x, n)) if not (

@@ -27,6 +27,9 @@ class Domain[V](Protocol):
     def reduce(self, reducer: Reducer, value: V, dims: tuple[int, ...], dtype: str) -> V:
         """`value` folded over `dims`, which become unit dimensions; over no elements: the identity of `dtype`."""
 
+    def finished(self, value: V) -> V:
+        """The value of a fold that nothing continues any more."""
+
     def shape(self, value: V) -> tuple[int, ...]: ...
 
     def reshape(self, value: V, shape: tuple[int, ...]) -> V: ...
@@ -69,6 +72,9 @@ class Float64:
                 shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
                 return np.full(shape, reducer.identity(dtype), wide_type(dtype))
             return np.asarray(reducer.reduce(value, axis=dims, keepdims=True))
+
+    def finished(self, value: Array) -> Array:
+        return value
 
     def shape(self, value: Array) -> tuple[int, ...]:
         return tuple(value.shape)

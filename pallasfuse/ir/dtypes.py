@@ -1,5 +1,7 @@
 """Element types by name. Kept as strings so that the IR needs neither JAX nor ml_dtypes."""
 
+import math
+
 _BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
@@ -19,6 +21,12 @@ def is_float(dtype: str) -> bool:
 
 def is_integer(dtype: str) -> bool:
     return not is_float(dtype) and dtype != "bool"
+
+
+def largest(dtype: str) -> float:
+    """The largest finite value of a floating-point type."""
+    mantissa, exponent = _MANTISSA_EXPONENT[dtype]
+    return math.ldexp(2.0 - 2.0**-mantissa, 2 ** (exponent - 1) - 1)
 
 
 def accumulator(dtype: str) -> str:

@@ -48,7 +48,7 @@ def evaluate_nest[V](nest: Nest, tensors: Mapping[str, V], domain: Domain[V]) ->
         return value
     dims = tuple(range(len(nest.axes), len(nest.axes) + len(nest.reduced)))
     folded = domain.reduce(nest.reducer, value, dims, nest.body.dtype)
-    return domain.reshape(folded, tuple(a.extent for a in nest.axes))
+    return domain.finished(domain.reshape(folded, tuple(a.extent for a in nest.axes)))
 
 
 def evaluate_program[V](

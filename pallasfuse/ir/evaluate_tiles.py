@@ -50,6 +50,7 @@ class _Scope[V]:
 
     windows: dict[Axis, _Window]
     names: dict[str, V]
+    in_loop: bool = False
     memo: dict[Expr, V] = field(default_factory=dict)
 
 
@@ -128,7 +129,8 @@ class _Evaluation[V]:
                     self._bind(name, axes, self._value(value, scope), scope)
                 case Reduce(name, axes, reducer, value, over):
                     tile = self._widen(self._value(value, scope), over, scope)
-                    self._bind(name, axes, self._reduce(reducer, tile, over, value.dtype), scope)
+                    folded = self._reduce(reducer, tile, over, value.dtype)
+                    self._bind(name, axes, folded if scope.in_loop else self.domain.finished(folded), scope)
                 case Contract(name, axes, lhs, rhs, over, dtype):
                     left, right = (self._widen(self._value(side, scope), over, scope) for side in (lhs, rhs))
                     terms = self.domain.apply("mul", (left, right), dtype)
@@ -200,7 +202,7 @@ class _Evaluation[V]:
                 if begin != first + done:
                     self._fail(f"the tile at {begin} of {axis} comes after {first + done} positions")
                 reached = min(done + segment.tile, axis.extent - first)
-                inner: _Scope[V] = _Scope(dict(scope.windows), dict(scope.names))
+                inner: _Scope[V] = _Scope(dict(scope.windows), dict(scope.names), in_loop=True)
                 inner.windows[axis] = _Window(begin, segment.tile, segment.edge)
                 inner.names |= {before(axis): self._scalar(done), visited(axis): self._scalar(reached),
                                 to_visit(axis): self._scalar(total)}  # fmt: skip
@@ -210,7 +212,7 @@ class _Evaluation[V]:
         if done != max(0, total):
             self._fail(f"the loop over {axis} visits {done} positions, but says {total}")
         for carry, array in zip(loop.carries, state, strict=True):
-            self._bind(carry.name, carry.axes, array, scope)
+            self._bind(carry.name, carry.axes, self.domain.finished(array), scope)
 
     def _trip(self, loop: Loop, segment: Segment, scope: _Scope[V]) -> list[V]:
         self._run(segment.body, scope)

@@ -178,11 +178,22 @@ def postorder(*roots: Expr) -> Iterator[Expr]:
             stack.extend((arg, False) for arg in reversed(node.args) if arg not in seen)
 
 
-def rebuild(root: Expr, replace: Callable[[Expr, tuple[Expr, ...]], Expr]) -> Expr:
-    """Bottom-up rewriting: `replace(node, new_args)` gives the new node for every distinct subexpression."""
-    done: dict[Expr, Expr] = {}
-    for node in postorder(root):
-        done[node] = replace(node, tuple(done[a] for a in node.args))
+def rebuild(
+    root: Expr, replace: Callable[[Expr, tuple[Expr, ...]], Expr], done: dict[Expr, Expr] | None = None
+) -> Expr:
+    """Bottom-up rewriting: `replace(node, new_args)` gives the new node for every distinct subexpression.
+
+    `done` remembers the new nodes for further roots that are rewritten in the same way.
+    """
+    done = {} if done is None else done
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            done[node] = replace(node, tuple(done[a] for a in node.args))
+        elif node not in done:
+            stack.append((node, True))
+            stack.extend((a, False) for a in reversed(node.args) if a not in done)
     return done[root]
 
 
@@ -231,7 +242,7 @@ _PRECEDENCE = {"|": 1, "^": 1, "&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3
 
 
 def show(root: Expr) -> str:
-    """One-line text, with the fewest parentheses."""
+    """One-line text, with the fewest parentheses; of a text that writes shared parts again and again, the middle is left out."""
     text: dict[Expr, tuple[str, int]] = {}
 
     def wrap(arg: Expr, level: int) -> str:
@@ -261,4 +272,8 @@ def show(root: Expr) -> str:
                     level = _PRECEDENCE[symbol]
                     left = level + 1 if symbol == "**" else level
                     text[node] = (f"{wrap(args[0], left)} {symbol} {wrap(args[1], level + 1)}", level)
+        written, level = text[node]
+        longest = 4096 + 64 * len(text)  # a shared part is written at each use: that may double the text at every level
+        if len(written) > longest:
+            text[node] = f"{written[: longest // 4]} ... {written[-longest // 4 :]}", level
     return text[root][0]

@@ -102,6 +102,11 @@ class Group:
     """What the kernel stores: maps over folds, inner reductions and inputs."""
     inputs: tuple[str, ...]
     conditions: tuple[str, ...] = ()
+    """What besides the order of summation differs in rounding."""
+    exceptions: tuple[str, ...] = ()
+    """Where a result may be NaN, infinite or finite though the program's is not."""
+    strict: bool = False
+    """No exception is allowed: nothing is assumed to be finite."""
     source: Source = Source()
 
     @property

@@ -82,6 +82,6 @@ def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
     return with_args(node, args)
 
 
-def simplify(root: Expr) -> Expr:
-    """An expression with the same value at every point, for every input."""
-    return rebuild(root, _step)
+def simplify(root: Expr, done: dict[Expr, Expr] | None = None) -> Expr:
+    """An expression with the same value at every point, for every input. `done` remembers parts for further roots."""
+    return rebuild(root, _step, done)

@@ -50,6 +50,8 @@ def _tile(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
 def _iota(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
     if eqn.invars:
         return Refusal("iota of a dynamic shape")
+    if shape_of(eqn.outvars[0])[int(eqn.params["dimension"])] > 2**31:
+        return Refusal("iota beyond 32-bit positions")
     out = dims.fresh_shape(shape_of(eqn.outvars[0]), space)
     along: Sequence[Symbol] = out[int(eqn.params["dimension"])]
     dtype = dtype_of(eqn.outvars[0])

@@ -5,11 +5,12 @@ The only room that imports SymPy.
 
 from pallasfuse.repair.derive import Frame, derive
 from pallasfuse.repair.parsing import parse_expr
-from pallasfuse.repair.result import OLD, Accumulator, Repair, accumulator_name
+from pallasfuse.repair.result import OLD, ROUNDING, Accumulator, Repair, accumulator_name
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
 __all__ = [
     "OLD",
+    "ROUNDING",
     "Accumulator",
     "Frame",
     "Repair",

@@ -60,10 +60,12 @@ def canonicalize(
             originals[old(placeholder)] = old(node)
 
     stack = [body]
+    seen: set[Expr] = set()
     while stack:
         node = stack.pop()
-        if node in placeholders or isinstance(node, Const):
+        if node in seen or isinstance(node, Const):
             continue
+        seen.add(node)
         if isinstance(node, Read) and node.tensor in names:
             place(node, "r", "frame", frames[node.tensor])
         elif node.tensors & names:

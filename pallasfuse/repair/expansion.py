@@ -15,6 +15,7 @@ from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, po
 from pallasfuse.ir.ops import OPS
 from pallasfuse.repair import laurent
 from pallasfuse.repair.laurent import IMAGINARY, ONE, Exp, Monomial, Poly, Var, number, variable
+from pallasfuse.repair.result import ROUNDING
 from pallasfuse.repair.signs import Sign, infer_sign
 
 _MAX_PREDICATES = 4
@@ -105,7 +106,7 @@ class Expansion:
             if not dtypes.is_exact_cast(x.dtype, node.dtype):
                 if frame_only[x]:
                     return variable(Var(node, "frame"))  # the rounded value is a frame too: nothing moves
-                self.conditions[f"rounding to {node.dtype} moves past the repair"] = None
+                self.conditions[f"{ROUNDING}{node.dtype} moves past the repair"] = None
             return operands[0]
         predicate = args[0]
         if isinstance(predicate, Const):

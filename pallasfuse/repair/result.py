@@ -14,6 +14,10 @@ def accumulator_name(position: int) -> str:
     return f"acc.{position}"
 
 
+ROUNDING = "rounding to "
+"""How a condition starts that is about a rounding only; where any other fails, the result is not the program's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accumulator:
     """One component of the carried state B.
@@ -36,7 +40,7 @@ class Repair:
     matrix: str
     """M(r, r') as text, for `explain`."""
     conditions: tuple[str, ...] = ()
-    """Side conditions under which the algebra holds."""
+    """Side conditions under which the algebra holds: roundings that move, and exceptions."""
     nonzero: tuple[Expr, ...] = ()
     """What the updates divide by, and whose sign does not exclude zero: each is also among the conditions.
 

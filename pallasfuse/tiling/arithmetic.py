@@ -21,12 +21,13 @@ from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segmen
 LOG2_E = math.log2(math.e)
 
 
-CONDITION = "exp of a half-precision product is computed by exp2, with the factor log2(e) folded into its scale"
+EXCEPTION = ("exp of a half-precision product is computed by exp2, with the factor log2(e) folded into its scale: the product is "
+             "below 2e38")  # fmt: skip
 
 
-def rewrite(program: TileProgram) -> TileProgram:
-    """The same kernel with cheaper arithmetic."""
-    return replace(program, body=_block(program.body, coarse_values(program)))
+def rewrite(program: TileProgram, *, strict: bool = False) -> TileProgram:
+    """The same kernel with cheaper arithmetic; `strict` without what may overflow where the program does not."""
+    return replace(program, body=_block(program.body, frozenset() if strict else coarse_values(program)))
 
 
 def coarse_values(program: TileProgram) -> frozenset[str]:

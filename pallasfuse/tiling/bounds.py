@@ -61,11 +61,11 @@ def _tiles_covering(position: Expr, tile: int) -> Expr:
     return simplify(apply("div", add(position, integer(tile - 1)), integer(tile)))
 
 
-def guards(folds: Sequence[Fold]) -> tuple[tuple[Expr, ...], bool]:
+def guards(folds: Sequence[Fold], *, strict: bool = False) -> tuple[tuple[Expr, ...], bool]:
     """Positional predicates outside of which every term of a pass is neutral, and whether that assumes finite values.
 
-    Frames are finite: the tile program guards them. Reductions that an earlier pass has finished may be anything: a row
-    that they make NaN must become NaN here too.
+    `strict`: only those that assume nothing. Frames are finite: the tile program guards them. Reductions that an earlier
+    pass has finished may be anything: a row that they make NaN must become NaN here too.
     """
     accumulators = [a for f in folds for a in f.accumulators]
     frames = {frame.name for f in folds for frame in f.frames}
@@ -77,17 +77,18 @@ def guards(folds: Sequence[Fold]) -> tuple[tuple[Expr, ...], bool]:
     proven, assumed = [], False
     for predicate in found:
         proofs = [is_neutral(a.term, a.reducer, {predicate: 0.0}, frames, finished) for a in accumulators]
-        if all(p is not None for p in proofs):
+        assumes = any(p is not None and p.assumes_finite_factor for p in proofs)
+        if all(p is not None for p in proofs) and not (strict and assumes):
             proven.append(predicate)
-            assumed |= any(p is not None and p.assumes_finite_factor for p in proofs)
+            assumed |= assumes
     return tuple(proven), assumed
 
 
-def conditions(group: Group) -> tuple[str, ...]:
+def exceptions(group: Group) -> tuple[str, ...]:
     """What skipping masked tiles assumes."""
     found: dict[str, None] = {}
     for pass_index in range(group.passes):
-        skipped, assumed = guards([f for f in group.folds if f.pass_index == pass_index])
+        skipped, assumed = guards([f for f in group.folds if f.pass_index == pass_index], strict=group.strict)
         if assumed:
             where = " and ".join(map(str, skipped))
             found[f"where {where} is false the other values are finite and no divisor is zero: "
@@ -96,9 +97,10 @@ def conditions(group: Group) -> tuple[str, ...]:
 
 
 def plan_loop(
-    schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold]
-) -> Plan:
-    """Segments that together visit every tile on which some term is not neutral."""
+    schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
+    strict: bool = False,
+) -> Plan:  # fmt: skip
+    """Segments that together visit every tile on which some term is not neutral (`strict`: as in `guards`)."""
     tile, total = tile_of(rolled), rolled.extent
     grid = {a for a, _ in schedule.grid}
 
@@ -107,7 +109,7 @@ def plan_loop(
             return read(block_start(axis), (), "int32"), tile_of(axis)
         return integer(0), axis.extent
 
-    predicates, assumed = guards(folds)
+    predicates, assumed = guards(folds, strict=strict)
     both = Extent(EVERYWHERE, EVERYWHERE)
     for predicate in predicates:
         both = both_hold(both, extent(predicate, rolled, block))

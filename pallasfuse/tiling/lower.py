@@ -243,7 +243,7 @@ class _Lowering:
 
     def _rolled(self, folds: list[Fold]) -> None:
         """One pass over the rolled axis."""
-        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, folds)
+        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, folds, strict=self.group.strict)
         for fold in folds:  # loads and inner values that every tile shares come before the loop
             for accumulator in fold.accumulators:
                 self._preload(accumulator.term)

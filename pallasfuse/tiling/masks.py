@@ -7,10 +7,11 @@ holds for the whole block. Bounds are scalar expressions over the block's start 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, add, apply, const
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, add, apply, const, postorder
 from pallasfuse.ir.simplify import simplify
 
 
@@ -37,22 +38,25 @@ def affine(expr: Expr) -> Affine | None:
         return None
     total: dict[Axis, int] = {}
     constant = 0
-    stack: list[tuple[Expr, int]] = [(expr, 1)]
-    while stack:
-        node, k = stack.pop()
+    multiple = {expr: 1}
+    for node in reversed(list(postorder(expr))):  # users before their arguments: a shared part is taken apart once
+        k = multiple.pop(node, 0)
+        if not k:
+            continue
+        parts: tuple[tuple[Expr, int], ...] = ()
         match node:
             case Const(value):
                 constant += k * int(value)
             case Index(axis):
                 total[axis] = total.get(axis, 0) + k
             case Apply("add", (a, b)):
-                stack += [(a, k), (b, k)]
+                parts = (a, k), (b, k)
             case Apply("sub", (a, b)):
-                stack += [(a, k), (b, -k)]
+                parts = (a, k), (b, -k)
             case Apply("neg", (a,)):
-                stack.append((a, -k))
+                parts = ((a, -k),)
             case Apply("mul", (a, Const(value))) | Apply("mul", (Const(value), a)):
-                stack.append((a, k * int(value)))
+                parts = ((a, k * int(value)),)
             case Apply("convert", (a,)):
                 inner = affine(a)
                 if inner is None:
@@ -62,6 +66,8 @@ def affine(expr: Expr) -> Affine | None:
                     total[axis] = total.get(axis, 0) + k * c
             case _:
                 return None
+        for part, times in parts:
+            multiple[part] = multiple.get(part, 0) + times
     form = Affine(tuple(sorted((a, k) for a, k in total.items() if k)), constant)
     largest = abs(constant) + sum(abs(k) * a.extent for a, k in form.coefficients)
     return form if largest < _SMALL else None
@@ -184,26 +190,42 @@ def both_hold(x: Extent, y: Extent) -> Extent:
 _MIRRORED = {"ge": "le", "gt": "lt", "le": "ge", "lt": "gt"}
 
 
+_DEEPEST = 64
+"""Levels of a predicate that are looked at: what lies deeper is applied, but not analysed."""
+
+
 def extent(predicate: Expr, rolled: Axis, block: Block) -> Extent:
     """The extent of a boolean expression along the rolled axis; unknown parts may hold anywhere and surely nowhere."""
+    known: dict[Expr, Extent] = {}
+
+    def at_level(part: Expr, level: int) -> Extent:
+        if part not in known:
+            inner = partial(at_level, level=level + 1)
+            known[part] = _extent(part, rolled, block, inner) if level < _DEEPEST else Extent(EVERYWHERE, None)
+        return known[part]
+
+    return at_level(predicate, 0)
+
+
+def _extent(predicate: Expr, rolled: Axis, block: Block, inner: Callable[[Expr], Extent]) -> Extent:
     match predicate:
         case Const(value):
             return Extent(EVERYWHERE, EVERYWHERE) if value else Extent(Interval(None, integer(-(2**30))), None)
         case Apply("and", (a, b), "bool"):
-            return both_hold(extent(a, rolled, block), extent(b, rolled, block))
+            return both_hold(inner(a), inner(b))
         case Apply("or", (a, b), "bool"):
-            x, y = extent(a, rolled, block), extent(b, rolled, block)
+            x, y = inner(a), inner(b)
             return Extent(_hull(x.possible, y.possible), _union_inside(x.certain, y.certain))
         case Apply("not", (a,), "bool"):
             negated = _negate(a)
             if negated is not None:
-                return extent(negated, rolled, block)
+                return inner(negated)
         case Apply("ge" | "gt" | "le" | "lt" as op, (Apply("abs", (x,)), b)):
             # |x| < b holds when x < b and -x < b; |x| > b when x > b or -x > b
             join = "and" if op in ("lt", "le") else "or"
-            return extent(apply(join, apply(op, x, b), apply(op, apply("neg", x), b)), rolled, block)
+            return inner(apply(join, apply(op, x, b), apply(op, apply("neg", x), b)))
         case Apply("ge" | "gt" | "le" | "lt" as op, (a, Apply("abs") as b)):
-            return extent(apply(_MIRRORED[op], b, a), rolled, block)
+            return inner(apply(_MIRRORED[op], b, a))
         case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)):
             left, right = affine(a), affine(b)
             if left is not None and right is not None:
@@ -216,7 +238,7 @@ def extent(predicate: Expr, rolled: Axis, block: Block) -> Extent:
                 return _nonnegative(Affine(tuple((x, c) for x, c in total.items() if c), constant), rolled, block)
         case Apply("eq", (a, b)) if dtypes.is_integer(a.dtype):
             both = apply("and", apply("ge", a, b), apply("le", a, b))
-            return extent(both, rolled, block)
+            return inner(both)
     return Extent(EVERYWHERE, None)
 
 

@@ -16,11 +16,16 @@ class Product:
     rhs: Expr
 
 
+_MOST_FACTORS = 64
+
+
 def _factors(root: Expr) -> list[tuple[Expr, bool]]:
-    """(factor, inverted) of the top-level product."""
+    """(factor, inverted) of the top-level product. A longer one, like a square of squares, counts as one factor."""
     found: list[tuple[Expr, bool]] = []
     stack = [(root, False)]
     while stack:
+        if len(found) + len(stack) > _MOST_FACTORS:
+            return [(root, False)]
         node, inverted = stack.pop()
         match node:
             case Apply("mul", (a, b)):

@@ -36,11 +36,18 @@ def _number(root: Expr, starts: Mapping[str, int]) -> int:
 
 
 def visited_share(program: TileProgram, schedule: Schedule) -> float:
-    """Tiles visited by the first loop that masks shape, over all tiles: 1.0 when nothing is skipped."""
+    """Tiles visited over all tiles, on average over the passes: 1.0 when nothing is skipped."""
+    shares = visited_shares(program, schedule)
+    return sum(shares) / len(shares)
+
+
+def visited_shares(program: TileProgram, schedule: Schedule) -> list[float]:
+    """The share of the tiles that each pass visits."""
     loops = [s for s in program.body if isinstance(s, Loop) and s.carries]
-    if not loops:
-        return 1.0
-    loop = loops[0]
+    return [_visited_share(loop, program, schedule) for loop in loops] or [1.0]
+
+
+def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> float:
     read = frozenset().union(*(s.start.tensors | s.stop.tensors for s in loop.segments))
     ranges = []
     names = []

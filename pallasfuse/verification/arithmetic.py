@@ -30,6 +30,13 @@ type Residues = list[Array | None]
 _NO = np.zeros(1, bool)
 _UNBOUNDED = frozenset({"add", "sub", "mul", "div", "exp", "exp2", "square", "integer_pow", "pow"})
 """Operations that overflow, or underflow to a zero, though their result is a finite number other than zero."""
+_RANGES = {
+    "float64": (1.8e308, 2.5e-324),
+    "float32": (3.41e38, 7e-46),
+    "bfloat16": (3.39e38, 4.6e-41),
+    "float16": (65520.0, 3e-8),
+}
+"""Numbers above the first are infinite in the type, numbers below the second are zero."""
 
 
 class Numbers:
@@ -109,7 +116,7 @@ class Numbers:
         if op in ("max", "min"):
             from pallasfuse.verification.order import extremum
 
-            return extremum(self, op, args).typed(dtype)
+            return extremum(self, op, args, merge=True).typed(dtype)
         args = [self._convert(a, dtype) if not dtypes.is_float(a.dtype) and op != "integer_pow" else a for a in args]
         rule = getattr(self, f"_{op}", None)
         result: Value = rule(*args) if rule is not None else self._uninterpreted(op, args)
@@ -320,7 +327,8 @@ class Numbers:
     def _circular(self, op: str, x: Value) -> Value:
         levels: Residues = [None] * (self.tower.levels + 1)
         if x.turn is not None:
-            levels[0] = self.tower.turn(x.turn)[op == "sin"]
+            for level in range(self.tower.levels):
+                levels[level] = self.tower.turn(level, x.turn)[op == "sin"]
         return self._special(op, self.finish(op, (x,), levels, x.kind), x)
 
     def _cos(self, x: Value) -> Value:
@@ -350,10 +358,14 @@ class Numbers:
     def _convert(self, x: Value, dtype: str) -> Value:
         if dtypes.is_float(dtype):
             if dtypes.is_float(x.dtype):
-                return x.typed(dtype)
+                return x.typed(dtype) if x.real is None else self._in_range(x, x.real, dtype)
             assert x.real is not None
             whole = x.real.astype(np.int64)
             residues: Residues = [whole % p for p in self.constants.moduli]
+            if whole.shape[-1] > 1:  # from an input: an element of the field like any other
+                return Value(
+                    dtype, np.zeros((1,) * whole.ndim, np.int8), x.bad, x.taint, tuple(residues[:-1]), residues[-1]
+                )
             return self._from_real(x.real.astype(np.float64), dtype, residues, x.bad, x.taint)
         if x.real is not None:
             with np.errstate(all="ignore"):
@@ -363,6 +375,16 @@ class Numbers:
             return self._compare("ne", [x, self.constant(0.0, x.dtype, x.rank)])
         self.notes[f"conversion of inputs to {dtype}"] = None
         return self.integers_from(self.key("convert", (x,)), dtype, x.bad, x.taint)
+
+    def _in_range(self, x: Value, real: Array, dtype: str) -> Value:
+        """A known number in another type, whose range it may leave: -1e30 is -inf in float16."""
+        largest, smallest = _RANGES[dtype]
+        size = np.abs(real)
+        special = np.where(size > largest, np.copysign(np.inf, real), 0.0)
+        leaves = np.isfinite(real) & (real != 0) & ((size > largest) | (size < smallest))
+        if not leaves.any():
+            return x.typed(dtype)
+        return self.choose(leaves, self._from_real(special, dtype, None), x).typed(dtype)
 
     def integers_from(self, key: Array, dtype: str, bad: Array, taint: Array) -> Value:
         """Small integers (or booleans) that look random, from 64-bit keys."""

@@ -40,6 +40,9 @@ class FiniteFields(Numbers):
         assert value.real is not None and value.real.size == 1
         return int(value.real.item())
 
+    def finished(self, value: Value) -> Value:
+        return value.plain()
+
     def reduce(self, reducer: Reducer, value: Value, dims: tuple[int, ...], dtype: str) -> Value:
         value = value.full()
         shape = value.shape
@@ -52,7 +55,7 @@ class FiniteFields(Numbers):
         for dim in dims:
             parts = [result.take((slice(None),) * dim + (slice(n, n + 1),)) for n in range(result.shape[dim])]
             if reducer.name in ("max", "min") and dtypes.is_float(value.dtype):
-                result = extremum(self, reducer.name, parts)
+                result = extremum(self, reducer.name, parts, merge=result is not value)
             else:
                 result = parts[0]
                 for part in parts[1:]:

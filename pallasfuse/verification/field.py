@@ -11,7 +11,7 @@ Z_(p_i) "positive" means "is a square": products and quotients of positive numbe
 positive number has exactly one positive square root, and exponentials are positive. Sums of positive numbers need not be positive:
 that is where the analogy ends, and where `taint` comes in (see `value`).
 
-Sines and cosines are powers of an element of order `TURN` in the norm-one group of Z_(p_0)[i].
+Sines and cosines are powers of an element of order `TURN` in the norm-one groups of the Z_(p_i)[i], of order p_i + 1.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 CHAIN = (2136452639, 1068226319, 534113159, 267056579)
 """p_i = 2 p_(i+1) + 1; all are 3 mod 4 and 2 mod 3, and 2, 3, 5, 7, 11 and 13 are squares modulo the first two."""
 TURN = 635849
-"""A prime that divides p_0 + 1."""
+"""A prime that divides every p_i + 1."""
 
 
 def power(base: Array, exponent: int, p: int) -> Array:
@@ -153,8 +153,8 @@ class Tower:
     roots: tuple[Array, ...]
     windows: tuple[Array, ...]
     """windows[i][w, d]: root i to the power d << (4 w)."""
-    turns: tuple[Array, Array]
-    """Cosine and sine of one step of the circle."""
+    turns: tuple[tuple[Array, Array], ...]
+    """For each level, cosine and sine of one step of the circle."""
 
     @property
     def primes(self) -> tuple[int, ...]:
@@ -180,10 +180,11 @@ class Tower:
         base = inverse(discrete_logarithm(self.roots[level], level), order)
         return np.asarray(discrete_logarithm(x, level) * base % order)
 
-    def turn(self, angle: Array) -> tuple[Array, Array]:
+    def turn(self, level: int, angle: Array) -> tuple[Array, Array]:
         """Cosine and sine of `angle` steps of the circle, by doubling and adding."""
-        p = CHAIN[0]
-        (c, s), (rc, rs) = self.turns, (np.ones_like(self.turns[0]), np.zeros_like(self.turns[1]))
+        p = CHAIN[level]
+        c, s = self.turns[level]
+        rc, rs = np.ones_like(c), np.zeros_like(s)
         for bit in range(TURN.bit_length()):
             on = (angle >> bit) & 1 == 1
             nc, ns = (rc * c - rs * s) % p, (rs * c + rc * s) % p
@@ -211,12 +212,19 @@ def tower(levels: int, trials: int, seed: int) -> Tower:
             base = digits[-1] * base % p
         windows.append(np.stack(steps))
     seeds = generator.integers(0, 1 << 62, trials)
-    return Tower(levels, trials, generator, seeds, tuple(roots), tuple(windows), _circle(generator, trials))
+    return Tower(
+        levels,
+        trials,
+        generator,
+        seeds,
+        tuple(roots),
+        tuple(windows),
+        tuple(_circle(generator, trials, p) for p in CHAIN[:levels]),
+    )
 
 
-def _circle(generator: np.random.Generator, trials: int) -> tuple[Array, Array]:
-    """An element of order TURN of the norm-one group for each trial: (a + bi) / (a - bi), to the power (p_0 + 1) / TURN."""
-    p = CHAIN[0]
+def _circle(generator: np.random.Generator, trials: int, p: int) -> tuple[Array, Array]:
+    """An element of order TURN of the norm-one group for each trial: (a + bi) / (a - bi), to the power (p + 1) / TURN."""
     a, b = generator.integers(1, p, (2, trials))
     scale = inverse((a * a % p + b * b % p) % p, p)
     c, s = (a * a - b * b) % p * scale % p, 2 * a * b % p * scale % p

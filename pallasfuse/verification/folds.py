@@ -69,7 +69,7 @@ class GroupRun:
         if fold.refined is not None:
             main = fold.accumulators[0]
             named[main.name] = self._value(fold.refined, main.axes, named)
-        return self._value(fold.finish, fold.nest.axes, named)
+        return self.fields.finished(self._value(fold.finish, fold.nest.axes, named))
 
     def random_frame(self, frame: Frame) -> Value:
         """An arbitrary value of a frame; a square where the repair relies on a positive one."""

@@ -26,14 +26,17 @@ Mode = Literal["max", "min"]
 _MOST_MEMBERS = 64
 
 
-def extremum(numbers: "Numbers", mode: str, parts: Sequence[Value]) -> Value:
-    """The maximum or minimum of values, elementwise."""
+def extremum(numbers: "Numbers", mode: str, parts: Sequence[Value], *, merge: bool) -> Value:
+    """The maximum or minimum of values, elementwise.
+
+    merge: of maxima, that of the union. A reduction takes its elements as they are, whatever these are maxima of.
+    """
     assert mode in ("max", "min")
     if all(p.real is not None for p in parts):
         return _known(mode, parts)
     members: list[Value] = []
     for part in parts:
-        members.extend(part.members if part.mode == mode and part.members else [part.plain()])
+        members.extend(part.members if merge and part.mode == mode and part.members else [part.plain()])
     if len(members) > _MOST_MEMBERS:
         members = [p.plain() for p in parts]
     return replace(_opaque(numbers, mode, members), members=tuple(members), mode=mode)  # type: ignore[arg-type]
@@ -168,10 +171,13 @@ class _Scales:
 
 
 def carry_members(numbers: "Numbers", result: Value, op: str, args: Sequence[Value]) -> Value:
-    """a max(S) + b as the maximum of a S + b; a minimum where a is negative."""
+    """a max(S) + b as the maximum of a S + b; a minimum where a is negative.
+
+    Not where b varies along more dimensions: x[j] - min(S) is no minimum that a later one over j should look into.
+    """
     owner = next(n for n, a in enumerate(args) if a.members)
     other = args[1 - owner] if len(args) == 2 else None
-    if other is not None and other.members:
+    if other is not None and np.broadcast_shapes(args[owner].shape, other.shape) != args[owner].shape:
         return result
     mode = args[owner].mode
     flips = op == "neg" or (op == "sub" and owner == 1)
@@ -188,7 +194,7 @@ def carry_members(numbers: "Numbers", result: Value, op: str, args: Sequence[Val
             doubtful = negative | (other.kind != FINITE)
     moved = []
     for member in args[owner].members:
-        operands = [member if n == owner else a for n, a in enumerate(args)]
+        operands = [member if n == owner else a.plain() for n, a in enumerate(args)]
         image = numbers.apply(op, operands, result.dtype)
         moved.append(image if doubtful is None else replace(image, taint=image.taint | doubtful))
     if doubtful is not None:

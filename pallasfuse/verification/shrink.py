@@ -17,6 +17,8 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, index, postorder, read, rebuild
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 
+_COEFFICIENT = 24
+"""Counts up to this size may also be coefficients of a repair: they do not shrink."""
 _KEPT = 4
 """Integers up to this size are not taken for extents."""
 
@@ -104,9 +106,11 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
     axes = {a for d in program.definitions() for a in d.axes} | {
         a for n in program.nests if isinstance(n, Nest) for a in n.reduced
     }
+    kept = _counted(program)
     extents: dict[int, int] = {}
     for axis in axes:
-        extents[axis.extent] = max(extents.get(axis.extent, 0), min(axis.extent, wanted.get(axis, 2)))
+        short = axis.extent if axis in kept else min(axis.extent, wanted.get(axis, 2))
+        extents[axis.extent] = max(extents.get(axis.extent, 0), short)
     positional = {a.extent for a in _compared(program)}
     longest = 0
     for extent in sorted(positional):
@@ -120,8 +124,21 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
     for a, b in combinations(sorted(extents), 2):
         integers.setdefault(b - a, extents[b] - extents[a])
     counts = {volume(n.reduced): math.prod(extents[a.extent] for a in n.reduced)
-              for n in program.nests if isinstance(n, Nest) and n.is_reduction and volume(n.reduced) > 1}  # fmt: skip
+              for n in program.nests if isinstance(n, Nest) and n.is_reduction and volume(n.reduced) > _COEFFICIENT}  # fmt: skip
     return Shrinking(extents, {k: v for k, v in integers.items() if k > _KEPT or k in extents}, counts)
+
+
+def _counted(program: LoopProgram) -> set[Axis]:
+    """Reduced axes whose number of elements divides something, and is small enough to be mistaken for a coefficient."""
+    constants = {float(n.value) for nest in program.nests if isinstance(nest, Nest) for n in postorder(nest.body)
+                 if isinstance(n, Const) and dtypes.is_float(n.dtype)}  # fmt: skip
+    kept: set[Axis] = set()
+    for nest in program.nests:
+        if isinstance(nest, Nest) and 1 < volume(nest.reduced) <= _COEFFICIENT:
+            count = float(volume(nest.reduced))
+            if any(math.isclose(c, count) or math.isclose(c * count, 1.0, rel_tol=1e-6) for c in constants):
+                kept.update(nest.reduced)
+    return kept
 
 
 def _compared(program: LoopProgram) -> set[Axis]:

@@ -1,100 +1,57 @@
-"""Judges a fused program against the function that it replaces: NaN pattern, and error against a float64 evaluation."""
+"""Judges a fused program against its float64 evaluation, on every emitter that runs on a CPU.
+
+The tolerance of every element is its radius from `error_bounds`, which counts rounding errors: `OPERATIONS` for each one that
+the plain program makes. A fused program makes others, and not many more of them: a reduction with a repair rounds each term
+as the plain one does, and multiplies what it carries by a repair once per trip, which for tiles of one element is one more
+product (of rounded factors) and one more addition for every term. `OPERATIONS` is the ratio of these counts. Nothing else is
+allowed for.
+
+Where the analysis says that an element is infinite or not a number, the fused program says so too, or what the plain program says
+(XLA's own maximum may drop a NaN). Where it knows nothing (a division by what may be zero, a sum that may overflow), the element is
+not judged; `Verdict.unjudged` is the share of such elements.
+"""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Literal
 
 import pallasfuse as pf
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.evaluate import evaluate as evaluate_loop_program
+from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.ir.loop_program import External, Nest
+from pallasfuse.pipeline import Plan
+from pallasfuse.stages import Tiled
+from tests.property.balls import Arithmetic, Ball, exactly
+from tests.property.error_bounds import evaluate
 from tests.property.programs import Program
 
-
-def _wide(dtype: Any) -> Any:
-    return np.dtype(np.float64) if jnp.issubdtype(dtype, jnp.floating) else dtype
-
-
-_EXACT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "select_n", "max", "min", "neg", "abs",
-                    "reduce_max", "reduce_min", "stop_gradient", "copy", "iota", "sign", "round", "floor"})  # fmt: skip
-
-
-def _in_float64(
-    jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], noise: Any, rng: np.random.Generator
-) -> list[Any]:
-    """The jaxpr's meaning with every floating-point type replaced by float64.
-
-    The result of every operation that rounds is changed by up to `noise` times half an ulp of its own type.
-    """
-    values: dict[Any, Any] = {}
-
-    def look_up(atom: Any) -> Any:
-        x = atom.val if isinstance(atom, Literal) else values[atom]
-        return jnp.asarray(x, _wide(jnp.asarray(x).dtype if not hasattr(x, "dtype") else x.dtype))
-
-    values.update(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [look_up(a) for a in eqn.invars]
-        inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-        if inner is not None:
-            body = getattr(inner, "jaxpr", inner)
-            results = _in_float64(body, getattr(inner, "consts", ()), operands, noise, rng)
-        else:
-            params = dict(eqn.params)
-            for key in ("new_dtype", "preferred_element_type", "dtype"):
-                if params.get(key) is not None:
-                    params[key] = _wide(params[key])
-            got = eqn.primitive.bind(*operands, **params)
-            results = got if eqn.primitive.multiple_results else [got]
-            if eqn.primitive.name in ("reduce_max", "reduce_min") and operands[0].dtype == np.float64:
-                # XLA's may drop a NaN
-                results = [jnp.where(jnp.any(jnp.isnan(operands[0]), eqn.params["axes"]), jnp.nan, results[0])]
-            kept = eqn.primitive.name == "convert_element_type" and not (
-                jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating)
-                and jnp.finfo(eqn.invars[0].aval.dtype).eps < jnp.finfo(eqn.outvars[0].aval.dtype).eps
-                if jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating) else False
-            )  # fmt: skip
-            if eqn.primitive.name not in _EXACT and not kept:
-                results = [_shake(r, v.aval.dtype, noise, rng) for r, v in zip(results, eqn.outvars, strict=True)]
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [look_up(v) for v in jaxpr.outvars]
-
-
-def _shake(x: Any, dtype: Any, noise: Any, rng: np.random.Generator) -> Any:
-    if not jnp.issubdtype(dtype, jnp.floating):
-        return x
-    half_ulp = float(jnp.finfo(dtype).eps) / 2
-    return x * (1 + noise * half_ulp * rng.uniform(-1, 1, x.shape))
-
-
-def exact(function: Callable[..., Any], *args: Any, perturbed: bool = False) -> list[list[np.ndarray]]:
-    """The results in float64; then, if `perturbed`, twice with random relative errors of half an ulp after every operation.
-
-    How far the perturbed results lie from the exact ones is what the program's own rounding may do to it.
-    """
-    traced = jax.make_jaxpr(function)(*args)
-    rng = np.random.default_rng(7)
-    variants = [0.0, 1.0, -1.0] if perturbed else [0.0]
-    with jax.enable_x64(True):
-        wide = [np.asarray(a, _wide(a.dtype)) for a in args]
-        jaxpr = getattr(traced, "jaxpr", traced)
-        run = jax.jit(lambda noise, *xs: _in_float64(jaxpr, traced.consts, xs, noise, rng))
-        run = run.lower(0.0, *wide).compile({"xla_backend_optimization_level": 0})
-        return [[np.asarray(y) for y in run(v, *wide)] for v in variants]
+OPERATIONS = 4.0
+FUSED, PLAIN, FLOAT64 = Arithmetic(operations=OPERATIONS), Arithmetic(), Arithmetic(2.0**-53, OPERATIONS)
+COMPILED = ("xla", "interpret")
+INTERPRETED = ("loop program", "tiles of xla", "tiles of interpret", "tiles of triton")
+"""The float64 interpreters of what each stage made; `tiles of ...`: of the kernels planned for a target, with its tails."""
+EMITTERS = (*COMPILED, *INTERPRETED)
+MOST_TRIPS = 600
+"""Kernels with more tiles than that are not interpreted."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one program on one target."""
+    """What came of one program on one emitter."""
 
     problems: tuple[str, ...]
-    strategies: tuple[str, ...]
-    trips: int
-    fallbacks: tuple[str, ...]
-    worst: float
+    strategies: tuple[str, ...] = ()
+    trips: int = 0
+    fallbacks: tuple[str, ...] = ()
+    worst: float = 0.0
+    """The largest share of the tolerance that an element used."""
+    unjudged: float = 0.0
 
     @property
     def event(self) -> str:
@@ -107,82 +64,200 @@ class Verdict:
         return "rolling_update" in self.strategies and self.trips > 1
 
 
-def _as_array(x: Any) -> np.ndarray:
-    x = np.asarray(x)
-    return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+@dataclass
+class Findings:
+    """Problems of several arrays, and the worst use of the tolerance among them."""
+
+    problems: list[str] = field(default_factory=list)
+    worst: float = 0.0
+    elements: int = 0
+    unjudged: int = 0
+
+    def compare(self, name: str, got: Any, truth: Ball, plain: Any = None) -> None:
+        """Judge one array; `plain` is what the plain program gave."""
+        ours = _as_float64(got)
+        theirs = truth.value if plain is None else _as_float64(plain)
+        if ours.shape != truth.value.shape:
+            self.problems.append(f"{name}: shape {ours.shape}, expected {truth.value.shape}")
+            return
+        if plain is not None and np.asarray(got).dtype != np.asarray(plain).dtype:
+            self.problems.append(f"{name}: {np.asarray(got).dtype}, plain {np.asarray(plain).dtype}")
+            return
+        value, radius = truth.value.astype(np.float64), truth.radius
+        with np.errstate(all="ignore"):
+            error = np.abs(ours - value)
+            finite = np.isfinite(ours) & np.isfinite(value)
+            inside = finite & (error <= radius)
+            alike = (
+                _alike(ours, value)
+                | _alike(ours, theirs)
+                | (np.isfinite(ours) & np.isfinite(theirs) & ~np.isfinite(value))
+            )
+            wrong = ~(inside | (alike & ~finite) | np.isposinf(radius))
+            judged = finite & ~np.isposinf(radius) & (radius > 0)
+            used = np.where(judged, error / np.where(judged, radius, 1.0), 0.0)
+        self.elements += wrong.size
+        self.unjudged += int(np.isposinf(radius).sum())
+        self.worst = max(self.worst, float(used.max(initial=0.0)))
+        if wrong.any():
+            at = np.unravel_index(np.argmax(np.where(wrong, np.where(finite, used, np.inf), -1.0)), wrong.shape)
+            where = [int(n) for n in at]
+            self.problems.append(
+                f"{name}: {int(wrong.sum())} of {wrong.size} elements are wrong; at {where} {ours[at]:.9g}, expected "
+                f"{value[at]:.9g} within {radius[at]:.3g} (plain {theirs[at]:.9g}, largest {_largest(value):.3g})"
+            )
+
+    def verdict(self, plan: Plan | None = None, more: Iterable[str] = ()) -> Verdict:
+        problems = (*self.problems, *more)
+        share = self.unjudged / max(1, self.elements)
+        if plan is None:
+            return Verdict(problems, worst=self.worst, unjudged=share)
+        problems = (*problems, *(str(f) for f in plan.fallbacks if "please report" in f.reason))
+        trips = max((k.schedule.trips for k in plan.kernels), default=0)
+        return Verdict(
+            problems, tuple(k.strategy for k in plan.kernels), trips, tuple(map(str, plan.fallbacks)), self.worst, share
+        )
 
 
-def judge(program: Program, target: str) -> Verdict:
-    fn = program.function()
-    args = program.arguments()
-    return judge_function(fn, args, target, program.tiles)
+def _as_float64(x: Any) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
 
 
-def compare(
-    have: Sequence[Any], plain: Sequence[Any], references: Sequence[Sequence[np.ndarray]]
-) -> tuple[list[str], float]:
-    """Where the fused results `have` are not as good as the `plain` ones; and the worst share of the tolerance used.
+def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a == b) | (np.isnan(a) & np.isnan(b))
 
-    The tolerance, in the largest norm: four times the plain program's own error, plus four times what random
-    half-ulp errors of its operations do to the exact result, plus 16 ulps of the largest result.
-    """
-    problems: list[str] = []
-    worst = 0.0
-    np.seterr(invalid="ignore")
-    for n, (got, own) in enumerate(zip(have, plain, strict=True)):
-        if got.shape != own.shape or got.dtype != own.dtype:
-            problems.append(f"output {n}: {got.dtype}{got.shape}, plain {own.dtype}{own.shape}")
-            continue
-        ours, theirs, truth = _as_array(got), _as_array(own), references[0][n]
-        if ours.dtype != np.float64:
-            if not np.array_equal(ours, theirs):
-                problems.append(f"output {n}: integers differ")
-            continue
-        for kind, test in (("NaN", np.isnan), ("+inf", np.isposinf), ("-inf", np.isneginf)):
-            # XLA's own max and min may drop a NaN: what agrees with float64 instead is right as well
-            wrong = (test(ours) != test(theirs)) & (test(ours) != test(truth))
-            if wrong.any():
-                problems.append(
-                    f"output {n}: {kind} in {test(ours).sum()} of {ours.size} elements, plain has {test(theirs).sum()}"
-                )
-        finite = np.isfinite(theirs) & np.isfinite(ours) & np.isfinite(truth)
-        if not finite.any():
-            continue
-        eps = float(jnp.finfo(got.dtype).eps)
 
-        def largest(x: np.ndarray, where: np.ndarray = finite) -> float:
-            return float(np.abs(x[where]).max())
-
-        inherent = max((largest(r[n] - truth, finite & np.isfinite(r[n])) for r in references[1:]
-                        if (finite & np.isfinite(r[n])).any()), default=0.0)  # fmt: skip
-        allowed = 4 * largest(theirs - truth) + 4 * inherent + 16 * eps * largest(truth) + 1e-35
-        error = largest(ours - truth)
-        worst = max(worst, error / allowed)
-        if error > allowed:
-            problems.append(f"output {n}: error {error:.3g}, allowed {allowed:.3g} (plain {largest(theirs - truth):.3g}, "
-                            f"inherent {inherent:.3g}, largest {largest(truth):.3g})")  # fmt: skip
-    return problems, worst
+def _largest(x: np.ndarray) -> float:
+    return float(np.abs(x[np.isfinite(x)]).max(initial=0.0))
 
 
 def fuse_for(fn: Callable[..., Any], target: str, tiles: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
     return pf.fuse(fn, target=target, options=pf.FuseOptions(tiles=tiles))
 
 
+class Case:
+    """A function with its arguments and what all emitters are compared with, computed once."""
+
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], tiles: tuple[tuple[str, int], ...] = ()) -> None:
+        self.fn, self.args = fn, list(args)
+        # after z, axes are named a1, a2, ...
+        self.tiles = (*tiles, *((f"a{n}", tiles[n % len(tiles)][1]) for n in range(1, 60))) if tiles else ()
+        self._plans: dict[str, Tiled] = {}
+
+    @cached_property
+    def traced(self) -> Any:
+        return jax.make_jaxpr(lambda *a: jax.tree.leaves(self.fn(*a)))(*self.args)
+
+    @cached_property
+    def plain(self) -> list[np.ndarray]:
+        return [np.asarray(y) for y in jax.tree.leaves(jax.jit(self.fn)(*self.args))]
+
+    @cached_property
+    def truth(self) -> list[Ball]:
+        return self._evaluate(FUSED)
+
+    def _evaluate(self, arithmetic: Arithmetic) -> list[Ball]:
+        jaxpr = getattr(self.traced, "jaxpr", self.traced)
+        balls = [arithmetic.rounded(b.value, b.radius, np.asarray(a).dtype, 0) for a in self.args for b in [exactly(a)]]
+        return evaluate(jaxpr, self.traced.consts, balls, arithmetic)[0]
+
+    @cached_property
+    def plain_verdict(self) -> Verdict:
+        """The plain program is judged as well: where it lies outside of its own bound, the bound is wrong."""
+        findings = Findings()
+        for n, (got, ball) in enumerate(zip(self.plain, self._evaluate(PLAIN), strict=True)):
+            findings.compare(f"plain output {n}", got, ball, got)
+        return findings.verdict()
+
+    def plan(self, target: str) -> Tiled:
+        if target not in self._plans:
+            self._plans[target] = fuse_for(self.fn, target, self.tiles).trace(*self.args).fuse().tile()
+        return self._plans[target]
+
+    @cached_property
+    def variables(self) -> Mapping[str, Ball]:
+        """Every tensor of the loop program, by name, evaluated from the converted jaxpr with float64 roundings."""
+        converted = self.plan("xla").plan.converted
+        _, known = evaluate(converted.jaxpr, converted.jaxpr.consts, [exactly(a) for a in self.args], FLOAT64)
+        extents = {d.name: tuple(a.extent for a in d.axes) for d in converted.program.definitions()}
+        balls = {name: known[var] for name, var in converted.variable.items() if var in known}
+        return {
+            n: Ball(b.value.reshape(extents[n]), b.radius.reshape(extents[n])) for n, b in balls.items() if n in extents
+        }
+
+    def judge(self, emitter: str) -> Verdict:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if emitter in COMPILED:
+                return self._compiled(emitter)
+            if emitter == "loop program":
+                return self._loop_program()
+            return self._tiles(emitter.removeprefix("tiles of "))
+
+    def _compiled(self, target: str) -> Verdict:
+        tiled = self.plan(target)
+        have = jax.tree.leaves(tiled.lower().compile()(*self.args))
+        findings = Findings()
+        for n, (got, own, ball) in enumerate(zip(have, self.plain, self.truth, strict=True)):
+            findings.compare(f"output {n}", got, ball, own)
+        return findings.verdict(tiled.plan)
+
+    def _loop_program(self) -> Verdict:
+        program, findings = self.plan("xla").plan.program, Findings()
+        given = {t.name for t in program.inputs} | {n.name for n in program.nests if isinstance(n, External)}
+        got = evaluate_loop_program(program, {n: b.value for n, b in self.variables.items() if n in given})
+        for nest in program.nests:
+            if isinstance(nest, Nest):
+                findings.compare(nest.name, got[nest.name], self.variables[nest.name])
+        return findings.verdict()
+
+    def _tiles(self, target: str) -> Verdict:
+        plan, findings, broken = self.plan(target).plan, Findings(), []
+        for kernel in plan.kernels:
+            if kernel.schedule.trips * _blocks(kernel.program.grid) > MOST_TRIPS:
+                continue
+            inputs = {t.name: self.variables[t.name].value for t in kernel.program.inputs}
+            for back in (False, True) if plan.target.tails == "exact" else (False,):
+                try:
+                    outputs = evaluate_tiles(kernel.program, inputs, move_last_block_back=back)
+                except InvalidProgramError as error:
+                    broken.append(f"{kernel.name}: {error}")
+                    continue
+                for name, got in outputs.items():
+                    findings.compare(f"{name} of {kernel.name}, back={back}", got, self.variables[name])
+        return findings.verdict(plan, broken)
+
+
+def _blocks(grid: Iterable[tuple[Any, int]]) -> int:
+    blocks = 1
+    for axis, tile in grid:
+        blocks *= -(-axis.extent // tile)
+    return blocks
+
+
+def judge(program: Program, target: str) -> Verdict:
+    return Case(program.function(), program.arguments(), program.tiles).judge(target)
+
+
 def judge_function(
     fn: Callable[..., Any], args: Sequence[Any], target: str, tiles: tuple[tuple[str, int], ...] = ()
 ) -> Verdict:
     """Run `fn` fused and not, and compare."""
-    fused = fuse_for(fn, target, tiles)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        tiled = fused.trace(*args).fuse().tile()  # planned once; calls of the fused function itself: test_transforms
-        plan = tiled.plan
-        have = jax.tree.leaves(tiled.lower().compile()(*args))
-        plain = jax.tree.leaves(jax.jit(fn)(*args))
-        references = exact(lambda *a: jax.tree.leaves(fn(*a)), *args, perturbed=True)
-    problems, worst = compare(have, plain, references)
-    problems = [*problems, *(str(f) for f in plan.fallbacks if "please report" in f.reason)]
-    trips = max((k.schedule.trips for k in plan.kernels), default=0)
-    return Verdict(
-        tuple(problems), tuple(k.strategy for k in plan.kernels), trips, tuple(map(str, plan.fallbacks)), worst
-    )
+    return Case(fn, args, tiles).judge(target)
+
+
+def exact(function: Callable[..., Any], *args: Any, perturbed: bool = False) -> list[list[np.ndarray]]:
+    """The results in float64; then, if `perturbed`, the radius of each of their elements."""
+    truth = Case(function, args).truth
+    values = [b.value for b in truth]
+    return [values, [b.radius for b in truth]] if perturbed else [values]
+
+
+def compare(
+    have: Sequence[Any], plain: Sequence[Any], references: Sequence[Sequence[np.ndarray]]
+) -> tuple[list[str], float]:
+    """What is wrong with the results `have`, and the worst share of the tolerance used; `references` are those of `exact`."""
+    findings = Findings()
+    for n, (got, own) in enumerate(zip(have, plain, strict=True)):
+        findings.compare(f"output {n}", got, Ball(references[0][n], references[1][n]), own)
+    return findings.problems, findings.worst

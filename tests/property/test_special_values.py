@@ -184,7 +184,7 @@ def is_excepted(row, conditions):
     finite = row[np.isfinite(row)].astype(np.float64)
     limit = 1e17 if row.dtype != jnp.float16 else np.inf
     overflows = finite.size > 0 and np.abs(finite).max() >= limit
-    return (overflows and "overflow" in conditions) or (finite.size < row.size and "0 * inf" in conditions)
+    return (overflows and "overflow" in conditions) or (finite.size < row.size and "a masked 0 * inf" in conditions)
 
 
 def judge_rows(chain, x, names, target, tiles=TILES):
