@@ -141,8 +141,14 @@ def plan_loop(
         add_trip(middle, after, False, true, "unmasked" if predicates else "")
         add_trip(after, body_stop, has_edge, frozenset(), "masked" if predicates else "edge")
     if tails == "exact" and total % tile:
-        reached = simplify(sub(stop, body_stop))
-        trips.append(Trip(integer(0), reached, whole_tiles * tile, total % tile, False, frozenset(), "tail"))
+        begun = body_stop if isinstance(start, Const) and start.value == 0 else maximum(body_stop, start)
+        reached = (
+            maximum(simplify(sub(stop, begun)), integer(0))
+            if begun is not body_stop
+            else simplify(sub(stop, body_stop))
+        )
+        if not _is_empty(integer(0), reached):
+            trips.append(Trip(integer(0), reached, whole_tiles * tile, total % tile, False, frozenset(), "tail"))
     first = simplify(apply("mul", start, integer(tile)))
     end = minimum(simplify(apply("mul", stop, integer(tile))), integer(total))
     return Plan(tuple(trips), maximum(simplify(sub(end, first)), integer(0)), first, predicates, assumed)

@@ -240,6 +240,12 @@ class Numbers:
             and abs(y.real.max()) < 64
         ):
             return self._integer_pow(x, y)
+        if y.real is not None and (y.real == np.trunc(y.real)).all() and (np.abs(y.real) < 64).all():
+            chosen = self.constant(1.0, x.dtype, x.rank)
+            for n in np.unique(y.real):
+                power = self._integer_pow(x.plain(), self.constant(int(n), "int32", x.rank))
+                chosen = self.choose(y.real == n, power, chosen)
+            return replace(chosen, bad=chosen.bad | y.bad, taint=chosen.taint | y.taint)
         levels: Residues = []
         for i, p in enumerate(self.tower.primes):
             base, exponent = x.levels[i], y.levels[i + 1] if i + 1 < self.tower.levels else None
@@ -325,10 +331,9 @@ class Numbers:
         return self._hyperbolic(x, False, "cosh")
 
     def _circular(self, op: str, x: Value) -> Value:
-        levels: Residues = [None] * (self.tower.levels + 1)
-        if x.turn is not None:
-            for level in range(self.tower.levels):
-                levels[level] = self.tower.turn(level, x.turn)[op == "sin"]
+        if x.turn is None:  # of an exponential: no angle is known
+            return self._uninterpreted(op, (x,))
+        levels: Residues = [self.tower.turn(level, x.turn)[op == "sin"] for level in range(self.tower.levels)] + [None]
         return self._special(op, self.finish(op, (x,), levels, x.kind), x)
 
     def _cos(self, x: Value) -> Value:

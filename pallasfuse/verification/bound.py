@@ -5,7 +5,7 @@ One test accepts two different ones with probability at most 1 - 1/k + o(1/k); w
 Zippel), d being the degree. k is counted on the loop program, symbolically: `exp(s[i, j])` is one exponent, its sum over j
 as many as there are positions j, whatever it is multiplied with, and a power of that sum the multisets of them. A repair
 multiplies by single exponentials and adds none. An opaque or uninterpreted value is a variable of its own; a square root
-counts as the norm of its argument, which squares it.
+counts as the norm of its argument, which squares it. A comparison of inputs is a random bit.
 """
 
 import math
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, rename_axes
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.ops import OPS
 from pallasfuse.verification.field import CHAIN
 
 _MOST_MONOMIALS = 64
@@ -85,10 +86,14 @@ class Size:
     above: Support = _ONE
     divisors: tuple[tuple[Expr, Support, int], ...] = ()
     degree: int = 1
+    bits: int = 0
+    """Comparisons of inputs that a boolean depends on."""
 
     @property
     def terms(self) -> int:
-        """Of the difference of two such values."""
+        """Of the difference of two such values. Two functions of n bits differ for one of the 2^n at least."""
+        if self.bits:
+            return min(_MOST_TERMS, 1 << min(self.bits, 40))
         below = _ONE
         for _, support, power in self.divisors:
             below = _times(below, _power(support, power))
@@ -123,6 +128,9 @@ def _product(a: Size, b: Size) -> Size:
 
 
 def _apply(node: Apply, args: list[Size]) -> Size:
+    if node.dtype == "bool" and node.op != "select":
+        compares = OPS[node.op].kind == "comparison" and bool(node.tensors)
+        return Size(bits=1 if compares else sum(a.bits for a in args))
     match node.op:
         case "add" | "sub":
             divisors, fa, fb = _merged(args[0], args[1], product=False)
@@ -185,7 +193,7 @@ def _nest(nest: Nest, known: Mapping[str, Size], axes: Mapping[str, tuple[Axis, 
     if nest.reducer is None:
         return size
     if nest.reducer.name not in ("sum", "prod"):
-        return Size()
+        return Size(bits=size.bits * max(1, volume(nest.reduced)))
     count, over = max(1, volume(nest.reduced)), frozenset(nest.reduced)
     if nest.reducer.name == "prod":
         divisors = tuple((e, n, p * count) for e, n, p in size.divisors)
@@ -206,7 +214,7 @@ def _renamed(size: Size, renaming: Mapping[Axis, Axis]) -> Size:
         return frozenset(frozenset((e.renamed(renaming), p) for e, p in m) for m in s)
 
     divisors = tuple((rename_axes(e, renaming), support(n), p) for e, n, p in size.divisors)
-    return Size(support(size.above), divisors, size.degree)
+    return Size(support(size.above), divisors, size.degree, size.bits)
 
 
 def _summed(support: Support, over: frozenset[Axis]) -> Support:

@@ -5,6 +5,7 @@ last one matters: design, "frames are free"), and states are either continued (r
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
 from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, rename_axes, substitute
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame, Group
+from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Array
 from pallasfuse.verification.value import Value
@@ -105,10 +107,26 @@ class GroupRun:
         known = dict(new) | {n + OLD: v for n, v in old.items()}
         known |= {a.name: v for a, v in zip(fold.accumulators, state, strict=True)}
 
-        def moved(a: Accumulator, value: Value) -> Value:
-            return value if a.update is None else self._value(a.update, a.axes, known)
+        return [self._moved_one(fold, a, v, known) for a, v in zip(fold.accumulators, state, strict=True)]
 
-        return [moved(a, v) for a, v in zip(fold.accumulators, state, strict=True)]
+    def _moved_one(self, fold: Fold, a: Accumulator, value: Value, known: Mapping[str, Value]) -> Value:
+        if a.update is None:
+            return value
+        result = self._value(a.update, a.axes, known)
+        read_frames = [f for f in fold.frames if f.name in a.update.tensors]
+        if a.reducer not in (MAX, MIN) or not all(f.positive for f in read_frames):
+            return result
+        # the factor of a maximum is positive because the frames are: where it is not, as 1 + r for a square r, nothing is proven
+        at = [
+            self._value(
+                a.update,
+                a.axes,
+                {**known, a.name: self.fields.constant(n, a.dtype, len(a.axes)).broadcast(value.shape)},
+            )
+            for n in (1.0, 0.0)
+        ]
+        slope = self.fields.apply("sub", at, a.dtype)
+        return replace(result, taint=result.taint | (self.fields.sign(slope) < 0))
 
     def _combined(self, fold: Fold, a: list[Value], b: list[Value]) -> list[Value]:
         return [self.fields.apply(x.reducer.combine, [p, q], x.dtype)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pallasfuse.verification.arithmetic import Numbers
 
 Mode = Literal["max", "min"]
-_MOST_MEMBERS = 64
+_MOST_MEMBERS = 2048
 
 
 def extremum(numbers: "Numbers", mode: str, parts: Sequence[Value], *, merge: bool) -> Value:
@@ -197,8 +197,6 @@ def carry_members(numbers: "Numbers", result: Value, op: str, args: Sequence[Val
         operands = [member if n == owner else a.plain() for n, a in enumerate(args)]
         image = numbers.apply(op, operands, result.dtype)
         moved.append(image if doubtful is None else replace(image, taint=image.taint | doubtful))
-    if doubtful is not None:
-        result = replace(result, taint=result.taint | doubtful)
     opposite: Mode = "min" if mode == "max" else "max"
     return replace(result, members=tuple(moved), mode=opposite if flips else mode)
 

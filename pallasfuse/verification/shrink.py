@@ -17,8 +17,10 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, index, postorder, read, rebuild
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 
-_COEFFICIENT = 24
-"""Counts up to this size may also be coefficients of a repair: they do not shrink."""
+_COEFFICIENTS = frozenset({2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24})
+"""Counts that may also be coefficients of a repair: they do not shrink."""
+_SHORT = 32
+"""Axes up to this extent may be kept as they are."""
 _KEPT = 4
 """Integers up to this size are not taken for extents."""
 
@@ -106,7 +108,8 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
     axes = {a for d in program.definitions() for a in d.axes} | {
         a for n in program.nests if isinstance(n, Nest) for a in n.reduced
     }
-    kept = _counted(program)
+    cast = _cast_integers(program)
+    kept = _counted(program) | {a for a in axes if a.extent in cast and a.extent <= _SHORT}
     extents: dict[int, int] = {}
     for axis in axes:
         short = axis.extent if axis in kept else min(axis.extent, wanted.get(axis, 2))
@@ -115,7 +118,7 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
     longest = 0
     for extent in sorted(positional):
         extents[extent] = longest = max(extents[extent], min(extent, longest))
-    integers: dict[int, int] = dict(extents)
+    integers: dict[int, int] = {n: n for n in cast} | extents
     for spread in (2, 3):
         for chosen in combinations(sorted(axes), spread):
             stride, small = math.prod(a.extent for a in chosen), math.prod(extents[a.extent] for a in chosen)
@@ -123,9 +126,11 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
                 return Refusal(f"{stride} is the product of different axes, which shrink differently")
     for a, b in combinations(sorted(extents), 2):
         integers.setdefault(b - a, extents[b] - extents[a])
-    counts = {volume(n.reduced): math.prod(extents[a.extent] for a in n.reduced)
-              for n in program.nests if isinstance(n, Nest) and n.is_reduction and volume(n.reduced) > _COEFFICIENT}  # fmt: skip
-    return Shrinking(extents, {k: v for k, v in integers.items() if k > _KEPT or k in extents}, counts)
+    counts = {}
+    for nest in program.nests:
+        if isinstance(nest, Nest) and volume(nest.reduced) > 1 and volume(nest.reduced) not in _COEFFICIENTS:
+            counts[volume(nest.reduced)] = math.prod(extents[a.extent] for a in nest.reduced)
+    return Shrinking(extents, {k: v for k, v in integers.items() if k > _KEPT or k in extents or k == v}, counts)
 
 
 def _counted(program: LoopProgram) -> set[Axis]:
@@ -134,11 +139,29 @@ def _counted(program: LoopProgram) -> set[Axis]:
                  if isinstance(n, Const) and dtypes.is_float(n.dtype)}  # fmt: skip
     kept: set[Axis] = set()
     for nest in program.nests:
-        if isinstance(nest, Nest) and 1 < volume(nest.reduced) <= _COEFFICIENT:
+        if isinstance(nest, Nest) and volume(nest.reduced) in _COEFFICIENTS:
             count = float(volume(nest.reduced))
             if any(math.isclose(c, count) or math.isclose(c * count, 1.0, rel_tol=1e-6) for c in constants):
                 kept.update(nest.reduced)
     return kept
+
+
+def _cast_integers(program: LoopProgram) -> set[int]:
+    """Integer literals that become floats: they are no positions."""
+    literals = {n.name: n.body for n in program.nests if isinstance(n, Nest) and isinstance(n.body, Const)}
+    found: set[int] = set()
+    for nest in program.nests:
+        for node in postorder(nest.body) if isinstance(nest, Nest) else ():
+            if isinstance(node, Apply) and node.op == "convert" and dtypes.is_float(node.dtype):
+                value = literals.get(node.args[0].tensor) if isinstance(node.args[0], Read) else node.args[0]
+                if isinstance(value, Const) and dtypes.is_integer(value.dtype):
+                    found |= {int(value.value), abs(int(value.value))}
+    return found
+
+
+def small_integers(program: LoopProgram) -> int:
+    """The largest of the integers that do not shrink, where positions are compared; else 0."""
+    return max((n for n in _integers_of(program) if n <= _KEPT), default=0) if _compared(program) else 0
 
 
 def _compared(program: LoopProgram) -> set[Axis]:

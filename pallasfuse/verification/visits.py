@@ -148,5 +148,27 @@ def _rows(axis: Axis, start: int | None, tile: int | None) -> Array:
     return np.arange(start, min(start + tile, axis.extent))
 
 
+def is_constant(predicate: Expr, generator: np.random.Generator) -> bool:
+    """Is a predicate over positions true everywhere, or false everywhere? Of long axes, the ends and a sample are looked at."""
+    axes = sorted(predicate.axes)
+    along = [_few(a, generator) for a in axes]
+    short = tuple(Axis(a.name, len(x)) for a, x in zip(axes, along, strict=True))
+    values = {f"at.{a}": x for a, x in zip(axes, along, strict=True)}
+    reads: dict[Expr, Expr] = {
+        n: read(f"at.{n.axis}", (short[axes.index(n.axis)],), n.dtype)
+        for n in postorder(predicate)
+        if isinstance(n, Index)
+    }
+    holds = evaluate_over(substitute(predicate, reads), short, values, FLOAT64)
+    return bool(holds.all() or not holds.any())
+
+
+def _few(axis: Axis, generator: np.random.Generator) -> Array:
+    if axis.extent <= 64:
+        return np.arange(axis.extent)
+    ends = [np.arange(16), np.arange(axis.extent - 16, axis.extent), generator.integers(0, axis.extent, 32)]
+    return np.unique(np.concatenate(ends))
+
+
 def _show(at: dict[Axis, int]) -> str:
     return ", ".join(f"{a} = {n}" for a, n in at.items()) or "every block"

@@ -1,0 +1,185 @@
+"""A group against the nests that it replaces: its folds, its masks and its tile programs, on random inputs of the group."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pallasfuse.errors import Refusal
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
+from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
+from pallasfuse.ir.expr import Apply, postorder
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.proof.instance import (
+    MOST_ELEMENTS,
+    Instance,
+    all_axes,
+    levels_of,
+    needed_trials,
+    nest_volume,
+    replaced_nests,
+)
+from pallasfuse.proof.result import Part, Record
+from pallasfuse.targets import Target
+from pallasfuse.tiling import arithmetic
+from pallasfuse.tiling.bounds import guards
+from pallasfuse.tiling.lower import lower
+from pallasfuse.tiling.masks import is_positional
+from pallasfuse.verification.compare import Comparison
+from pallasfuse.verification.domain import FiniteFields
+from pallasfuse.verification.field import tower
+from pallasfuse.verification.folds import GroupRun
+from pallasfuse.verification.shrink import shrinking
+from pallasfuse.verification.value import Value
+from pallasfuse.verification.visits import is_constant
+
+_MOST_TRIALS = 20_000
+_PROBES = 8
+"""Trials at the actual extents, of programs that are small: no bound comes from them, but every number is the actual one."""
+_MOST_BLOCKS = 400
+_BATCH_ELEMENTS = 1 << 21
+
+
+class GroupTest:
+    """A group against the nests that it replaces, on random inputs of the group."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        group: Group,
+        programs: Sequence[tuple[str, TileProgram]],
+        target: Target,
+        record: Record,
+    ) -> None:
+        self.instance, self.group, self.programs, self.target, self.record = instance, group, programs, target, record
+        self.replaced = replaced_nests(instance.program, group)
+
+    @staticmethod
+    def small(instance: Instance, part: Part, target: Target, record: Record) -> "GroupTest":
+        """Over short axes, lowered as the target has it, with small tiles."""
+        group: Group = instance.small.of(part.group)
+        return GroupTest(instance, group, _lowered(instance, group, part.schedule, target), target, record)
+
+    def run(self, delta: float, seed: int) -> None:
+        """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
+        record = self.record
+        needed, miss = needed_trials(self.instance.program, self.group, delta)
+        elements = max((nest_volume(n) for n in self.replaced), default=1)
+        batch = max(32, min(needed + 8, _BATCH_ELEMENTS // elements, _MOST_TRIALS))
+        done = 0
+        limit = 8 * needed + 64 if needed <= _MOST_TRIALS else batch  # else only to look for a counterexample
+        while done < limit and record.counterexample() is None:
+            self._batch(FiniteFields(tower(levels_of(self.replaced), batch, seed * 7919 + done)))
+            done += batch
+            if min(c.fewest for c in record.comparisons.values()) >= needed:
+                break
+        record.settle(needed, miss, done)
+
+    def probe(self, seed: int) -> None:
+        """A few trials that only look for a mismatch."""
+        before = dict(self.record.comparisons)
+        self._batch(FiniteFields(tower(levels_of(self.replaced), _PROBES, seed)))
+        wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
+        self.record.comparisons = before | wrong
+
+    def _compare(self, stage: str, tensor: str, expected: Value, found: Value, fields: FiniteFields) -> None:
+        self.record.stages[stage] = None
+        comparison = self.record.comparisons.setdefault((stage, tensor), Comparison())
+        comparison.add(expected, found, fields.tower.trials)
+
+    def _batch(self, fields: FiniteFields) -> None:
+        group, instance = self.group, self.instance
+        defined = {d.name: d for d in instance.program.definitions()}
+        tensors = {t: instance.draw(t, defined[t].axes, defined[t].dtype, fields) for t in group.inputs}
+        for nest in self.replaced:
+            tensors[nest.name] = instance.assume(
+                nest.name, evaluate_nest(nest, tensors, fields).typed(nest.dtype), fields
+            )
+        for name, expected, found in masked_terms(group, tensors, fields):
+            self._compare(f"masks of {group.name}", name, expected, found, fields)
+        for split in (False, True):
+            stage = f"folds of {group.name}" + (", combined" if split else "")
+            for name, value in GroupRun(group, tensors, fields, split=split).run():
+                self._compare(stage, name, tensors[name], value, fields)
+        for stage, program in self.programs:
+            known = {t.name: tensors[t.name] for t in program.inputs}
+            back = self.target.tails == "exact"
+            for name, value in evaluate_tiles_over(program, known, fields, move_last_block_back=back).items():
+                self._compare(stage, name, tensors[name], value, fields)
+        self.record.notes.update(fields.notes)
+
+
+def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Target) -> list[tuple[str, TileProgram]]:
+    """(stage, tile program) of a group over short axes."""
+    small = instance.small
+
+    def tile(axis: Axis, actual: int) -> int:
+        short = small.axis(axis).extent
+        return 1 if actual == 1 else short if actual >= axis.extent else min(2, -(-short // 2))
+
+    own = tuple((small.axis(a), tile(a, t)) for a, t in schedule.grid)
+    rolled = tile(schedule.rolled, schedule.rolled_tile)
+    short = replace(schedule, grid=own, rolled=small.axis(schedule.rolled), rolled_tile=rolled)
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in instance.program.definitions()}
+    program = lower(group, short, target.tails, tensors)
+    result = [(f"lowering of {group.name}", program)]
+    if target.platform == "gpu":
+        result.append((f"cheaper arithmetic of {group.name}", arithmetic.rewrite(program, strict=group.strict)))
+    return result
+
+
+def probe(converted: Converted, part: Part, target: Target, seed: int, record: Record) -> None:
+    """The plan's own tile program, where it is small enough to be evaluated."""
+    replaced = replaced_nests(converted.program, part.group)
+    blocks = math.prod(-(-a.extent // t) for a, t in part.program.grid) * part.schedule.trips
+    if max((nest_volume(n) for n in replaced), default=0) > MOST_ELEMENTS or blocks > _MOST_BLOCKS:
+        return
+    identity = shrinking(converted.program, {a: a.extent for a in all_axes(converted.program)})
+    if isinstance(identity, Refusal):
+        return
+    instance = Instance(converted, converted.program, identity, Graph(converted.program).signs)
+    programs = [(f"tile program {part.program.name}", part.program)]
+    GroupTest(instance, part.group, programs, target, record).probe(seed)
+
+
+def masks_vary(part: Part, instance: Instance, record: Record) -> None:
+    """A mask that hides something at the actual extents must hide something on the short axes."""
+    generator = np.random.default_rng(0)
+    predicates = {
+        n.args[0] for f in part.group.folds for a in f.accumulators for n in postorder(a.term)
+        if isinstance(n, Apply) and n.op == "select" and is_positional(n.args[0])
+    }  # fmt: skip
+    for predicate in predicates:
+        if is_constant(instance.small.of(predicate), generator) and not is_constant(predicate, generator):
+            record.uncovered[f"the mask {predicate} hides nothing, or everything, on short axes"] = None
+
+
+def masked_terms(
+    group: Group, tensors: Mapping[str, Value], fields: FiniteFields
+) -> Iterator[tuple[str, Value, Value]]:
+    """(accumulator, identity, terms where a mask by which tiles are skipped is false), at random frames."""
+    run = GroupRun(group, tensors, fields, split=False)
+    known = dict(tensors)
+    for name, value in run.run():
+        known[name] = value
+    known |= run.tensors
+    for pass_index in range(group.passes):
+        folds = [f for f in group.folds if f.pass_index == pass_index]
+        for predicate in guards(folds, strict=group.strict)[0]:
+            for fold in folds:
+                frames = {f.name: run.random_frame(f) for f in fold.frames}
+                space = fold.nest.axes + fold.nest.reduced
+                for a in fold.accumulators:
+                    identity = fields.constant(a.reducer.identity(a.dtype), a.dtype, len(space))
+                    term = evaluate_over(a.term, space, known | frames, fields)
+                    kept = evaluate_over(predicate, space, {}, fields)
+                    extents = tuple(x.extent for x in space)
+                    found = fields.apply("select", [kept, identity, term], a.dtype)
+                    yield f"{a.name} where {predicate} is false", identity.broadcast(extents), found.broadcast(extents)

@@ -1,0 +1,158 @@
+"""A program over short axes, and how often its groups must be tested."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pallasfuse.errors import InvalidProgramError, Refusal
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Expr, postorder
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.proof.result import Part, Record
+from pallasfuse.verification.bound import miss_probability, sizes, trials_for
+from pallasfuse.verification.domain import FiniteFields
+from pallasfuse.verification.field import is_square
+from pallasfuse.verification.shrink import Shrinking, shrinking, small_integers
+from pallasfuse.verification.value import FINITE, Value
+
+_EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "sinh", "cosh", "pow"})
+_LOGARITHMS = frozenset({"log", "log1p"})
+_ALGEBRAIC = frozenset({"add", "sub", "mul", "div", "neg", "integer_pow", "square", "abs", "sign", "sqrt", "rsqrt", "cbrt",
+                        "select", "convert", "max", "min"})  # fmt: skip
+"""Operations that keep the levels of their arguments; all others give fresh values."""
+_MANY_TRIALS = 3000
+"""More than these are avoided by shorter axes, if possible."""
+MOST_ELEMENTS = 1 << 12
+"""Of a nest that is tested at its actual extents."""
+SIGNED = ("positive", "nonnegative", "negative", "nonpositive")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A program over short axes."""
+
+    converted: Converted
+    program: LoopProgram
+    small: Shrinking
+    signs: Mapping[str, str]
+
+    @staticmethod
+    def of(converted: Converted, parts: Sequence[Part], record: Record) -> "Instance | None":
+        program = converted.program
+        signs = Graph(program).signs
+        for longest in (5, 3):
+            small = shrinking(program, _wanted(parts, max(longest, 3 + small_integers(program))))
+            if isinstance(small, Refusal):
+                if max((nest_volume(n) for n in program.nests), default=0) > MOST_ELEMENTS:
+                    reason = f"the program has no instance over short axes ({small}): verify it with small arguments"
+                    record.uncovered[reason] = None
+                    return None
+                small = shrinking(program, {a: a.extent for a in all_axes(program)})
+                assert isinstance(small, Shrinking)
+                break
+            groups = [small.of(p.group) for p in parts]
+            short: LoopProgram = small.of(program)
+            if all(needed_trials(short, g, 1e-9)[0] <= _MANY_TRIALS for g in groups):
+                break
+        assert isinstance(small, Shrinking)
+        return Instance(converted, small.of(program), small, signs)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        reduced = {n.name for n in self.program.nests if isinstance(n, Nest) and n.is_reduction}
+        return tuple(f"{n} is {s}" for n, s in self.signs.items() if s in SIGNED and n in reduced)
+
+    def assume(self, name: str, value: Value, fields: FiniteFields) -> Value:
+        """Facts that the derivation relies on: a trial in which one does not hold proves nothing."""
+        sign = self.signs.get(name)
+        if sign not in SIGNED or not value.levels or value.lowest < 0 or value.real is not None:
+            return value
+        residue = value.levels[value.lowest]
+        assert residue is not None
+        square = is_square(residue, fields.tower.primes[value.lowest])
+        wrong = square if sign in ("negative", "nonpositive") else ~square
+        return replace(value, taint=value.taint | (wrong & (value.kind == FINITE)))
+
+    def draw(self, name: str, axes: Sequence[Axis], dtype: str, fields: FiniteFields) -> Value:
+        """An arbitrary value of a tensor; a positive one where that is a fact."""
+        value = fields.random([a.extent for a in axes], dtype)
+        return fields.squares(value) if self.signs.get(name) in ("positive", "nonnegative") and value.levels else value
+
+
+def all_axes(program: LoopProgram) -> set[Axis]:
+    axes = {a for d in program.definitions() for a in d.axes}
+    return axes | {a for n in program.nests if isinstance(n, Nest) for a in n.reduced}
+
+
+def nest_volume(nest: Nest | External) -> int:
+    space = nest.axes if isinstance(nest, External) else (*nest.axes, *nest.reduced)
+    return int(np.prod([a.extent for a in space], dtype=int))
+
+
+def _wanted(parts: Sequence[Part], longest: int) -> dict[Axis, int]:
+    """Extents at which loops have several trips, a tail, and blocks that overlap."""
+    wanted: dict[Axis, int] = {}
+
+    def want(axis: Axis, extent: int) -> None:
+        wanted[axis] = max(wanted.get(axis, 2), extent)
+
+    for part in parts:
+        want(part.schedule.rolled, longest if part.schedule.trips > 1 else max(3, longest - 1))
+        for axis, tile in part.schedule.grid:
+            want(axis, 3 if 1 < tile < axis.extent else 2)
+    return wanted
+
+
+def replaced_nests(program: LoopProgram, group: Group) -> list[Nest]:
+    """The nests between the inputs of a group and what it computes, in order."""
+    nests = {n.name: n for n in program.nests}
+    wanted = [n.name for n in (*(f.nest for f in group.folds), *group.inner, *group.outputs)]
+    found: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name in found or name in group.inputs:
+            continue
+        nest = nests.get(name)
+        if not isinstance(nest, Nest):
+            raise InvalidProgramError(f"group {group.name} computes {name}, which is not a nest")
+        found.add(name)
+        wanted.extend(nest.reads)
+    return [n for n in program.nests if isinstance(n, Nest) and n.name in found]
+
+
+def needed_trials(program: LoopProgram, group: Group, delta: float) -> tuple[int, float]:
+    """(trials, the probability that one misses a difference) for a group."""
+    replaced = replaced_nests(program, group)
+    inputs = tuple(Tensor(d.name, d.axes, d.dtype) for d in program.definitions() if d.name in group.inputs)
+    outputs = tuple(n.name for n in group.outputs)
+    known = sizes(LoopProgram(inputs, tuple(replaced), outputs))
+    largest = max((known[n] for n in (*outputs, *(f.name for f in group.folds))), key=miss_probability)
+    return trials_for(largest, delta), miss_probability(largest)
+
+
+def levels_of(nests: Sequence[Nest]) -> int:
+    """How many residues a number needs, so that each value has one: those of an exponential lack the last one of its argument, a
+    logarithm has no first one."""
+    known: dict[str, tuple[int, int]] = {}  # (the first level, how many are lacking at the end)
+    most = 0
+    for nest in nests:
+        values: dict[Expr, tuple[int, int]] = {}
+        for node in postorder(nest.body):
+            below = [values[a] for a in node.args] or [known.get(t, (0, 0)) for t in node.tensors]
+            first, lacking = (max((b[n] for b in below), default=0) for n in (0, 1))
+            match node:
+                case Apply(op) if op in _EXPONENTIALS:
+                    values[node] = max(0, first - 1), lacking + 1
+                case Apply(op) if op in _LOGARITHMS:
+                    values[node] = first + 1, max(0, lacking - 1)
+                case Apply(op) if op not in _ALGEBRAIC:
+                    values[node] = 0, 0
+                case _:
+                    values[node] = first, lacking
+            most = max(most, sum(values[node]))
+        known[nest.name] = values[nest.body]
+    return 1 + most

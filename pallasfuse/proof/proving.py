@@ -1,0 +1,46 @@
+"""All stages of a plan, in order."""
+
+from collections.abc import Sequence
+
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.proof.groups import GroupTest, masks_vary, probe
+from pallasfuse.proof.instance import Instance, all_axes
+from pallasfuse.proof.result import Part, Proof, Record
+from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining
+from pallasfuse.targets import Target
+
+
+def prove(converted: Converted, parts: Sequence[Part], target: Target, *, delta: float = 1e-9, seed: int = 0) -> Proof:
+    """Test every stage from the jaxpr to the tile programs.
+
+    Args:
+      delta: the probability with which a wrong plan may pass (Mirage, theorem 3).
+    """
+    record = Record()
+    instance: Instance | None = None
+    try:
+        for stage in (inlining, duplicates):
+            stage(converted, record)
+        for part in parts:
+            bounds(part, seed, record)
+        instance = Instance.of(converted, parts, record)
+        if instance is not None:
+            conversion(instance, delta, seed, record)
+            for number, part in enumerate(parts):
+                if record.counterexample() is None:
+                    masks_vary(part, instance, record)
+                    GroupTest.small(instance, part, target, record).run(delta, seed + 31 * number)
+                if record.counterexample() is None:
+                    probe(converted, part, target, seed, record)
+    except (InvalidProgramError, AssertionError, KeyError, RecursionError) as error:
+        record.uncovered[
+            f"the verifier failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
+        ] = None
+    found = record.counterexample()
+    return Proof(
+        found is None and not record.uncovered, 1.0 if found else record.bound, record.trials,
+        {} if instance is None else {a.name: instance.small.axis(a).extent for a in sorted(all_axes(converted.program))},
+        tuple(record.stages), tuple(record.notes), () if instance is None else instance.assumed,
+        tuple(record.uncovered), found,
+    )  # fmt: skip

@@ -1,0 +1,87 @@
+"""What a proof says, and what is collected on the way to it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.verification.compare import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class Counterexample:
+    """Where a stage computes something else than the stage before."""
+
+    stage: str
+    tensor: str
+    index: tuple[int, ...]
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.tensor}{list(self.index)} is {self.found}, expected {self.expected}"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What random tests over finite fields say about a plan.
+
+    `bound`: the probability that two different programs would have passed, at most. `extents`: of the instance that was
+    tested, by axis. `opaque`: functions that were treated as arbitrary ones. `uncovered`: what no test speaks for.
+    """
+
+    holds: bool
+    bound: float
+    trials: int
+    extents: Mapping[str, int]
+    stages: tuple[str, ...]
+    opaque: tuple[str, ...]
+    assumed: tuple[str, ...]
+    uncovered: tuple[str, ...]
+    counterexample: Counterexample | None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One kernel of a plan: its group and how it is tiled."""
+
+    group: Group
+    schedule: Schedule
+    program: TileProgram
+
+
+@dataclass
+class Record:
+    """Comparisons by stage and tensor, in the order in which they were first made."""
+
+    comparisons: dict[tuple[str, str], Comparison] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    uncovered: dict[str, None] = field(default_factory=dict)
+    stages: dict[str, None] = field(default_factory=dict)
+    wrong: Counterexample | None = None
+    bound: float = 0.0
+    trials: int = 0
+
+    def counterexample(self) -> Counterexample | None:
+        if self.wrong is not None:
+            return self.wrong
+        for (stage, tensor), comparison in self.comparisons.items():
+            if comparison.mismatch is not None:
+                m = comparison.mismatch
+                return Counterexample(stage, tensor, m.index, m.expected, m.found)
+        return None
+
+    def settle(self, needed: int, miss: float, trials: int) -> None:
+        """Take stock of comparisons that needed `needed` trials each."""
+        if trials < needed and self.counterexample() is None:
+            self.uncovered[f"the bound: it needs {needed} tests, {trials} were made"] = None
+        for (stage, tensor), comparison in self.comparisons.items():
+            if comparison.mismatch is None and comparison.fewest < min(needed, trials):
+                text = f"{stage}: {tensor} was determined in {comparison.fewest} of {trials} tests, {needed} are needed"
+                self.uncovered[text] = None
+        if self.counterexample() is None:
+            fewest = min((c.fewest for c in self.comparisons.values()), default=needed)
+            self.bound = max(self.bound, min(1.0, miss**fewest))
+            self.trials = max(self.trials, trials)
+            self.comparisons.clear()

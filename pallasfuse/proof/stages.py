@@ -1,0 +1,129 @@
+"""Stages of the whole program: inlining, conversion, removal of duplicates; and the bounds of loops."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Literal, Var
+
+from pallasfuse import _compat
+from pallasfuse.errors import Refusal
+from pallasfuse.fusion.deduplicate import deduplicate
+from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
+from pallasfuse.ir.tile_program import Loop
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.proof.instance import (
+    Instance,
+)
+from pallasfuse.proof.result import Counterexample, Part, Record
+from pallasfuse.tiling.bounds import guards
+from pallasfuse.verification.bound import Size, miss_probability, sizes
+from pallasfuse.verification.compare import Comparison
+from pallasfuse.verification.domain import FiniteFields
+from pallasfuse.verification.field import tower
+from pallasfuse.verification.jaxprs import Equations
+from pallasfuse.verification.shrink import dims_of, shrinking
+from pallasfuse.verification.structure import Structure, terms
+from pallasfuse.verification.value import Value
+from pallasfuse.verification.visits import wrong_visits
+
+
+def inlining(converted: Converted, record: Record) -> None:
+    """Calls inlined, dead code dropped."""
+    record.stages["inlining of calls"] = None
+    inputs = [hash(("input", n)) for n in range(len(converted.original.invars))]
+    before, after = (terms(j, inputs) for j in (converted.original, converted.jaxpr))
+    for n, (a, b) in enumerate(zip(before, after, strict=True)):
+        if a != b:
+            record.wrong = Counterexample(
+                "inlining of calls", f"result {n}", (), "the term of the traced function", "another"
+            )
+
+
+def duplicates(converted: Converted, record: Record) -> None:
+    """Reductions that are computed once instead of twice."""
+    program = converted.program
+    small = shrinking(program, {})
+    if isinstance(small, Refusal):
+        return
+    record.stages["removing duplicates"] = None
+    domain = Structure()
+    results = []
+    for version in (program, deduplicate(program)):
+        short: LoopProgram = small.of(version)
+        inputs = {t.name: domain.variable(t.name, [a.extent for a in t.axes]) for t in short.inputs}
+
+        def external(nest: External, _: Mapping[str, Any]) -> Any:
+            return domain.variable(nest.name, [a.extent for a in nest.axes])
+
+        results.append(evaluate_program(short, inputs, domain, external))
+    for name, value in results[0].items():
+        if not np.array_equal(value, results[1][name]):
+            record.wrong = Counterexample("removing duplicates", name, (), "its own term", "another reduction's")
+            return
+
+
+def bounds(part: Part, seed: int, record: Record) -> None:
+    """The loops of the plan's own tile program."""
+    generator = np.random.default_rng(seed)
+    loops = [s for s in part.program.body if isinstance(s, Loop) and s.carries]
+    for pass_index, loop in enumerate(loops):
+        stage = f"bounds of {part.program.name}"
+        record.stages[stage] = None
+        folds = [f for f in part.group.folds if f.pass_index == pass_index]
+        predicates, _ = guards(folds, strict=part.group.strict)
+        wrong = wrong_visits(part.program, loop, predicates, generator)
+        if wrong is not None and record.wrong is None:
+            record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
+
+
+def conversion(instance: Instance, delta: float, seed: int, record: Record) -> None:
+    """Every nest against the equation that it comes from, on random operands."""
+    stage = "conversion to loops"
+    record.stages[stage] = None
+    converted = instance.converted
+    maker = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
+    names = {v: n for n, v in converted.variable.items()}
+    defined = {d.name: d for d in instance.program.definitions()}
+    actual = {d.name: d for d in converted.program.definitions()}
+    miss = max((miss_probability(s) for s in _each_alone(instance.program)), default=0.0)
+    needed = max(2, math.ceil(math.log(delta) / math.log(miss))) if miss else 2
+    fields = FiniteFields(tower(3, needed + 8, seed))
+    shapes: dict[Var, tuple[int, ...]] = {}
+    for name, var in converted.variable.items():
+        dims = dims_of(_compat.shape_of(var), actual[name].axes)
+        shapes[var] = tuple(math.prod(instance.small.axis(a).extent for a in dim) for dim in dims)
+    equations = Equations(fields, lambda atom: shapes[atom], instance.small.number)
+    for nest in instance.program.nests:
+        if isinstance(nest, External):
+            continue
+        variable = converted.variable[nest.name]
+        eqn = maker[variable]
+        values: dict[str, Value] = {}
+        operands = []
+        for atom in eqn.invars:
+            if isinstance(atom, Literal):
+                operands.append(equations.literal(atom))
+            else:
+                name = names[atom]
+                if name not in values:
+                    values[name] = fields.random([a.extent for a in defined[name].axes], defined[name].dtype)
+                operands.append(values[name].reshape(shapes[atom]))
+        expected = equations.equation(eqn, operands)
+        if expected is None:
+            record.uncovered[f"{stage}: {nest.name}, a {eqn.primitive.name} at {nest.source}"] = None
+            continue
+        found = evaluate_nest(nest, values, fields).typed(nest.dtype)
+        shaped = expected.reshape(tuple(a.extent for a in nest.axes))
+        record.comparisons.setdefault((stage, nest.name), Comparison()).add(shaped, found, fields.tower.trials)
+    record.settle(needed, miss, fields.tower.trials)
+
+
+def _each_alone(program: LoopProgram) -> Iterator[Size]:
+    """The size of every nest over operands that are variables of their own."""
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
+    for nest in program.nests:
+        if isinstance(nest, Nest):
+            yield sizes(LoopProgram(tuple(tensors[t] for t in nest.reads), (nest,), (nest.name,)))[nest.name]
