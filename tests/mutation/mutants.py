@@ -1,0 +1,11 @@
+"""All mutants, by room."""
+
+from tests.mutation import emission_mutants, frontend_mutants, fusion_mutants, repair_mutants, tiling_mutants
+
+MUTANTS = (
+    *frontend_mutants.MUTANTS,
+    *fusion_mutants.MUTANTS,
+    *repair_mutants.MUTANTS,
+    *tiling_mutants.MUTANTS,
+    *emission_mutants.MUTANTS,
+)
