@@ -202,10 +202,14 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     return plan if options.verify is None else _verified(plan, options)
 
 
+def parts_of(plan: Plan) -> list[Part]:
+    """The kernels of a plan, as the proof takes them."""
+    return [Part(k.group, k.schedule, k.program) for k in plan.kernels]
+
+
 def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:
     """Test every stage of a plan over finite fields; at most `delta` is the probability that a wrong one passes."""
-    parts = [Part(k.group, k.schedule, k.program) for k in plan.kernels]
-    return prove(plan.converted, parts, plan.target, delta=delta, seed=seed)
+    return prove(plan.converted, parts_of(plan), plan.target, delta=delta, seed=seed)
 
 
 def _verified(plan: Plan, options: FuseOptions) -> Plan:
@@ -311,6 +315,18 @@ def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step]) 
     return found
 
 
+def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Run one kernel on arrays with one dimension per axis.
+
+    Raises:
+      TargetError: the target has no emitter.
+    """
+    emitter = _EMITTERS.get(target.name)
+    if emitter is None:
+        raise TargetError(f"target {target.name!r} has no emitter yet")
+    return emitter(program, inputs)
+
+
 def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
     """Run a plan on the values of the jaxpr's constants and inputs, in this order.
 
@@ -320,9 +336,6 @@ def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
     converted = plan.converted
     jaxpr = converted.jaxpr
     values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
-    emit = _EMITTERS.get(plan.target.name)
-    if emit is None:
-        raise TargetError(f"target {plan.target.name!r} has no emitter yet")
 
     def look_up(atom: Var | JaxprLiteral) -> Array:
         return atom.val if isinstance(atom, JaxprLiteral) else values[atom]
@@ -333,7 +346,7 @@ def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
                 t.name: values[converted.variable[t.name]].reshape([a.extent for a in t.axes])
                 for t in step.program.inputs
             }
-            for name, array in emit(step.program, inputs).items():
+            for name, array in emit(plan.target, step.program, inputs).items():
                 var = converted.variable[name]
                 values[var] = array.reshape(_compat.shape_of(var))
         else:

@@ -10,7 +10,7 @@ A plan that is wrong has a part that is wrong, which passes with a probability o
 listed, and the plan does not count as proven.
 """
 
-from pallasfuse.proof.proving import prove
+from pallasfuse.proof.proving import prove, short_kernels
 from pallasfuse.proof.result import Counterexample, Part, Proof
 
-__all__ = ["Counterexample", "Part", "Proof", "prove"]
+__all__ = ["Counterexample", "Part", "Proof", "prove", "short_kernels"]

@@ -44,3 +44,16 @@ def prove(converted: Converted, parts: Sequence[Part], target: Target, *, delta:
         tuple(record.stages), tuple(record.notes), () if instance is None else instance.assumed,
         tuple(record.uncovered), found,
     )  # fmt: skip
+
+
+def short_kernels(converted: Converted, parts: Sequence[Part], target: Target) -> list[TileProgram]:
+    """The kernels of a plan, lowered over short axes: what an emitter can be tried on where the plan's own sizes are too large.
+
+    Raises:
+      InvalidProgramError: a kernel cannot be lowered over short axes.
+    """
+    record = Record()
+    instance = Instance.of(converted, parts, record)
+    if instance is None:
+        raise InvalidProgramError("; ".join(record.uncovered))
+    return [GroupTest.small(instance, p, target, record).programs[-1][1] for p in parts]

@@ -175,7 +175,6 @@ MUTANTS = (
         "fusion/hoisting",
         in_folds(_hoisted_out_of_a_maximum),
         "largest_of_scaled",
-        "tiles",
     ),
     Mutant(
         "maximum_hoisted_out_of_a_sum",
@@ -217,14 +216,12 @@ MUTANTS = (
         "fusion/folding",
         in_folds(lambda f: replace(f, empty_is_neutral=True)),
         "first_masked",
-        "tiles",
     ),
     Mutant(
         "positive_frame_not_asked",
         "fusion/folding",
         _frames(lambda f: replace(f, positive=False)),
         "late_divisor",
-        "xla",
     ),
     Mutant(
         "empty_predecessors_forgotten",
@@ -242,10 +239,10 @@ MUTANTS = (
     ),
     Mutant("absolute_value_dropped", "fusion/folding", in_bodies(_without_absolute_values), "quantized"),
     Mutant("some_becomes_all", "fusion/folding", in_accumulators(_all_instead_of_any), "above_the_mean"),
-    Mutant("comparison_reversed", "fusion/folding", in_bodies(renamed("gt", "lt")), "above_the_mean", "tiles"),
+    Mutant("comparison_reversed", "fusion/folding", in_bodies(renamed("gt", "lt")), "above_the_mean"),
     Mutant("comparison_takes_ties", "fusion/folding", in_bodies(renamed("gt", "ge")), "ties", "tiles"),
     Mutant("mask_loses_the_diagonal", "fusion/folding", in_bodies(renamed("le", "lt")), "lower_triangle"),
-    Mutant("window_one_shorter", "fusion/folding", in_bodies(_constant(7, 6)), "narrow_window", "tiles"),
+    Mutant("window_one_shorter", "fusion/folding", in_bodies(_constant(7, 6)), "narrow_window"),
     Mutant("small_constant_of_another_size", "fusion/folding", in_bodies(_epsilon_times_ten), "norm_dot"),
     # stability
     Mutant(

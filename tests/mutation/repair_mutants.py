@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant("sum_joined_as_maximum", "repair", _repairs(_first_reducer(MAX)), "norm_dot"),
     Mutant("shift_of_a_maximum_negated", "repair", _updates(swapped("sub")), "largest_of_shifted"),
     Mutant("scale_of_a_maximum_inverted", "repair", _updates(swapped("div")), "scaled_max"),
-    Mutant("power_of_the_count_missing", "repair", _updates(_powers_are_factors), "product_of_scaled", "tiles"),
+    Mutant("power_of_the_count_missing", "repair", _updates(_powers_are_factors), "product_of_scaled"),
     Mutant("exponential_of_another_base", "repair", _updates(renamed("exp", "exp2")), "softmax"),
     # inside the algebra
     Mutant(
@@ -187,7 +187,7 @@ MUTANTS = (
         _unchecked(result_of(f"{_ROOM}.rules:_identity_masked", _strips_every_mask)),
         "masked_shifted",
     ),
-    Mutant("sign_of_a_scale_not_asked", "repair/signs", _unchecked(*_POSITIVE), "largest_of_scaled", "xla"),
+    Mutant("sign_of_a_scale_not_asked", "repair/signs", _unchecked(*_POSITIVE), "largest_of_scaled"),
     # the same, with its own check
     Mutant(
         "transition_transposed_but_sampled",

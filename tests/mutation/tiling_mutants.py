@@ -273,7 +273,7 @@ MUTANTS = (
         ),
         ("finish_forgotten", instead_of(f"{_LOWER}:_Lowering._finish", _without_finish), "attention"),
         ("stores_forget_the_tail", _loops(_without_last_segment, streams=True), "softmax", "tiles"),
-        ("reductions_forget_the_tail", _loops(_without_last_segment), "softmax", "tiles"),
+        ("reductions_forget_the_tail", _loops(_without_last_segment), "softmax"),
     ),
     *_in(
         "bounds",
@@ -303,7 +303,7 @@ MUTANTS = (
         ),
         ("mask_dropped_everywhere", _trips(_all_true), "lower_triangle"),
         ("unmasked_part_one_tile_longer", _trips(_unmasked_longer), "lower_triangle"),
-        ("tail_trip_forgotten", _trips(lambda trips: [t for t in trips if t.label != "tail"]), "softmax", "tiles"),
+        ("tail_trip_forgotten", _trips(lambda trips: [t for t in trips if t.label != "tail"]), "softmax"),
         ("edge_not_said", _trips(lambda trips: [replace(t, edge=False) for t in trips]), "softmax", "gpu tiles"),
         ("block_has_one_row", _sees_block(lambda first, size: (first, 1)), "lower_triangle"),
         ("block_starts_at_zero", _sees_block(lambda first, size: (integer(0), size)), "lower_triangle"),
@@ -350,7 +350,7 @@ MUTANTS = (
     ),
     *_in(
         "products",
-        ("divisor_multiplied", instead_of(f"{_PRODUCTS}:_join", _inverted_factors), "quantized", "tiles"),
+        ("divisor_multiplied", instead_of(f"{_PRODUCTS}:_join", _inverted_factors), "quantized"),
         ("divisor_lost", instead_of(f"{_PRODUCTS}:_join", _only_upper), "quantized"),
         (
             "operands_rounded",
