@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.groups import GroupTest, masks_vary, probe
 from pallasfuse.proof.instance import Instance, all_axes
