@@ -171,7 +171,13 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
             )
             return schedule_grouping(converted, rest, target, options)
         kernels.append(_kernel(chosen, schedule, program, target, converted.program))
-    steps = _steps(converted, kernels)
+    try:
+        steps = _steps(converted, kernels)
+    except InvalidProgramError as error:
+        reason = f"its kernel and another one would wait for each other ({error})"
+        dropped = tuple(Left(f.name, reason, f.nest.source) for f in grouping.groups[-1].folds)
+        fewer = replace(grouping, groups=grouping.groups[:-1], left=(*grouping.left, *dropped))
+        return schedule_grouping(converted, fewer, target, options)
     fallbacks = _fallbacks(converted, grouping, steps)
     if options.strict and fallbacks:
         listed = "\n".join(f"  {f}" for f in fallbacks)

@@ -382,7 +382,10 @@ def _derive_folds(
         last = max((folds[t].pass_index + 1 if t in folds else ready[t] for t in inputs), default=0)
         refusals: list[str] = []
         for pass_index in range(earliest, last + 1):
-            unfinished = {t: folds[t] for t in inputs if t in folds and folds[t].pass_index == pass_index}
+            direct = [t for t in inputs if t in folds and folds[t].pass_index == pass_index]
+            # a fold that is read brings those of its pass that it depends on
+            unfinished = {t: f for t, f in folds.items() if f.pass_index == pass_index
+                          and any(t == d or graph.depends(d, [t]) for d in direct)}  # fmt: skip
             got = (
                 fold_over(inlined, axis, pass_index, unfinished, graph.signs, strict=graph.strict)
                 if unfinished

@@ -174,17 +174,17 @@ def is_polynomial(update: Expr) -> bool:
 
 
 def is_centred(term: Expr, frame: Expr, bodies: list[Expr]) -> bool:
-    """True when the term subtracts the frame, if from anything, from the very values that the frame is a statistic of.
+    """True when the term subtracts the frame, wherever it does, from the very values that the frame is a statistic of.
 
     Then the accumulators stay as small as the spread of the values; else a frame that wanders makes them cancel. A
     frame that only scales the term has nothing to cancel.
     """
-    subtracted = False
+    linear = ("add", "sub", "neg")
+    inner = {a for n in postorder(term) if isinstance(n, Apply) and n.op in linear for a in n.args}
     for node in postorder(term):
-        if isinstance(node, Apply) and node.op in ("add", "sub") and frame.tensors <= node.tensors:
+        if isinstance(node, Apply) and node.op in linear and node not in inner and frame.tensors <= node.tensors:
             form = linear_form(node, frozenset((frame, *bodies)))
-            if form.get(frame, 0.0):
-                subtracted = True
-                if any(math.isclose(form.get(b, 0.0), -form[frame], rel_tol=1e-6) for b in bodies):
-                    return True
-    return not subtracted
+            of_frame = form.get(frame, 0.0)
+            if of_frame and not any(math.isclose(form.get(b, 0.0), -of_frame, rel_tol=1e-6) for b in bodies):
+                return False
+    return True
