@@ -64,6 +64,9 @@ class Arithmetic:
         flushed = (np.abs(value) - radius < tiny) & ((value != 0) | (radius > 0))
         size = np.where(np.isfinite(value), np.abs(value), 0.0)
         radius = radius + roundings * self.roundoff(dtype) * (size + radius) + np.where(flushed, tiny, 0.0)
+        if self.unit is None and dtype == np.float16:  # below the normal numbers a rounding is absolute
+            low = (np.abs(value) - radius < float(info.tiny)) & ((value != 0) | (radius > 0))
+            radius = radius + np.where(low, roundings * float(info.smallest_subnormal), 0.0)
         largest = float(info.max) * (1 + self.roundoff(dtype)) if self.unit is None else float(np.finfo(np.float64).max)
         over = np.isfinite(value) & (np.abs(value) + radius > largest)
         certain = ~np.isfinite(value) & ~np.isposinf(np.where(np.isnan(radius), 0.0, radius))

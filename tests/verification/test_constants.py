@@ -1,0 +1,113 @@
+"""What real constants stand for."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from pallasfuse.verification.constants import Constants
+from pallasfuse.verification.field import inverse, tower
+
+TRIALS = 6
+
+
+def constants(levels=3):
+    return Constants(tower(levels, TRIALS, 0))
+
+
+def residues(found, value: float, dtype="float32"):
+    return [np.broadcast_to(r, (TRIALS,)) for r in found.embed(value, dtype)]
+
+
+def same(found, a, b):
+    return all((x == y).all() for x, y in zip(a, b, strict=True))
+
+
+def of_fraction(found, value: Fraction):
+    return [np.full(TRIALS, value.numerator * pow(value.denominator, -1, p) % p) for p in found.moduli]
+
+
+SIMPLE = [(0.1, Fraction(1, 10)), (0.5, Fraction(1, 2)), (0.001, Fraction(1, 1000)), (-3.0, Fraction(-3)),
+          (2.0, Fraction(2)), (1 / 3, Fraction(1, 3)), (0.7, Fraction(7, 10)), (0.125, Fraction(1, 8)),
+          (8192.0, Fraction(8192)), (1 / 8192, Fraction(1, 8192)), (0.0, Fraction(0))]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "fraction"), SIMPLE)
+def test_rounded_fractions_stand_for_the_fraction(value, fraction):
+    found = constants()
+    rounded = float(np.float32(value))
+    assert same(found, residues(found, rounded), of_fraction(found, fraction))
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(0.1, "float16"), (1e-6, "float32"), (0.7341921, "float32")])
+def test_numbers_that_would_be_simple_by_coincidence_are_what_they_are(value, dtype):
+    found = constants()
+    rounded = float(np.dtype(dtype).type(value))
+    assert same(found, residues(found, rounded, dtype), of_fraction(found, Fraction(rounded)))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_tenth_in_every_type(dtype):
+    found = constants()
+    assert same(found, residues(found, float(np.dtype(dtype).type(0.1)), dtype), of_fraction(found, Fraction(1, 10)))
+
+
+def test_the_logarithm_of_two_is_the_one_that_the_exponential_has():
+    found = constants()
+    for level in range(found.tower.levels - 1):
+        log2 = residues(found, float(np.float32(math.log(2))))[level + 1]
+        assert (found.tower.root_power(level, log2[None]) == 2).all()
+
+
+@pytest.mark.parametrize("factor", [Fraction(1), Fraction(1, 2), Fraction(1, 8), Fraction(-3)])
+def test_scales_with_a_logarithm_folded_in_are_recognised(factor):
+    """1 / sqrt(64) * log2(e), as the GPU's exp2 has it."""
+    found = constants()
+    log2 = residues(found, math.log(2), "float64")
+    direct = residues(found, float(np.float32(float(factor) * math.log2(math.e))))
+    scale = of_fraction(found, factor)
+    want = [inverse(x, p) * s % p for x, s, p in zip(log2, scale, found.moduli, strict=True)]
+    assert same(found, direct, want)
+
+
+def test_a_multiple_of_another_constant_is_recognised():
+    found = constants()
+    odd = 0.7341921  # stands for nothing
+    base = residues(found, odd, "float64")
+    for value, ratio in ((odd * 2, Fraction(2)), (-odd / 3, Fraction(-1, 3))):
+        want = [b * s % p for b, s, p in zip(base, of_fraction(found, ratio), found.moduli, strict=True)]
+        assert same(found, residues(found, float(np.float32(value))), want)
+    inverted = [inverse(b, p) for b, p in zip(base, found.moduli, strict=True)]
+    assert same(found, residues(found, float(np.float32(1 / odd))), inverted)
+    log2 = residues(found, math.log(2), "float64")
+    want = [b * n % p for b, n, p in zip(base, log2, found.moduli, strict=True)]
+    assert same(found, residues(found, float(np.float32(odd * math.log(2)))), want)
+
+
+def test_unrelated_constants_stay_distinct():
+    found = constants()
+    values = [0.1, 0.2, 0.3, 1.5957691, 0.044715, 0.7978846, 3.1415927, 2.7182817, 0.6931472, 1.442695, 1e-5, 1e-6, 1.0,
+              -1.0, 0.0, 0.70710677, 0.5772157, 1.618034, 12.345678, 1e30, -1e30, 3.4e38]  # fmt: skip
+    known = [tuple(int(r[0]) for r in residues(found, float(np.float32(v)))) for v in values]
+    assert len(set(known)) == len(values)
+
+
+def test_neighbours_that_stand_for_nothing_stay_distinct():
+    found = constants()
+    a = float(np.float32(0.7341921))
+    b = float(np.float32(0.7351926))
+    assert not same(found, residues(found, a), residues(found, b))
+
+
+def test_dyadic_numbers_are_exact():
+    found = constants()
+    values = np.array([1.0, -0.375, 2.0**40, 3 * 2.0**-60, 0.0])
+    for p, got in zip(found.moduli, found.dyadic(values), strict=True):
+        fractions = [Fraction(float(v)) for v in values]
+        assert got.tolist() == [f.numerator * pow(f.denominator, -1, p) % p for f in fractions]
+
+
+def test_the_same_constant_is_the_same_in_every_program():
+    found = constants()
+    assert found.embed(0.7341921, "float32") is found.embed(0.7341921, "float32")

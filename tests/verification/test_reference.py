@@ -1,0 +1,73 @@
+"""The float64 reference of a jaxpr."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallasfuse import _compat
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.verification.reference import float64_results, largest_bytes
+
+X = np.random.default_rng(0).normal(size=(4, 9)).astype("float32")
+
+
+def results(function, *arrays):
+    jaxpr = convert(jax.make_jaxpr(function)(*arrays)).jaxpr
+    return float64_results(jaxpr, [*jaxpr.consts, *arrays])
+
+
+def softmax64(x):
+    e = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_results_are_those_of_float64(dtype):
+    x = jnp.asarray(X, dtype)
+    (got,) = results(lambda a: jax.nn.softmax(a, -1), x)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, softmax64(np.asarray(x, np.float64)), rtol=1e-14)
+
+
+def test_casts_round_nothing():
+    def function(x):
+        y = x.astype(jnp.float16).astype(jnp.float32)
+        return jnp.einsum("ij,kj->ik", y, y, preferred_element_type=jnp.float32)
+
+    wide = X.astype(np.float64)
+    np.testing.assert_allclose(results(function, X)[0], wide @ wide.T, rtol=1e-13)
+
+
+def test_integers_booleans_and_positions_keep_their_types():
+    def function(x, n):
+        return jnp.argmax(x, -1), x > 0, n * 2, jnp.where(jnp.arange(9) < 4, x, 0.5)
+
+    n = np.arange(3, dtype=np.int32)
+    which, positive, doubled, chosen = results(function, X, n)
+    np.testing.assert_array_equal(which, X.argmax(-1))
+    assert positive.dtype == bool
+    np.testing.assert_array_equal(doubled, 2 * n)
+    np.testing.assert_allclose(chosen[:, :4], X[:, :4])
+
+
+def test_infinities_and_nan():
+    (got,) = results(lambda x: jnp.log(x) / x, np.array([0.0, -1.0, np.inf], np.float32))
+    assert np.isneginf(got[0])
+    assert np.isnan(got[1])
+    assert np.isnan(got[2])
+
+
+def test_the_default_precision_stays_as_it_was():
+    results(lambda x: x + 1, X)
+    assert not jax.config.jax_enable_x64
+    assert jnp.ones(2).dtype == jnp.float32
+
+
+def test_the_largest_value():
+    arguments = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    jaxpr = convert(jax.make_jaxpr(lambda q: jnp.sum(q @ q.T, -1))(arguments)).jaxpr
+    assert largest_bytes(jaxpr) == 8 * 64 * 64
+    nothing = convert(jax.make_jaxpr(lambda q: q)(arguments)).jaxpr
+    assert largest_bytes(nothing) == 0
+    assert _compat.shape_of(jaxpr.invars[0]) == (64, 32)
