@@ -22,8 +22,11 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# What depends on the version of JAX: not the planted mistakes, nor the fuzzing, which test pallasfuse's own algebra.
 test-latest: venv-latest
-	.venv-latest/bin/python $(PYTEST)
+	.venv-latest/bin/python $(PYTEST) --ignore tests/mutation --ignore tests/verification --ignore tests/test_proof.py \
+	  --ignore tests/property/test_random_programs.py --ignore tests/property/test_fuzzing.py --ignore tests/property/test_judging.py \
+	  --ignore tests/property/test_special_values_attention.py --ignore tests/hostile/test_long_programs.py
 
 # Compiles every emitted kernel for an H100 on a machine without a GPU; downloads about 0.7 GB once.
 test-aot: venv-aot

@@ -14,6 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core import Literal as JaxprLiteral
 
 from pallasfuse import _compat
+from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
@@ -165,19 +166,16 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
         except (InvalidProgramError, AssertionError) as error:
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             reason = f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
-            dropped = tuple(Left(f.name, reason, f.nest.source) for f in chosen.folds)
-            rest = replace(
-                grouping, groups=tuple(g for g in grouping.groups if g is not chosen), left=(*grouping.left, *dropped)
-            )
-            return schedule_grouping(converted, rest, target, options)
+            return schedule_grouping(converted, _without(grouping, chosen, reason), target, options)
+        lacking = pallas_kernel.product_too_large(program) if target.tails == "masked" and not options.tiles else None
+        if lacking is not None:
+            return schedule_grouping(converted, _without(grouping, chosen, lacking), target, options)
         kernels.append(_kernel(chosen, schedule, program, target, converted.program))
     try:
         steps = _steps(converted, kernels)
     except InvalidProgramError as error:
         reason = f"its kernel and another one would wait for each other ({error})"
-        dropped = tuple(Left(f.name, reason, f.nest.source) for f in grouping.groups[-1].folds)
-        fewer = replace(grouping, groups=grouping.groups[:-1], left=(*grouping.left, *dropped))
-        return schedule_grouping(converted, fewer, target, options)
+        return schedule_grouping(converted, _without(grouping, grouping.groups[-1], reason), target, options)
     fallbacks = _fallbacks(converted, grouping, steps)
     if options.strict and fallbacks:
         listed = "\n".join(f"  {f}" for f in fallbacks)
@@ -226,6 +224,12 @@ def _verified(plan: Plan, options: FuseOptions) -> Plan:
     if proof.uncovered and options.strict:
         raise VerificationError("strict: not everything could be verified: " + "; ".join(proof.uncovered))
     return replace(plan, proof=proof)
+
+
+def _without(grouping: Grouping, group: Group, reason: str) -> Grouping:
+    """The other groups; this one's reductions are left to XLA."""
+    left = tuple(Left(f.name, reason, f.nest.source) for f in group.folds)
+    return replace(grouping, groups=tuple(g for g in grouping.groups if g is not group), left=(*grouping.left, *left))
 
 
 def _fastest(

@@ -4,7 +4,7 @@ Grid blocks are numbered on one grid dimension. Tiles have full, power-of-two si
 zero and never written.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -18,7 +18,7 @@ from pallasfuse.emission.elementwise import dot_precision
 from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.tile_program import Contract, Loop, Statement, TileProgram
 
 SMALLEST_DOT = 16
 """Matrix units take tiles of at least this many rows, columns and contracted elements."""
@@ -89,6 +89,30 @@ class _PallasMachine:
     ) -> tuple[Array, ...]:
         result: tuple[Array, ...] = lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, init)
         return result
+
+
+def product_too_large(program: TileProgram) -> str | None:
+    """Why a contraction of the kernel has no instructions: it is no matrix product, and its tiles are too large to be multiplied
+    element by element. None if all have."""
+
+    def visit(body: tuple[Statement, ...]) -> Iterator[Contract]:
+        for s in body:
+            if isinstance(s, Contract):
+                yield s
+            elif isinstance(s, Loop):
+                for segment in s.segments:
+                    yield from visit(segment.body)
+
+    for s in visit(program.body):
+        sides = [frozenset(a for a in e.axes if program.tile(a) > 1) for e in (s.lhs, s.rhs)]
+        over = frozenset(a for a in s.over if program.tile(a) > 1)
+        kept = [side - over for side in sides]
+        if len(over) == 1 and len(kept[0]) == len(kept[1]) == 1 and kept[0] != kept[1]:
+            continue
+        sizes = {a.name: program.tile(a) for a in sorted(sides[0] | sides[1])}
+        if prod(sizes.values()) > LARGEST_PRODUCT:
+            return f"{s.name}, a product over tiles of {' x '.join(f'{a}:{n}' for a, n in sizes.items())}, is no matrix product"
+    return None
 
 
 def _multiply_and_sum(lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str) -> Tile:

@@ -107,7 +107,7 @@ def test_rows_by_default(chain):
     plan, compiled = compile_fused(chain, X, "xla", strict=False)
     assert len(plan.kernels) == 1 and not plan.fallbacks
     allowed = set()
-    if "no reduction of a part of the axis overflows or is infinite" in " ".join(plan.exceptions):
+    if "no reduction of a part of the axis" in " ".join(plan.exceptions):
         with np.errstate(all="ignore"):
             allowed = {name for name, row in ROWS.items() if np.isinf(row).any() or np.abs(row).max() > 1e17}
     assert differing_rows(chain, X, list(ROWS), compiled) <= allowed
