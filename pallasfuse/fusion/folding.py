@@ -154,8 +154,8 @@ def fold_over(
     exceptions += [c for c in derived.conditions if not c.startswith(repair.ROUNDING)]
     by_extremes = all(unfinished[u].nest.reducer in (MAX, MIN) for f in frames for u in f.unfinished)
     if len(accumulators) > 1 or not by_extremes or not is_bounded(framed, nest, rolled, bounds):
-        exceptions.append("no reduction of a part of the axis, and nothing that is computed from it, overflows: where it does, the "
-                          "result may be NaN, infinite or finite where the program's is not")  # fmt: skip
+        exceptions.append("no reduction of a part of the axis, and nothing that is computed from it, overflows or is infinite: "
+                          "else the result may be NaN, infinite or finite where the program's is not")  # fmt: skip
     if strict and exceptions:
         return Refusal(f"strict: {body} may differ where values are not finite or overflow ({exceptions[-1]})")
     neutral = True

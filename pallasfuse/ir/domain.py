@@ -50,27 +50,20 @@ def wide_type(dtype: str) -> Any:
     return np.float64 if dtypes.is_float(dtype) else np.bool_ if dtype == "bool" else np.int64
 
 
-def _in_range(value: Array, dtype: str) -> Array:
-    """Infinite where float16 has no such number: its range is short enough to matter."""
-    if dtype != "float16" or value.dtype != np.float64:
-        return value
-    return np.where(np.abs(value) >= 65520, np.copysign(np.inf, value), value)
-
-
 class Float64:
     """NumPy arrays of float64, int64 and bool. Casts between float types are not rounded: this says what a program means, not
     how it rounds."""
 
     def constant(self, value: float | int | bool, dtype: str, rank: int) -> Array:
-        return np.asarray(_in_range(np.full((1,) * rank, value, wide_type(dtype)), dtype))
+        return np.full((1,) * rank, value, wide_type(dtype))
 
     def integers(self, values: Array, dtype: str) -> Array:
         return values
 
     def apply(self, op: str, args: Sequence[Array], dtype: str) -> Array:
         with np.errstate(all="ignore"):
-            # float -> integer truncates; every other cast keeps its value, unless it is out of range
-            value = _in_range(args[0], dtype) if op == "convert" else OPS[op].evaluate(*args)
+            # float -> integer truncates; every other cast keeps its value
+            value = args[0] if op == "convert" else OPS[op].evaluate(*args)
             return np.asarray(value).astype(wide_type(dtype))
 
     def reduce(self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str) -> Array:

@@ -20,6 +20,8 @@ def _fold(op: str, args: tuple[Const, ...], dtype: str) -> Expr | None:
     with np.errstate(all="ignore"):
         values = [np.dtype(a.dtype).type(a.value) for a in args]
         result = OPS[op].evaluate(*values) if op != "convert" else values[0]
+        if op == "convert" and np.isfinite(values[0]) and not np.isfinite(np.asarray(result).astype(dtype)):
+            return None  # -1e30 in float16: the cast says what happens
         if op == "convert" and dtypes.is_integer(dtype) and not math.isfinite(float(values[0])):
             return None
         return const(np.asarray(result).astype(dtype).item(), dtype)

@@ -74,11 +74,14 @@ class GroupTest:
         elements = max((nest_volume(n) for n in self.replaced), default=1)
         batch = max(32, min(needed + 8, _BATCH_ELEMENTS // elements, _MOST_TRIALS))
         done = 0
-        limit = 8 * needed + 64 if needed <= _MOST_TRIALS else batch  # else only to look for a counterexample
+        limit = (
+            max(8 * needed + 64, _MOST_TRIALS) if needed <= _MOST_TRIALS else batch
+        )  # else only to look for a counterexample
         while done < limit and record.counterexample() is None:
             self._batch(FiniteFields(tower(levels_of(self.replaced), batch, seed * 7919 + done)))
             done += batch
-            if min(c.fewest for c in record.comparisons.values()) >= needed:
+            fewest = min(c.fewest for c in record.comparisons.values())
+            if fewest >= needed or (fewest == 0 and done > 8 * needed):
                 break
         record.settle(needed, miss, done)
 

@@ -15,13 +15,19 @@ from pallasfuse.verification.field import CHAIN, TURN, Array, Tower, inverse
 _ROUNDING = {"float64": 2.0**-46, "float32": 2.0**-21, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 
 
+_FEW = 1 << 12
+
+
 def _rational(value: float, tolerance: float) -> Fraction | None:
     """A fraction so simple that it is no coincidence to find it within the tolerance."""
+    if not math.isfinite(value):
+        return None
     exact = Fraction(value)
     for largest in (16, 1 << 10, 1 << 20):
         near = exact.limit_denominator(largest)
         if near and abs(near - exact) <= tolerance * abs(exact):
-            return near if near == exact or abs(near.numerator) * near.denominator < 0.002 / tolerance else None
+            size = abs(near.numerator) * near.denominator
+            return near if size < 0.002 / tolerance or (near == exact and size < _FEW) else None
     return None
 
 
