@@ -22,11 +22,12 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What depends on the version of JAX: not the planted mistakes, nor the fuzzing, which test pallasfuse's own algebra.
+# What depends on the version of JAX. The rooms below it do not import JAX, planted mistakes and fuzzing test our own algebra.
+BELOW_JAX := $(addprefix --ignore tests/,ir repair fusion tiling mutation verification test_proof.py)
+SLOW := $(addprefix --ignore tests/property/,test_random_programs.py test_fuzzing.py test_judging.py \
+  test_special_values_attention.py test_special_values_strict.py) --ignore tests/hostile/test_long_programs.py
 test-latest: venv-latest
-	.venv-latest/bin/python $(PYTEST) --ignore tests/mutation --ignore tests/verification --ignore tests/test_proof.py \
-	  --ignore tests/property/test_random_programs.py --ignore tests/property/test_fuzzing.py --ignore tests/property/test_judging.py \
-	  --ignore tests/property/test_special_values_attention.py --ignore tests/hostile/test_long_programs.py
+	.venv-latest/bin/python $(PYTEST) $(BELOW_JAX) $(SLOW)
 
 # Compiles every emitted kernel for an H100 on a machine without a GPU; downloads about 0.7 GB once.
 test-aot: venv-aot

@@ -11,7 +11,7 @@ class FuseOptions:
     Attributes:
       target: name of a target (`pallasfuse.targets.TARGETS`), or None for the best one of the platform that is lowered for.
       strict: raise `FusionError` when anything but layout changes is left to XLA, and allow no exceptions (`Plan.exceptions`):
-        NaN and infinities are exactly where the program has them. Costs passes: an attention computes its scores twice, and
+        NaN and infinities are exactly where the program has them. Costs passes: a chain may compute its terms twice, and
         visits the tiles that a mask hides.
       tiles: tile sizes that override the chosen schedule: (axis name, size) pairs, for tuning and tests.
       warps, stages: override the GPU hints of the chosen schedule.

@@ -147,7 +147,7 @@ def choose_groups(converted: Converted, target: Target, *, strict: bool = False)
     else:
         try:
             return group(converted.program, target, strict=strict)
-        except (InvalidProgramError, AssertionError, KeyError) as error:
+        except Exception as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
 

@@ -18,8 +18,11 @@ from pallasfuse.stages import Tiled
 from pallasfuse.verification.reference import float64_results, largest_bytes
 
 _MOST_BYTES = 1 << 31
-_TIMES_PLAIN, _PLUS_ULPS = 32.0, 256.0
-"""A fused result that is further off than this is wrong, not inaccurate: a lost tile or a wrong row is off by its own size."""
+_TIMES_PLAIN, _PLUS_ULPS, _PLUS_SHARE = 32.0, 256.0, 0.02
+"""A fused result that is further off than so many times the plain error, and so many ulps or this share of the largest value, is
+wrong, not inaccurate: a lost tile or a wrong row is off by its own size."""
+_FEW = 0.01
+"""The share of integers and booleans that rounding may change, where they are made from floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,10 @@ def _measure(
     except PallasfuseError as error:
         return (), f"the kernel could not be compiled: {error}", None
     own = [np.asarray(x) for x in jax.jit(call.original)(*arrays)]
-    truth = float64_results(jaxpr, [*jaxpr.consts, *arrays])
+    try:
+        truth = float64_results(jaxpr, [*jaxpr.consts, *arrays])
+    except Exception as error:  # control flow, random bits and other things that have no float64 counterpart
+        return (), f"the program has no float64 evaluation ({type(error).__name__})", None
     errors: list[OutputError] = []
     for n, (ours, theirs, exact) in enumerate(zip(have, own, truth, strict=True)):
         name = f"result {n}" if len(have) > 1 else "result"
@@ -183,7 +189,7 @@ def _compare(
         return Counterexample("execution", name, index, str(theirs[index]), str(ours[index]))
 
     if not jnp.issubdtype(ours.dtype, jnp.floating):
-        return differs(ours != theirs)
+        return differs(ours != theirs) if np.mean(ours != theirs) > _FEW else None
     dtype = str(ours.dtype)
     ulp_of_one = float(jnp.finfo(ours.dtype).eps)
     wide, plain = ours.astype(np.float64), theirs.astype(np.float64)
@@ -200,4 +206,5 @@ def _compare(
                                 for x in (wide, plain))  # fmt: skip
     errors.append(OutputError(name, dtype, float(fused_error.max()), float(np.sqrt(np.mean(fused_error**2))),
                               float(plain_error.max()), float(np.sqrt(np.mean(plain_error**2)))))  # fmt: skip
-    return differs(fused_error > _TIMES_PLAIN * plain_error.max() + _PLUS_ULPS)
+    slack = max(4.0, min(_PLUS_ULPS, _PLUS_SHARE * largest / ulp))
+    return differs(fused_error > _TIMES_PLAIN * plain_error.max() + slack)

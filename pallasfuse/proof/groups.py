@@ -8,10 +8,11 @@ import numpy as np
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
-from pallasfuse.ir.expr import Apply, postorder
+from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -26,7 +27,7 @@ from pallasfuse.proof.instance import (
     nest_volume,
     replaced_nests,
 )
-from pallasfuse.proof.result import Part, Record
+from pallasfuse.proof.result import Counterexample, Part, Record
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.bounds import guards
@@ -36,11 +37,13 @@ from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import tower
 from pallasfuse.verification.folds import GroupRun
-from pallasfuse.verification.shrink import shrinking
+from pallasfuse.verification.shrink import integers_of, shrinking
 from pallasfuse.verification.value import Value
 from pallasfuse.verification.visits import is_constant
 
 _MOST_TRIALS = 20_000
+_SHORT_DOT = 4
+"""The smallest matrix product over short axes, so that tiles are padded as the target's are."""
 _PROBES = 8
 """Trials at the actual extents, of programs that are small: no bound comes from them, but every number is the actual one."""
 _MOST_BLOCKS = 400
@@ -60,6 +63,8 @@ class GroupTest:
     ) -> None:
         self.instance, self.group, self.programs, self.target, self.record = instance, group, programs, target, record
         self.replaced = replaced_nests(instance.program, group)
+        self.decided: dict[str, set[bool]] = {}
+        """The outcomes of each predicate of inputs, in all trials."""
 
     @staticmethod
     def small(instance: Instance, part: Part, target: Target, record: Record) -> "GroupTest":
@@ -78,11 +83,15 @@ class GroupTest:
             max(8 * needed + 64, _MOST_TRIALS) if needed <= _MOST_TRIALS else batch
         )  # else only to look for a counterexample
         while done < limit and record.counterexample() is None:
-            self._batch(FiniteFields(tower(levels_of(self.replaced), batch, seed * 7919 + done)))
+            literals = integers_of(self.instance.program)
+            self._batch(FiniteFields(tower(levels_of(self.replaced), batch, seed * 7919 + done), literals))
             done += batch
             fewest = min(c.fewest for c in record.comparisons.values())
             if fewest >= needed or (fewest == 0 and done > 8 * needed):
                 break
+        for name, outcomes in self.decided.items():
+            if len(outcomes) < 2:
+                record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
         record.settle(needed, miss, done)
 
     def probe(self, seed: int) -> None:
@@ -102,9 +111,10 @@ class GroupTest:
         defined = {d.name: d for d in instance.program.definitions()}
         tensors = {t: instance.draw(t, defined[t].axes, defined[t].dtype, fields) for t in group.inputs}
         for nest in self.replaced:
-            tensors[nest.name] = instance.assume(
-                nest.name, evaluate_nest(nest, tensors, fields).typed(nest.dtype), fields
-            )
+            value = evaluate_nest(nest, tensors, fields).typed(nest.dtype)
+            tensors[nest.name] = instance.assume(nest.name, value, fields)
+            if _compares(nest.body) and value.real is not None and value.real.shape[-1] > 1:
+                self.decided.setdefault(nest.name, set()).update(np.unique(value.real).tolist())
         for name, expected, found in masked_terms(group, tensors, fields):
             self._compare(f"masks of {group.name}", name, expected, found, fields)
         for split in (False, True):
@@ -119,6 +129,30 @@ class GroupTest:
         self.record.notes.update(fields.notes)
 
 
+def _compares(body: Expr) -> bool:
+    """An order, or an equality of integers: of floats, which are equal by chance only, and finite, no test shows the other case."""
+    match body:
+        case Apply("lt" | "le" | "gt" | "ge"):
+            return True
+        case Apply("eq" | "ne", (a, _)):
+            return not dtypes.is_float(a.dtype)
+    return False
+
+
+def as_lowered(converted: Converted, part: Part, target: Target, record: Record) -> None:
+    """The plan's own tile program is what lowering makes of its group and schedule: what short axes show then speaks for it."""
+    stage = f"own lowering of {part.program.name}"
+    record.stages[stage] = None
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+    program = lower(part.group, part.schedule, target.tails, tensors, target.smallest_dot)
+    if target.platform == "gpu":
+        program = arithmetic.rewrite(program, strict=part.group.strict)
+    if program != part.program and record.wrong is None:
+        record.wrong = Counterexample(
+            stage, part.program.name, (), "the program that its group and schedule give", "another"
+        )
+
+
 def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Target) -> list[tuple[str, TileProgram]]:
     """(stage, tile program) of a group over short axes."""
     small = instance.small
@@ -131,7 +165,7 @@ def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Targe
     rolled = tile(schedule.rolled, schedule.rolled_tile)
     short = replace(schedule, grid=own, rolled=small.axis(schedule.rolled), rolled_tile=rolled)
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in instance.program.definitions()}
-    program = lower(group, short, target.tails, tensors)
+    program = lower(group, short, target.tails, tensors, min(target.smallest_dot, _SHORT_DOT))
     result = [(f"lowering of {group.name}", program)]
     if target.platform == "gpu":
         result.append((f"cheaper arithmetic of {group.name}", arithmetic.rewrite(program, strict=group.strict)))

@@ -150,6 +150,7 @@ def levels_of(nests: Sequence[Nest]) -> int:
                 case Apply(op) if op in _LOGARITHMS:
                     values[node] = first + 1, max(0, lacking - 1)
                 case Apply(op) if op not in _ALGEBRAIC:
+                    most = max(most, first + lacking)  # its arguments must have a residue in common
                     values[node] = 0, 0
                 case _:
                     values[node] = first, lacking

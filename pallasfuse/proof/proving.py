@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
-from pallasfuse.proof.groups import GroupTest, masks_vary, probe
+from pallasfuse.proof.groups import GroupTest, as_lowered, masks_vary, probe
 from pallasfuse.proof.instance import Instance, all_axes
 from pallasfuse.proof.result import Part, Proof, Record
 from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining
@@ -34,7 +34,9 @@ def prove(converted: Converted, parts: Sequence[Part], target: Target, *, delta:
                     GroupTest.small(instance, part, target, record).run(delta, seed + 31 * number)
                 if record.counterexample() is None:
                     probe(converted, part, target, seed, record)
-    except (InvalidProgramError, AssertionError, KeyError, RecursionError) as error:
+                if record.counterexample() is None:
+                    as_lowered(converted, part, target, record)
+    except Exception as error:  # a user's call must not fail because of its verifier
         record.uncovered[
             f"the verifier failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
         ] = None

@@ -47,6 +47,7 @@ def duplicates(converted: Converted, record: Record) -> None:
     program = converted.program
     small = shrinking(program, {})
     if isinstance(small, Refusal):
+        record.uncovered[f"removing duplicates: {small}"] = None
         return
     record.stages["removing duplicates"] = None
     domain = Structure()
@@ -68,12 +69,13 @@ def duplicates(converted: Converted, record: Record) -> None:
 def bounds(part: Part, seed: int, record: Record) -> None:
     """The loops of the plan's own tile program."""
     generator = np.random.default_rng(seed)
-    loops = [s for s in part.program.body if isinstance(s, Loop) and s.carries]
+    loops = [s for s in part.program.body if isinstance(s, Loop)]
     for pass_index, loop in enumerate(loops):
         stage = f"bounds of {part.program.name}"
         record.stages[stage] = None
         folds = [f for f in part.group.folds if f.pass_index == pass_index]
-        predicates, _ = guards(folds, strict=part.group.strict)
+        # a loop that carries nothing stores outputs: every position counts
+        predicates = guards(folds, strict=part.group.strict)[0] if loop.carries else ()
         wrong = wrong_visits(part.program, loop, predicates, generator)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)

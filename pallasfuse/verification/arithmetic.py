@@ -4,7 +4,7 @@ The field operations follow Mirage, table 3, extended to a tower (see `field`). 
 a comparison of inputs) is an uninterpreted function: a random one, but the same wherever it is called.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +42,10 @@ _RANGES = {
 class Numbers:
     """Arithmetic on `Value`s in one tower. `notes` collects what was not interpreted."""
 
-    def __init__(self, tower: Tower) -> None:
+    def __init__(self, tower: Tower, literals: Collection[int] = ()) -> None:
+        """literals: integers that inputs may be compared with; they are drawn among others."""
         self.tower = tower
+        self.literals = sorted({n + near for n in literals for near in (-1, 0, 1)})
         self.constants = Constants(tower)
         self.notes: dict[str, None] = {}
 
@@ -75,7 +77,12 @@ class Numbers:
             return Value(dtype, kind, flags, flags, real=generator.random((*shape, self.tower.trials)) < 0.5)
         if not dtypes.is_float(dtype):
             low = 0 if dtype.startswith("u") else -3
-            return Value(dtype, kind, flags, flags, real=generator.integers(low, 6, (*shape, self.tower.trials)))
+            drawn = generator.integers(low, 6, (*shape, self.tower.trials))
+            bounds = np.iinfo(dtype)
+            near = [n for n in self.literals if bounds.min <= n <= bounds.max]
+            if near:
+                drawn = np.where(generator.random(drawn.shape) < 0.5, drawn, generator.choice(near, drawn.shape))
+            return Value(dtype, kind, flags, flags, real=drawn)
         levels = tuple(self.tower.random(p, shape) for p in self.tower.primes)
         return Value(dtype, kind, flags, flags, levels, self.tower.random(TURN, shape))
 
@@ -440,18 +447,20 @@ class Numbers:
             both_zero = (a.kind == ZERO) & (b.kind == ZERO)
             order = np.sign(rank[0] - rank[1])
             if (undecided & ~both_zero).any():
-                order = np.where(undecided & ~both_zero, self._order(a, b), order)
+                fields = self._order(a, b)
+                bad = bad | (undecided & ~both_zero) if fields is None else bad
+                order = np.where(undecided & ~both_zero, 1 if fields is None else fields, order)
             known = np.asarray(OPS[op].evaluate(order, 0))
             known = np.where((a.kind == NAN) | (b.kind == NAN), op == "ne", known)
         return Value("bool", np.zeros((1,) * known.ndim, np.int8), bad, taint, real=known)
 
-    def _order(self, a: Value, b: Value) -> Array:
-        """-1, 0 or 1: "a < b" when b - a is positive."""
+    def _order(self, a: Value, b: Value) -> Array | None:
+        """-1, 0 or 1: "a < b" when b - a is positive. None if the two have no residue in common."""
         self.notes["comparison of inputs"] = None
         for p, x, y in zip(self.tower.primes, a.levels, b.levels, strict=True):
             if x is not None and y is not None:
                 return np.where(x == y, 0, np.where(field.is_square((y - x) % p, p), -1, 1))
-        return np.ones((1,) * (a.rank + 1), np.int64)
+        return None
 
     # --- uninterpreted functions
 

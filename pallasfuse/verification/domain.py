@@ -10,16 +10,13 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.verification import kinds
 from pallasfuse.verification.arithmetic import Numbers
-from pallasfuse.verification.field import Array, Tower
+from pallasfuse.verification.field import Array
 from pallasfuse.verification.order import extremum
 from pallasfuse.verification.value import FINITE, Value, stack
 
 
 class FiniteFields(Numbers):
     """`ir.domain.Domain` over `Value`s."""
-
-    def __init__(self, tower: Tower) -> None:
-        super().__init__(tower)
 
     def integers(self, values: Array, dtype: str) -> Value:
         return self.real(np.asarray(values)[..., None], dtype)

@@ -122,7 +122,7 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
     for spread in (2, 3):
         for chosen in combinations(sorted(axes), spread):
             stride, small = math.prod(a.extent for a in chosen), math.prod(extents[a.extent] for a in chosen)
-            if integers.setdefault(stride, small) != small and stride in _integers_of(program):
+            if integers.setdefault(stride, small) != small and stride in integers_of(program):
                 return Refusal(f"{stride} is the product of different axes, which shrink differently")
     for a, b in combinations(sorted(extents), 2):
         integers.setdefault(b - a, extents[b] - extents[a])
@@ -161,7 +161,7 @@ def _cast_integers(program: LoopProgram) -> set[int]:
 
 def small_integers(program: LoopProgram) -> int:
     """The largest of the integers that do not shrink, where positions are compared; else 0."""
-    return max((n for n in _integers_of(program) if n <= _KEPT), default=0) if _compared(program) else 0
+    return max((n for n in integers_of(program) if n <= _KEPT), default=0) if _compared(program) else 0
 
 
 def _compared(program: LoopProgram) -> set[Axis]:
@@ -170,7 +170,8 @@ def _compared(program: LoopProgram) -> set[Axis]:
     }
 
 
-def _integers_of(program: LoopProgram) -> set[int]:
+def integers_of(program: LoopProgram) -> set[int]:
+    """The integer literals of a program."""
     found: set[int] = set()
     for nest in program.nests:
         if isinstance(nest, Nest):
