@@ -51,7 +51,9 @@ def test_debug_nans_names_the_nan_and_accepts_infinities():
     assert np.isnan(function(X * np.nan)).all()
 
 
-@pytest.mark.parametrize("context", [jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")], ids=["rank", "dtype"])
+@pytest.mark.parametrize(
+    "context", [jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")], ids=["rank", "dtype"]
+)
 def test_promotion_rules_apply_to_the_user_s_function_only(context):
     with context:
         same(pf.fuse(lambda x: softmax(x * 5))(X), softmax(X * 5))
