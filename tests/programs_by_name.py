@@ -73,6 +73,11 @@ def entropy(x):
     return -jnp.sum(p * jax.nn.log_softmax(x, axis=-1), axis=-1)
 
 
+def picked(x):
+    label = jnp.arange(x.shape[-1]) == 2 * jnp.arange(x.shape[0])[:, None]
+    return jnp.sum(jnp.where(label, jax.nn.log_softmax(x, axis=-1), 0.0), axis=-1)
+
+
 def norm_dot(x, w):
     return (x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-5)) @ w
 
@@ -162,6 +167,7 @@ PROGRAMS: dict[str, Case] = {
     "variance": Case(variance, ((5, 13),), offset=3.0),
     "log_sum_exp": Case(log_sum_exp, ((5, 13),)),
     "entropy": Case(entropy, ((5, 13),)),
+    "picked": Case(picked, ((5, 13),)),
     "norm_dot": Case(norm_dot, ((5, 13), (13, 3))),
     "layer_norm": Case(layer_norm, ((5, 13), (13,)), offset=3.0),
     "layer_norm_dot": Case(layer_norm_dot, ((5, 13), (13, 3)), offset=3.0),

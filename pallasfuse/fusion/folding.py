@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pallasfuse import repair
 from pallasfuse.errors import Refusal
@@ -171,6 +171,8 @@ def fold_over(
     if not neutral and not polynomial:
         return Refusal(f"where {', '.join(sorted({e for f in frames for e in f.empties}))} has seen only masked elements, "
                        f"{body} is not known to contribute nothing")  # fmt: skip
+    if polynomial and derived.rank <= 2:  # linear in every frame: a logarithm may be subtracted after the sum
+        frames = [replace(f, late=renamed[f.value] in tame) for f in frames]
     result = hoisted.finish(read(accumulators[0].name, nest.axes, accumulators[0].dtype))
     factors = _show_factors(hoisted)
     refined = refined_value(

@@ -29,6 +29,15 @@ def largest(dtype: str) -> float:
     return math.ldexp(2.0 - 2.0**-mantissa, 2 ** (exponent - 1) - 1)
 
 
+def limits(dtype: str) -> tuple[float, float]:
+    """(the magnitude from which on numbers are rounded to infinity, that up to which they are rounded to zero)."""
+    mantissa, exponent = _MANTISSA_EXPONENT[dtype]
+    if dtype == "float64":
+        return math.inf, 0.0
+    bias = 2 ** (exponent - 1) - 1
+    return math.ldexp(2.0 - 2.0 ** -(mantissa + 1), bias), math.ldexp(1.0, -bias - mantissa)
+
+
 def accumulator(dtype: str) -> str:
     """The type in which a reduction over `dtype` values is carried: half types accumulate in float32."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype

@@ -32,6 +32,8 @@ class Frame:
     """Max and min folds that phi depends on: while one still is its identity, phi may be undefined."""
     positive: bool = False
     """The repair relies on the frame being positive."""
+    late: bool = False
+    """Nothing is lost when the accumulators stay at `safe` until this frame is finished: one rounding instead of one a tile."""
 
     @property
     def safe(self) -> float:
@@ -123,7 +125,7 @@ class Group:
         for fold in self.folds:
             lines.append(f"fold {fold.name}[{', '.join(a.name for a in fold.nest.axes)}] over {self.rolled}, "
                          f"pass {fold.pass_index + 1} of {self.passes}")  # fmt: skip
-            lines.extend(f"  frame {f.name} = {f.value}" for f in fold.frames)
+            lines.extend(f"  frame {f.name} = {f.value}{', late' if f.late else ''}" for f in fold.frames)
             for a in fold.accumulators:
                 head = f"  {a.name} {a.reducer}= {a.term}"
                 lines.append(head if a.update is None else f"{head}; repaired {a.name} = {a.update}")

@@ -67,6 +67,8 @@ def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
                     return y
         case "add" | "sub", (a, b) if dtypes.is_integer(dtype) and _is(b, 0):
             return a
+        case "sub", (a, Const(zero)) if zero == 0 and math.copysign(1.0, zero) > 0:
+            return a  # -0 - 0 is -0
         case "add", (a, b) if dtypes.is_integer(dtype) and _is(a, 0):
             return b
         case "mul", (a, b):

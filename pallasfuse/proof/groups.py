@@ -101,10 +101,12 @@ class GroupTest:
         wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
         self.record.comparisons = before | wrong
 
-    def _compare(self, stage: str, tensor: str, expected: Value, found: Value, fields: FiniteFields) -> None:
+    def _compare(
+        self, stage: str, tensor: str, expected: Value, found: Value, fields: FiniteFields, *, unfinished: bool = False
+    ) -> None:
         self.record.stages[stage] = None
         comparison = self.record.comparisons.setdefault((stage, tensor), Comparison())
-        comparison.add(expected, found, fields.tower.trials)
+        comparison.add(expected, found, fields.tower.trials, unfinished=unfinished)
 
     def _batch(self, fields: FiniteFields) -> None:
         group, instance = self.group, self.instance
@@ -121,11 +123,16 @@ class GroupTest:
             stage = f"folds of {group.name}" + (", combined" if split else "")
             for name, value in GroupRun(group, tensors, fields, split=split).run():
                 self._compare(stage, name, tensors[name], value, fields)
+        before: Mapping[str, Value] = {}
         for stage, program in self.programs:
             known = {t.name: tensors[t.name] for t in program.inputs}
             back = self.target.tails == "exact"
-            for name, value in evaluate_tiles_over(program, known, fields, move_last_block_back=back).items():
-                self._compare(stage, name, tensors[name], value, fields)
+            results = evaluate_tiles_over(program, known, fields, move_last_block_back=back)
+            for name, value in results.items():
+                self._compare(stage, name, tensors[name], value, fields, unfinished=True)
+            for name, value in before.items():
+                self._compare(stage, f"{name} as lowered", value, results[name], fields)
+            before = results
         self.record.notes.update(fields.notes)
 
 

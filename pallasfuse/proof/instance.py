@@ -17,7 +17,7 @@ from pallasfuse.verification.bound import miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import is_square
 from pallasfuse.verification.shrink import Shrinking, shrinking, small_integers
-from pallasfuse.verification.value import FINITE, Value
+from pallasfuse.verification.value import ASSUMED, FINITE, Value
 
 _EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "sinh", "cosh", "pow"})
 _LOGARITHMS = frozenset({"log", "log1p"})
@@ -75,7 +75,7 @@ class Instance:
         assert residue is not None
         square = is_square(residue, fields.tower.primes[value.lowest])
         wrong = square if sign in ("negative", "nonpositive") else ~square
-        return replace(value, taint=value.taint | (wrong & (value.kind == FINITE)))
+        return replace(value, taint=value.taint | np.where(wrong & (value.kind == FINITE), ASSUMED, np.uint8(0)))
 
     def draw(self, name: str, axes: Sequence[Axis], dtype: str, fields: FiniteFields) -> Value:
         """An arbitrary value of a tensor; a positive one where that is a fact."""

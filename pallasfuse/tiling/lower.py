@@ -44,8 +44,8 @@ class _Scope:
     parent: "_Scope | None" = None
     edge: bool = False
     """The current tile of the rolled axis may reach past the axis' end."""
-    true: frozenset[Expr] = frozenset()
-    """Predicates that hold on the whole tile."""
+    fixed: Mapping[Expr, Expr] = field(default_factory=dict)
+    """What is a constant on the whole tile: predicates that hold everywhere, frames that come late."""
 
     def find(self, node: Expr) -> Expr | None:
         scope: _Scope | None = self
@@ -83,6 +83,7 @@ class _Lowering:
                 self.padded_axes |= {a: smallest_dot for a in (*nest.axes, *nest.reduced) if schedule.tile(a) > 1}
         self.single_trip = schedule.trips == 1
         self._carried_frames: dict[str, Frame] = {}
+        self._late_frames: frozenset[str] = frozenset()
 
     # --- axes
 
@@ -114,7 +115,7 @@ class _Lowering:
 
     def _expr(self, root: Expr, scope: _Scope) -> Expr:
         """`root` over values of this kernel: loads and inner reductions are emitted on first use."""
-        root = simplify(substitute(root, {p: const(True, "bool") for p in scope.true}))
+        root = simplify(substitute(root, dict(scope.fixed)))
         replacements: dict[Expr, Expr] = {}
         for node in postorder(root):
             if isinstance(node, Read):
@@ -247,6 +248,10 @@ class _Lowering:
         for fold in folds:  # loads and inner values that every tile shares come before the loop
             for accumulator in fold.accumulators:
                 self._preload(accumulator.term)
+        unfinished = frozenset().union(*(f.unfinished for fold in folds for f in fold.frames))
+        self._late_frames = frozenset(
+            f.name for fold in folds if fold.name not in unfinished for f in fold.frames if f.late
+        )
         self._carried_frames = self._share_frames(folds)
         carries = [
             Carry(a.name, self._sorted(frozenset(a.axes)), a.dtype, const(a.reducer.identity(a.dtype), a.dtype), f"{a.name}.next")
@@ -273,7 +278,11 @@ class _Lowering:
                 self._emit_read(node, self.top)
 
     def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
-        scope = _Scope(parent=self.top, edge=trip.edge, true=trip.true)
+        fixed: dict[Expr, Expr] = {p: const(True, "bool") for p in trip.true}
+        for frame in (f for fold in folds for f in fold.frames if f.name in self._late_frames):
+            for name in (frame.name, frame.name + OLD):
+                fixed[read(name, frame.axes, frame.value.dtype)] = const(frame.safe, frame.value.dtype)
+        scope = _Scope(parent=self.top, edge=trip.edge, fixed=fixed)
         self._step(folds, scope)
         return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
 
@@ -283,7 +292,8 @@ class _Lowering:
         values = {f.name: f for f in folds}
         for fold in folds:
             for frame in fold.frames:
-                self._frame(frame, fold, values, scope)
+                if frame.name not in self._late_frames:
+                    self._frame(frame, fold, values, scope)
             for accumulator in fold.accumulators:
                 nest = fold.nest
                 tile = self._reduction(f"{accumulator.name}.tile", nest.axes, accumulator.reducer, accumulator.term,
@@ -297,6 +307,7 @@ class _Lowering:
         """An update over carried accumulators and the frames of this step."""
         replacements: dict[Expr, Expr] = {}
         own = {a.name for a in fold.accumulators}
+        update = simplify(substitute(update, dict(scope.fixed)))
         for node in postorder(update):
             if isinstance(node, Read):
                 if node.tensor in own:
@@ -321,11 +332,11 @@ class _Lowering:
                 replacements[node] = self._current(values[node.tensor], values, scope, suffix, done)
         return convert(substitute(fold.finish, replacements), fold.nest.dtype)
 
-    @staticmethod
-    def _share_frames(folds: list[Fold]) -> dict[str, Frame]:
-        """Every frame's name -> the first frame of the pass with the same value: carried once."""
+    def _share_frames(self, folds: list[Fold]) -> dict[str, Frame]:
+        """Every carried frame's name -> the first frame of the pass with the same value: carried once."""
         first: dict[tuple[Expr, bool], Frame] = {}
-        return {f.name: first.setdefault((f.value, f.positive), f) for fold in folds for f in fold.frames}
+        frames = [f for fold in folds for f in fold.frames if f.name not in self._late_frames]
+        return {f.name: first.setdefault((f.value, f.positive), f) for f in frames}
 
     def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: _Scope) -> None:
         """The new and the old value of a frame, both usable: where the unfinished value is not, a safe one stands in."""
@@ -384,7 +395,7 @@ class _Lowering:
     # --- after a pass
 
     def _finish(self, fold: Fold, folds: list[Fold]) -> None:
-        """The finished value. Where the last frame was a stand-in, re-frame at the finished predecessors, whatever these are."""
+        """The finished value. Where the last frame was a stand-in, or is late, re-frame at the finished predecessors."""
         scope = self.top
         nest = fold.nest
         axes = self._sorted(frozenset(nest.axes))
@@ -395,17 +406,15 @@ class _Lowering:
             replacements: dict[Expr, Expr] = {
                 read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators
             }
-            usable: Expr | None = None
+            usable: Expr = const(True, "bool")
             for frame in fold.frames:
-                shared, dtype = self._carried_frames[frame.name], frame.value.dtype
                 final = self._expr(frame.value, scope)
-                here = _usable(final, frame)
-                usable = here if usable is None else apply("and", usable, here)
-                last = read(shared.name + OLD, self._sorted(frozenset(frame.axes)), dtype)
-                replacements[read(frame.name + OLD, frame.axes, dtype)] = last
+                usable = apply("and", usable, self._is_last(frame, final))
+                dtype = frame.value.dtype
+                replacements[read(frame.name + OLD, frame.axes, dtype)] = self._last(frame)
                 replacements[read(frame.name, frame.axes, dtype)] = final
-            assert usable is not None
-            result = apply("select", usable, result, self._expr_with(main.update, replacements, scope))
+            moved = self._expr_with(main.update, replacements, scope)
+            result = simplify(apply("select", usable, result, moved))
         if fold.refined is not None:
             replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
             result = substitute(fold.refined, replacements)
@@ -413,6 +422,17 @@ class _Lowering:
         scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
             f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope
         )
+
+    def _last(self, frame: Frame) -> Expr:
+        """The value at which the loop leaves the accumulators."""
+        if frame.name in self._late_frames:
+            return const(frame.safe, frame.value.dtype)
+        shared = self._carried_frames[frame.name]
+        return read(shared.name + OLD, self._sorted(frozenset(frame.axes)), frame.value.dtype)
+
+    def _is_last(self, frame: Frame, final: Expr) -> Expr:
+        """True where the loop leaves the accumulators at the finished frame."""
+        return const(False, "bool") if frame.name in self._late_frames else _usable(final, frame)
 
     def _expr_with(self, root: Expr, replacements: dict[Expr, Expr], scope: _Scope) -> Expr:
         for node in postorder(root):

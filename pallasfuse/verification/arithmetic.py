@@ -21,6 +21,7 @@ from pallasfuse.verification.value import (
     NEGATIVE_INFINITY,
     POSITIVE_INFINITY,
     REPRESENTATIVE,
+    ROOT,
     ZERO,
     Value,
 )
@@ -28,15 +29,9 @@ from pallasfuse.verification.value import (
 type Residues = list[Array | None]
 
 _NO = np.zeros(1, bool)
+_CLEAN = np.zeros(1, np.uint8)
 _UNBOUNDED = frozenset({"add", "sub", "mul", "div", "exp", "exp2", "square", "integer_pow", "pow"})
 """Operations that overflow, or underflow to a zero, though their result is a finite number other than zero."""
-_RANGES = {
-    "float64": (1.8e308, 2.5e-324),
-    "float32": (3.41e38, 7e-46),
-    "bfloat16": (3.39e38, 4.6e-41),
-    "float16": (65520.0, 3e-8),
-}
-"""Numbers above the first are infinite in the type, numbers below the second are zero."""
 
 
 class Numbers:
@@ -56,7 +51,7 @@ class Numbers:
         values = np.asarray(values)
         flags = np.zeros((1,) * values.ndim, bool)
         if not dtypes.is_float(dtype):
-            return Value(dtype, np.where(flags, ZERO, FINITE).astype(np.int8), flags, flags, real=values)
+            return Value(dtype, np.full_like(flags, FINITE, np.int8), flags, flags.astype(np.uint8), real=values)
         return self._from_real(values.astype(np.float64), dtype, None)
 
     def constant(self, value: float | int | bool, dtype: str, rank: int) -> Value:
@@ -70,11 +65,11 @@ class Numbers:
     def random(self, shape: Sequence[int], dtype: str) -> Value:
         """An input: uniform residues; small integers and fair booleans."""
         shape = tuple(shape)
-        flags = np.zeros((1,) * (len(shape) + 1), bool)
-        kind = flags.astype(np.int8)
+        bad = np.zeros((1,) * (len(shape) + 1), bool)
+        kind, taint = bad.astype(np.int8), bad.astype(np.uint8)
         generator = self.tower.generator
         if dtype == "bool":
-            return Value(dtype, kind, flags, flags, real=generator.random((*shape, self.tower.trials)) < 0.5)
+            return Value(dtype, kind, bad, taint, real=generator.random((*shape, self.tower.trials)) < 0.5)
         if not dtypes.is_float(dtype):
             low = 0 if dtype.startswith("u") else -3
             drawn = generator.integers(low, 6, (*shape, self.tower.trials))
@@ -82,9 +77,9 @@ class Numbers:
             near = [n for n in self.literals if bounds.min <= n <= bounds.max]
             if near:
                 drawn = np.where(generator.random(drawn.shape) < 0.5, drawn, generator.choice(near, drawn.shape))
-            return Value(dtype, kind, flags, flags, real=drawn)
+            return Value(dtype, kind, bad, taint, real=drawn)
         levels = tuple(self.tower.random(p, shape) for p in self.tower.primes)
-        return Value(dtype, kind, flags, flags, levels, self.tower.random(TURN, shape))
+        return Value(dtype, kind, bad, taint, levels, self.tower.random(TURN, shape))
 
     def squares(self, value: Value) -> Value:
         """Positive numbers, from any."""
@@ -92,7 +87,7 @@ class Numbers:
         return replace(value, levels=levels)
 
     def _from_real(
-        self, values: Array, dtype: str, residues: Residues | None, bad: Array = _NO, taint: Array = _NO
+        self, values: Array, dtype: str, residues: Residues | None, bad: Array = _NO, taint: Array = _CLEAN
     ) -> Value:
         if residues is None:
             residues = list(self.constants.dyadic(np.where(np.isfinite(values), values, 0.0)))
@@ -159,14 +154,14 @@ class Numbers:
         return Value(dtype, np.zeros((1,) * real.ndim, np.int8), bad, taint, real=real)
 
     def finish(self, op: str, args: Sequence[Value], residues: Residues, kind: Array, bad: Array | None = None,
-               taint: Array | None = None) -> Value:  # fmt: skip
-        """A float result from its parts; `real` where all arguments are."""
+               rooted: Array | None = None) -> Value:  # fmt: skip
+        """A float result from its parts; `real` where all arguments are. rooted: where it is of a negative's magnitude."""
         args_bad, args_taint = self._flags(args)
         bad = args_bad if bad is None else args_bad | bad
-        taint = args_taint if taint is None else args_taint | taint
+        taint = args_taint if rooted is None else args_taint | np.where(rooted, ROOT, np.uint8(0))
         real = self._reals(op, args)
         if real is not None:
-            return self._from_real(real.astype(np.float64), args[0].dtype, residues, bad, taint & False)
+            return self._from_real(real.astype(np.float64), args[0].dtype, residues, bad)
         clean = [
             None if r is None else np.where(kind == FINITE, r, 0) if (kind != FINITE).any() else r for r in residues
         ]
@@ -263,7 +258,7 @@ class Numbers:
                 levels.append(self.tower.root_power(i, exponent * self.tower.root_logarithm(i, base) % q) % p)
         kind = np.where((x.kind == FINITE) & (y.kind == FINITE), FINITE, NAN).astype(np.int8)
         unusual = (x.kind != FINITE) | (y.kind != FINITE)
-        return self.finish("pow", (x, y), [*levels, None], kind, bad=unusual, taint=self.sign(x) < 0)
+        return self.finish("pow", (x, y), [*levels, None], kind, bad=unusual, rooted=self.sign(x) < 0)
 
     def _abs(self, x: Value) -> Value:
         sign = self.sign(x)
@@ -277,7 +272,7 @@ class Numbers:
 
     def _sqrt(self, x: Value) -> Value:
         residues = self._levelwise(lambda p, r: field.square_root(r, p), (x,), turn=False)
-        return self._special("sqrt", self.finish("sqrt", (x,), residues, x.kind, taint=self.sign(x) < 0), x)
+        return self._special("sqrt", self.finish("sqrt", (x,), residues, x.kind, rooted=self.sign(x) < 0), x)
 
     def _rsqrt(self, x: Value) -> Value:
         return self._div(self.constant(1.0, x.dtype, x.rank), self._sqrt(x))
@@ -300,7 +295,7 @@ class Numbers:
             below = x.levels[i]
             residues.append(None if below is None else self.tower.root_logarithm(i, below))
         result = self.finish(
-            "log", (x,), [*residues, None], x.kind, bad=self._zero_by_chance(x), taint=self.sign(x) < 0
+            "log", (x,), [*residues, None], x.kind, bad=self._zero_by_chance(x), rooted=self.sign(x) < 0
         )
         return self._special("log", result, x)
 
@@ -390,10 +385,10 @@ class Numbers:
 
     def _in_range(self, x: Value, real: Array, dtype: str) -> Value:
         """A known number in another type, whose range it may leave: -1e30 is -inf in float16."""
-        largest, smallest = _RANGES[dtype]
+        infinite, zero = dtypes.limits(dtype)
         size = np.abs(real)
-        special = np.where(size > largest, np.copysign(np.inf, real), 0.0)
-        leaves = np.isfinite(real) & (real != 0) & ((size > largest) | (size < smallest))
+        special = np.where(size >= infinite, np.copysign(np.inf, real), 0.0)
+        leaves = np.isfinite(real) & (real != 0) & ((size >= infinite) | (size <= zero))
         if not leaves.any():
             return x.typed(dtype)
         return self.choose(leaves, self._from_real(special, dtype, None), x).typed(dtype)

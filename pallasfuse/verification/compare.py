@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pallasfuse.verification.field import Array
-from pallasfuse.verification.value import FINITE, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, ZERO, Value
+from pallasfuse.verification.value import ASSUMED, FINITE, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, ROOT, ZERO, Value
 
 _NAMES = {ZERO: "0", POSITIVE_INFINITY: "inf", NEGATIVE_INFINITY: "-inf", NAN: "nan"}
 
@@ -22,8 +22,10 @@ class Mismatch:
 class Comparison:
     """Counts, over batches of trials, how often each element of a value was the same as its reference.
 
-    Tainted trials (see `Value.taint`) are evidence for equality only: an element is equal if all its trials agree, or else
-    if those without a taint do.
+    Where the reference is tainted (see `Value.taint`), or the value relies on an assumption that fails, a trial is evidence for
+    equality only: an element is equal if all its trials agree, or else if those without a taint do. A value that takes a
+    root or logarithm of a negative number where the reference takes none is wrong, even if it agrees: with -x, say, log(x * x)
+    is a number and 2 * log(x) is none.
     """
 
     def __init__(self) -> None:
@@ -33,12 +35,13 @@ class Comparison:
         self.mismatch: Mismatch | None = None
         self.compared = False
 
-    def add(self, expected: Value, found: Value, trials: int) -> None:
-        """One batch of trials."""
+    def add(self, expected: Value, found: Value, trials: int, *, unfinished: bool = False) -> None:
+        """One batch of trials. unfinished: `found` may take roots and logarithms of partial results, whose signs are any."""
         if expected.shape != found.shape:
             raise AssertionError(f"shapes {expected.shape} and {found.shape}")
         equal, defined = _equal(expected, found)
-        taint = expected.taint | found.taint
+        taint = (expected.taint | found.taint & (ROOT | ASSUMED if unfinished else ASSUMED)) != 0
+        equal = equal & ~(((found.taint & ~expected.taint & ROOT) != 0) & (found.kind == FINITE) & ~taint)
         own = np.broadcast_shapes(equal.shape, defined.shape, taint.shape)[-1]
         weight = trials // own  # a value that no input decides is the same in all trials
         equal, defined, taint = (np.broadcast_to(x, (*expected.shape, own)) for x in (equal, defined, taint))

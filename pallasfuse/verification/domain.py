@@ -73,7 +73,8 @@ class FiniteFields(Numbers):
         residues = [total(x, p) for x, p in zip((*value.levels, value.turn), self.constants.moduli, strict=True)]
         with np.errstate(all="ignore"):
             real = None if value.real is None else value.real.sum(dims, keepdims=True)
-        result_bad, result_taint = (f.any(dims, keepdims=True) for f in (value.bad, value.taint))
+        result_bad = value.bad.any(dims, keepdims=True)
+        result_taint = np.bitwise_or.reduce(value.taint, axis=dims, keepdims=True)
         if real is not None:
             return self._from_real(real, value.dtype, residues, result_bad, result_taint)
         clean = [None if r is None else np.where(kind == FINITE, r, 0) for r in residues]

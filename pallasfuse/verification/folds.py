@@ -16,7 +16,7 @@ from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame, Group
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Array
-from pallasfuse.verification.value import Value
+from pallasfuse.verification.value import ASSUMED, Value
 
 _POSITIONS = "positions"
 
@@ -126,7 +126,7 @@ class GroupRun:
             for n in (1.0, 0.0)
         ]
         slope = self.fields.apply("sub", at, a.dtype)
-        return replace(result, taint=result.taint | (self.fields.sign(slope) < 0))
+        return replace(result, taint=result.taint | np.where(self.fields.sign(slope) < 0, ASSUMED, np.uint8(0)))
 
     def _combined(self, fold: Fold, a: list[Value], b: list[Value]) -> list[Value]:
         return [self.fields.apply(x.reducer.combine, [p, q], x.dtype)

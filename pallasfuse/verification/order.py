@@ -17,7 +17,7 @@ import numpy as np
 
 from pallasfuse.verification import field
 from pallasfuse.verification.field import Array, mix
-from pallasfuse.verification.value import FINITE, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, ZERO, Value
+from pallasfuse.verification.value import ASSUMED, FINITE, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, ZERO, Value
 
 if TYPE_CHECKING:
     from pallasfuse.verification.arithmetic import Numbers
@@ -73,7 +73,7 @@ def _opaque(numbers: "Numbers", mode: str, members: Sequence[Value]) -> Value:
     kind = together([m.kind for m in members])
     present = kind <= ZERO
     bad = np.logical_or.reduce(together([m.bad for m in members]))
-    taint = np.logical_or.reduce(together([m.taint for m in members]))
+    taint = np.bitwise_or.reduce(together([m.taint for m in members]))
     moduli = numbers.constants.moduli
     columns = [list(c) for c in zip(*((*m.levels, m.turn) for m in members), strict=True)]
     levels = [together(c) if all(x is not None for x in c) else None for c in columns]
@@ -191,7 +191,7 @@ def carry_members(numbers: "Numbers", result: Value, op: str, args: Sequence[Val
             flips = True
         elif negative.any() or (other.kind != FINITE).any():
             # a derivation that scales a maximum knows that the factor is positive: where it is not, nothing is proven
-            doubtful = negative | (other.kind != FINITE)
+            doubtful = np.where(negative | (other.kind != FINITE), ASSUMED, np.uint8(0))
     moved = []
     for member in args[owner].members:
         operands = [member if n == owner else a.plain() for n, a in enumerate(args)]

@@ -11,6 +11,11 @@ Array = np.ndarray[Any, Any]
 FINITE, ZERO, POSITIVE_INFINITY, NEGATIVE_INFINITY, NAN = range(5)
 """Kinds. ZERO is known to be zero (exp(-inf), a sum of such), whatever the inputs are; a residue may be 0 by chance."""
 
+ROOT = np.uint8(1)
+"""The root or logarithm of a number that is not positive was taken, of its magnitude."""
+ASSUMED = np.uint8(2)
+"""A sign that the derivation relies on is another in this trial."""
+
 REPRESENTATIVE = {ZERO: 0.0, POSITIVE_INFINITY: np.inf, NEGATIVE_INFINITY: -np.inf, NAN: np.nan}
 
 
@@ -28,7 +33,7 @@ class Value:
     bad: Array
     """Undefined in this trial (a divisor is zero by chance): to be drawn again, so never compared."""
     taint: Array
-    """The root or logarithm of a number that is not positive was taken of its magnitude: a mismatch proves nothing."""
+    """Why a mismatch in this trial may prove nothing: 0, or the bits ROOT and ASSUMED."""
     levels: tuple[Array | None, ...] = ()
     """Residues modulo each prime of the chain; None where unknown (an exponential has no last one, a logarithm no first one)."""
     turn: Array | None = None

@@ -209,6 +209,31 @@ def test_a_log_sum_exp_is_tame():
     assert passes(function, (5, 13)) == (1, [])
 
 
+def late_frames(function, *shapes):
+    found = {}
+    for chosen in group(program_of(function, *shapes), FREE).groups:
+        found |= {str(f.value): f.late for fold in chosen.folds for f in fold.frames}
+    return found
+
+
+def test_a_logarithm_that_is_only_subtracted_may_come_late():
+    def function(x):
+        return jnp.sum(jax.nn.log_softmax(x, -1), -1)
+
+    assert late_frames(function, (5, 13)) == {"t0[i]": False, "log(t6[i])": True}
+
+
+def test_a_logarithm_in_an_exponent_or_a_square_may_not():
+    def exponent(x):
+        return jnp.sum(jnp.exp(x - jax.nn.logsumexp(x, -1, keepdims=True)), -1)
+
+    def square(x):
+        return jnp.sum(jax.nn.log_softmax(x, -1) ** 2, -1)
+
+    assert not any(late_frames(exponent, (5, 13)).values())
+    assert not any(late_frames(square, (5, 13)).values())
+
+
 def test_the_mean_of_something_else_centres_nothing():
     def function(c, x):  # the sum of products makes both range over one axis
         return jnp.sum((c - jnp.mean(x, -1, keepdims=True)) ** 2, -1), jnp.sum(x * c, -1)

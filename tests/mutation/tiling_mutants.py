@@ -256,6 +256,16 @@ MUTANTS = (
             _carries(lambda c: replace(c, next_name=c.name) if c.name.endswith("acc0") else c),
             "variance",
         ),
+        (
+            "late_frame_never_comes",
+            instead_of(f"{_LOWER}:_Lowering._is_last", lambda real, self, frame, final: const(True, "bool")),
+            "picked",
+        ),
+        (
+            "late_frame_leaves_from_elsewhere",
+            instead_of(f"{_LOWER}:_Lowering._last", lambda real, self, frame: const(1.0, frame.value.dtype)),
+            "picked",
+        ),
         ("old_frame_is_the_new", _lets(".from", _branch(1)), "softmax"),
         ("old_frame_at_the_first_tile_only", _lets(".from", _swapped_branches), "softmax"),
         ("frame_lags_behind", instead_of(f"{_LOWER}:_Lowering._frame_value", _stale_frame), "softmax"),

@@ -46,7 +46,7 @@ def _check(choices, emitters):
 @pytest.mark.parametrize("part", range(8))
 def test_random_programs_on_xla(part):
     @seed(part)
-    @settings(common, max_examples=45)
+    @settings(common, max_examples=20)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["xla", *INTERPRETED])
@@ -57,7 +57,7 @@ def test_random_programs_on_xla(part):
 @pytest.mark.parametrize("part", range(2))
 def test_random_programs_on_interpret(part):
     @seed(100 + part)
-    @settings(common, max_examples=50)
+    @settings(common, max_examples=20)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["interpret"])

@@ -8,7 +8,7 @@ import pytest
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.expr import apply, const, mul, read, select
+from pallasfuse.ir.expr import apply, const, mul, read, select, substitute
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, verify
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU
@@ -142,6 +142,38 @@ def test_masks_shorten_loops():
     assert shares("window", 1, 1) == pytest.approx(20 / 65)
     assert shares("attention", 1, 1) == 1.0
     assert shares("softmax", 2, 4) == 1.0
+
+
+def test_a_late_frame_is_not_carried():
+    """One rounding in the end instead of one for each tile, and no logarithm in the loop."""
+    chosen = only_group("picked")
+    assert [f.late for fold in chosen.folds for f in fold.frames if "log" in str(f.value)] == [True]
+    kernel = lower(chosen, schedule_of(chosen, 2, 5), "exact", tensors_of(program("picked")))
+    (loop,) = (s for s in kernel.body if isinstance(s, Loop))
+    assert not any("log" in str(s) for g in loop.segments for s in g.body)
+    assert [c.name for c in loop.carries if c.name.endswith(".old")] == ["t12.frame0.old"]
+
+
+def test_a_late_frame_is_carried_where_another_fold_reads_the_unfinished_value():
+    chosen = only_group("picked")
+    last = chosen.folds[-1]
+    fold_name, frames = "reader", {f.name: f"reader.{f.name}" for f in last.frames}
+    names = {read(f.name, f.axes, f.value.dtype): read(frames[f.name], f.axes, f.value.dtype) for f in last.frames}
+    reader = replace(
+        last,
+        nest=replace(last.nest, name=fold_name),
+        frames=tuple(replace(f, name=frames[f.name], unfinished=(*f.unfinished, last.name)) for f in last.frames),
+        accumulators=tuple(
+            replace(a, name=f"reader.{n}", term=substitute(a.term, names), update=None)
+            for n, a in enumerate(last.accumulators)
+        ),
+        finish=const(0.0, "float32"),
+    )
+    group = replace(chosen, folds=(*chosen.folds, reader))
+    kernel = lower(group, schedule_of(group, 2, 5), "exact", tensors_of(program("picked")))
+    (loop,) = (s for s in kernel.body if isinstance(s, Loop))
+    assert sum(c.name.endswith(".old") for c in loop.carries) == 2
+    check("picked", kernel)
 
 
 def test_masked_tiles_reappear_only_where_needed():

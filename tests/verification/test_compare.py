@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pallasfuse.verification.compare import Comparison
-from pallasfuse.verification.value import NAN, ZERO
+from pallasfuse.verification.value import ASSUMED, NAN, ROOT, ZERO
 from tests.verification.values import KINDS, TRIALS, compared, finite_fields, number, special
 
 
@@ -17,9 +17,9 @@ def changed(value, at, where=slice(None)):
     return replace(value, levels=tuple(levels))
 
 
-def marked(value, flag, at, where):
-    flags = np.zeros((*value.shape, TRIALS), bool)
-    flags[(*at, where)] = True
+def marked(value, flag, at, where, mark=True):
+    flags = np.zeros((*value.shape, TRIALS), getattr(value, flag).dtype)
+    flags[(*at, where)] = mark
     return replace(value, **{flag: flags})
 
 
@@ -51,17 +51,27 @@ def test_a_residue_of_an_upper_level_counts_too(x):
 
 def test_a_tainted_mismatch_proves_nothing_and_a_clean_one_does(x):
     other = changed(x, (0, 1), slice(0, 5))
-    tainted = marked(other, "taint", (0, 1), slice(0, 5))
-    comparison = compared(x, tainted)
-    assert comparison.mismatch is None
-    assert comparison.counts[0, 1] == TRIALS - 5
-    assert comparison.counts[1, 1] == TRIALS
-    less = marked(other, "taint", (0, 1), slice(0, 4))
+    relies = marked(other, "taint", (0, 1), slice(0, 5), ASSUMED)
+    root = marked(other, "taint", (0, 1), slice(0, 5), ROOT)
+    for comparison in (compared(x, relies), compared(root, x), compared(root, root_of(x))):
+        assert comparison.mismatch is None
+        assert comparison.counts[0, 1] == TRIALS - 5
+        assert comparison.counts[1, 1] == TRIALS
+    less = marked(other, "taint", (0, 1), slice(0, 4), ASSUMED)
     assert compared(x, less).mismatch.index == (0, 1)
 
 
+def root_of(value):
+    return marked(value, "taint", (0, 1), slice(0, 5), ROOT)
+
+
+def test_a_root_of_a_negative_number_that_the_reference_does_not_take_is_wrong(x):
+    assert compared(x, root_of(x)).mismatch.index == (0, 1)
+    assert compared(root_of(x), root_of(x)).mismatch is None
+
+
 def test_tainted_matches_count_only_while_all_of_them_agree(x):
-    tainted = marked(x, "taint", (0, 1), slice(0, 20))
+    tainted = marked(x, "taint", (0, 1), slice(0, 20), ASSUMED)
     assert compared(x, tainted).counts[0, 1] == TRIALS
     wrong = changed(tainted, (0, 1), 3)
     comparison = compared(x, wrong)
