@@ -20,11 +20,16 @@ def _fold(op: str, args: tuple[Const, ...], dtype: str) -> Expr | None:
     with np.errstate(all="ignore"):
         values = [np.dtype(a.dtype).type(a.value) for a in args]
         result = OPS[op].evaluate(*values) if op != "convert" else values[0]
-        if op == "convert" and np.isfinite(values[0]) and not np.isfinite(np.asarray(result).astype(dtype)):
-            return None  # -1e30 in float16: the cast says what happens
-        if op == "convert" and dtypes.is_integer(dtype) and not math.isfinite(float(values[0])):
-            return None
+        if op == "convert" and not _is_exact(values[0], dtype):
+            return None  # -1e30 in float16: the cast says what happens; log 2 in float32: float64 interpreters keep it
         return const(np.asarray(result).astype(dtype).item(), dtype)
+
+
+def _is_exact(value: np.generic, dtype: str) -> bool:
+    """True when a cast keeps the value (truncation to an integer is the cast's meaning)."""
+    if not np.isfinite(value):
+        return not dtypes.is_integer(dtype)
+    return not dtypes.is_float(dtype) or bool(value.astype(dtype) == value)
 
 
 def _is(expr: Expr, value: float | bool) -> bool:

@@ -123,7 +123,13 @@ def test_constants_are_folded_in_their_own_type():
     assert folded.value == float(np.float32(1) / np.float32(3))
     big = mul(const(300.0, "float16"), const(300.0, "float16"))
     assert simplify(big).value == np.inf
-    assert simplify(convert(const(1 / 3, "float32"), "float16")).value == float(np.float16(1 / 3))
+
+
+def test_casts_of_constants_are_folded_where_they_do_not_round():
+    assert simplify(convert(const(0.25, "float32"), "float16")) is const(0.25, "float16")
+    assert simplify(convert(const(2.75, "float32"), "int32")) is const(2, "int32")
+    for rounds in (convert(const(1 / 3, "float32"), "float16"), convert(const(1e30, "float32"), "float16")):
+        assert simplify(rounds) is rounds
 
 
 def test_constants_of_types_that_numpy_lacks_stay():
