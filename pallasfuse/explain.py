@@ -67,6 +67,7 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
         lines += [f"  {fold.name}: cannot share pass {n + 1}: {r}" for n, r in enumerate(fold.refusals)]
     lines += ["  -- fused loop program", _indent(_indent(str(group)))]
     lines.append(f"  -- schedule: {kernel.schedule}; visits {100 * kernel.visited_share:.0f}% of the tiles")
+    lines += [f"  -- emitted for {kernel.target.name}; {reason}" for reason in kernel.declined]
     lines += ["  -- tile program", _indent(_indent(str(kernel.program)))]
     moved = kernel.bytes_read + kernel.bytes_written
     lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved, {kernel.predicted_ms:.3g} ms predicted; "

@@ -24,12 +24,12 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import interpret
+from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
 from pallasfuse.proof import Part, Proof, prove
-from pallasfuse.targets import Target
+from pallasfuse.targets import Target, find
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import choose
-from pallasfuse.tiling.lower import lower
+from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.share import visited_share, visited_shares
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
@@ -41,7 +41,14 @@ _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Arra
     "xla": loops.run,
     "interpret": interpret.run,
     "triton": triton_kernel.run,
+    "mosaic_gpu": mosaic_gpu.run,
 }
+_PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
+    "interpret": pallas_kernel.product_too_large,
+    "triton": pallas_kernel.product_too_large,
+    "mosaic_gpu": mosaic_rules.problem,
+}
+"""Why a target cannot run a kernel."""
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
                      "stop_gradient", "convert_element_type"})  # fmt: skip
 
@@ -69,6 +76,10 @@ class Kernel:
     group: Group
     schedule: Schedule
     program: TileProgram
+    target: Target
+    """Whose emitter runs it: the plan's target, or one that stands in for it."""
+    declined: tuple[str, ...]
+    """Why the targets before that have no kernel for the group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +173,14 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     kernels = []
     for chosen in grouping.groups:
         try:
-            schedule, program = _fastest(chosen, target, tensors, options)
+            placed = _placed(chosen, target, tensors, options)
         except (InvalidProgramError, AssertionError) as error:
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             reason = f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
             return schedule_grouping(converted, _without(grouping, chosen, reason), target, options)
-        lacking = pallas_kernel.product_too_large(program) if target.tails == "masked" and not options.tiles else None
-        if lacking is not None:
-            return schedule_grouping(converted, _without(grouping, chosen, lacking), target, options)
-        kernels.append(_kernel(chosen, schedule, program, target, converted.program))
+        if placed.problem is not None:
+            return schedule_grouping(converted, _without(grouping, chosen, placed.problem), target, options)
+        kernels.append(_kernel(chosen, placed, converted.program))
     try:
         steps = _steps(converted, kernels)
     except InvalidProgramError as error:
@@ -190,7 +200,7 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
             exceptions |= dict.fromkeys(kernel.group.exceptions)
         if several:
             exceptions |= dict.fromkeys(bounds.exceptions(kernel.group))
-        if target.platform == "gpu" and not kernel.group.strict and arithmetic.coarse_values(kernel.program):
+        if kernel.target.platform == "gpu" and not kernel.group.strict and arithmetic.coarse_values(kernel.program):
             exceptions |= {arithmetic.EXCEPTION: None}
     assert not (options.strict and exceptions), "a strict plan has no exceptions"
     plan = Plan(
@@ -208,12 +218,12 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
 
 def parts_of(plan: Plan) -> list[Part]:
     """The kernels of a plan, as the proof takes them."""
-    return [Part(k.group, k.schedule, k.program) for k in plan.kernels]
+    return [Part(k.group, k.schedule, k.program, k.target) for k in plan.kernels]
 
 
 def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:
     """Test every stage of a plan over finite fields; at most `delta` is the probability that a wrong one passes."""
-    return prove(plan.converted, parts_of(plan), plan.target, delta=delta, seed=seed)
+    return prove(plan.converted, parts_of(plan), delta=delta, seed=seed)
 
 
 def _verified(plan: Plan, options: FuseOptions) -> Plan:
@@ -232,22 +242,54 @@ def _without(grouping: Grouping, group: Group, reason: str) -> Grouping:
     return replace(grouping, groups=tuple(g for g in grouping.groups if g is not group), left=(*grouping.left, *left))
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A group on the first target that has a kernel for it, and why others have none."""
+
+    target: Target
+    schedule: Schedule
+    program: TileProgram
+    declined: tuple[str, ...]
+    problem: str | None
+
+
+def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
+    declined: list[str] = []
+    while True:
+        schedule, program, problem = _fastest(chosen, target, tensors, options)
+        if problem is None or not target.otherwise:
+            # tiles that were asked for are refused by the emitter, with the reason
+            return _Placed(target, schedule, program, tuple(declined), None if options.tiles else problem)
+        declined.append(f"{target.name}: {problem}")
+        target = find(target.otherwise)
+
+
 def _fastest(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
-) -> tuple[Schedule, TileProgram]:
-    """The schedule with the least predicted time: its relative time, times the share of the tiles that its bounds visit."""
+) -> tuple[Schedule, TileProgram, str | None]:
+    """The schedule with the least predicted time (its relative time, times the share of the tiles that its bounds visit) of
+    those that the target can run; else the first, and why it cannot."""
     best: tuple[float, Schedule, TileProgram] | None = None
+    refused: tuple[Schedule, TileProgram, str] | None = None
+    problem_of = _PROBLEMS.get(target.name, lambda program: None)
     for candidate in choose(chosen, target):
         schedule = _override(candidate, options)
-        program = lower(chosen, schedule, target.tails, tensors, target.smallest_dot)
+        program = lower_for(target, chosen, schedule, tensors)
+        if target.platform == "gpu":
+            program = arithmetic.rewrite(program, strict=chosen.strict)
+        problem = problem_of(program)
+        if problem is not None:
+            refused = refused or (schedule, program, problem)
+            continue
         share = visited_shares(program, schedule)[0]
         if best is None or candidate.relative_time * share < best[0]:
             best = candidate.relative_time * share, schedule, program
         if share == 1.0 or options.tiles:
             break  # the listed order decides where no mask does
-    assert best is not None
-    _, schedule, program = best
-    return schedule, arithmetic.rewrite(program, strict=chosen.strict) if target.platform == "gpu" else program
+    if best is None:
+        assert refused is not None
+        return refused
+    return best[1], best[2], None
 
 
 def _override(schedule: Schedule, options: FuseOptions) -> Schedule:
@@ -258,7 +300,8 @@ def _override(schedule: Schedule, options: FuseOptions) -> Schedule:
                    stages=options.stages or schedule.stages)  # fmt: skip
 
 
-def _kernel(chosen: Group, schedule: Schedule, program: TileProgram, target: Target, source: LoopProgram) -> Kernel:
+def _kernel(chosen: Group, placed: _Placed, source: LoopProgram) -> Kernel:
+    schedule, program, target = placed.schedule, placed.program, placed.target
     share = visited_share(program, schedule)
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
     work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
@@ -272,7 +315,7 @@ def _kernel(chosen: Group, schedule: Schedule, program: TileProgram, target: Tar
         chosen.name, "rolling_update" if rolling else "single_pass", {a.name: a.extent for a in program.order},
         {a.name: t for a, t in program.tiles}, repaired, work.flops, work.bytes_read, work.bytes_written,
         work.milliseconds(target), separate.milliseconds(target), separate.bytes_read + separate.bytes_written, share,
-        chosen, schedule, program,
+        chosen, schedule, program, target, placed.declined,
     )  # fmt: skip
 
 
@@ -356,7 +399,7 @@ def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
                 t.name: values[converted.variable[t.name]].reshape([a.extent for a in t.axes])
                 for t in step.program.inputs
             }
-            for name, array in emit(plan.target, step.program, inputs).items():
+            for name, array in emit(step.target, step.program, inputs).items():
                 var = converted.variable[name]
                 values[var] = array.reshape(_compat.shape_of(var))
         else:

@@ -1,11 +1,12 @@
 """Targets: what can run a kernel, and the few device numbers that the analytical cost model needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pallasfuse.errors import TargetError
 
 Tails = Literal["exact", "masked"]
+Masks = Literal["split", "branch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,9 @@ class Target:
     """A backend together with a device model.
 
     `tails`: how a tile that does not divide its axis is handled. "exact": the last loop tile is smaller and the last grid block is
-    moved back to overlap its neighbour. "masked": every tile has its full (power of two) size and is masked.
+    moved back to overlap its neighbour. "masked": every tile has its full size (see `tile_multiple`) and is masked.
+    `masks`: how a loop applies masks only where they hide something. "split": as separate loops. "branch": in one loop, under a
+    condition.
     """
 
     name: str
@@ -29,6 +32,13 @@ class Target:
     """Fewest rows, columns and contracted elements of a matrix product inside a kernel; smaller tiles are padded."""
     shared_memory_bytes: int = 0
     """What one block may hold in shared memory (GPU targets)."""
+    masks: Masks = "split"
+    tile_multiple: int = 0
+    """With masked tails, tiles are rounded up to multiples of this; 0: to powers of two."""
+    warpgroup_rows: int = 0
+    """Rows of a matrix product that one warpgroup computes, where kernels are written for warpgroups."""
+    otherwise: str = ""
+    """The target whose kernels stand in where this one has none."""
     unsupported_ops: frozenset[str] = frozenset()
     unsupported_reducers: frozenset[str] = frozenset()
 
@@ -47,7 +57,9 @@ TRITON = Target(
     unsupported_reducers=frozenset({"prod", "and", "or"}),
 )  # fmt: skip
 
-TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON)}
+MOSAIC_GPU = replace(TRITON, name="mosaic_gpu", masks="branch", tile_multiple=16, warpgroup_rows=64, otherwise="triton")
+
+TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON, MOSAIC_GPU)}
 
 
 def find(name: str) -> Target:

@@ -39,7 +39,7 @@ def plan_of(function, arguments, target: Target = TARGETS["xla"], options: FuseO
 
 
 def parts_of(found):
-    return [Part(k.group, k.schedule, k.program) for k in found.kernels]
+    return [Part(k.group, k.schedule, k.program, k.target) for k in found.kernels]
 
 
 # --- what is right
@@ -147,7 +147,7 @@ def test_a_failing_verifier_proves_nothing(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("planted")
 
-    monkeypatch.setattr(groups, "lower", fail)
+    monkeypatch.setattr(groups, "lower_for", fail)
     proof = prove_plan(plan("softmax"), delta=1e-3)
     assert not proof.holds
     assert any("planted" in u for u in proof.uncovered)
@@ -158,7 +158,7 @@ def test_a_failing_verifier_proves_nothing(monkeypatch):
 
 def refuted(name: str, change, target: str = "xla") -> Counterexample:
     found = plan(name, target)
-    proof = prove(found.converted, [change(p) for p in parts_of(found)], found.target, delta=1e-4)
+    proof = prove(found.converted, [change(p) for p in parts_of(found)], delta=1e-4)
     assert not proof.holds
     assert proof.bound == 1.0
     assert proof.counterexample is not None, proof.uncovered
@@ -261,7 +261,7 @@ def test_a_wrong_tile_program_is_refuted_by_name():
 
 
 def test_a_wrong_lowering_is_refuted_by_name(monkeypatch):
-    right = groups.lower
+    right = groups.lower_for
 
     def wrong_lower(*args, **kwargs):
         program = right(*args, **kwargs)
@@ -271,7 +271,7 @@ def test_a_wrong_lowering_is_refuted_by_name(monkeypatch):
         )
         return replace(program, body=body)
 
-    monkeypatch.setattr(groups, "lower", wrong_lower)
+    monkeypatch.setattr(groups, "lower_for", wrong_lower)
     assert refuted("attention", lambda p: p).stage.startswith("lowering of")
 
 
@@ -305,7 +305,7 @@ def test_a_wrong_conversion_is_refuted_by_name(stage, op, other):
         nests.append(replace(nest, body=substitute(nest.body, swaps)))
     program = replace(found.program, nests=tuple(nests))
     assert program != found.program
-    proof = prove(replace(found.converted, program=program), [], found.target, delta=1e-3)
+    proof = prove(replace(found.converted, program=program), [], delta=1e-3)
     assert proof.counterexample.stage == stage
 
 
@@ -322,7 +322,7 @@ def test_a_wrong_inlining_is_refuted_by_name():
     first, second = (eqns[n] for n in at)
     eqns[at[0]], eqns[at[1]] = first.replace(outvars=second.outvars), second.replace(outvars=first.outvars)
     spoiled = replace(converted, jaxpr=converted.jaxpr.replace(eqns=eqns))
-    proof = prove(spoiled, [], XLA_CPU, delta=1e-3)
+    proof = prove(spoiled, [], delta=1e-3)
     assert proof.counterexample.stage == "inlining of calls"
 
 
@@ -335,7 +335,7 @@ def test_a_wrong_duplicate_is_refuted_by_name(monkeypatch):
 
     monkeypatch.setattr(stages, "deduplicate", merge_everything)
     found = plan_of(lambda x, y: jnp.sum(x, -1) + jnp.sum(y, -1), [jax.ShapeDtypeStruct((5, 13), jnp.float32)] * 2)
-    proof = prove(found.converted, [], XLA_CPU, delta=1e-3)
+    proof = prove(found.converted, [], delta=1e-3)
     assert proof.counterexample.stage == "removing duplicates"
 
 

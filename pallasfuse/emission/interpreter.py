@@ -4,6 +4,7 @@ A tile is an array with one dimension for every axis whose current tile is large
 axis order. Everything that depends on the machine (loads, stores, matrix products, loops) is asked of a `Machine`.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, assert_never
@@ -16,11 +17,13 @@ from pallasfuse.emission.elementwise import REDUCTIONS, TABLE, select
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.tile_program import (
+    Carry,
     Contract,
     Let,
     Load,
     Loop,
     Reduce,
+    Segment,
     Statement,
     Store,
     TileProgram,
@@ -98,25 +101,15 @@ class Interpreter:
     def run(self, body: tuple[Statement, ...], scope: Scope) -> None:
         for statement in body:
             match statement:
-                case Load(name, tensor, indices):
-                    array = self.machine.load(tensor, indices, scope.windows)
-                    scope.names[name] = self._canonical(array, indices, scope)
+                case Load():
+                    self._load(statement, scope)
                 case Let(name, axes, value, pinned):
                     tile = self._widen(self.value(value, scope), axes, scope)
                     scope.names[name] = Tile(self.machine.pin(tile.array), tile.axes) if pinned else tile
                 case Reduce(name, axes, reducer, value, over):
                     scope.names[name] = self._reduce(axes, reducer.name, value, over, scope)
-                case Contract(name, axes, lhs, rhs, over, dtype, precision):
-                    left, right = self.value(lhs, scope), self.value(rhs, scope)
-                    left = self._widen(left, over, scope)
-                    right = self._widen(right, over, scope)
-                    present = tuple(a for a in over if scope.windows[a].size != 1)
-                    if not present or not set(left.axes) - set(present) or not set(right.axes) - set(present):
-                        product = self._multiply(left, right, dtype)
-                        tile = self._fold(product, "sum", present)
-                    else:
-                        tile = self.machine.contract(left, right, present, dtype, precision)
-                    scope.names[name] = self._widen(self._transpose(tile), axes, scope)
+                case Contract():
+                    self._contract(statement, scope)
                 case Store(tensor, indices, value):
                     self._store(tensor, indices, value, scope)
                 case Loop():
@@ -124,26 +117,42 @@ class Interpreter:
                 case _:
                     assert_never(statement)
 
+    def _load(self, statement: Load, scope: Scope) -> None:
+        array = self.machine.load(statement.tensor, statement.indices, scope.windows)
+        scope.names[statement.name] = self._canonical(array, statement.indices, scope)
+
+    def _contract(self, statement: Contract, scope: Scope) -> None:
+        over, dtype = statement.over, statement.dtype
+        left, right = (self._widen(self.value(e, scope), over, scope) for e in (statement.lhs, statement.rhs))
+        present = tuple(a for a in over if scope.windows[a].size != 1)
+        if not present or not set(left.axes) - set(present) or not set(right.axes) - set(present):
+            tile = self._fold(self._multiply(left, right, dtype), "sum", present)
+        else:
+            tile = self.machine.contract(left, right, present, dtype, statement.precision)
+        scope.names[statement.name] = self._widen(self._transpose(tile), statement.axes, scope)
+
     # --- expressions
 
     def value(self, root: Expr, scope: Scope) -> Tile:
         """The tile of an elementwise expression."""
         for node in postorder(root):
-            if node in scope.memo:
-                continue
-            match node:
-                case Const(value, dtype):
-                    tile = Tile(np.array(value, jnp.dtype(dtype))[()], ())
-                case Index(axis, dtype):
-                    tile = self._position(axis, dtype, scope)
-                case Read(tensor):
-                    tile = scope.names[tensor]
-                case Apply(op, args, dtype):
-                    tile = self._apply(op, [scope.memo[a] for a in args], node, dtype)
-                case _:
-                    assert_never(node)
-            scope.memo[node] = tile
+            if node not in scope.memo:
+                scope.memo[node] = self.evaluate(node, scope)
         return scope.memo[root]
+
+    def evaluate(self, node: Expr, scope: Scope) -> Tile:
+        """The tile of one node, whose operands are known."""
+        match node:
+            case Const(value, dtype):
+                return Tile(np.array(value, jnp.dtype(dtype))[()], ())
+            case Index(axis, dtype):
+                return self._position(axis, dtype, scope)
+            case Read(tensor):
+                return scope.names[tensor]
+            case Apply(op, args, dtype):
+                return self._apply(op, [scope.memo[a] for a in args], node, dtype)
+            case _:
+                assert_never(node)
 
     def _position(self, axis: Axis, dtype: str, scope: Scope) -> Tile:
         window = scope.windows[axis]
@@ -226,36 +235,45 @@ class Interpreter:
     # --- loops
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
-        axis = loop.axis
-        first = self.value(loop.first, scope).array
-        total = self.value(loop.to_visit, scope).array
+        state = self.initial_state(loop, scope)
+        for segment in loop.segments:
+            start, stop = self.value(segment.start, scope).array, self.value(segment.stop, scope).array
+            trip = functools.partial(self.trip, loop, segment, scope)
+            state = self.machine.loop(start, stop, trip, state)
+        self.bind_state(loop, state, scope)
+
+    def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
+        """What the loop carries before its first trip; makes its bounds known to `trip`."""
+        self.value(loop.first, scope)
+        self.value(loop.to_visit, scope)
         state: tuple[Array, ...] = ()
         for carry in loop.carries:
             initial = self.value(carry.init, scope)
-            shape = tuple(scope.windows[a].size for a in carry.axes if scope.windows[a].size != 1)
+            shape = tuple(scope.windows[a].size for a in _present(carry, scope))
             state += (jnp.full(shape, initial.array, jnp.dtype(carry.dtype)),)
-        present = [tuple(a for a in c.axes if scope.windows[a].size != 1) for c in loop.carries]
-        for segment in loop.segments:
-            start, stop = self.value(segment.start, scope).array, self.value(segment.stop, scope).array
+        return state
 
-            def body(trip: Array, state: tuple[Array, ...], segment: Any = segment) -> tuple[Array, ...]:
-                inner = scope.nested()
-                begin = jnp.int32(segment.offset) + trip * jnp.int32(segment.tile)
-                inner.windows[axis] = Window(begin, segment.tile, segment.edge)
-                done = begin - first
-                inner.names[before(axis)] = Tile(done, ())
-                inner.names[visited(axis)] = Tile(
-                    jnp.minimum(done + jnp.int32(segment.tile), jnp.int32(axis.extent) - first), ()
-                )
-                inner.names[to_visit(axis)] = Tile(total, ())
-                for carry, axes, array in zip(loop.carries, present, state, strict=True):
-                    inner.names[carry.name] = Tile(array, axes)
-                self.run(segment.body, inner)
-                return tuple(
-                    self._widen(inner.names[c.next_name], axes, inner).array
-                    for c, axes in zip(loop.carries, present, strict=True)
-                )
+    def trip(
+        self, loop: Loop, segment: Segment, scope: Scope, number: Array, state: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        """One trip of a segment: the carried values after it."""
+        axis = loop.axis
+        first, total = self.value(loop.first, scope), self.value(loop.to_visit, scope)
+        inner = scope.nested()
+        begin = jnp.int32(segment.offset) + number * jnp.int32(segment.tile)
+        inner.windows[axis] = Window(begin, segment.tile, segment.edge)
+        done = begin - first.array
+        after = jnp.minimum(done + jnp.int32(segment.tile), jnp.int32(axis.extent) - first.array)
+        inner.names |= {before(axis): Tile(done, ()), visited(axis): Tile(after, ()), to_visit(axis): total}
+        self.bind_state(loop, state, inner)
+        self.run(segment.body, inner)
+        return tuple(self._widen(inner.names[c.next_name], _present(c, scope), inner).array for c in loop.carries)
 
-            state = self.machine.loop(start, stop, body, state)
-        for carry, axes, array in zip(loop.carries, present, state, strict=True):
-            scope.names[carry.name] = Tile(array, axes)
+    def bind_state(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> None:
+        """Give the carried values their names."""
+        for carry, array in zip(loop.carries, state, strict=True):
+            scope.names[carry.name] = Tile(array, _present(carry, scope))
+
+
+def _present(carry: Carry, scope: Scope) -> tuple[Axis, ...]:
+    return tuple(a for a in carry.axes if scope.windows[a].size != 1)

@@ -132,6 +132,19 @@ def _multiply_and_sum(lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str) 
     return Tile(jnp.sum(spread[0] * spread[1], axis=dims), tuple(a for a in axes if a not in over))
 
 
+def block_starts(program: TileProgram, number: Array) -> dict[Axis, Array]:
+    """Where the grid block with a number begins, along every grid axis; the last axis is the fastest."""
+    starts: dict[Axis, Array] = {}
+    for axis, tile in reversed(program.grid):
+        count = -(-axis.extent // tile)
+        position = lax.rem(number, jnp.int32(count)) if count > 1 else jnp.int32(0)
+        number = lax.div(number, jnp.int32(count)) if count > 1 else number
+        if axis in program.descending:
+            position = count - 1 - position
+        starts[axis] = position * tile
+    return starts
+
+
 def call(
     program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: bool = False, compiler_params: Any = None
 ) -> dict[str, jax.Array]:
@@ -143,15 +156,7 @@ def call(
         machine = _PallasMachine(
             dict(zip(names_in, refs, strict=False)), dict(zip(names_out, refs[len(names_in) :], strict=True))
         )
-        rest = pl.program_id(0)
-        starts: dict[Axis, Array] = {}
-        for (axis, tile), count in reversed(list(zip(program.grid, counts, strict=True))):
-            position = lax.rem(rest, jnp.int32(count)) if count > 1 else jnp.int32(0)
-            rest = lax.div(rest, jnp.int32(count)) if count > 1 else rest
-            if axis in program.descending:
-                position = count - 1 - position
-            starts[axis] = position * tile
-        Interpreter(program, machine).run_block(starts)
+        Interpreter(program, machine).run_block(block_starts(program, pl.program_id(0)))
 
     # scalars have no tile: they travel as arrays of one element
     arrays = [inputs[n].reshape((1,)) if inputs[n].ndim == 0 else inputs[n] for n in names_in]

@@ -31,7 +31,7 @@ from pallasfuse.proof.result import Counterexample, Part, Record
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.bounds import guards
-from pallasfuse.tiling.lower import lower
+from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.masks import is_positional
 from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.domain import FiniteFields
@@ -67,10 +67,11 @@ class GroupTest:
         """The outcomes of each predicate of inputs, in all trials."""
 
     @staticmethod
-    def small(instance: Instance, part: Part, target: Target, record: Record) -> "GroupTest":
+    def small(instance: Instance, part: Part, record: Record) -> "GroupTest":
         """Over short axes, lowered as the target has it, with small tiles."""
         group: Group = instance.small.of(part.group)
-        return GroupTest(instance, group, _lowered(instance, group, part.schedule, target), target, record)
+        programs = _lowered(instance, group, part.schedule, part.target)
+        return GroupTest(instance, group, programs, part.target, record)
 
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
@@ -146,13 +147,13 @@ def _compares(body: Expr) -> bool:
     return False
 
 
-def as_lowered(converted: Converted, part: Part, target: Target, record: Record) -> None:
+def as_lowered(converted: Converted, part: Part, record: Record) -> None:
     """The plan's own tile program is what lowering makes of its group and schedule: what short axes show then speaks for it."""
     stage = f"own lowering of {part.program.name}"
     record.stages[stage] = None
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
-    program = lower(part.group, part.schedule, target.tails, tensors, target.smallest_dot)
-    if target.platform == "gpu":
+    program = lower_for(part.target, part.group, part.schedule, tensors)
+    if part.target.platform == "gpu":
         program = arithmetic.rewrite(program, strict=part.group.strict)
     if program != part.program and record.wrong is None:
         record.wrong = Counterexample(
@@ -172,14 +173,14 @@ def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Targe
     rolled = tile(schedule.rolled, schedule.rolled_tile)
     short = replace(schedule, grid=own, rolled=small.axis(schedule.rolled), rolled_tile=rolled)
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in instance.program.definitions()}
-    program = lower(group, short, target.tails, tensors, min(target.smallest_dot, _SHORT_DOT))
+    program = lower_for(target, group, short, tensors, most_padded=_SHORT_DOT)
     result = [(f"lowering of {group.name}", program)]
     if target.platform == "gpu":
         result.append((f"cheaper arithmetic of {group.name}", arithmetic.rewrite(program, strict=group.strict)))
     return result
 
 
-def probe(converted: Converted, part: Part, target: Target, seed: int, record: Record) -> None:
+def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     """The plan's own tile program, where it is small enough to be evaluated."""
     replaced = replaced_nests(converted.program, part.group)
     blocks = math.prod(-(-a.extent // t) for a, t in part.program.grid) * part.schedule.trips
@@ -190,7 +191,7 @@ def probe(converted: Converted, part: Part, target: Target, seed: int, record: R
         return
     instance = Instance(converted, converted.program, identity, Graph(converted.program).signs)
     programs = [(f"tile program {part.program.name}", part.program)]
-    GroupTest(instance, part.group, programs, target, record).probe(seed)
+    GroupTest(instance, part.group, programs, part.target, record).probe(seed)
 
 
 def masks_vary(part: Part, instance: Instance, record: Record) -> None:

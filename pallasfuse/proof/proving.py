@@ -12,7 +12,7 @@ from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining
 from pallasfuse.targets import Target
 
 
-def prove(converted: Converted, parts: Sequence[Part], target: Target, *, delta: float = 1e-9, seed: int = 0) -> Proof:
+def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, seed: int = 0) -> Proof:
     """Test every stage from the jaxpr to the tile programs.
 
     Args:
@@ -31,11 +31,11 @@ def prove(converted: Converted, parts: Sequence[Part], target: Target, *, delta:
             for number, part in enumerate(parts):
                 if record.counterexample() is None:
                     masks_vary(part, instance, record)
-                    GroupTest.small(instance, part, target, record).run(delta, seed + 31 * number)
+                    GroupTest.small(instance, part, record).run(delta, seed + 31 * number)
                 if record.counterexample() is None:
-                    probe(converted, part, target, seed, record)
+                    probe(converted, part, seed, record)
                 if record.counterexample() is None:
-                    as_lowered(converted, part, target, record)
+                    as_lowered(converted, part, record)
     except Exception as error:  # a user's call must not fail because of its verifier
         record.uncovered[
             f"the verifier failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
@@ -49,7 +49,7 @@ def prove(converted: Converted, parts: Sequence[Part], target: Target, *, delta:
     )  # fmt: skip
 
 
-def short_kernels(converted: Converted, parts: Sequence[Part], target: Target) -> list[TileProgram]:
+def short_kernels(converted: Converted, parts: Sequence[Part]) -> list[tuple[Target, TileProgram]]:
     """The kernels of a plan, lowered over short axes: what an emitter can be tried on where the plan's own sizes are too large.
 
     Raises:
@@ -59,4 +59,4 @@ def short_kernels(converted: Converted, parts: Sequence[Part], target: Target) -
     instance = Instance.of(converted, parts, record)
     if instance is None:
         raise InvalidProgramError("; ".join(record.uncovered))
-    return [GroupTest.small(instance, p, target, record).programs[-1][1] for p in parts]
+    return [(p.target, GroupTest.small(instance, p, record).programs[-1][1]) for p in parts]

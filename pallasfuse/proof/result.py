@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.targets import Target
 from pallasfuse.verification.compare import Comparison
 
 
@@ -49,6 +50,8 @@ class Part:
     group: Group
     schedule: Schedule
     program: TileProgram
+    target: Target
+    """Whose kernel it is: the plan's own target or one that stands in for it."""
 
 
 @dataclass

@@ -114,6 +114,14 @@ _PRODUCT_TILES: dict[int, tuple[tuple[int, int, int, int, float], ...]] = {
 }  # fmt: skip
 
 
+# The same for kernels that are written for warpgroups of four warps, 64 rows each. From spikes on an H100, not swept yet.
+_WARPGROUP_TILES: dict[int, tuple[tuple[int, int, int, int, float], ...]] = {
+    64: ((128, 128, 8, 3, 1.0), (128, 64, 8, 3, 1.1), (128, 64, 8, 2, 1.2)),
+    128: ((128, 128, 8, 2, 1.0), (128, 64, 8, 3, 1.05), (128, 64, 8, 2, 1.1)),
+    1 << 30: ((128, 64, 8, 2, 1.0), (64, 64, 4, 2, 1.4), (64, 32, 4, 2, 2.0)),
+}  # fmt: skip
+
+
 def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     if shape.has_products and shape.row is not None:
         return _products_on_gpu(group, shape.row, target)
@@ -139,7 +147,8 @@ def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
     nests = [*(f.nest for f in group.folds), *group.inner]
     whole = {a for n in nests for a in (*n.axes, *n.reduced)} - frozenset(group.parallel) - {group.rolled}
     widest = max((power_of_two(a.extent) for a in whole), default=1)
-    options = next(tiles for bound, tiles in _PRODUCT_TILES.items() if widest <= bound)
+    table = _WARPGROUP_TILES if target.warpgroup_rows else _PRODUCT_TILES
+    options = next(tiles for bound, tiles in table.items() if widest <= bound)
     operands = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in group.inputs}
 
     def shared_bytes(rows: int, rolled_tile: int, stages: int) -> int:

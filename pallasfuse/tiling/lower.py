@@ -29,7 +29,7 @@ from pallasfuse.ir.tile_program import (
     verify,
     visited,
 )
-from pallasfuse.targets import Tails
+from pallasfuse.targets import Masks, Tails, Target
 from pallasfuse.tiling.bounds import Trip, plan_loop
 from pallasfuse.tiling.choose import power_of_two
 from pallasfuse.tiling.products import Product, contracts, narrow, split_product
@@ -45,7 +45,9 @@ class _Scope:
     edge: bool = False
     """The current tile of the rolled axis may reach past the axis' end."""
     fixed: Mapping[Expr, Expr] = field(default_factory=dict)
-    """What is a constant on the whole tile: predicates that hold everywhere, frames that come late."""
+    """What is known on the whole tile: predicates that hold everywhere (or where `sure` does), frames that come late."""
+    sure: Expr | None = None
+    """A condition under which the tile is hidden by no mask and does not reach past the end of the rolled axis."""
 
     def find(self, node: Expr) -> Expr | None:
         scope: _Scope | None = self
@@ -57,21 +59,38 @@ class _Scope:
 
 
 def lower(
-    group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int = 1
-) -> TileProgram:
+    group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int = 1, *,
+    multiple: int = 0, masks: Masks = "split",
+) -> TileProgram:  # fmt: skip
     """The kernel of `group` under `schedule`.
 
-    `tensors` gives the definition of every input and output by name. With masked tails, tiles of axes that take part in a
-    matrix product are padded to `smallest_dot`.
+    `tensors` gives the definition of every input and output by name. With masked tails, tiles are rounded up to powers of two,
+    or to multiples of `multiple`, and those of axes that take part in a matrix product are padded to `smallest_dot`.
     """
-    return _Lowering(group, schedule, tails, tensors, smallest_dot).run()
+    return _Lowering(group, schedule, tails, tensors, smallest_dot, multiple, masks).run()
+
+
+def lower_for(
+    target: Target,
+    group: Group,
+    schedule: Schedule,
+    tensors: Mapping[str, Tensor],
+    *,
+    most_padded: int | None = None,
+) -> TileProgram:
+    """The kernel as `target` has it. most_padded: pad the tiles of short axes to no more than that."""
+    least = target.smallest_dot if most_padded is None else min(target.smallest_dot, most_padded)
+    multiple = target.tile_multiple if most_padded is None else min(target.tile_multiple, most_padded)
+    return lower(group, schedule, target.tails, tensors, least, multiple=multiple, masks=target.masks)
 
 
 class _Lowering:
     def __init__(
-        self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int
-    ) -> None:
+        self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int,
+        multiple: int, masks: Masks,
+    ) -> None:  # fmt: skip
         self.group, self.schedule, self.tails, self.tensors = group, schedule, tails, tensors
+        self.multiple, self.masks = multiple, masks
         self.rolled = group.rolled
         self.folds = {f.name: f for f in group.folds}
         self.inner = {n.name: n for n in group.inner}
@@ -98,7 +117,8 @@ class _Lowering:
         size = self.schedule.tile(axis)
         if self.tails == "exact":
             return size
-        return power_of_two(max(size, self.padded_axes.get(axis, 1)))
+        size = max(size, self.padded_axes.get(axis, 1))
+        return -(-size // self.multiple) * self.multiple if self.multiple and size > 1 else power_of_two(size)
 
     def _sorted(self, axes: frozenset[Axis]) -> tuple[Axis, ...]:
         return tuple(a for a in self.order if a in axes)
@@ -160,13 +180,15 @@ class _Lowering:
         if product is not None:
             if self._leads(product.rhs, product.lhs, frozenset(over) | ones):
                 product = Product(product.rhs, product.lhs)
-            sides = [self._in_range(narrow(self._expr(s, scope)), padded, 0.0) for s in (product.lhs, product.rhs)]
+            sides = [
+                self._in_range(narrow(self._expr(s, scope)), padded, 0.0, scope) for s in (product.lhs, product.rhs)
+            ]
             if sides[0].dtype != sides[1].dtype:
                 sides = [convert(s, accumulator) for s in sides]
             scope.statements.append(Contract(name, axes, sides[0], sides[1], over, accumulator, precision))
         else:
             value = convert(self._expr(body, scope), accumulator)
-            value = self._in_range(value, padded, reducer.identity(accumulator))
+            value = self._in_range(value, padded, reducer.identity(accumulator), scope)
             scope.statements.append(Reduce(name, axes, reducer, value, over))
         return read(name, axes, accumulator)
 
@@ -175,7 +197,7 @@ class _Lowering:
         first = [min((self.order.index(x) for x in e.axes - ignored), default=len(self.order)) for e in (a, b)]
         return first[0] < first[1]
 
-    def _in_range(self, value: Expr, padded: list[Axis], identity: float | int | bool) -> Expr:
+    def _in_range(self, value: Expr, padded: list[Axis], identity: float | int | bool, scope: _Scope) -> Expr:
         if identity == 0 and isinstance(value, Read) and self._is_load(value):
             padded = [a for a in padded if a not in value.axes]  # a load is zero outside its tensor
         if not padded:
@@ -183,6 +205,8 @@ class _Lowering:
         inside: Expr | None = None
         for axis in padded:
             here = apply("lt", index(axis), const(axis.extent, "int32"))
+            if axis == self.rolled and scope.sure is not None:
+                here = apply("or", scope.sure, here)
             inside = here if inside is None else apply("and", inside, here)
         assert inside is not None
         return apply("select", inside, value, const(identity, value.dtype))
@@ -244,7 +268,9 @@ class _Lowering:
 
     def _rolled(self, folds: list[Fold]) -> None:
         """One pass over the rolled axis."""
-        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, folds, strict=self.group.strict)
+        plan = plan_loop(
+            self.schedule, self.rolled, self._tile, self.tails, folds, strict=self.group.strict, masks=self.masks
+        )
         for fold in folds:  # loads and inner values that every tile shares come before the loop
             for accumulator in fold.accumulators:
                 self._preload(accumulator.term)
@@ -278,11 +304,15 @@ class _Lowering:
                 self._emit_read(node, self.top)
 
     def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
-        fixed: dict[Expr, Expr] = {p: const(True, "bool") for p in trip.true}
+        sure = None if trip.sure is None else read(f"sure.{self.rolled.name}", (), "bool")
+        fixed: dict[Expr, Expr] = {p: const(True, "bool") if sure is None else apply("or", sure, p) for p in trip.true}
         for frame in (f for fold in folds for f in fold.frames if f.name in self._late_frames):
             for name in (frame.name, frame.name + OLD):
                 fixed[read(name, frame.axes, frame.value.dtype)] = const(frame.safe, frame.value.dtype)
-        scope = _Scope(parent=self.top, edge=trip.edge, fixed=fixed)
+        scope = _Scope(parent=self.top, edge=trip.edge, fixed=fixed, sure=sure)
+        if sure is not None and trip.sure is not None:
+            scope.known[sure] = sure
+            scope.statements.append(Let(f"sure.{self.rolled.name}", (), trip.sure))
         self._step(folds, scope)
         return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
 

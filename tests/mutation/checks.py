@@ -82,8 +82,8 @@ def _planning(check: Callable[[_Planned, str], tuple[str, str]], target: Target)
 
 
 def _prove(planned: _Planned, name: str) -> tuple[str, str]:
-    parts = [proof.Part(k.group, k.schedule, k.program) for k in planned.plan.kernels]
-    found = proof.prove(planned.converted, parts, planned.plan.target)
+    parts = [proof.Part(k.group, k.schedule, k.program, k.target) for k in planned.plan.kernels]
+    found = proof.prove(planned.converted, parts)
     if found.holds:
         return "", ""
     if found.counterexample is not None:

@@ -238,7 +238,9 @@ MUTANTS = (
         ),
         (
             "tail_masked_with_zero",
-            instead_of(f"{_LOWER}:_Lowering._in_range", lambda real, self, v, padded, _: real(self, v, padded, 0.0)),
+            instead_of(
+                f"{_LOWER}:_Lowering._in_range", lambda real, self, v, padded, _, at: real(self, v, padded, 0.0, at)
+            ),
             "total_and_largest",
             "gpu proof",
         ),

@@ -39,6 +39,27 @@ def kernels(name, grid_tile, rolled_tile, tails):
         yield lower(chosen, schedule_of(chosen, grid_tile, rolled_tile), tails, tensors_of(program(name)))
 
 
+@pytest.mark.parametrize(("grid_tile", "rolled_tile"), [(1, 3), (2, 5), (4, 3), (99, 99)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_masks_under_a_branch(name, grid_tile, rolled_tile):
+    for chosen in grouping(name).groups:
+        schedule = schedule_of(chosen, grid_tile, rolled_tile)
+        kernel = lower(chosen, schedule, "masked", tensors_of(program(name)), multiple=3, masks="branch")
+        check(name, kernel)
+        check(name, verify(rewrite(kernel)))
+
+
+def test_masks_under_a_branch_need_one_loop():
+    chosen = only_group("window")
+    kernel = lower(chosen, schedule_of(chosen, 2, 3), "masked", tensors_of(program("window")), masks="branch")
+    (loop,) = (s for s in kernel.body if isinstance(s, Loop))
+    (segment,) = loop.segments
+    first = segment.body[0]
+    assert isinstance(first, Let)
+    assert first.name == "sure.l"
+    assert any(str(s.value).startswith("select(sure.l | ") for s in segment.body if isinstance(s, Reduce))
+
+
 def check(name, kernel, *, back=False):
     want = values(name)
     got = evaluate_tiles(kernel, {t.name: want[t.name] for t in kernel.inputs}, move_last_block_back=back)

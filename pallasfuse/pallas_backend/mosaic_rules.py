@@ -1,0 +1,307 @@
+"""What Mosaic GPU can do on Hopper, as data, and what a tile program asks of it.
+
+One loop over a rolled axis, whose streamed operands travel through shared memory; one warpgroup for each 64 rows of the tile.
+Matrix products are `wgmma`: the right side lies in shared memory, the left one there or, computed, in registers.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
+
+WARPGROUP_ROWS = 64
+WARPS_PER_WARPGROUP = 4
+MOST_WARPGROUPS = 3
+MOST_COLUMNS = 256
+COLUMN_MULTIPLE = 8
+CONTRACTED_MULTIPLE = 16
+SHARED_BYTES = 232448
+RESERVED_BYTES = 2048
+"""Barriers and the scratch of reductions."""
+SMEM_ALIGNMENT = 1024
+COPY_ALIGNMENT = 16
+"""Bytes: of every stride of an array that the copy engine reads or writes, and of a tile's minor dimension."""
+PRODUCT_TYPES = frozenset({"float16", "bfloat16"})
+FLOATS = frozenset({"float16", "bfloat16", "float32"})
+OPERATIONS = frozenset({
+    "add", "sub", "mul", "div", "max", "min", "neg", "abs", "square", "sqrt", "rsqrt", "exp", "exp2", "log", "tanh", "logistic",
+    "sin", "cos", "integer_pow", "select", "convert", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
+})  # fmt: skip
+INTEGER_OPERATIONS = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "convert", "select"})
+REDUCERS = frozenset({"sum", "max", "min"})
+REGISTERS_PER_THREAD = 232
+THREADS = 128
+
+
+class Unsuited(Exception):
+    """Why a tile program is none that Mosaic GPU runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tile program as the emitter takes it."""
+
+    rows: Axis
+    """The grid axis whose tile is shared out among the warpgroups."""
+    warpgroups: int
+    loop: Loop
+    segment: Segment
+    before: tuple[Statement, ...]
+    after: tuple[Statement, ...]
+    streamed: tuple[Load, ...]
+    """Loads of the loop: one pipelined buffer each."""
+    resident: tuple[Load, ...]
+    """Other loads of tiles: one buffer for each warpgroup."""
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        return tuple(s for s in self.after if isinstance(s, Store))
+
+
+def present(program: TileProgram, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """The axes along which a tile has more than one element."""
+    return tuple(a for a in axes if program.tile(a) > 1)
+
+
+def problem(program: TileProgram) -> str | None:
+    """Why Mosaic GPU cannot run the program; None if it can."""
+    shape = examine(program)
+    return shape if isinstance(shape, str) else None
+
+
+def examine(program: TileProgram) -> Shape | str:
+    """The program's shape, or the reason why Mosaic GPU cannot run it."""
+    try:
+        shape = _shape(program)
+        _check_copies(program, shape)
+        for body in (shape.before, shape.segment.body, shape.after):
+            for statement in body:
+                _check(program, shape, statement)
+        _check_space(program, shape)
+    except Unsuited as reason:
+        return str(reason)
+    return shape
+
+
+def _shape(program: TileProgram) -> Shape:
+    loops = [s for s in program.body if isinstance(s, Loop)]
+    if len(loops) != 1 or not loops[0].carries:
+        raise Unsuited(f"it has {len(loops)} loops, and one with carried values is what can be emitted")
+    (loop,) = loops
+    if len(loop.segments) != 1:
+        raise Unsuited("its loop has several segments: masks must be applied under a branch")
+    (segment,) = loop.segments
+    tiled = [(a, t) for a, t in program.grid if t > 1]
+    if len(tiled) != 1:
+        raise Unsuited(f"{len(tiled)} grid axes are tiled, and one gives the rows")
+    rows, tile = tiled[0]
+    warpgroups = program.warps // WARPS_PER_WARPGROUP
+    if not 0 < warpgroups <= MOST_WARPGROUPS or tile != warpgroups * WARPGROUP_ROWS:
+        raise Unsuited(f"a tile of {tile} rows is not {WARPGROUP_ROWS} for each of {warpgroups} warpgroups")
+    at = program.body.index(loop)
+    before, after = program.body[:at], program.body[at + 1 :]
+    loads = [s for s in segment.body if isinstance(s, Load)]
+    streamed = tuple(s for s in loads if loop.axis in s.indices)
+    resident = tuple(s for s in (*before, *after) if isinstance(s, Load) and present(program, s.indices))
+    if len(streamed) != len(loads) or not streamed:
+        raise Unsuited("its loop loads what does not depend on the rolled axis, or nothing")
+    if not any(isinstance(s, Contract) for s in segment.body):
+        raise Unsuited("its loop has no matrix product")
+    return Shape(rows, warpgroups, loop, segment, before, after, streamed, resident)
+
+
+def _check_copies(program: TileProgram, shape: Shape) -> None:
+    """The copy engine wants contiguous rows, aligned strides and boxes of whole sixteen bytes."""
+    moves = [(s.tensor, s.indices) for s in (*shape.streamed, *shape.resident)]
+    moves += [(s.tensor, s.indices) for s in shape.stores]
+    tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
+    for name, indices in moves:
+        tensor, kept = tensors[name], present(program, indices)
+        if tensor.dtype not in FLOATS:
+            raise Unsuited(f"{name} is {tensor.dtype}")
+        item = dtypes.itemsize_bytes(tensor.dtype)
+        if not 1 <= len(kept) <= 2:
+            raise Unsuited(f"a tile of {name} has {len(kept)} dimensions")
+        if indices[-1] != kept[-1]:
+            raise Unsuited(f"a tile of {name} is not contiguous: {indices[-1]} is not part of it")
+        if program.tile(kept[-1]) * item % COPY_ALIGNMENT:
+            raise Unsuited(
+                f"a tile of {name} has rows of {program.tile(kept[-1]) * item} bytes, no multiple of {COPY_ALIGNMENT}"
+            )
+        stride = item
+        for axis in reversed(indices[1:]):
+            stride *= axis.extent
+            if stride % COPY_ALIGNMENT:
+                raise Unsuited(f"{name} has a stride of {stride} bytes, no multiple of {COPY_ALIGNMENT}")
+
+
+def _expressions(statement: Statement) -> Iterator[Expr]:
+    match statement:
+        case Let() | Reduce() | Store():
+            yield statement.value
+        case Contract():
+            yield statement.lhs
+            yield statement.rhs
+        case Load() | Loop():
+            return
+
+
+def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:
+    loads = {s.name: s for s in (*shape.streamed, *shape.resident)}
+    for root in _expressions(statement):
+        in_place = isinstance(statement, Contract) and isinstance(root, Read) and root.tensor in loads
+        for node in postorder(root):
+            if not in_place:
+                _check_node(program, shape, loads, node)
+    match statement:
+        case Load(_, tensor, indices) if not present(program, indices):
+            if statement.dtype not in FLOATS | {"int32"}:
+                raise Unsuited(f"{tensor} is {statement.dtype}")
+        case Reduce(name, axes, reducer, value, over):
+            if reducer.name not in REDUCERS or value.dtype != "float32":
+                raise Unsuited(f"{name} is a {reducer} of {value.dtype}")
+            if present(program, axes) != (shape.rows,) or len(present(program, over)) != 1:
+                raise Unsuited(f"{name} reduces a tile to {[a.name for a in present(program, axes)]}, not to its rows")
+        case Contract():
+            _check_product(program, shape, loads, statement)
+        case Store(tensor, indices, _):
+            kept = present(program, indices)
+            if kept[0] != shape.rows or kept != _canonical(program, kept):
+                raise Unsuited(f"a tile of {tensor} is not stored by rows")
+        case Loop():
+            for carry in statement.carries:
+                kept = present(program, carry.axes)
+                if carry.dtype != "float32" or not kept or kept[0] != shape.rows:
+                    raise Unsuited(f"{carry.name} is carried as {carry.dtype} over {[a.name for a in kept]}")
+
+
+def _canonical(program: TileProgram, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    return tuple(a for a in program.order if a in axes)
+
+
+def _check_node(program: TileProgram, shape: Shape, loads: dict[str, Load], node: Expr) -> None:
+    kept = present(program, _canonical(program, tuple(node.axes)))
+    if len(kept) > 2 or (len(kept) == 2 and kept[0] != shape.rows):
+        raise Unsuited(f"{node} is a tile over {[a.name for a in kept]}")
+    match node:
+        case Apply(op, _, dtype):
+            allowed = OPERATIONS if dtype in FLOATS or dtype == "bool" else INTEGER_OPERATIONS
+            if op not in allowed or dtype not in FLOATS | {"bool", "int32"}:
+                raise Unsuited(f"{op} of {dtype} has no instruction")
+        case Read(tensor) if tensor in loads:
+            own = present(program, loads[tensor].indices)
+            if own != _canonical(program, own):
+                raise Unsuited(f"{loads[tensor].tensor} would be transposed in registers")
+        case Index(_, dtype) | Const(_, dtype) if dtype not in FLOATS | {"int32", "bool"}:
+            raise Unsuited(f"{node} is {dtype}")
+
+
+def _check_product(program: TileProgram, shape: Shape, loads: dict[str, Load], s: Contract) -> None:
+    over = present(program, s.over)
+    kept = [tuple(a for a in present(program, tuple(e.axes)) if a not in over) for e in (s.lhs, s.rhs)]
+    if len(over) != 1 or kept[0] != (shape.rows,) or len(kept[1]) != 1:
+        raise Unsuited(f"{s.name} is no product of rows and columns")
+    (contracted,), (columns,) = over, kept[1]
+    if s.lhs.dtype not in PRODUCT_TYPES or s.rhs.dtype != s.lhs.dtype or s.dtype != "float32":
+        raise Unsuited(f"{s.name} multiplies {s.lhs.dtype} and {s.rhs.dtype}")
+    if not (isinstance(s.rhs, Read) and s.rhs.tensor in loads):
+        raise Unsuited(f"the right side of {s.name} is computed: it does not lie in shared memory")
+    n, k = program.tile(columns), program.tile(contracted)
+    if n % COLUMN_MULTIPLE or n > MOST_COLUMNS or k % CONTRACTED_MULTIPLE:
+        raise Unsuited(f"{s.name} has {n} columns over {k} elements: no shape of wgmma")
+
+
+def _check_space(program: TileProgram, shape: Shape) -> None:
+    used = shared_bytes(program, shape)
+    if used > SHARED_BYTES:
+        raise Unsuited(f"its buffers take {used} bytes of shared memory, of {SHARED_BYTES}")
+    needed = registers(program, shape)
+    if needed > REGISTERS_PER_THREAD:
+        raise Unsuited(f"its tiles take about {needed} registers, of {REGISTERS_PER_THREAD}")
+
+
+def _buffer_bytes(program: TileProgram, shape: Shape, axes: tuple[Axis, ...], dtype: str, copies: int) -> int:
+    size = (
+        prod(WARPGROUP_ROWS if a == shape.rows else program.tile(a) for a in axes)
+        * dtypes.itemsize_bytes(dtype)
+        * copies
+    )
+    return -(-size // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
+
+
+def staging(program: TileProgram, shape: Shape) -> dict[str, str]:
+    """Every stored tensor -> the load whose buffer it leaves by, if there is one that is read before and in the loop only."""
+    late = {t for s in shape.after for e in _expressions(s) for t in e.tensors}
+    free = [s for s in shape.resident if s in shape.before and s.name not in late]
+    found: dict[str, str] = {}
+    outputs = {t.name: t for t in program.outputs}
+    for store in shape.stores:
+        sizes = [program.tile(a) for a in present(program, store.indices)]
+        for load in free:
+            kept = present(program, load.indices)
+            if (
+                kept[0] == shape.rows
+                and [program.tile(a) for a in kept] == sizes
+                and load.dtype == outputs[store.tensor].dtype
+            ):
+                found[store.tensor] = load.name
+                free.remove(load)
+                break
+    return found
+
+
+def shared_bytes(program: TileProgram, shape: Shape) -> int:
+    """What the buffers of one block take."""
+    total = RESERVED_BYTES
+    for s in shape.streamed:
+        rows = shape.warpgroups if shape.rows in s.indices else 1
+        total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, rows * program.stages)
+    for s in shape.resident:
+        total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, shape.warpgroups)
+    shared = staging(program, shape)
+    outputs = {t.name: t for t in program.outputs}
+    for store in shape.stores:
+        if store.tensor not in shared:
+            kept = present(program, store.indices)
+            total += _buffer_bytes(program, shape, kept, outputs[store.tensor].dtype, shape.warpgroups)
+    return total
+
+
+def registers(program: TileProgram, shape: Shape) -> int:
+    """A low estimate per thread: carried tiles, and the widest tile that is computed twice (as float32, and for a product)."""
+    carried = sum(prod(WARPGROUP_ROWS if a == shape.rows else program.tile(a) for a in present(program, c.axes))
+                  for c in shape.loop.carries)  # fmt: skip
+    wide = max(
+        (program.tile(a) for s in shape.segment.body if isinstance(s, Contract) for a in present(program, s.axes)
+         if a != shape.rows and not _accumulates(shape.segment, s)),
+        default=0,
+    )  # fmt: skip
+    return (carried + WARPGROUP_ROWS * wide * 3 // 2) // THREADS
+
+
+def _accumulates(segment: Segment, s: Contract) -> bool:
+    return s.name in accumulated(segment.body)
+
+
+def accumulated(body: tuple[Statement, ...]) -> dict[str, tuple[Let, Expr]]:
+    """Products that are only added to something: name -> (the sum, the other addend). They accumulate in place."""
+    products = {s.name for s in body if isinstance(s, Contract)}
+    uses: dict[str, int] = {}
+    for s in body:
+        for root in _expressions(s):
+            for node in postorder(root):
+                if isinstance(node, Read) and node.tensor in products:
+                    uses[node.tensor] = uses.get(node.tensor, 0) + 1
+    found: dict[str, tuple[Let, Expr]] = {}
+    defined = [s.name for s in body if isinstance(s, Load | Let | Reduce | Contract)]
+    for s in body:
+        match s:
+            case Let(_, _, Apply("add", (other, Read(name)))) if uses.get(name) == 1 and other.tensors.isdisjoint(
+                defined[defined.index(name) :]
+            ):
+                found[name] = s, other
+    return found
