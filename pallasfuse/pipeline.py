@@ -274,9 +274,7 @@ def _fastest(
     problem_of = _PROBLEMS.get(target.name, lambda program: None)
     for candidate in choose(chosen, target):
         schedule = _override(candidate, options)
-        program = lower_for(target, chosen, schedule, tensors)
-        if target.platform == "gpu":
-            program = arithmetic.rewrite(program, strict=chosen.strict)
+        program = arithmetic.rewrite_for(target, lower_for(target, chosen, schedule, tensors), strict=chosen.strict)
         problem = problem_of(program)
         if problem is not None:
             refused = refused or (schedule, program, problem)

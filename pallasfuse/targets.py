@@ -37,6 +37,8 @@ class Target:
     """With masked tails, tiles are rounded up to multiples of this; 0: to powers of two."""
     warpgroup_rows: int = 0
     """Rows of a matrix product that one warpgroup computes, where kernels are written for warpgroups."""
+    legalized_ops: frozenset[str] = frozenset()
+    """Operations without an instruction, that kernels write with others (`tiling.legalize`)."""
     otherwise: str = ""
     """The target whose kernels stand in where this one has none."""
     unsupported_ops: frozenset[str] = frozenset()
@@ -57,7 +59,10 @@ TRITON = Target(
     unsupported_reducers=frozenset({"prod", "and", "or"}),
 )  # fmt: skip
 
-MOSAIC_GPU = replace(TRITON, name="mosaic_gpu", masks="branch", tile_multiple=16, warpgroup_rows=64, otherwise="triton")
+MOSAIC_GPU = replace(
+    TRITON, name="mosaic_gpu", masks="branch", tile_multiple=16, warpgroup_rows=64, otherwise="triton",
+    legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not"}),
+)  # fmt: skip
 
 TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON, MOSAIC_GPU)}
 

@@ -23,7 +23,8 @@ from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Index, Read, postorder
-from pallasfuse.ir.tile_program import Contract, Load, Statement, TileProgram, block_start
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tile_program import Contract, Load, Statement, Store, TileProgram, block_start
 from pallasfuse.pallas_backend.mosaic_rules import WARPGROUP_ROWS, Shape, accumulated, examine, present, staging
 
 MEMORY_REGISTERS = 40
@@ -31,7 +32,7 @@ _WARPGROUP, _BLOCK = "warpgroup", "block"
 
 
 def run(program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: bool = False) -> dict[str, jax.Array]:
-    """Every output of the kernel, by name. interpret: on any machine, and a race between warpgroups is an error.
+    """Every output of the kernel, by name. interpret: on any machine, looking for races.
 
     Raises:
       TargetError: Mosaic GPU cannot run this program.
@@ -41,10 +42,10 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: boo
         raise TargetError(f"Mosaic GPU cannot run {program.name}: {shape}")
     kernel = _Kernel(program, shape, interpret=interpret)
     # scalars have no tile: they travel as arrays of one element
-    arrays = [inputs[t.name].reshape((1,)) if not t.axes else inputs[t.name] for t in program.inputs]
+    arrays = [inputs[t.name].reshape((1,)) if not t.axes else kernel.pad(t, inputs[t.name]) for t in program.inputs]
     results = plgpu.kernel(
         kernel.body,
-        out_type=[jax.ShapeDtypeStruct(tuple(a.extent for a in t.axes), jnp.dtype(t.dtype)) for t in program.outputs],
+        out_type=[jax.ShapeDtypeStruct(kernel.extents(t), jnp.dtype(t.dtype)) for t in program.outputs],
         grid=(prod(-(-a.extent // t) for a, t in program.grid),),
         grid_names=(_BLOCK,),
         num_threads=shape.warpgroups + 1,
@@ -55,7 +56,7 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: boo
         ),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else False,
     )(*arrays)
-    return {t.name: r for t, r in zip(program.outputs, results, strict=True)}
+    return {t.name: r[tuple(slice(a.extent) for a in t.axes)] for t, r in zip(program.outputs, results, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,13 @@ class _Staged:
         return self.ref if self.axes[0] == first else self.ref.T
 
 
-def _buffer(size: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory for a tile; one that has two dimensions is laid out as matrix products want it."""
-    return plgpu.SMEM(size, dtype, transforms=_transforms(size, dtype))
+def _buffer(copies: int, size: tuple[int, ...], dtype: Any) -> Any:
+    """Shared memory for copies of a tile; one that has two dimensions is laid out as matrix products want it."""
+    return plgpu.SMEM((copies, *size), dtype, transforms=_transforms(size, dtype))
 
 
 def _transforms(size: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
-    if len(size) < 2 or size[-2] % 8:
+    if len(size) < 2:
         return ()
     bits = jnp.dtype(dtype).itemsize * 8
     swizzle = plgpu.find_swizzle(size[-1] * bits)
@@ -95,18 +96,32 @@ class _Kernel:
             WARPGROUP_ROWS if a == self.shape.rows else self.program.tile(a) for a in present(self.program, axes)
         )
 
+    def extents(self, tensor: Tensor) -> tuple[int, ...]:
+        """The shape of an array, rounded up to the small tiles in which the copy engine moves it."""
+        multiples: dict[Axis, int] = {}
+        statements: tuple[Load | Store, ...] = (*self.shape.streamed, *self.shape.resident, *self.shape.stores)
+        for kept in (present(self.program, s.indices) for s in statements if s.tensor == tensor.name):
+            for transform in _transforms(self._size(kept), jnp.dtype(tensor.dtype))[:1]:
+                multiples |= {a: max(n, multiples.get(a, 1)) for a, n in zip(kept, transform.tiling, strict=True)}
+        return tuple(-(-a.extent // multiples.get(a, 1)) * multiples.get(a, 1) for a in tensor.axes)
+
+    def pad(self, tensor: Tensor, array: jax.Array) -> jax.Array:
+        """Zeros beyond the end, where `extents` asks for them."""
+        missing = [(0, n - a.extent) for n, a in zip(self.extents(tensor), tensor.axes, strict=True)]
+        return jnp.pad(array, missing) if any(n for _, n in missing) else array
+
     def _scratch(self) -> dict[str, Any]:
         """Buffers for every warpgroup, by the name of the load or of the stored tensor."""
         program, groups = self.program, self.shape.warpgroups
         dtypes = {t.name: jnp.dtype(t.dtype) for t in program.outputs}
-        found = {s.name: _buffer((groups, *self._size(s.indices)), jnp.dtype(s.dtype)) for s in self.shape.resident}
+        found = {s.name: _buffer(groups, self._size(s.indices), jnp.dtype(s.dtype)) for s in self.shape.resident}
         for store in self.shape.stores:
             if store.tensor not in self.staging:
-                found[store.tensor] = _buffer((groups, *self._size(store.indices)), dtypes[store.tensor])
+                found[store.tensor] = _buffer(groups, self._size(store.indices), dtypes[store.tensor])
         for product in self.shape.segment.body if self.interpret else ():
             if isinstance(product, Contract):
-                size = (groups, WARPGROUP_ROWS, *(program.tile(a) for a in present(program, product.over)))
-                found[f"{product.name}.lhs"] = _buffer(size, jnp.dtype(product.lhs.dtype))
+                size = (WARPGROUP_ROWS, *(program.tile(a) for a in present(program, product.over)))
+                found[f"{product.name}.lhs"] = _buffer(groups, size, jnp.dtype(product.lhs.dtype))
         return found
 
     def body(self, *refs: Any) -> None:
@@ -125,7 +140,7 @@ class _Registers:
     """What the interpreter asks of a machine for values in registers; `_Block` does the rest."""
 
     def pin(self, value: Array) -> Array:
-        return lax.optimization_barrier(value)
+        return lax.optimization_barrier(value) if value.dtype == jnp.float32 else value  # a cast has rounded the others
 
 
 class _Block(Interpreter):

@@ -29,7 +29,7 @@ PRODUCT_TYPES = frozenset({"float16", "bfloat16"})
 FLOATS = frozenset({"float16", "bfloat16", "float32"})
 OPERATIONS = frozenset({
     "add", "sub", "mul", "div", "max", "min", "neg", "abs", "square", "sqrt", "rsqrt", "exp", "exp2", "log", "tanh", "logistic",
-    "sin", "cos", "integer_pow", "select", "convert", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
+    "sin", "cos", "integer_pow", "round_even", "sign", "select", "convert", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
 })  # fmt: skip
 INTEGER_OPERATIONS = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "convert", "select"})
 REDUCERS = frozenset({"sum", "max", "min"})

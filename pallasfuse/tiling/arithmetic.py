@@ -17,12 +17,21 @@ from typing import assert_never
 from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, convert, mul, read, rebuild, select, with_args
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
+from pallasfuse.targets import Target
+from pallasfuse.tiling import legalize
 
 LOG2_E = math.log2(math.e)
 
 
 EXCEPTION = ("exp of a half-precision product is computed by exp2, with the factor log2(e) folded into its scale: the product is "
              "below 2e38")  # fmt: skip
+
+
+def rewrite_for(target: Target, program: TileProgram, *, strict: bool = False) -> TileProgram:
+    """The same kernel with the arithmetic that a target has, and the cheaper of it."""
+    if target.platform != "gpu":
+        return program
+    return rewrite(legalize.rewrite(program, target.legalized_ops), strict=strict)
 
 
 def rewrite(program: TileProgram, *, strict: bool = False) -> TileProgram:

@@ -15,6 +15,7 @@ import pallasfuse as pf
 from benchmarks import h100
 from benchmarks.cases import ATTENTION, all_cases
 from tests.elementwise_functions import ELEMENTWISE
+from tests.pallas_backend.variants import VARIANTS
 
 pytestmark = [
     pytest.mark.aot,
@@ -138,3 +139,25 @@ def test_tiles_that_overflow_shared_memory_are_found():
     fused = with_tiles(arguments, 256, 128, 8, 3)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Shared memory size limit exceeded"):
         h100.compile_for_h100(fused, arguments)
+
+
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize("name", [n for n in VARIANTS if n != "few"])
+def test_kernels_for_warpgroups(name, dtype):
+    """Through Mosaic and ptxas: layouts are found, shared memory suffices."""
+    variant = VARIANTS[name]
+    arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in variant.arrays(dtype)]
+    fused = pf.fuse(variant.function, target="mosaic_gpu")
+    (kernel,) = fused.explain(*arguments).kernels
+    assert kernel.target.name == "mosaic_gpu", kernel.declined
+    h100.compile_for_h100(fused, arguments)
+
+
+@pytest.mark.parametrize("length", [200, 1000, 8192])
+@pytest.mark.parametrize("case", named(ATTENTION))
+def test_cases_for_warpgroups(case, length):
+    arguments = shapes(case, length, "bfloat16")
+    fused = pf.fuse(case.plain, target="mosaic_gpu", static_argnums=case.static_argnums)
+    (kernel,) = fused.explain(*arguments, *case.static).kernels
+    assert kernel.target.name == "mosaic_gpu", kernel.declined
+    h100.compile_for_h100(lambda *a: fused(*a, *case.static), arguments)

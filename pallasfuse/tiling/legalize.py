@@ -1,0 +1,108 @@
+"""Operations that a target lacks, written with those that it has, as a rewrite of tile programs.
+
+Each rule holds in real arithmetic and loses no digits where the operation itself has them (`expm1` near zero, say).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, div, mul, rebuild, select, sub, with_args
+from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, TileProgram
+
+type Rule = Callable[..., Expr | None]
+
+
+def _number(x: Expr, value: float) -> Expr:
+    return const(value, x.dtype)
+
+
+def _floor(x: Expr) -> Expr:
+    rounded = apply("round_even", x)
+    return select(apply("gt", rounded, x), sub(rounded, _number(x, 1.0)), rounded)
+
+
+def _ceil(x: Expr) -> Expr:
+    rounded = apply("round_even", x)
+    return select(apply("lt", rounded, x), add(rounded, _number(x, 1.0)), rounded)
+
+
+def _expm1(x: Expr) -> Expr:
+    """tanh(x / 2) (e^x + 1), which cancels nothing; e^x - 1 for large x, where the other is inf / inf."""
+    small = mul(apply("tanh", mul(x, _number(x, 0.5))), add(apply("exp", x), _number(x, 1.0)))
+    return select(apply("lt", apply("abs", x), _number(x, 1.0)), small, sub(apply("exp", x), _number(x, 1.0)))
+
+
+def _log1p(x: Expr) -> Expr:
+    """log(u) x / (u - 1) for u = 1 + x as rounded: the two errors cancel (Goldberg 1991, theorem 4)."""
+    u = add(x, _number(x, 1.0))
+    near = apply("eq", u, _number(x, 1.0))
+    far = apply("gt", apply("abs", x), _number(x, 1.0))
+    safe = select(near, _number(x, 2.0), u)
+    quotient = div(mul(apply("log", safe), x), sub(safe, _number(x, 1.0)))
+    return select(far, apply("log", u), select(near, x, quotient))
+
+
+def _pow(x: Expr, y: Expr) -> Expr | None:
+    """c^y of a positive constant c."""
+    if isinstance(x, Const) and 0 < x.value < math.inf and dtypes.is_float(y.dtype):
+        return apply("exp2", mul(y, _number(y, math.log2(x.value))))
+    return None
+
+
+def _hyperbolic(sign: str) -> Rule:
+    def rule(x: Expr) -> Expr:
+        half = mul(apply("exp", x), _number(x, 0.5))
+        return apply(sign, half, div(_number(x, 0.25), half))
+
+    return rule
+
+
+def _is_finite(x: Expr) -> Expr:
+    return apply("lt", apply("abs", x), _number(x, math.inf))
+
+
+_NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
+
+
+def _not(p: Expr) -> Expr | None:
+    """The opposite comparison, of integers: with a NaN both are false."""
+    if isinstance(p, Apply) and p.op in _NEGATED and all(dtypes.is_integer(a.dtype) for a in p.args):
+        return apply(_NEGATED[p.op], *p.args)
+    return None
+
+
+RULES: dict[str, Rule] = {
+    "floor": _floor, "ceil": _ceil, "expm1": _expm1, "log1p": _log1p, "pow": _pow, "cosh": _hyperbolic("add"),
+    "is_finite": _is_finite, "not": _not,
+}  # fmt: skip
+
+
+def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
+    """The same kernel without the operations of `lacking`, as far as there are rules."""
+
+    def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if isinstance(node, Apply) and node.op in lacking and node.op in RULES:
+            written = RULES[node.op](*args)
+            if written is not None:
+                return written
+        return with_args(node, args)
+
+    def expression(root: Expr) -> Expr:
+        return rebuild(root, step)
+
+    def block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(statement(s) for s in body)
+
+    def statement(s: Statement) -> Statement:
+        match s:
+            case Let() | Reduce() | Store():
+                return replace(s, value=expression(s.value))
+            case Contract():
+                return replace(s, lhs=expression(s.lhs), rhs=expression(s.rhs))
+            case Loop():
+                return replace(s, segments=tuple(replace(g, body=block(g.body)) for g in s.segments))
+        return s
+
+    return replace(program, body=block(program.body)) if lacking else program
