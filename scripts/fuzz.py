@@ -4,13 +4,15 @@
 
 Prints per emitter the shares fully fused, partly fused and left to XLA, the features that occurred, the worst use of the tolerance,
 and every failure with the program's source. Failures are shrunk and written to a directory, as files for tests/property/corpus.
-Exits with 1 when something failed.
+Exits with 1 when something failed. Interrupted, it reports what it has.
 """
 
 import argparse
 import json
 import os
+import signal
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -108,10 +110,13 @@ def main() -> int:
 
     report, pool = Report(), Pool(args.jobs, args.task_seconds)
     emitters = tuple(args.emitters)
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
 
     def tasks() -> Any:
         for seed in range(args.seed, args.seed + args.n):
-            if time.monotonic() - report.began > args.seconds:
+            if stopped.is_set() or time.monotonic() - report.began > args.seconds:
                 return
             yield judge_seed, seed, emitters
 

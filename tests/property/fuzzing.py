@@ -5,6 +5,7 @@ that dies or that takes too long; what it worked on counts as a failure of its o
 """
 
 import multiprocessing
+import signal
 import time
 import traceback
 from collections.abc import Iterator
@@ -98,6 +99,7 @@ def _work(connection: Connection) -> None:
     import jax
 
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent stops, and asks for no more
     done = 0
     while True:
         try:

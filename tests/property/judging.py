@@ -12,7 +12,7 @@ not judged; `Verdict.unjudged` is the share of such elements.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -121,6 +121,16 @@ class Findings:
         )
 
 
+def _aligned(x: Any, offset: int) -> np.ndarray:
+    """A copy that begins `offset` bytes after a multiple of 64."""
+    array = np.asarray(x)
+    memory = np.zeros(array.nbytes + 128, np.uint8)
+    start = -memory.ctypes.data % 64 + offset
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 def _as_float64(x: Any) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
@@ -204,10 +214,26 @@ class Case:
             if "FuseOptions.tiles" in str(error):  # the tiles that were asked for are refused, with the reason
                 return Verdict(())
             raise
-        findings = Findings(bool(tiled.plan.exceptions))
-        for n, (got, own, ball) in enumerate(zip(have, self.plain, self.truth, strict=True)):
+        verdict = self._against(have, self.plain, tiled.plan)
+        for again in self.replays() if verdict.problems else ():
+            verdict = min(verdict, self._against(have, again, tiled.plan), key=lambda v: len(v.problems))
+        return verdict
+
+    def _against(self, have: Sequence[Any], plain: Sequence[Any], plan: Plan) -> Verdict:
+        findings = Findings(bool(plan.exceptions))
+        for n, (got, own, ball) in enumerate(zip(have, plain, self.truth, strict=True)):
             findings.compare(f"output {n}", got, ball, own)
-        return findings.verdict(tiled.plan)
+        return findings.verdict(plan)
+
+    def replays(self) -> Iterator[list[np.ndarray]]:
+        """The plain program's results for the same inputs elsewhere in memory.
+
+        XLA's CPU backend computes exp(NaN) otherwise in vectors than in scalars, and alignment decides which elements those are:
+        where the plain program itself says now NaN, now a number, so may the fused one.
+        """
+        function = jax.jit(self.fn)
+        for offset in (0, 16, 32, 48):
+            yield [np.asarray(y) for y in jax.tree.leaves(function(*(_aligned(a, offset) for a in self.args)))]
 
     @cached_property
     def loop_values(self) -> Mapping[str, Any]:

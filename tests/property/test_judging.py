@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.property.judging import OPERATIONS, Case, Findings
+from tests.property.judging import OPERATIONS, Case, Findings, _aligned
 
 N = 13
 
@@ -118,3 +118,24 @@ def test_a_rounding_that_may_go_either_way_is_allowed_both():
     for answer in (0.0, 1.0):
         assert not problems(fn, args, np.asarray([answer], np.float32))
     assert problems(fn, args, np.asarray([3.0], np.float32))
+
+
+def test_the_plain_program_is_replayed_elsewhere_in_memory():
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    for offset in (0, 16, 32, 48):
+        copy = _aligned(x, offset)
+        assert copy.ctypes.data % 64 == offset
+        np.testing.assert_array_equal(copy, x)
+    case = Case(lambda x: jnp.sum(x, axis=1), [x])
+    assert [r[0].tolist() for r in case.replays()] == [case.plain[0].tolist()] * 4
+
+
+def test_a_replay_excuses_what_the_plain_program_says_and_no_more():
+    """A finite number where the truth is NaN: wrong, unless the plain program is as undecided."""
+    x = np.asarray([[np.nan, 1.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0]], np.float32)
+    case = Case(lambda x: jnp.sum(x, axis=1), [x])
+    number, wrong = np.asarray([0.0, 6.0], np.float32), np.asarray([0.0, 7.0], np.float32)
+    plan = case.plan("xla").plan
+    assert case._against([number], case.plain, plan).problems
+    assert not case._against([number], [number], plan).problems
+    assert case._against([wrong], [wrong], plan).problems
