@@ -200,8 +200,6 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
             exceptions |= dict.fromkeys(kernel.group.exceptions)
         if several:
             exceptions |= dict.fromkeys(bounds.exceptions(kernel.group))
-        if kernel.target.platform == "gpu" and not kernel.group.strict and arithmetic.coarse_values(kernel.program):
-            exceptions |= {arithmetic.EXCEPTION: None}
     assert not (options.strict and exceptions), "a strict plan has no exceptions"
     plan = Plan(
         converted,
@@ -258,7 +256,7 @@ def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], option
     while True:
         schedule, program, problem = _fastest(chosen, target, tensors, options)
         if problem is None or not target.otherwise:
-            # tiles that were asked for are refused by the emitter, with the reason
+            # tiles that were asked for are refused by the last target's emitter, with the reason
             return _Placed(target, schedule, program, tuple(declined), None if options.tiles else problem)
         declined.append(f"{target.name}: {problem}")
         target = find(target.otherwise)
@@ -274,7 +272,7 @@ def _fastest(
     problem_of = _PROBLEMS.get(target.name, lambda program: None)
     for candidate in choose(chosen, target):
         schedule = _override(candidate, options)
-        program = arithmetic.rewrite_for(target, lower_for(target, chosen, schedule, tensors), strict=chosen.strict)
+        program = arithmetic.rewrite_for(target, lower_for(target, chosen, schedule, tensors))
         problem = problem_of(program)
         if problem is not None:
             refused = refused or (schedule, program, problem)

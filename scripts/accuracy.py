@@ -52,6 +52,7 @@ class Errors:
 
     def add(self, result: Any, reference: np.ndarray, ulp: float, where: np.ndarray) -> None:
         error = np.abs(np.asarray(result, np.float64) - reference)[where] / ulp
+        error = np.where(np.isnan(error), np.inf, error)
         self.largest = max(self.largest, float(error.max(initial=0.0)))
         self.squares += float(np.square(error).sum())
         self.count += error.size

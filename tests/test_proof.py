@@ -276,7 +276,7 @@ def test_a_wrong_lowering_is_refuted_by_name(monkeypatch):
 
 
 def test_wrong_arithmetic_is_refuted_by_name(monkeypatch):
-    def wrong_rewrite(program, *, strict):
+    def wrong_rewrite(program):
         def loop(s):
             if not isinstance(s, Loop):
                 return s

@@ -12,6 +12,7 @@ from pallasfuse.fusion.stability import (
     Bound,
     divides_safely,
     exponent_is_bounded,
+    is_anchored,
     is_bounded,
     is_centred,
     is_polynomial,
@@ -172,7 +173,8 @@ def fold_over(
         return Refusal(f"where {', '.join(sorted({e for f in frames for e in f.empties}))} has seen only masked elements, "
                        f"{body} is not known to contribute nothing")  # fmt: skip
     if polynomial and derived.rank <= 2:  # linear in every frame: a logarithm may be subtracted after the sum
-        frames = [replace(f, late=renamed[f.value] in tame) for f in frames]
+        late = frozenset(at for at in tame if is_anchored(framed, at, bounds))
+        frames = [replace(f, late=renamed[f.value] in late) for f in frames]
     result = hoisted.finish(read(accumulators[0].name, nest.axes, accumulators[0].dtype))
     factors = _show_factors(hoisted)
     refined = refined_value(

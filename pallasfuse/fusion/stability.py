@@ -173,6 +173,25 @@ def is_polynomial(update: Expr) -> bool:
     )  # fmt: skip
 
 
+def is_anchored(term: Expr, late: Expr, bounds: Mapping[Expr, Bound | None]) -> bool:
+    """True when the term, wherever it subtracts `late`, also subtracts a running maximum (or minimum) from what it is that of.
+
+    Then what remains without `late` has one sign, and is as large as the spread of the values and not as the values are.
+    """
+    linear = ("add", "sub", "neg")
+    inner = {a for n in postorder(term) if isinstance(n, Apply) and n.op in linear for a in n.args}
+    for node in postorder(term):
+        if not (isinstance(node, Apply) and node.op in linear and node not in inner and late.tensors <= node.tensors):
+            continue
+        known = {f: b for f, b in bounds.items() if b is not None}
+        form = linear_form(node, frozenset((late, *known, *(b.body for b in known.values()))))
+        if not any(
+            form.get(f) and math.isclose(form.get(b.body, 0.0), -form[f], rel_tol=1e-6) for f, b in known.items()
+        ):
+            return False
+    return True
+
+
 def is_centred(term: Expr, frame: Expr, bodies: list[Expr]) -> bool:
     """True when the term subtracts the frame, wherever it does, from the very values that the frame is a statistic of.
 

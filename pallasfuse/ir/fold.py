@@ -33,7 +33,7 @@ class Frame:
     positive: bool = False
     """The repair relies on the frame being positive."""
     late: bool = False
-    """Nothing is lost when the accumulators stay at `safe` until this frame is finished: one rounding instead of one a tile."""
+    """The accumulators may stay at `safe` until this frame is finished: one rounding instead of one a tile."""
 
     @property
     def safe(self) -> float:

@@ -25,7 +25,15 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Index, Read, postorder
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Contract, Load, Statement, Store, TileProgram, block_start
-from pallasfuse.pallas_backend.mosaic_rules import WARPGROUP_ROWS, Shape, accumulated, examine, present, staging
+from pallasfuse.pallas_backend.mosaic_rules import (
+    WARPGROUP_ROWS,
+    Shape,
+    accumulated,
+    examine,
+    may_approximate,
+    present,
+    staging,
+)
 
 MEMORY_REGISTERS = 40
 _WARPGROUP, _BLOCK = "warpgroup", "block"
@@ -51,9 +59,7 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: boo
         num_threads=shape.warpgroups + 1,
         thread_name=_WARPGROUP,
         kernel_name=program.name[:60],
-        compiler_params=plgpu.CompilerParams(
-            approx_math=all(t.dtype in ("float16", "bfloat16") for t in program.outputs)
-        ),
+        compiler_params=plgpu.CompilerParams(approx_math=may_approximate(program)),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else False,
     )(*arrays)
     return {t.name: r[tuple(slice(a.extent) for a in t.axes)] for t, r in zip(program.outputs, results, strict=True)}

@@ -15,7 +15,7 @@ from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segmen
 
 WARPGROUP_ROWS = 64
 WARPS_PER_WARPGROUP = 4
-MOST_WARPGROUPS = 3
+MOST_WARPGROUPS = 2
 MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8
 CONTRACTED_MULTIPLE = 16
@@ -31,6 +31,8 @@ OPERATIONS = frozenset({
     "add", "sub", "mul", "div", "max", "min", "neg", "abs", "square", "sqrt", "rsqrt", "exp", "exp2", "log", "tanh", "logistic",
     "sin", "cos", "integer_pow", "round_even", "sign", "select", "convert", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
 })  # fmt: skip
+INEXACT = frozenset({"sqrt", "rsqrt", "log", "tanh", "logistic", "sin", "cos"})
+"""Operations whose approximate instructions lose more than a few bits."""
 INTEGER_OPERATIONS = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "convert", "select"})
 REDUCERS = frozenset({"sum", "max", "min"})
 REGISTERS_PER_THREAD = 232
@@ -231,6 +233,20 @@ def _buffer_bytes(program: TileProgram, shape: Shape, axes: tuple[Axis, ...], dt
         * copies
     )
     return -(-size // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
+
+
+def may_approximate(program: TileProgram) -> bool:
+    """Whether the only functions are exponentials: approximate ones are right to two units in the last place, others are not."""
+
+    def operations(body: tuple[Statement, ...]) -> Iterator[str]:
+        for s in body:
+            if isinstance(s, Loop):
+                for segment in s.segments:
+                    yield from operations(segment.body)
+            for root in _expressions(s):
+                yield from (n.op for n in postorder(root) if isinstance(n, Apply))
+
+    return INEXACT.isdisjoint(operations(program.body))
 
 
 def staging(program: TileProgram, shape: Shape) -> dict[str, str]:

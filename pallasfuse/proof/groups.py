@@ -153,7 +153,7 @@ def as_lowered(converted: Converted, part: Part, record: Record) -> None:
     record.stages[stage] = None
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
     program = lower_for(part.target, part.group, part.schedule, tensors)
-    program = arithmetic.rewrite_for(part.target, program, strict=part.group.strict)
+    program = arithmetic.rewrite_for(part.target, program)
     if program != part.program and record.wrong is None:
         record.wrong = Counterexample(
             stage, part.program.name, (), "the program that its group and schedule give", "another"
@@ -175,9 +175,7 @@ def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Targe
     program = lower_for(target, group, short, tensors, most_padded=_SHORT_DOT)
     result = [(f"lowering of {group.name}", program)]
     if target.platform == "gpu":
-        result.append(
-            (f"cheaper arithmetic of {group.name}", arithmetic.rewrite_for(target, program, strict=group.strict))
-        )
+        result.append((f"cheaper arithmetic of {group.name}", arithmetic.rewrite_for(target, program)))
     return result
 
 

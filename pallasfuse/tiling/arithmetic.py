@@ -1,13 +1,13 @@
 """Cheaper arithmetic for GPUs, as a rewrite of tile programs.
 
 - `x / c` becomes `x * (1 / c)` for a constant c: for a power of two, and for coarse values;
-- `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into constants and row values of the linear form u;
+- `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into a constant that u is multiplied by. It is not
+  folded into the two sides of a difference: equal values, as two masked scores of -1e9, would differ by their rounding;
 - half-precision functions are computed in float32 and rounded;
 - `max_j(c x) = c max_j(x)` for a constant c > 0 (exact: rounding is monotone), so that the maximum is taken of raw products.
 
 A value is *coarse* when it comes from a matrix product of half-precision operands: it carries a rounding error in
-proportion to its size, beside which one more rounding of that kind does not count. Exact inputs are not coarse: folding
-the factor into both sides of `exp(a - b)` would lose the digits in which a and b differ.
+proportion to its size, beside which one more rounding of that kind does not count.
 """
 
 import math
@@ -23,20 +23,16 @@ from pallasfuse.tiling import legalize
 LOG2_E = math.log2(math.e)
 
 
-EXCEPTION = ("exp of a half-precision product is computed by exp2, with the factor log2(e) folded into its scale: the product is "
-             "below 2e38")  # fmt: skip
-
-
-def rewrite_for(target: Target, program: TileProgram, *, strict: bool = False) -> TileProgram:
+def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
     """The same kernel with the arithmetic that a target has, and the cheaper of it."""
     if target.platform != "gpu":
         return program
-    return rewrite(legalize.rewrite(program, target.legalized_ops), strict=strict)
+    return rewrite(legalize.rewrite(program, target.legalized_ops))
 
 
-def rewrite(program: TileProgram, *, strict: bool = False) -> TileProgram:
-    """The same kernel with cheaper arithmetic; `strict` without what may overflow where the program does not."""
-    return replace(program, body=_block(program.body, frozenset() if strict else coarse_values(program)))
+def rewrite(program: TileProgram) -> TileProgram:
+    """The same kernel with cheaper arithmetic."""
+    return replace(program, body=_block(program.body, coarse_values(program)))
 
 
 def coarse_values(program: TileProgram) -> frozenset[str]:
@@ -100,10 +96,10 @@ def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
         match node.op, args:
             case "div", (x, Const(value)) if value and _has_exact_inverse(value):
                 return _times(x, 1 / float(value))
-            case "div", (x, Const(value)) if x.tensors & coarse and value and math.isfinite(1 / value):
+            case "div", (x, Const(value)) if x.tensors & coarse and 2.0**-100 < abs(value) < 2.0**100:
                 return _times(x, 1 / float(value))
             case "exp", (u,) if u.tensors & coarse:
-                return apply("exp2", _scaled(u, LOG2_E))
+                return apply("exp2", _times(u, LOG2_E))
     return apply(node.op, *args, dtype=node.dtype) if isinstance(node, Apply) else with_args(node, args)
 
 
@@ -115,26 +111,11 @@ def _times(x: Expr, factor: float) -> Expr:
     match x:
         case Const(value, dtype):
             return const(float(value) * factor, dtype)
-        case Apply("mul", (a, Const(value))):
-            return mul(a, const(float(value) * factor, x.dtype))
-        case Apply("mul", (Const(value), a)):
+        case Apply("mul", (a, Const(value))) | Apply("mul", (Const(value), a)) if (
+            2.0**-20 < abs(value * factor) < 2.0**100
+        ):
             return mul(a, const(float(value) * factor, x.dtype))
     return mul(x, const(factor, x.dtype))
-
-
-def _scaled(u: Expr, factor: float) -> Expr:
-    """`u * factor`, with the factor as deep as it costs nothing."""
-    match u:
-        case Apply("add" | "sub" as op, (a, b)):
-            return apply(op, _scaled(a, factor), _scaled(b, factor))
-        case Apply("neg", (a,)):
-            return apply("neg", _scaled(a, factor))
-        case Apply("select", (p, a, b)):
-            return select(p, _scaled(a, factor), _scaled(b, factor))
-        case Apply("mul", (a, b)) if not isinstance(a, Const) and not isinstance(b, Const) and a.axes != b.axes:
-            small, large = (a, b) if len(a.axes) < len(b.axes) else (b, a)
-            return mul(_scaled(small, factor), large)
-    return _times(u, factor)
 
 
 def _reduce(s: Reduce) -> list[Statement]:

@@ -1,6 +1,7 @@
 """Operations that a target lacks, written with those that it has, as a rewrite of tile programs.
 
-Each rule holds in real arithmetic and loses no digits where the operation itself has them (`expm1` near zero, say).
+Each rule holds in real arithmetic, for infinities and NaN too, and keeps the digits that the operation has near zero. It may be
+wrong by a few units in the last place, powers by as many as their exponent has bits. Half types are computed in float32.
 """
 
 import math
@@ -8,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, div, mul, rebuild, select, sub, with_args
+from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, convert, div, mul, rebuild, select, sub, with_args
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, TileProgram
 
 type Rule = Callable[..., Expr | None]
@@ -24,8 +25,7 @@ def _floor(x: Expr) -> Expr:
 
 
 def _ceil(x: Expr) -> Expr:
-    rounded = apply("round_even", x)
-    return select(apply("lt", rounded, x), add(rounded, _number(x, 1.0)), rounded)
+    return apply("neg", _floor(apply("neg", x)))
 
 
 def _expm1(x: Expr) -> Expr:
@@ -45,18 +45,17 @@ def _log1p(x: Expr) -> Expr:
 
 
 def _pow(x: Expr, y: Expr) -> Expr | None:
-    """c^y of a positive constant c."""
-    if isinstance(x, Const) and 0 < x.value < math.inf and dtypes.is_float(y.dtype):
+    """c^y of a positive constant c other than 1, whose every power is 1."""
+    if isinstance(x, Const) and 0 < x.value < math.inf and x.value != 1 and dtypes.is_float(y.dtype):
         return apply("exp2", mul(y, _number(y, math.log2(x.value))))
     return None
 
 
-def _hyperbolic(sign: str) -> Rule:
-    def rule(x: Expr) -> Expr:
-        half = mul(apply("exp", x), _number(x, 0.5))
-        return apply(sign, half, div(_number(x, 0.25), half))
-
-    return rule
+def _cosh(x: Expr) -> Expr:
+    """(e^|x| + e^-|x|) / 2 from e^(|x| / 2), which is in range wherever the result is."""
+    root = apply("exp", mul(apply("abs", x), _number(x, 0.5)))
+    half = mul(root, _number(x, 0.5))
+    return add(mul(half, root), div(div(_number(x, 0.5), root), root))
 
 
 def _is_finite(x: Expr) -> Expr:
@@ -74,7 +73,7 @@ def _not(p: Expr) -> Expr | None:
 
 
 RULES: dict[str, Rule] = {
-    "floor": _floor, "ceil": _ceil, "expm1": _expm1, "log1p": _log1p, "pow": _pow, "cosh": _hyperbolic("add"),
+    "floor": _floor, "ceil": _ceil, "expm1": _expm1, "log1p": _log1p, "pow": _pow, "cosh": _cosh,
     "is_finite": _is_finite, "not": _not,
 }  # fmt: skip
 
@@ -84,9 +83,10 @@ def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
 
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         if isinstance(node, Apply) and node.op in lacking and node.op in RULES:
-            written = RULES[node.op](*args)
+            half = args[0].dtype in ("float16", "bfloat16")
+            written = RULES[node.op](*(convert(a, "float32") if half else a for a in args))
             if written is not None:
-                return written
+                return convert(written, node.dtype)
         return with_args(node, args)
 
     def expression(root: Expr) -> Expr:

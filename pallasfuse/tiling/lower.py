@@ -71,16 +71,10 @@ def lower(
 
 
 def lower_for(
-    target: Target,
-    group: Group,
-    schedule: Schedule,
-    tensors: Mapping[str, Tensor],
-    *,
-    most_padded: int | None = None,
+    target: Target, group: Group, schedule: Schedule, tensors: Mapping[str, Tensor], *, most_padded: int = 1 << 30
 ) -> TileProgram:
     """The kernel as `target` has it. most_padded: pad the tiles of short axes to no more than that."""
-    least = target.smallest_dot if most_padded is None else min(target.smallest_dot, most_padded)
-    multiple = target.tile_multiple if most_padded is None else min(target.tile_multiple, most_padded)
+    least, multiple = min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded)
     return lower(group, schedule, target.tails, tensors, least, multiple=multiple, masks=target.masks)
 
 
@@ -274,10 +268,7 @@ class _Lowering:
         for fold in folds:  # loads and inner values that every tile shares come before the loop
             for accumulator in fold.accumulators:
                 self._preload(accumulator.term)
-        unfinished = frozenset().union(*(f.unfinished for fold in folds for f in fold.frames))
-        self._late_frames = frozenset(
-            f.name for fold in folds if fold.name not in unfinished for f in fold.frames if f.late
-        )
+        self._late_frames = _late_frames(folds)
         self._carried_frames = self._share_frames(folds)
         carries = [
             Carry(a.name, self._sorted(frozenset(a.axes)), a.dtype, const(a.reducer.identity(a.dtype), a.dtype), f"{a.name}.next")
@@ -493,6 +484,14 @@ class _Lowering:
 
     def _store(self, nest: Nest, scope: _Scope) -> None:
         scope.statements.append(Store(nest.name, nest.axes, convert(self._expr(nest.body, scope), nest.dtype)))
+
+
+def _late_frames(folds: list[Fold]) -> frozenset[str]:
+    """Late frames, but of folds whose unfinished values others read."""
+    read_early = frozenset().union(*(f.unfinished for fold in folds for f in fold.frames))
+    for fold in reversed(folds):
+        read_early |= fold.finish.tensors if fold.name in read_early else frozenset()
+    return frozenset(f.name for fold in folds if fold.name not in read_early for f in fold.frames if f.late)
 
 
 def _usable(value: Expr, frame: Frame) -> Expr:

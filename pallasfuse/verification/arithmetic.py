@@ -141,7 +141,7 @@ class Numbers:
             finite = args[0].kind == FINITE
             for a in args[1:]:
                 finite = finite & (a.kind == FINITE)
-            lost = ~np.isfinite(real) if op in ("add", "sub") else ~np.isfinite(real) | (real == 0)
+            lost = np.isinf(real) if op in ("add", "sub") else np.isinf(real) | (real == 0)
             if (finite & lost).any():
                 return None
         return real

@@ -223,6 +223,20 @@ def test_a_logarithm_that_is_only_subtracted_may_come_late():
     assert late_frames(function, (5, 13)) == {"t0[i]": False, "log(t6[i])": True}
 
 
+def test_a_logarithm_of_values_that_are_not_near_zero_may_not():
+    """Large and alike, the values would cancel against it only in the end."""
+
+    def function(x, w):
+        return jnp.sum((x - jnp.log(1 + jnp.sum(jnp.exp(x), -1, keepdims=True))) * w, -1)
+
+    def scaled_only(x, w):
+        largest = jnp.max(x, -1, keepdims=True)
+        return jnp.sum((x - jnp.log(1 + jnp.sum(jnp.exp(x - largest), -1, keepdims=True))) * w, -1)
+
+    assert not any(late_frames(function, (5, 13), (5, 13)).values())
+    assert not any(late_frames(scaled_only, (5, 13), (5, 13)).values())
+
+
 def test_a_logarithm_in_an_exponent_or_a_square_may_not():
     def exponent(x):
         return jnp.sum(jnp.exp(x - jax.nn.logsumexp(x, -1, keepdims=True)), -1)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, convert, read
+from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, convert, read, sub
 from pallasfuse.ir.neutrality import Contribution
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tile_program import Let, Load, Loop, Statement, Store
@@ -198,9 +198,7 @@ def _any_factor(real: Any, value: Any) -> Any:
 
 
 def _one_operand_scaled(real: Any, u: Any, factor: float) -> Expr:
-    return (
-        apply(u.op, real(u.args[0], factor), u.args[1]) if isinstance(u, Apply) and u.op == "sub" else real(u, factor)
-    )
+    return sub(real(u.args[0], factor), u.args[1]) if isinstance(u, Apply) and u.op == "sub" else real(u, factor)
 
 
 def _in(room: str, *entries: Any) -> tuple[Mutant, ...]:
@@ -375,7 +373,7 @@ MUTANTS = (
         "arithmetic",
         (
             "base_two_without_its_factor",
-            value_at(f"{_ARITHMETIC}:_scaled", lambda u, factor: u),
+            value_at(f"{_ARITHMETIC}:_times", lambda u, factor: u),
             "half_attention",
             "gpu proof",
         ),
@@ -393,7 +391,7 @@ MUTANTS = (
         ),
         (
             "one_operand_scaled",
-            instead_of(f"{_ARITHMETIC}:_scaled", _one_operand_scaled),
+            instead_of(f"{_ARITHMETIC}:_times", _one_operand_scaled),
             "half_attention",
             "gpu proof",
         ),

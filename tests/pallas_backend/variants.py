@@ -54,6 +54,17 @@ def window(q, k, v):
     return weighted(jnp.where((i >= j) & (i - j < 40), s, -jnp.inf), v)
 
 
+def covered(q, k, v, fill=-1e9):
+    """A finite mask that covers whole rows, from the first tile on."""
+    s = scores(q, k)
+    i, j = positions(s)
+    return weighted(jnp.where((i >= j) & (i < 100), s, fill), v)
+
+
+def deeply_covered(q, k, v):
+    return covered(q, k, v, -1e30)
+
+
 def capped(q, k, v):
     return weighted(20 * jnp.tanh(scores(q, k) / 20), v)
 
@@ -112,6 +123,8 @@ VARIANTS = {
     "plain": Variant(plain),
     "causal": Variant(causal, queries=192),
     "window": Variant(window, queries=192),
+    "finite mask": Variant(covered, queries=192),
+    "deep finite mask": Variant(deeply_covered, queries=192),
     "soft cap": Variant(capped),
     "bias by distance": Variant(by_distance, queries=192),
     "bias": Variant(biased, more=(((2, 160, 192), ""),)),

@@ -297,7 +297,7 @@ def test_division_by_a_power_of_two_is_a_product():
 @pytest.mark.parametrize("products", ["float16", "bfloat16"])
 def test_half_precision_products_are_coarse(products):
     assert rewritten(apply("div", X, number(3.0)), products) == f"x.t[i, j] * {1 / 3}"
-    assert rewritten(apply("exp", apply("sub", X, R)), products) == (f"exp2(x.t[i, j] * {LOG2_E} - r[i] * {LOG2_E})")
+    assert rewritten(apply("exp", apply("sub", X, R)), products) == f"exp2((x.t[i, j] - r[i]) * {LOG2_E})"
     assert rewritten(apply("exp", mul(X, number(0.5))), products) == f"exp2(x.t[i, j] * {0.5 * LOG2_E})"
     for kept in (
         apply("exp", number(1.0)),
@@ -310,7 +310,6 @@ def test_half_precision_products_are_coarse(products):
 
 @pytest.mark.parametrize("products", [None, "float32"])
 def test_exact_values_keep_their_exponentials(products):
-    """log2(e) folded into both sides of a difference would lose the digits in which they differ."""
     for kept in (apply("exp", apply("sub", X, R)), apply("exp", mul(X, number(0.5))), apply("div", X, number(3.0))):
         assert rewritten(kept, products) == str(kept)
 
