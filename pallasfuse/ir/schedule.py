@@ -17,6 +17,8 @@ class Schedule:
     rolled_tile: int
     warps: int = 4
     stages: int = 2
+    alternate: bool = False
+    """Two warpgroups take turns: one computes elementwise while the other multiplies."""
     relative_time: float = 1.0
     """Time for the same visited elements, relative to the best tiling of its kind."""
 
@@ -33,4 +35,4 @@ class Schedule:
     def __str__(self) -> str:
         """A tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
         grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
-        return f"{grid} ({self.rolled.name}:{self.rolled_tile})"
+        return f"{grid} ({self.rolled.name}:{self.rolled_tile}){', warpgroups alternate' if self.alternate else ''}"

@@ -147,6 +147,8 @@ class TileProgram:
     body: tuple[Statement, ...]
     warps: int = 4
     stages: int = 2
+    alternate: bool = False
+    """Two warpgroups take turns with the products of a loop's step."""
     descending: tuple[Axis, ...] = ()
     """Grid axes whose blocks start from the end: the longest first, when masks make later blocks longer."""
 

@@ -135,11 +135,14 @@ class _Kernel:
         scratch = self._scratch()
         barriers = max(1, len(self.shape.resident)) * self.shape.warpgroups
 
-        def scoped(*allocated: Any) -> None:
-            buffers = dict(zip(scratch, allocated[1:], strict=True))
-            _Block(self, dict(zip(names, refs, strict=True)), buffers, allocated[0]).emit()
+        def scoped(copied: Any, turn: Any, *allocated: Any) -> None:
+            buffers = dict(zip(scratch, allocated, strict=True))
+            _Block(self, dict(zip(names, refs, strict=True)), buffers, copied, turn).emit()
 
-        pl.run_scoped(scoped, plgpu.Barrier(num_barriers=barriers), *scratch.values(), collective_axes=_WARPGROUP)
+        pl.run_scoped(
+            scoped, plgpu.Barrier(num_barriers=barriers), plgpu.Barrier(num_arrivals=self.shape.warpgroups),
+            *scratch.values(), collective_axes=_WARPGROUP,
+        )  # fmt: skip
 
 
 class _Registers:
@@ -152,15 +155,23 @@ class _Registers:
 class _Block(Interpreter):
     """One thread block: the statements of the program on the tiles of one warpgroup."""
 
-    def __init__(self, kernel: _Kernel, refs: Mapping[str, Any], buffers: Mapping[str, Any], barriers: Any) -> None:
+    def __init__(
+        self, kernel: _Kernel, refs: Mapping[str, Any], buffers: Mapping[str, Any], barriers: Any, turn: Any
+    ) -> None:
         super().__init__(kernel.program, _Registers())  # type: ignore[arg-type]
         self.shape, self.staging, self.interpret = kernel.shape, kernel.staging, kernel.interpret
-        self.refs, self.buffers, self.barriers = refs, buffers, barriers
+        self.refs, self.buffers, self.barriers, self.turn = refs, buffers, barriers, turn
         self.warpgroup = lax.axis_index(_WARPGROUP)
         self.streamed: dict[str, Any] = {}
         self.accumulated = accumulated(self.shape.segment.body)
         self.absorbed = frozenset() if self.interpret else frozenset(s.name for s, _ in self.accumulated.values())
         """Sums that a product computes in place."""
+        products = [s.name for s in self.shape.segment.body if isinstance(s, Contract)]
+        starts = [n for n in products if n not in self.accumulated]
+        ends = [n for n in products if n in self.accumulated]
+        apart = bool(starts and ends) and products == starts + ends
+        self.turns = (starts[-1], ends[0]) if kernel.program.alternate and self.shape.warpgroups == 2 and apart else ()
+        """Products around which the warpgroups take turns: after one is issued, before the other is."""
 
     def run(self, body: tuple[Statement, ...], scope: Scope) -> None:
         super().run(tuple(s for s in body if getattr(s, "name", None) not in self.absorbed), scope)
@@ -181,7 +192,12 @@ class _Block(Interpreter):
             inside = scope.nested()
             self.run(shape.before, inside)
             self.scope = inside
-            state = pipeline(self.initial_state(shape.loop, inside))
+            start = self.initial_state(shape.loop, inside)
+            if self.turns:
+                pl.when(self.warpgroup == 1)(self._take_turns)
+            state = pipeline(start)
+            if self.turns:
+                pl.when(self.warpgroup == 0)(self._take_turns)
             self.bind_state(shape.loop, state, inside)
             self.run(shape.after, inside)
             plgpu.wait_smem_to_gmem(0)
@@ -319,8 +335,13 @@ class _Block(Interpreter):
         axes, size = (self.shape.rows, columns), (WARPGROUP_ROWS, self.program.tile(columns))
         target = self.accumulated.get(statement.name)
 
+        if statement.name in self.turns[1:]:
+            self._take_turns()
+
         def product(accumulator: Any) -> Array:
             plgpu.wgmma(accumulator, left, right)
+            if statement.name in self.turns[:1]:
+                self._take_turns()
             return accumulator[...]
 
         if target is None or self.interpret:
@@ -331,6 +352,11 @@ class _Block(Interpreter):
         start = self._widen(self.value(other, scope), axes, scope).array
         result = pl.run_state(lambda ref: plgpu.wgmma(ref, left, right))(plgpu.ACC.init(start))  # type: ignore[attr-defined]
         scope.names[total.name] = Tile(result, axes)
+
+    def _take_turns(self) -> None:
+        """Wait until the other warpgroup comes to its next turn."""
+        plgpu.barrier_arrive(self.turn)
+        plgpu.barrier_wait(self.turn)
 
     def _right(self, root: Expr, scope: Scope) -> _Staged:
         assert isinstance(root, Read)

@@ -164,4 +164,6 @@ def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
         return total
 
     fitting = [o for o in options if shared_bytes(o[0], o[1], o[3]) <= target.shared_memory_bytes] or [options[-1]]
-    return [replace(_schedule(group, {row: m}, k, w, s), relative_time=time) for m, k, w, s, time in fitting]
+    alternate = bool(target.warpgroup_rows)
+    return [replace(_schedule(group, {row: m}, k, w, s), relative_time=time, alternate=alternate and w == 8)
+            for m, k, w, s, time in fitting]  # fmt: skip

@@ -227,7 +227,7 @@ class _Lowering:
         return verify(TileProgram(
             self.group.name, tuple(self.tensors[t] for t in self.group.inputs), outputs,
             tuple((a, self._tile(a)) for a, _ in self.schedule.grid), tuple((a, self._tile(a)) for a in self.order),
-            tuple(self.top.statements), self.schedule.warps, self.schedule.stages, descending,
+            tuple(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
         ))  # fmt: skip
 
     def _whole(self, fold: Fold) -> None:

@@ -128,3 +128,11 @@ def test_a_product_that_is_only_added_accumulates_in_place():
     shape = mosaic_rules.examine(kernel.program)
     (target,) = mosaic_rules.accumulated(shape.segment.body).values()
     assert target[0].name.endswith(".acc0.next")
+
+
+@pytest.mark.parametrize("name", ["window", "gate"])
+def test_masks_under_a_branch_are_proven(name):
+    variant = VARIANTS[name]
+    arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in variant.arrays("bfloat16")]
+    report = pf.verify(pf.fuse(variant.function), *arrays, target=TARGET)
+    assert report.equivalent, report
