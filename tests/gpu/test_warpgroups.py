@@ -1,0 +1,50 @@
+"""On a Hopper GPU: kernels for warpgroups are as accurate as `jax.jit` of the same function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from benchmarks.cases import ATTENTION
+from tests.gpu.test_on_gpu import largest_error
+from tests.pallas_backend.variants import VARIANTS
+
+
+def is_hopper() -> bool:
+    device = jax.devices()[0]
+    return device.platform == "gpu" and str(getattr(device, "compute_capability", "")) == "9.0"
+
+
+pytestmark = pytest.mark.skipif(not is_hopper(), reason="needs a Hopper GPU")
+
+
+def check(function, arrays, static=(), static_argnums=()):
+    fused = pf.fuse(function, target="mosaic_gpu", static_argnums=static_argnums)
+    plan = fused.explain(*arrays, *static)
+    ours = jax.tree.leaves(fused(*arrays, *static))
+    theirs = jax.tree.leaves(jax.jit(function, static_argnums=static_argnums)(*arrays, *static))
+    with jax.enable_x64(True):
+        exact = jax.tree.leaves(function(*(np.asarray(a, np.float64) for a in arrays), *static))
+    for mine, plain, reference in zip(ours, theirs, exact, strict=True):
+        reference = np.asarray(reference)
+        ulp = float(jnp.finfo(mine.dtype).eps) * np.abs(reference).max()
+        assert np.array_equal(np.isnan(mine), np.isnan(plain))
+        assert largest_error(mine, reference) <= max(1.5 * largest_error(plain, reference), 2 * ulp)
+    return plan
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants(name, dtype):
+    plan = check(VARIANTS[name].function, VARIANTS[name].arrays(dtype))
+    (kernel,) = plan.kernels
+    assert kernel.target.name == ("triton" if name == "few" else "mosaic_gpu"), kernel.declined
+
+
+@pytest.mark.parametrize("length", [200, 1000, 1024])
+@pytest.mark.parametrize("case", [pytest.param(c.small(), id=c.name) for c in ATTENTION])
+def test_cases(case, length):
+    arrays = case.arrays(length, jnp.dtype("bfloat16"), batch=1)
+    plan = check(case.plain, arrays, case.static, case.static_argnums)
+    assert [k.target.name for k in plan.kernels] == ["mosaic_gpu"], plan.kernels[0].declined
