@@ -25,9 +25,9 @@ def check(function, arrays, static=(), static_argnums=()):
     ours = jax.tree.leaves(fused(*arrays, *static))
     theirs = jax.tree.leaves(jax.jit(function, static_argnums=static_argnums)(*arrays, *static))
     with jax.enable_x64(True):
-        exact = jax.tree.leaves(function(*(np.asarray(a, np.float64) for a in arrays), *static))
+        wide = [np.asarray(a, np.float64) for a in arrays]
+        exact = [np.asarray(x) for x in jax.tree.leaves(function(*wide, *static))]
     for mine, plain, reference in zip(ours, theirs, exact, strict=True):
-        reference = np.asarray(reference)
         ulp = float(jnp.finfo(mine.dtype).eps) * np.abs(reference).max()
         assert np.array_equal(np.isnan(mine), np.isnan(plain))
         assert largest_error(mine, reference) <= max(1.5 * largest_error(plain, reference), 2 * ulp)
