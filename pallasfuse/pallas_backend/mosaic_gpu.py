@@ -192,10 +192,10 @@ class _Block(Interpreter):
             inside = scope.nested()
             self.run(shape.before, inside)
             self.scope = inside
-            start = self.initial_state(shape.loop, inside)
+            initial = self.initial_state(shape.loop, inside)
             if self.turns:
                 pl.when(self.warpgroup == 1)(self._take_turns)
-            state = pipeline(start)
+            state = pipeline(initial)
             if self.turns:
                 pl.when(self.warpgroup == 0)(self._take_turns)
             self.bind_state(shape.loop, state, inside)
@@ -206,24 +206,21 @@ class _Block(Interpreter):
             self.streamed = dict(zip((s.name for s in shape.streamed), operands[:-1], strict=True))
             return self.trip(shape.loop, shape.segment, self.scope, indices[0] + start, operands[-1])
 
-        trips = stop - start
         plgpu.emit_pipeline_warp_specialized(
-            step, grid=(trips,), memory_registers=MEMORY_REGISTERS, wg_axis=_WARPGROUP, num_compute_wgs=shape.warpgroups,
+            step, grid=(stop - start,), memory_registers=MEMORY_REGISTERS, wg_axis=_WARPGROUP, num_compute_wgs=shape.warpgroups,
             max_concurrent_steps=program.stages, compute_context=context,
-            in_specs=[self._spec(s, windows, start) for s in shape.streamed],
+            in_specs=[self._spec(s, starts, start) for s in shape.streamed],
         )(*(self._whole(s, starts) for s in shape.streamed))  # fmt: skip
 
     # --- what travels
 
-    def _spec(self, load: Load, windows: Mapping[Axis, Window], start: Array) -> Any:
+    def _spec(self, load: Load, starts: Mapping[Axis, Array], first: Array) -> Any:
         kept, rows = present(self.program, load.indices), self.shape.rows
         size = tuple(self.program.tile(a) for a in kept)
-        block = {
-            rows: lax.div(windows[rows].start - self.warpgroup * WARPGROUP_ROWS, jnp.int32(self.program.tile(rows)))
-        }
+        block = {rows: lax.div(starts[rows], jnp.int32(self.program.tile(rows)))}
 
         def index(trip: Array) -> tuple[Array, ...]:
-            return tuple(trip + start if a == self.shape.loop.axis else block.get(a, jnp.int32(0)) for a in kept)
+            return tuple(trip + first if a == self.shape.loop.axis else block.get(a, jnp.int32(0)) for a in kept)
 
         return plgpu.BlockSpec(size, index, transforms=_transforms(size, jnp.dtype(load.dtype)))
 
