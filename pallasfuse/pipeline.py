@@ -195,6 +195,8 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     exceptions: dict[str, None] = {}
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
+        if kernel.target.platform == "gpu" and arithmetic.coarse_values(kernel.program):
+            conditions |= {arithmetic.CONDITION: None}
         several = kernel.schedule.trips > 1
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)

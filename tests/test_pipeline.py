@@ -245,3 +245,5 @@ def test_only_exponentials_of_half_precision_products_become_exp2(dtype):
     (kernel,) = plan.kernels
     half = dtype != "float32"
     assert ("exp2(" in str(kernel.program)) is half
+    assert any("exp2" in c for c in plan.conditions) is half
+    assert not any("exp2" in e for e in plan.exceptions)

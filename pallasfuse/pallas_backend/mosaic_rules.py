@@ -12,14 +12,15 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
+from pallasfuse.targets import MOSAIC_GPU
 
-WARPGROUP_ROWS = 64
+WARPGROUP_ROWS = MOSAIC_GPU.warpgroup_rows
 WARPS_PER_WARPGROUP = 4
 MOST_WARPGROUPS = 2
 MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8
 CONTRACTED_MULTIPLE = 16
-SHARED_BYTES = 232448
+SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
 RESERVED_BYTES = 2048
 """Barriers and the scratch of reductions."""
 SMEM_ALIGNMENT = 1024
@@ -289,18 +290,15 @@ def shared_bytes(program: TileProgram, shape: Shape) -> int:
 
 def registers(program: TileProgram, shape: Shape) -> int:
     """A low estimate per thread: carried tiles, and the widest tile that is computed twice (as float32, and for a product)."""
+    in_place = accumulated(shape.segment.body)
     carried = sum(prod(WARPGROUP_ROWS if a == shape.rows else program.tile(a) for a in present(program, c.axes))
                   for c in shape.loop.carries)  # fmt: skip
     wide = max(
         (program.tile(a) for s in shape.segment.body if isinstance(s, Contract) for a in present(program, s.axes)
-         if a != shape.rows and not _accumulates(shape.segment, s)),
+         if a != shape.rows and s.name not in in_place),
         default=0,
     )  # fmt: skip
     return (carried + WARPGROUP_ROWS * wide * 3 // 2) // THREADS
-
-
-def _accumulates(segment: Segment, s: Contract) -> bool:
-    return s.name in accumulated(segment.body)
 
 
 def accumulated(body: tuple[Statement, ...]) -> dict[str, tuple[Let, Expr]]:

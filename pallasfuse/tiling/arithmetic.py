@@ -23,6 +23,10 @@ from pallasfuse.tiling import legalize
 LOG2_E = math.log2(math.e)
 
 
+CONDITION = "exp of a half-precision product is exp2 of the product times log2(e)"
+"""How the rewrite rounds otherwise; it is infinite or zero where exp is."""
+
+
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
     """The same kernel with the arithmetic that a target has, and the cheaper of it."""
     if target.platform != "gpu":

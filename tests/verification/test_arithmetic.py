@@ -8,24 +8,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallasfuse.ir.expr import Expr, add, apply, const, div, mul, read, sub
+from pallasfuse.ir.expr import add, apply, const, div, mul, sub
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import MAX, PROD, REDUCERS, SUM
 from pallasfuse.verification.field import is_square
 from pallasfuse.verification.value import FINITE, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, ROOT, ZERO
-from tests.verification.values import KINDS, TRIALS, agree, differ, evaluated, finite_fields, kinds_of, number, special
-
-X, Y, Z = (read(n, (), "float32") for n in "xyz")
-ONE, TWO = const(1.0, "float32"), const(2.0, "float32")
-
-
-def op(name: str, *args: Expr) -> Expr:
-    return apply(name, *args, dtype="float32")
-
-
-def inputs(fields, names="xyz"):
-    return {n: fields.random((), "float32") for n in names}
-
+from tests.verification.values import (
+    KINDS,
+    ONE,
+    TRIALS,
+    TWO,
+    X,
+    Y,
+    Z,
+    agree,
+    differ,
+    evaluated,
+    finite_fields,
+    inputs,
+    kinds_of,
+    number,
+    op,
+    special,
+)
 
 # --- identities
 

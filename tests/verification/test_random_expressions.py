@@ -5,20 +5,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pallasfuse.ir.evaluate import evaluate_expr
-from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, const, div, mul, postorder, read, sub, substitute
-from tests.verification.values import differ, evaluated, finite_fields
-
-X, Y, Z = (read(n, (), "float32") for n in "xyz")
-ONE, TWO = const(1.0, "float32"), const(2.0, "float32")
-
-
-def op(name: str, *args: Expr) -> Expr:
-    return apply(name, *args, dtype="float32")
-
-
-def inputs(fields, names="xyz"):
-    return {n: fields.random((), "float32") for n in names}
-
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, const, div, mul, postorder, sub, substitute
+from tests.verification.values import ONE, TWO, X, Y, Z, differ, evaluated, finite_fields, inputs, op
 
 NAMES = ("x", "y", "z")
 LEAVES = st.sampled_from([X, Y, Z, ONE, TWO, const(0.25, "float32"), const(-3.0, "float32")])

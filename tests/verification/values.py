@@ -3,6 +3,7 @@
 import numpy as np
 
 from pallasfuse.ir.evaluate import evaluate_over
+from pallasfuse.ir.expr import Expr, apply, const, read
 from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import tower
@@ -10,6 +11,18 @@ from pallasfuse.verification.value import FINITE, NAN, NEGATIVE_INFINITY, POSITI
 
 TRIALS = 40
 KINDS = {"zero": ZERO, "inf": POSITIVE_INFINITY, "-inf": NEGATIVE_INFINITY, "nan": NAN}
+
+
+X, Y, Z = (read(n, (), "float32") for n in "xyz")
+ONE, TWO = const(1.0, "float32"), const(2.0, "float32")
+
+
+def op(name: str, *args: Expr) -> Expr:
+    return apply(name, *args, dtype="float32")
+
+
+def inputs(fields, names="xyz"):
+    return {n: fields.random((), "float32") for n in names}
 
 
 def finite_fields(levels: int = 3, trials: int = TRIALS, seed: int = 0) -> FiniteFields:
@@ -54,5 +67,23 @@ def evaluated(fields: FiniteFields, expr, **tensors: Value) -> Value:
     return evaluate_over(expr, (), tensors, fields)
 
 
-__all__ = ["FINITE", "KINDS", "TRIALS", "agree", "compared", "differ", "evaluated", "finite_fields", "kinds_of", "number",
-           "special"]  # fmt: skip
+__all__ = [
+    "FINITE",
+    "KINDS",
+    "ONE",
+    "TRIALS",
+    "TWO",
+    "X",
+    "Y",
+    "Z",
+    "agree",
+    "compared",
+    "differ",
+    "evaluated",
+    "finite_fields",
+    "inputs",
+    "kinds_of",
+    "number",
+    "op",
+    "special",
+]  # fmt: skip
