@@ -15,6 +15,7 @@ from pallasfuse.fusion.stability import (
     is_anchored,
     is_bounded,
     is_centred,
+    is_entire,
     is_polynomial,
 )
 from pallasfuse.ir import dtypes
@@ -150,6 +151,7 @@ def fold_over(
             return unsafe
         update = _attach_axes(part.update, nest, len(derived.accumulators), frames)
         accumulators.append(Accumulator(f"{nest.name}.acc{position}", nest.axes, part.reducer, part.term, update))
+    frames = [replace(f, positive=f.positive and _relies_on_sign(f, accumulators)) for f in frames]
 
     conditions += [c for c in derived.conditions if c.startswith(repair.ROUNDING)]
     exceptions += [c for c in derived.conditions if not c.startswith(repair.ROUNDING)]
@@ -184,6 +186,12 @@ def fold_over(
         conditions.append("moments are taken around the mean before it is rounded")
     fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, refined, derived.matrix, factors)
     return Folded(fold, tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(exceptions)))
+
+
+def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:
+    """False when the repair is known to hold whatever the sign of the frame."""
+    names = frozenset((frame.name, frame.name + OLD))
+    return not all(is_entire(e, names) for a in accumulators for e in (a.term, a.update) if e is not None)
 
 
 def _bounding(value: Expr) -> str:

@@ -173,6 +173,35 @@ def is_polynomial(update: Expr) -> bool:
     )  # fmt: skip
 
 
+_ENTIRE = frozenset({"add", "sub", "mul", "neg", "square", "sin", "cos"}) | _EXPONENTIAL
+
+
+def is_entire(root: Expr, frame: frozenset[str]) -> bool:
+    """True when `root` is known to be analytic in the reads of `frame` at all their real values.
+
+    Functions that are analytic everywhere and agree for positive frames agree for all: where the terms and updates of a fold are,
+    its repair holds at zero and below too, though its derivation was told that the frame is positive. (The factor by which it moves
+    a maximum stays positive: it never vanishes, as moving back undoes it, and is 1 where nothing moves.)
+    """
+    for node in postorder(root):
+        if not isinstance(node, Apply) or not node.tensors & frame or node.op in _ENTIRE:
+            continue
+        match node:
+            case Apply("div" | "integer_pow", (_, x)) if not x.tensors & frame:
+                whole = node.op == "div" or (isinstance(x, Const) and x.value >= 0)
+            case Apply("pow", (Const(base), _)):
+                whole = base > 0
+            case Apply("convert"):
+                whole = dtypes.is_float(node.dtype)
+            case Apply("select", (predicate, _, _)):
+                whole = not predicate.tensors & frame
+            case _:
+                whole = False
+        if not whole:
+            return False
+    return True
+
+
 def is_anchored(term: Expr, late: Expr, bounds: Mapping[Expr, Bound | None]) -> bool:
     """True when the term, wherever it subtracts `late`, also subtracts a running maximum (or minimum) from what it is that of.
 

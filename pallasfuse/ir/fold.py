@@ -31,7 +31,10 @@ class Frame:
     empties: tuple[str, ...]
     """Max and min folds that phi depends on: while one still is its identity, phi may be undefined."""
     positive: bool = False
-    """The repair relies on the frame being positive."""
+    """The repair relies on the frame being positive.
+
+    Only then: a sum of exponentials may underflow to zero, and accumulators at a stand-in that is far from their values cancel.
+    """
     late: bool = False
     """The accumulators may stay at `safe` until this frame is finished: one rounding instead of one a tile."""
 

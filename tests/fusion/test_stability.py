@@ -9,7 +9,7 @@ from jax import lax
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.grouping import group
-from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_centred, is_polynomial
+from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_centred, is_entire, is_polynomial
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import add, apply, const, div, mul, read, select, sub
 from pallasfuse.ir.reducers import MAX, MIN
@@ -180,6 +180,48 @@ def test_polynomials_are_finite_everywhere():
         assert not is_polynomial(update)
 
 
+FRAME = frozenset({"frame"})
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        mul(sub(X, F), sub(W, F)),
+        mul(exp(sub(X, F)), sub(X, F)),
+        div(sub(X, F), G),
+        apply("log", G),
+        apply("pow", number(2.0), F),
+        apply("integer_pow", F, const(3, "int32")),
+        select(apply("lt", X, W), apply("square", F), number(0.0)),
+        apply("convert", apply("sin", F), dtype="bfloat16"),
+    ],
+    ids=str,
+)
+def test_is_analytic_in_the_frame_everywhere(root):
+    assert is_entire(root, FRAME)
+
+
+@pytest.mark.parametrize(
+    "root",
+    [
+        div(X, F),
+        mul(X, add(G, apply("rsqrt", F))),
+        apply("log", apply("exp", F)),
+        apply("abs", F),
+        apply("convert", F, dtype="int32"),
+        apply("max", X, F),
+        apply("pow", F, number(2.0)),
+        apply("pow", X, F),
+        apply("pow", number(-2.0), F),
+        apply("integer_pow", F, const(-1, "int32")),
+        select(apply("lt", F, W), X, number(0.0)),
+    ],
+    ids=str,
+)
+def test_is_not_known_to_be_analytic_in_the_frame_everywhere(root):
+    assert not is_entire(root, FRAME)
+
+
 # --- the same decisions through whole programs: the reduction runs in a later pass, and says why
 
 
@@ -272,6 +314,36 @@ def test_a_sum_of_unknown_sign_divides_nothing_on_the_way():
 
 def test_a_positive_sum_does():
     assert passes(lambda x: jnp.max(x / (1 + jnp.sum(jnp.exp(x), -1, keepdims=True)), -1), (5, 13)) == (1, [])
+
+
+def positive_frames(function, *shapes):
+    (chosen,) = group(program_of(function, *shapes), FREE).groups
+    return [f.positive for fold in chosen.folds for f in fold.frames]
+
+
+def test_a_frame_must_be_positive_where_the_repair_divides_by_it():
+    def function(x):
+        e = jnp.exp(x)
+        return jnp.max(e / (1 + jnp.sum(e, -1, keepdims=True)), -1)
+
+    assert positive_frames(function, (5, 13)) == [True]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda e: jnp.var(e, -1),
+        lambda e: jnp.mean((e - jnp.mean(e, -1, keepdims=True)) ** 3, -1),
+        lambda e: jnp.sum(jnp.exp(e - jnp.max(e, -1, keepdims=True)) * (e - jnp.max(e, -1, keepdims=True)), -1),
+        lambda e: jnp.sum(jnp.where(e > 2, e - jnp.mean(e, -1, keepdims=True), 0.0), -1),
+    ],
+    ids=["square", "cube", "weighted-by-an-exponential", "masked"],
+)
+def test_and_only_there(function):
+    """A positive number may underflow to zero."""
+    found = positive_frames(lambda x: function(jnp.exp(x)), (5, 13))
+    assert found
+    assert not any(found)
 
 
 @pytest.mark.parametrize(

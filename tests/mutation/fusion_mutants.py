@@ -224,6 +224,13 @@ MUTANTS = (
         "late_divisor",
     ),
     Mutant(
+        "positive_frame_asked_without_need",
+        "fusion/folding",
+        value_at(f"{_FUSION}.folding:_relies_on_sign", lambda *_: True),
+        "small_after_zeros",
+        "xla",
+    ),
+    Mutant(
         "empty_predecessors_forgotten",
         "fusion/folding",
         value_at(f"{_FUSION}.folding:_empties", lambda fold: frozenset()),

@@ -296,6 +296,9 @@ OWN: dict[str, Subject] = {
     "late_divisor": Subject(
         divided_then_largest, (), data=_rows([-200.0] * 4 + list(np.linspace(-1, 1, 9)), [0.5] * 13)
     ),
+    "small_after_zeros": Subject(
+        lambda x: jnp.var(jnp.exp(x), -1), (), data=_rows([-200.0] * 4 + list(np.linspace(-15, -13, 9)), [0.5] * 13)
+    ),
     "far_from_zero": Subject(lambda x: jnp.var(x, -1), (), data=_shifted(1000.0, 1e-2)),
     "two_grid_axes": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((3, 5, 7),), tiles={"i": 1}),
     "two_contracted_axes": Subject(
