@@ -17,6 +17,7 @@ from pallasfuse.fusion.stability import (
     is_centred,
     is_entire,
     is_polynomial,
+    range_of,
 )
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
@@ -152,6 +153,7 @@ def fold_over(
         update = _attach_axes(part.update, nest, len(derived.accumulators), frames)
         accumulators.append(Accumulator(f"{nest.name}.acc{position}", nest.axes, part.reducer, part.term, update))
     frames = [replace(f, positive=f.positive and _relies_on_sign(f, accumulators)) for f in frames]
+    frames = _in_range(frames, accumulators)
 
     conditions += [c for c in derived.conditions if c.startswith(repair.ROUNDING)]
     exceptions += [c for c in derived.conditions if not c.startswith(repair.ROUNDING)]
@@ -192,6 +194,13 @@ def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:
     """False when the repair is known to hold whatever the sign of the frame."""
     names = frozenset((frame.name, frame.name + OLD))
     return not all(is_entire(e, names) for a in accumulators for e in (a.term, a.update) if e is not None)
+
+
+def _in_range(frames: list[Frame], accumulators: list[Accumulator]) -> list[Frame]:
+    """The frames that the repair divides by, kept where no product with them underflows."""
+    positive, terms = [f.name for f in frames if f.positive], [a.term for a in accumulators]
+    ranges = {n: range_of(terms, n, positive) for n in positive}
+    return [replace(f, low=ranges[f.name][0], high=ranges[f.name][1]) if f.positive else f for f in frames]
 
 
 def _bounding(value: Expr) -> str:

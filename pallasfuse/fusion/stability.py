@@ -5,7 +5,7 @@ divides by a frame that may be zero.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pallasfuse.errors import Refusal
@@ -200,6 +200,66 @@ def is_entire(root: Expr, frame: frozenset[str]) -> bool:
         if not whole:
             return False
     return True
+
+
+def power_of(root: Expr, frame: str) -> float | None:
+    """The n for which `root` is proportional to the n-th power of a positive frame; None where there may be none."""
+    powers: dict[Expr, float | None] = {}
+    for node in postorder(root):
+        found: float | None = None
+        if frame not in node.tensors:
+            powers[node] = 0.0
+            continue
+        match node:
+            case Read():
+                found = 1.0
+            case Apply("mul" | "div" as op, (a, b)):
+                p, q = powers[a], powers[b]
+                found = None if p is None or q is None else p + q if op == "mul" else p - q
+            case Apply(op, (x,)) if op in _POWER and dtypes.is_float(node.dtype):
+                found = _times(powers[x], _POWER[op])
+            case Apply("integer_pow" | "pow", (x, Const(n))):
+                found = _times(powers[x], float(n))
+            case Apply("add" | "sub" | "max" | "min", cases):
+                found = _common(powers, cases)
+            case Apply("select", (predicate, *cases)) if frame not in predicate.tensors:
+                found = _common(powers, cases)
+        powers[node] = found
+    return powers[root]
+
+
+_POWER = {"neg": 1.0, "abs": 1.0, "convert": 1.0, "square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
+
+
+def _times(power: float | None, n: float) -> float | None:
+    return None if power is None else n * power
+
+
+def _common(powers: Mapping[Expr, float | None], cases: Iterable[Expr]) -> float | None:
+    """The power of all; zeros and infinities stay what they are, whatever scales them."""
+    found = {powers[c] for c in cases if not (isinstance(c, Const) and (c.value == 0 or math.isinf(c.value)))}
+    return found.pop() if len(found) == 1 else None
+
+
+def range_of(terms: Sequence[Expr], frame: str, positive: Iterable[str]) -> tuple[float, float]:
+    """Between what a positive frame must stay for its factor not to make `terms` underflow; (0, inf) where it is no mere factor.
+
+    A repair divides the factor out again, and with it multiplies what was lost. At the square root of the smallest normal number
+    terms keep their digits unless they are smaller than that themselves, and none overflows that would not without the factor.
+    The factors of a term share it. Of a frame that is not a mere factor nothing is asked: what is added to it cancels at a frame
+    that is far from it.
+    """
+    low, high = 0.0, math.inf
+    powers = [power_of(t, frame) for t in terms]
+    for term, power in zip(terms, powers, strict=True):
+        if None in powers or not power:
+            continue
+        reach = sum(abs(power_of(term, f) or 0.0) for f in positive)
+        kinds = {n.dtype for n in postorder(term) if frame in n.tensors and dtypes.is_float(n.dtype)}
+        digits = -math.log2(max(map(dtypes.smallest, kinds)))
+        farthest = 4.0 ** math.floor(digits / 4 / max(reach, 1.0))
+        low, high = (max(low, 1 / farthest), high) if power > 0 else (low, min(high, farthest))
+    return low, high
 
 
 def is_anchored(term: Expr, late: Expr, bounds: Mapping[Expr, Bound | None]) -> bool:

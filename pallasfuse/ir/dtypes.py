@@ -29,6 +29,12 @@ def largest(dtype: str) -> float:
     return math.ldexp(2.0 - 2.0**-mantissa, 2 ** (exponent - 1) - 1)
 
 
+def smallest(dtype: str) -> float:
+    """The smallest positive normal number of a floating-point type. What is smaller loses digits, or is taken for zero."""
+    _, exponent = _MANTISSA_EXPONENT[dtype]
+    return math.ldexp(1.0, 2 - 2 ** (exponent - 1))
+
+
 def limits(dtype: str) -> tuple[float, float]:
     """(the magnitude from which on numbers are rounded to infinity, that up to which they are rounded to zero)."""
     mantissa, exponent = _MANTISSA_EXPONENT[dtype]

@@ -4,6 +4,7 @@ A `Group` is a rewritten part of a loop program. Its folds run over the rolled a
 reductions of earlier passes (finished) and, through its frames, earlier folds of its own pass (not finished yet).
 """
 
+import math
 from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
@@ -34,6 +35,12 @@ class Frame:
     """The repair relies on the frame being positive.
 
     Only then: a sum of exponentials may underflow to zero, and accumulators at a stand-in that is far from their values cancel.
+    """
+    low: float = 0.0
+    high: float = math.inf
+    """Where the terms are only scaled by a positive frame: beyond these, products with it might underflow, which no repair undoes.
+
+    Powers of four: exact, and squares wherever numbers are counted.
     """
     late: bool = False
     """The accumulators may stay at `safe` until this frame is finished: one rounding instead of one a tile."""

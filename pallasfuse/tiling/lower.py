@@ -1,6 +1,5 @@
 """`Group` + `Schedule` -> `TileProgram`: place loads, rolled loops, repairs, guards and stores."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -30,6 +29,7 @@ from pallasfuse.ir.tile_program import (
     visited,
 )
 from pallasfuse.targets import Masks, Tails, Target
+from pallasfuse.tiling import guards
 from pallasfuse.tiling.bounds import Trip, plan_loop
 from pallasfuse.tiling.choose import power_of_two
 from pallasfuse.tiling.products import Product, contracts, narrow, split_product
@@ -355,9 +355,9 @@ class _Lowering:
 
     def _share_frames(self, folds: list[Fold]) -> dict[str, Frame]:
         """Every carried frame's name -> the first frame of the pass with the same value: carried once."""
-        first: dict[tuple[Expr, bool], Frame] = {}
+        first: dict[tuple[Expr, bool, float, float], Frame] = {}
         frames = [f for fold in folds for f in fold.frames if f.name not in self._late_frames]
-        return {f.name: first.setdefault((f.value, f.positive), f) for f in frames}
+        return {f.name: first.setdefault((f.value, f.positive, f.low, f.high), f) for f in frames}
 
     def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: _Scope) -> None:
         """The new and the old value of a frame, both usable: where the unfinished value is not, a safe one stands in."""
@@ -366,8 +366,7 @@ class _Lowering:
         new = read(shared.name, axes, dtype)
         if new not in scope.known:
             value = self._frame_value(shared, values, scope, ".next", visited(self.rolled))
-            guarded = apply("select", _usable(value, shared), value, const(shared.safe, dtype))
-            scope.statements.append(Let(shared.name, axes, guarded, pinned=True))
+            scope.statements.append(Let(shared.name, axes, guards.guarded(value, shared), pinned=True))
             scope.known[new] = new
         scope.known[read(frame.name, frame.axes, dtype)] = new
         first = apply("eq", read(before(self.rolled), (), "int32"), const(0, "int32"))
@@ -453,7 +452,7 @@ class _Lowering:
 
     def _is_last(self, frame: Frame, final: Expr) -> Expr:
         """True where the loop leaves the accumulators at the finished frame."""
-        return const(False, "bool") if frame.name in self._late_frames else _usable(final, frame)
+        return const(False, "bool") if frame.name in self._late_frames else guards.usable(final, frame)
 
     def _expr_with(self, root: Expr, replacements: dict[Expr, Expr], scope: _Scope) -> Expr:
         for node in postorder(root):
@@ -492,9 +491,3 @@ def _late_frames(folds: list[Fold]) -> frozenset[str]:
     for fold in reversed(folds):
         read_early |= fold.finish.tensors if fold.name in read_early else frozenset()
     return frozenset(f.name for fold in folds if fold.name not in read_early for f in fold.frames if f.late)
-
-
-def _usable(value: Expr, frame: Frame) -> Expr:
-    """True where a frame's value is finite, and positive if the repair relies on it."""
-    finite = apply("lt", apply("abs", value), const(math.inf, value.dtype))
-    return apply("and", finite, apply("gt", value, const(0.0, value.dtype))) if frame.positive else finite

@@ -1,5 +1,6 @@
 """A repair that is exact but may overflow, or divide by zero on the way, is refused."""
 
+import math
 import re
 
 import jax
@@ -9,7 +10,16 @@ from jax import lax
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.grouping import group
-from pallasfuse.fusion.stability import Bound, divides_safely, exponent_is_bounded, is_centred, is_entire, is_polynomial
+from pallasfuse.fusion.stability import (
+    Bound,
+    divides_safely,
+    exponent_is_bounded,
+    is_centred,
+    is_entire,
+    is_polynomial,
+    power_of,
+    range_of,
+)
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import add, apply, const, div, mul, read, select, sub
 from pallasfuse.ir.reducers import MAX, MIN
@@ -222,6 +232,59 @@ def test_is_not_known_to_be_analytic_in_the_frame_everywhere(root):
     assert not is_entire(root, FRAME)
 
 
+@pytest.mark.parametrize(
+    ("root", "power"),
+    [
+        (X, 0),
+        (exp(G), 0),
+        (mul(X, F), 1),
+        (div(mul(X, F), apply("square", F)), -1),
+        (mul(apply("neg", apply("sqrt", F)), apply("rsqrt", F)), 0),
+        (apply("integer_pow", mul(X, F), const(3, "int32")), 3),
+        (apply("pow", div(X, F), number(0.5)), -0.5),
+        (apply("convert", apply("abs", mul(X, F)), dtype="bfloat16"), 1),
+        (sub(mul(X, F), mul(F, G)), 1),
+        (select(apply("lt", X, G), mul(X, F), number(-math.inf)), 1),
+        (apply("max", div(X, F), number(0.0)), -1),
+        (add(X, F), None),
+        (mul(sub(X, F), F), None),
+        (select(apply("lt", F, X), F, number(0.0)), None),
+        (apply("max", F, number(1.0)), None),
+        (exp(F), None),
+        (apply("pow", F, G), None),
+        (apply("convert", F, dtype="int32"), None),
+    ],
+    ids=str,
+)
+def test_power_of_a_frame(root, power):
+    assert power_of(root, "frame") == power
+
+
+def half(root):
+    return apply("convert", root, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("terms", "low", "high"),
+    [
+        ([mul(X, F)], 2.0**-62, math.inf),
+        ([div(X, F), G], 0.0, 2.0**62),
+        ([mul(X, F), div(X, F)], 2.0**-62, 2.0**62),
+        ([apply("square", mul(X, F))], 2.0**-30, math.inf),
+        ([mul(mul(X, F), G)], 2.0**-30, math.inf),  # G is another factor
+        ([mul(X, apply("sqrt", F))], 2.0**-62, math.inf),
+        ([half(mul(X, F))], 2.0**-6, math.inf),
+        ([apply("integer_pow", half(mul(X, F)), const(4, "int32"))], 1.0, math.inf),
+        ([G], 0.0, math.inf),
+        ([div(sub(X, F), F)], 0.0, math.inf),
+        ([mul(X, F), sub(X, F)], 0.0, math.inf),
+    ],
+    ids=lambda v: ", ".join(map(str, v)) if isinstance(v, list) else str(v),
+)
+def test_range_of_a_factor(terms, low, high):
+    assert range_of(terms, "frame", ["frame", "other"]) == (low, high)
+
+
 # --- the same decisions through whole programs: the reduction runs in a later pass, and says why
 
 
@@ -327,6 +390,27 @@ def test_a_frame_must_be_positive_where_the_repair_divides_by_it():
         return jnp.max(e / (1 + jnp.sum(e, -1, keepdims=True)), -1)
 
     assert positive_frames(function, (5, 13)) == [True]
+
+
+def ranges(function, *shapes):
+    (chosen,) = group(program_of(function, *shapes), FREE).groups
+    return [(f.low, f.high) for fold in chosen.folds for f in fold.frames]
+
+
+def test_a_factor_has_a_range_and_a_mean_has_none():
+    def function(x):
+        mean = jnp.mean(x, -1, keepdims=True)
+        return jnp.max((x - mean) * jnp.exp(mean), -1)
+
+    assert ranges(function, (5, 13)) == [(2.0**-62, math.inf), (0.0, math.inf)]
+
+
+def test_what_is_subtracted_too_has_none():
+    def function(x):
+        total = jnp.sum(jnp.exp(x), -1, keepdims=True)
+        return jnp.max((x - total) / total, -1)
+
+    assert ranges(function, (5, 13)) == [(0.0, math.inf)]
 
 
 @pytest.mark.parametrize(

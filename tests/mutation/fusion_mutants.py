@@ -1,5 +1,6 @@
 """Mistakes in the rewrites that make a group: deduplication, inlining, hoisting, folding, stability, refinement, grouping."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -222,12 +223,20 @@ MUTANTS = (
         "fusion/folding",
         _frames(lambda f: replace(f, positive=False)),
         "late_divisor",
+        "xla",  # in real numbers nothing is wrong: the sum of exponentials is positive at every unfinished frame
     ),
     Mutant(
         "positive_frame_asked_without_need",
         "fusion/folding",
         value_at(f"{_FUSION}.folding:_relies_on_sign", lambda *_: True),
         "small_after_zeros",
+        "xla",
+    ),
+    Mutant(
+        "factor_in_no_range",
+        "fusion/stability",
+        value_at(f"{_FUSION}.folding:range_of", lambda *_: (0.0, math.inf)),
+        "factor_that_grows",
         "xla",
     ),
     Mutant(

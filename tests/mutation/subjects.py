@@ -296,6 +296,11 @@ OWN: dict[str, Subject] = {
     "late_divisor": Subject(
         divided_then_largest, (), data=_rows([-200.0] * 4 + list(np.linspace(-1, 1, 9)), [0.5] * 13)
     ),
+    "factor_that_grows": Subject(
+        lambda x: jnp.max(x * 1e-6 * jnp.exp(-jnp.abs(jnp.mean(x, -1, keepdims=True))), -1),
+        (),
+        data=_rows([87.0] * 4 + [-28.0] * 9, [0.5] * 13),
+    ),
     "small_after_zeros": Subject(
         lambda x: jnp.var(jnp.exp(x), -1), (), data=_rows([-200.0] * 4 + list(np.linspace(-15, -13, 9)), [0.5] * 13)
     ),

@@ -20,6 +20,7 @@ from tests.mutation.planting import (
 )
 
 _LOWER = "pallasfuse.tiling.lower"
+_GUARDS = "pallasfuse.tiling.guards"
 _BOUNDS = "pallasfuse.tiling.bounds"
 _MASKS = "pallasfuse.tiling.masks"
 _PRODUCTS = "pallasfuse.tiling.products"
@@ -209,16 +210,22 @@ MUTANTS = (
     *_in(
         "lower",
         ("maximum_starts_at_zero", _carries(lambda c: replace(c, init=const(0, c.dtype))), "total_and_largest"),
-        ("guard_missing", value_at(f"{_LOWER}:_usable", lambda value, frame: const(True, "bool")), "late_rows", "xla"),
+        ("guard_missing", value_at(f"{_GUARDS}:usable", lambda value, frame: const(True, "bool")), "late_rows", "xla"),
         (
             "masked_guard_missing",
-            value_at(f"{_LOWER}:_usable", lambda value, frame: const(True, "bool")),
+            value_at(f"{_GUARDS}:usable", lambda value, frame: const(True, "bool")),
             "upper_triangle",
         ),
         (
             "guard_does_not_ask_for_positive",
-            instead_of(f"{_LOWER}:_usable", lambda real, value, frame: real(value, replace(frame, positive=False))),
+            instead_of(f"{_GUARDS}:usable", lambda real, value, frame: real(value, replace(frame, positive=False))),
             "late_divisor",
+            "xla",
+        ),
+        (
+            "guard_does_not_ask_for_range",
+            instead_of(f"{_GUARDS}:usable", lambda real, value, frame: real(value, replace(frame, low=0.0))),
+            "factor_that_grows",
             "xla",
         ),
         ("maxima_joined_by_addition", _lets(".next", renamed("max", "add")), "softmax"),
