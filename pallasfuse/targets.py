@@ -6,7 +6,11 @@ from typing import Literal
 from pallasfuse.errors import TargetError
 
 Tails = Literal["exact", "masked"]
-Masks = Literal["split", "branch"]
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not less than n."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,8 +19,6 @@ class Target:
 
     `tails`: how a tile that does not divide its axis is handled. "exact": the last loop tile is smaller and the last grid block is
     moved back to overlap its neighbour. "masked": every tile has its full size (see `tile_multiple`) and is masked.
-    `masks`: how a loop applies masks only where they hide something. "split": as separate loops. "branch": in one loop, under a
-    condition.
     """
 
     name: str
@@ -32,17 +34,30 @@ class Target:
     """Fewest rows, columns and contracted elements of a matrix product inside a kernel; smaller tiles are padded."""
     shared_memory_bytes: int = 0
     """What one block may hold in shared memory (GPU targets)."""
-    masks: Masks = "split"
+    cache_bytes: int = 0
+    """What all blocks share (GPU targets)."""
+    multiprocessors: int = 1
     tile_multiple: int = 0
     """With masked tails, tiles are rounded up to multiples of this; 0: to powers of two."""
+    capability: str = ""
+    """The compute capability that kernels are written for; empty: any."""
     warpgroup_rows: int = 0
     """Rows of a matrix product that one warpgroup computes, where kernels are written for warpgroups."""
+    warpgroup_warps: int = 4
+    pins: bool = False
+    """Values can be kept from being contracted into their users (`Let.pinned`)."""
     legalized_ops: frozenset[str] = frozenset()
     """Operations without an instruction, that kernels write with others (`tiling.legalize`)."""
     otherwise: str = ""
     """The target whose kernels stand in where this one has none."""
     unsupported_ops: frozenset[str] = frozenset()
     unsupported_reducers: frozenset[str] = frozenset()
+
+    def padded(self, extent: int) -> int:
+        """The size of the tile that holds a whole axis."""
+        if self.tails == "exact":
+            return extent
+        return -(-extent // self.tile_multiple) * self.tile_multiple if self.tile_multiple else power_of_two(extent)
 
     def milliseconds(self, matmul_flops: float, vector_flops: float, transferred_bytes: float, launches: int) -> float:
         """Roofline time: the larger of arithmetic and traffic, plus launches (MCFuser, section 4.1)."""
@@ -55,12 +70,13 @@ XLA_CPU = Target("xla", "cpu", "exact", 20.0, 0.15, 0.02, 5.0, 1024)
 INTERPRET = Target("interpret", "cpu", "masked", 20.0, 0.15, 0.02, 5.0, 1024, smallest_dot=16)
 TRITON = Target(
     "triton", "gpu", "masked", 3000.0, 600.0, 60.0, 3.0, 256, smallest_dot=16, shared_memory_bytes=232448,
+    cache_bytes=50 << 20, multiprocessors=132,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
     unsupported_reducers=frozenset({"prod", "and", "or"}),
 )  # fmt: skip
 
 MOSAIC_GPU = replace(
-    TRITON, name="mosaic_gpu", masks="branch", tile_multiple=16, warpgroup_rows=64, otherwise="triton",
+    TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="triton", pins=True,
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not"}),
 )  # fmt: skip
 
@@ -78,6 +94,11 @@ def find(name: str) -> Target:
     return TARGETS[name]
 
 
-def default_for(platform: str) -> Target:
-    """The best target for a platform that JAX lowers for ('cpu', 'cuda', 'rocm', 'tpu')."""
+def default_for(platform: str, capabilities: frozenset[str] = frozenset()) -> Target:
+    """The best target for a platform that JAX lowers for ('cpu', 'cuda', 'rocm', 'tpu').
+
+    capabilities: compute capabilities of the CUDA devices at hand, as '9.0'; empty where there are none.
+    """
+    if platform == "cuda" and capabilities == {MOSAIC_GPU.capability}:
+        return MOSAIC_GPU
     return TRITON if platform in ("cuda", "rocm", "gpu") else XLA_CPU

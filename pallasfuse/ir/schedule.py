@@ -19,6 +19,12 @@ class Schedule:
     stages: int = 2
     alternate: bool = False
     """Two warpgroups take turns: one computes elementwise while the other multiplies."""
+    ahead: bool = False
+    """The products that a trip begins with are computed together with those that the trip before ends with."""
+    persistent: bool = False
+    """As many blocks as the device runs at a time; each goes on to the next one while its last results leave."""
+    interleave: int = 1
+    """When masks make the blocks of the last grid axis unequal: how many blocks of the others share a cache, longest first."""
     relative_time: float = 1.0
     """Time for the same visited elements, relative to the best tiling of its kind."""
 
@@ -35,4 +41,8 @@ class Schedule:
     def __str__(self) -> str:
         """A tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
         grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
-        return f"{grid} ({self.rolled.name}:{self.rolled_tile}){', warpgroups alternate' if self.alternate else ''}"
+        switches = [
+            "warpgroups alternate" if self.alternate else "", "products a trip ahead" if self.ahead else "",
+            "persistent" if self.persistent else "", f"{self.interleave} side by side" if self.interleave > 1 else "",
+        ]  # fmt: skip
+        return ", ".join([f"{grid} ({self.rolled.name}:{self.rolled_tile})", *filter(None, switches)])

@@ -7,6 +7,7 @@ a `Read` names an earlier statement's value, `Index(axis)` is the global positio
 Invariants, checked by `verify`: every read names a value that is in scope; loops carry and yield the same names.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -151,6 +152,12 @@ class TileProgram:
     """Two warpgroups take turns with the products of a loop's step."""
     descending: tuple[Axis, ...] = ()
     """Grid axes whose blocks start from the end: the longest first, when masks make later blocks longer."""
+    ahead: bool = False
+    """The products that a trip begins with are computed together with those that the trip before ends with."""
+    persistent: bool = False
+    """As many blocks are started as run at a time; each goes on to the next one while its last results leave."""
+    interleave: int = 1
+    """How many blocks of the other grid axes run side by side, for one position of the last axis after the other."""
 
     def tile(self, axis: Axis) -> int:
         return dict(self.tiles)[axis]
@@ -216,6 +223,11 @@ def verify(program: TileProgram) -> TileProgram:
         return scope
 
     block(program.body, {block_start(a) for a, _ in program.grid})
+    others = math.prod(-(-a.extent // t) for a, t in program.grid[:-1])
+    if others % program.interleave:
+        raise InvalidProgramError(
+            f"tile program {program.name}: {program.interleave} of {others} blocks cannot run side by side"
+        )
     if stored != outputs:
         raise InvalidProgramError(f"tile program {program.name}: {sorted(outputs - stored)} is never stored")
     return program

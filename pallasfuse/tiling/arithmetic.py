@@ -1,8 +1,11 @@
 """Cheaper arithmetic for GPUs, as a rewrite of tile programs.
 
 - `x / c` becomes `x * (1 / c)` for a constant c: for a power of two, and for coarse values;
+- where values can be pinned, `x / y` of coarse x becomes `x * (1 / y)` if y varies along fewer axes, `c ? x : x e` becomes
+  `x (c ? 1 : e)` likewise, and a sum of integers becomes one of float32 where it is converted, if none needs more than 24 bits;
 - `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into a constant that u is multiplied by. It is not
-  folded into the two sides of a difference: equal values, as two masked scores of -1e9, would differ by their rounding;
+  folded into the two sides of a difference: equal values, as two masked scores of -1e9, would differ by their rounding (where
+  values can be pinned, `units` does it for all values that belong together);
 - half-precision functions are computed in float32 and rounded;
 - `max_j(c x) = c max_j(x)` for a constant c > 0 (exact: rounding is monotone), so that the maximum is taken of raw products.
 
@@ -14,14 +17,26 @@ import math
 from dataclasses import replace
 from typing import assert_never
 
-from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, convert, mul, read, rebuild, select, with_args
+from pallasfuse.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Index,
+    apply,
+    const,
+    convert,
+    div,
+    mul,
+    read,
+    rebuild,
+    select,
+    with_args,
+)
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
 from pallasfuse.targets import Target
-from pallasfuse.tiling import legalize
-
-LOG2_E = math.log2(math.e)
-
+from pallasfuse.tiling import legalize, units
+from pallasfuse.tiling.units import LOG2_E
 
 CONDITION = "exp of a half-precision product is exp2 of the product times log2(e)"
 """How the rewrite rounds otherwise; it is infinite or zero where exp is."""
@@ -31,12 +46,15 @@ def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
     """The same kernel with the arithmetic that a target has, and the cheaper of it."""
     if target.platform != "gpu":
         return program
-    return rewrite(legalize.rewrite(program, target.legalized_ops))
+    legal = legalize.rewrite(program, target.legalized_ops)
+    if target.pins:
+        return rewrite(units.rewrite(legal, coarse_values(legal)), pins=True)
+    return rewrite(legal)
 
 
-def rewrite(program: TileProgram) -> TileProgram:
-    """The same kernel with cheaper arithmetic."""
-    return replace(program, body=_block(program.body, coarse_values(program)))
+def rewrite(program: TileProgram, *, pins: bool = False) -> TileProgram:
+    """The same kernel with cheaper arithmetic. pins: as `Target.pins`; its maxima and scores have one factor already."""
+    return replace(program, body=_block(program.body, coarse_values(program), pins))
 
 
 def coarse_values(program: TileProgram) -> frozenset[str]:
@@ -62,9 +80,11 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
     return frozenset(found)
 
 
-def _block(body: tuple[Statement, ...], coarse: frozenset[str]) -> tuple[Statement, ...]:
+def _block(body: tuple[Statement, ...], coarse: frozenset[str], pins: bool) -> tuple[Statement, ...]:
     def cheaper(root: Expr) -> Expr:
-        return rebuild(root, lambda node, args: _step(node, args, coarse))
+        return rebuild(
+            root, lambda node, args: _by_rows(_step(node, args, coarse), coarse) if pins else _step(node, args, coarse)
+        )
 
     result: list[Statement] = []
     for s in body:
@@ -76,13 +96,14 @@ def _block(body: tuple[Statement, ...], coarse: frozenset[str]) -> tuple[Stateme
             case Let():
                 result.append(replace(s, value=cheaper(s.value)))
             case Reduce():
-                result.extend(_reduce(replace(s, value=cheaper(s.value))))
+                reduce = replace(s, value=cheaper(s.value))
+                result.extend([reduce] if pins else _reduce(reduce))
             case Contract():
                 result.append(replace(s, lhs=cheaper(s.lhs), rhs=cheaper(s.rhs)))
             case Store():
                 result.append(replace(s, value=cheaper(s.value)))
             case Loop():
-                segments: tuple[Segment, ...] = tuple(replace(g, body=_block(g.body, coarse)) for g in s.segments)
+                segments: tuple[Segment, ...] = tuple(replace(g, body=_block(g.body, coarse, pins)) for g in s.segments)
                 result.append(replace(s, segments=segments))
             case _:
                 assert_never(s)
@@ -105,6 +126,40 @@ def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
             case "exp", (u,) if u.tensors & coarse:
                 return apply("exp2", _times(u, LOG2_E))
     return apply(node.op, *args, dtype=node.dtype) if isinstance(node, Apply) else with_args(node, args)
+
+
+def _by_rows(node: Expr, coarse: frozenset[str]) -> Expr:
+    """Less work for every element where some of it is the same for a whole row."""
+    match node:
+        case Apply("div", (x, y), "float32") if x.tensors & coarse and y.axes < x.axes and y.axes:
+            # the reciprocal of a subnormal number would be infinite, and that of a huge one subnormal
+            size, one = apply("abs", y), const(1.0, "float32")
+            down = select(apply("gt", size, const(2.0**100, "float32")), const(2.0**-64, "float32"), one)
+            scale = select(apply("lt", size, const(2.0**-100, "float32")), const(2.0**64, "float32"), down)
+            return mul(mul(x, scale), div(one, mul(y, scale)))
+        case Apply("select", (p, x, Apply("mul", (a, e))), "float32") if a is x and p.axes | e.axes < x.axes:
+            return mul(x, select(p, const(1.0, x.dtype), e))
+        case Apply("convert", (Apply("add" | "sub" as inner, (a, b), "int32") as whole,), "float32") if (
+            _largest(whole) < 2**24 and a.axes < whole.axes and b.axes < whole.axes
+        ):
+            return apply(inner, convert(a, "float32"), convert(b, "float32"), dtype="float32")
+    return node
+
+
+def _largest(node: Expr) -> float:
+    """What the absolute value of an integer does not exceed, if it is made of positions and constants."""
+    match node:
+        case Const(value):
+            return abs(value)
+        case Index(axis):
+            return axis.extent
+        case Apply("add" | "sub", (a, b)):
+            return _largest(a) + _largest(b)
+        case Apply("mul", (a, b)):
+            return _largest(a) * _largest(b)
+        case Apply("neg" | "abs", (a,)):
+            return _largest(a)
+    return math.inf
 
 
 def _has_exact_inverse(value: float) -> bool:

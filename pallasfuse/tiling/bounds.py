@@ -9,8 +9,8 @@ from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.neutrality import is_neutral
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
-from pallasfuse.ir.tile_program import before, block_start
-from pallasfuse.targets import Masks, Tails
+from pallasfuse.ir.tile_program import block_start
+from pallasfuse.targets import Tails
 from pallasfuse.tiling.masks import (
     EVERYWHERE,
     Extent,
@@ -28,8 +28,7 @@ from pallasfuse.tiling.masks import (
 class Trip:
     """One segment of the loop: trips `[start, stop)` of `tile` positions from `offset`.
 
-    On its tiles the predicates in `true` hold everywhere, or on those for which `sure` holds; `edge`: a tile may reach past the
-    end of the axis (where `sure` holds, it does not).
+    On its tiles the predicates in `true` hold everywhere; `edge`: a tile may reach past the end of the axis.
     """
 
     start: Expr
@@ -39,8 +38,6 @@ class Trip:
     edge: bool
     true: frozenset[Expr]
     label: str
-    sure: Expr | None = None
-    """A condition on the tile, over the block's start and `before`; None: always."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,7 @@ def exceptions(group: Group) -> tuple[str, ...]:
 
 def plan_loop(
     schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
-    strict: bool = False, masks: Masks = "split",
+    strict: bool = False,
 ) -> Plan:  # fmt: skip
     """Segments that together visit every tile on which some term is not neutral (`strict`: as in `guards`)."""
     tile, total = tile_of(rolled), rolled.extent
@@ -140,12 +137,6 @@ def plan_loop(
         middle = start if from_start else minimum(maximum(_tiles_covering(sure_low, tile), start), body_stop)
         after = minimum(maximum(_tiles_below(sure_high, tile), middle), body_stop)
         true = frozenset(predicates)
-        if masks == "branch":
-            position = simplify(add(begin, read(before(rolled), (), "int32")))
-            ends = apply("le", add(position, integer(tile)), sure_high)
-            sure = ends if from_start else apply("and", ends, apply("ge", position, sure_low))
-            trips.append(Trip(start, body_stop, 0, tile, has_edge, true, "branch", sure))
-            return _planned(trips, begin, stop, tile, total, predicates, assumed)
         if not from_start:
             add_trip(start, middle, has_edge, frozenset(), "masked")
         add_trip(middle, after, False, true, "unmasked" if predicates else "")

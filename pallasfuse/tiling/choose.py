@@ -9,7 +9,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.targets import Target
+from pallasfuse.targets import Target, power_of_two
 from pallasfuse.tiling.products import contracts
 
 
@@ -50,11 +50,6 @@ def examine(group: Group) -> Shape:
     for axis in inner:
         size *= axis.extent
     return Shape(best if products or best is not None else None, products, size)
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not less than n."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 def choose(group: Group, target: Target) -> list[Schedule]:
@@ -103,23 +98,45 @@ _REGISTER_ELEMENTS = 1 << 14
 _SMALL_BLOCK = 1 << 11
 """Elements below which a GPU block has too little to do."""
 
-# (rows, rolled tile, warps, stages, time relative to the first for the same visited elements); the keys bound the widest
-# axis that is kept whole inside a tile. Up to 1.04: measured on an H100 with benchmarks/sweep.py (float16, 8192); the others,
-# which serve narrow masks and operands that do not fit, are estimates.
-_PRODUCT_TILES: dict[int, tuple[tuple[int, int, int, int, float], ...]] = {
-    64: ((64, 128, 4, 3, 1.0), (64, 64, 4, 3, 1.02), (128, 64, 8, 3, 1.03), (64, 32, 4, 2, 1.3), (32, 32, 4, 2, 2.0)),
-    128: ((128, 128, 8, 3, 1.0), (128, 64, 8, 2, 1.04), (64, 64, 4, 3, 1.1), (64, 32, 4, 3, 1.2), (64, 64, 4, 2, 1.2),
-          (64, 32, 4, 2, 1.3), (32, 32, 4, 2, 2.0)),
-    1 << 30: ((128, 64, 8, 2, 1.0), (64, 64, 8, 2, 1.1), (64, 32, 8, 2, 1.5), (32, 32, 4, 2, 2.0), (16, 16, 4, 1, 4.0)),
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """Tile sizes and hints for a kernel of products. `time`: for the same visited elements, relative to the first of a list."""
+
+    rows: int
+    rolled: int
+    warps: int
+    stages: int
+    time: float
+    ahead_from: int = 1 << 30
+    """Of warpgroups: from how many blocks along the rows on products are computed a trip ahead; below, two take turns."""
+
+
+# The keys bound the widest axis that is kept whole inside a tile. Up to 1.04: measured on an H100 with benchmarks/sweep.py
+# (float16, 8192); the others, which serve narrow masks and operands that do not fit, are estimates.
+_PRODUCT_TILES = {
+    64: (_Tiling(64, 128, 4, 3, 1.0), _Tiling(64, 64, 4, 3, 1.02), _Tiling(128, 64, 8, 3, 1.03), _Tiling(64, 32, 4, 2, 1.3),
+         _Tiling(32, 32, 4, 2, 2.0)),
+    128: (_Tiling(128, 128, 8, 3, 1.0), _Tiling(128, 64, 8, 2, 1.04), _Tiling(64, 64, 4, 3, 1.1), _Tiling(64, 32, 4, 3, 1.2),
+          _Tiling(64, 64, 4, 2, 1.2), _Tiling(64, 32, 4, 2, 1.3), _Tiling(32, 32, 4, 2, 2.0)),
+    1 << 30: (_Tiling(128, 64, 8, 2, 1.0), _Tiling(64, 64, 8, 2, 1.1), _Tiling(64, 32, 8, 2, 1.5), _Tiling(32, 32, 4, 2, 2.0),
+              _Tiling(16, 16, 4, 1, 4.0)),
 }  # fmt: skip
 
 
-# The same for kernels that are written for warpgroups of four warps, 64 rows each. From spikes on an H100, not swept yet.
-_WARPGROUP_TILES: dict[int, tuple[tuple[int, int, int, int, float], ...]] = {
-    64: ((128, 128, 8, 3, 1.0), (128, 64, 8, 3, 1.1), (128, 64, 8, 2, 1.2)),
-    128: ((128, 128, 8, 2, 1.0), (128, 64, 8, 3, 1.05), (128, 64, 8, 2, 1.1)),
-    1 << 30: ((128, 64, 8, 2, 1.0), (64, 64, 4, 2, 1.4), (64, 32, 4, 2, 2.0)),
+# The same for kernels that are written for warpgroups of four warps, 64 rows each. Up to 1.2: measured on an H100 (float16,
+# lengths 512 to 8192); the others are estimates.
+_WARPGROUP_TILES = {
+    64: (_Tiling(128, 256, 8, 2, 1.0), _Tiling(128, 128, 8, 3, 1.08), _Tiling(128, 128, 8, 2, 1.1),
+         _Tiling(64, 128, 4, 2, 1.5, 0), _Tiling(128, 64, 8, 2, 1.5)),
+    128: (_Tiling(128, 128, 8, 2, 1.0), _Tiling(128, 64, 8, 3, 1.17), _Tiling(128, 64, 8, 2, 1.2),
+          _Tiling(64, 128, 4, 2, 1.45, 0)),
+    1 << 30: (_Tiling(128, 64, 8, 2, 1.0, 0), _Tiling(64, 64, 4, 2, 1.45, 0), _Tiling(64, 32, 4, 2, 2.5, 0)),
 }  # fmt: skip
+
+
+_CACHED_SHARE = 0.8
+"""Of the cache, what the operands of blocks that run side by side may take."""
 
 
 def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
@@ -159,11 +176,44 @@ def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
             size = dtypes.itemsize_bytes(r.dtype) * (stages if group.rolled in r.indices else 1)
             for axis in r.indices:
                 size *= rows if axis == row else rolled_tile if axis == group.rolled else 1
-                size *= power_of_two(axis.extent) if axis in whole else 1
+                size *= target.padded(axis.extent) if axis in whole else 1
             total += size
         return total
 
-    fitting = [o for o in options if shared_bytes(o[0], o[1], o[3]) <= target.shared_memory_bytes] or [options[-1]]
-    alternate = bool(target.warpgroup_rows)
-    return [replace(_schedule(group, {row: m}, k, w, s), relative_time=time, alternate=alternate and w == 8)
-            for m, k, w, s, time in fitting]  # fmt: skip
+    def leaving(rows: int) -> int:
+        sizes = [(dtypes.itemsize_bytes(n.dtype), n.axes) for n in group.outputs]
+        return sum(size * math.prod(rows if a == row else target.padded(a.extent) for a in axes if a == row or a in whole)
+                   for size, axes in sizes)  # fmt: skip
+
+    fitting = [o for o in options if shared_bytes(o.rows, o.rolled, o.stages) <= target.shared_memory_bytes] or [
+        options[-1]
+    ]
+    if not target.warpgroup_rows:
+        return [
+            replace(_schedule(group, {row: t.rows}, t.rolled, t.warps, t.stages), relative_time=t.time) for t in fitting
+        ]
+    rows_last = replace(group, parallel=(*(a for a in group.parallel if a != row), row))
+    side_by_side = _side_by_side(group, row, target, [r for r in operands if group.rolled in r.indices])
+    schedules = []
+    for t in fitting:
+        along_rows = -(-row.extent // t.rows)
+        blocks, ahead = along_rows * math.prod(a.extent for a in group.parallel if a != row), along_rows >= t.ahead_from
+        schedules.append(replace(
+            _schedule(rows_last, {row: t.rows}, t.rolled, t.warps, t.stages), alternate=t.warps == 8 and not ahead, ahead=ahead,
+            relative_time=t.time * max(1.0, target.multiprocessors / blocks),
+            persistent=shared_bytes(t.rows, t.rolled, t.stages) + leaving(t.rows) <= target.shared_memory_bytes,
+            # what fills the device by itself has the cache to itself
+            interleave=side_by_side if along_rows < target.multiprocessors < blocks else 1,
+        ))  # fmt: skip
+    return sorted(schedules, key=lambda s: s.relative_time)
+
+
+def _side_by_side(group: Group, row: Axis, target: Target, streams: list[Read]) -> int:
+    """How many blocks of the other axes the cache can feed, a divisor of their number."""
+    others = [a for a in group.parallel if a != row]
+    one = sum(dtypes.itemsize_bytes(r.dtype) * math.prod(a.extent for a in r.indices if a not in others and a != row)
+              for r in streams)  # fmt: skip
+    sharing = math.prod(a.extent for a in others if not any(a in r.indices for r in streams))
+    fit = max(1, int(_CACHED_SHARE * target.cache_bytes) // max(1, one)) * sharing
+    blocks = math.prod(a.extent for a in others)
+    return max(n for n in range(1, min(blocks, fit) + 1) if blocks % n == 0)

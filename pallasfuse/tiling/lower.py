@@ -1,5 +1,6 @@
 """`Group` + `Schedule` -> `TileProgram`: place loads, rolled loops, repairs, guards and stores."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,10 +29,9 @@ from pallasfuse.ir.tile_program import (
     verify,
     visited,
 )
-from pallasfuse.targets import Masks, Tails, Target
+from pallasfuse.targets import Tails, Target, power_of_two
 from pallasfuse.tiling import guards
 from pallasfuse.tiling.bounds import Trip, plan_loop
-from pallasfuse.tiling.choose import power_of_two
 from pallasfuse.tiling.products import Product, contracts, narrow, split_product
 
 
@@ -45,9 +45,7 @@ class _Scope:
     edge: bool = False
     """The current tile of the rolled axis may reach past the axis' end."""
     fixed: Mapping[Expr, Expr] = field(default_factory=dict)
-    """What is known on the whole tile: predicates that hold everywhere (or where `sure` does), frames that come late."""
-    sure: Expr | None = None
-    """A condition under which the tile is hidden by no mask and does not reach past the end of the rolled axis."""
+    """What is known on the whole tile: predicates that hold everywhere, frames that come late."""
 
     def find(self, node: Expr) -> Expr | None:
         scope: _Scope | None = self
@@ -60,14 +58,14 @@ class _Scope:
 
 def lower(
     group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int = 1, *,
-    multiple: int = 0, masks: Masks = "split",
+    multiple: int = 0,
 ) -> TileProgram:  # fmt: skip
     """The kernel of `group` under `schedule`.
 
     `tensors` gives the definition of every input and output by name. With masked tails, tiles are rounded up to powers of two,
     or to multiples of `multiple`, and those of axes that take part in a matrix product are padded to `smallest_dot`.
     """
-    return _Lowering(group, schedule, tails, tensors, smallest_dot, multiple, masks).run()
+    return _Lowering(group, schedule, tails, tensors, smallest_dot, multiple).run()
 
 
 def lower_for(
@@ -75,16 +73,16 @@ def lower_for(
 ) -> TileProgram:
     """The kernel as `target` has it. most_padded: pad the tiles of short axes to no more than that."""
     least, multiple = min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded)
-    return lower(group, schedule, target.tails, tensors, least, multiple=multiple, masks=target.masks)
+    return lower(group, schedule, target.tails, tensors, least, multiple=multiple)
 
 
 class _Lowering:
     def __init__(
         self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int,
-        multiple: int, masks: Masks,
+        multiple: int,
     ) -> None:  # fmt: skip
         self.group, self.schedule, self.tails, self.tensors = group, schedule, tails, tensors
-        self.multiple, self.masks = multiple, masks
+        self.multiple = multiple
         self.rolled = group.rolled
         self.folds = {f.name: f for f in group.folds}
         self.inner = {n.name: n for n in group.inner}
@@ -113,6 +111,11 @@ class _Lowering:
             return size
         size = max(size, self.padded_axes.get(axis, 1))
         return -(-size // self.multiple) * self.multiple if self.multiple and size > 1 else power_of_two(size)
+
+    def _side_by_side(self) -> int:
+        """The schedule's `interleave`, as far as it divides the blocks of the other axes."""
+        blocks = math.prod(-(-a.extent // self._tile(a)) for a, _ in self.schedule.grid[:-1])
+        return math.gcd(self.schedule.interleave, blocks)
 
     def _sorted(self, axes: frozenset[Axis]) -> tuple[Axis, ...]:
         return tuple(a for a in self.order if a in axes)
@@ -199,8 +202,6 @@ class _Lowering:
         inside: Expr | None = None
         for axis in padded:
             here = apply("lt", index(axis), const(axis.extent, "int32"))
-            if axis == self.rolled and scope.sure is not None:
-                here = apply("or", scope.sure, here)
             inside = here if inside is None else apply("and", inside, here)
         assert inside is not None
         return apply("select", inside, value, const(identity, value.dtype))
@@ -219,15 +220,16 @@ class _Lowering:
             else:
                 self._rolled(folds)
         self._store_outputs()
-        read_starts = frozenset().union(
-            *(g.stop.tensors for s in self.top.statements if isinstance(s, Loop) for g in s.segments)
-        )
-        descending = tuple(a for a, _ in self.schedule.grid if block_start(a) in read_starts)
+        segments = [g for s in self.top.statements if isinstance(s, Loop) for g in s.segments]
+        ends = frozenset().union(*(g.stop.tensors for g in segments))
+        descending = tuple(a for a, _ in self.schedule.grid if block_start(a) in ends)
+        unequal = bool(descending) and ends.isdisjoint(*(g.start.tensors for g in segments[:1]))
         outputs = tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
         return verify(TileProgram(
             self.group.name, tuple(self.tensors[t] for t in self.group.inputs), outputs,
             tuple((a, self._tile(a)) for a, _ in self.schedule.grid), tuple((a, self._tile(a)) for a in self.order),
             tuple(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
+            self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1,
         ))  # fmt: skip
 
     def _whole(self, fold: Fold) -> None:
@@ -262,9 +264,7 @@ class _Lowering:
 
     def _rolled(self, folds: list[Fold]) -> None:
         """One pass over the rolled axis."""
-        plan = plan_loop(
-            self.schedule, self.rolled, self._tile, self.tails, folds, strict=self.group.strict, masks=self.masks
-        )
+        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, folds, strict=self.group.strict)
         for fold in folds:  # loads and inner values that every tile shares come before the loop
             for accumulator in fold.accumulators:
                 self._preload(accumulator.term)
@@ -295,15 +295,11 @@ class _Lowering:
                 self._emit_read(node, self.top)
 
     def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
-        sure = None if trip.sure is None else read(f"sure.{self.rolled.name}", (), "bool")
-        fixed: dict[Expr, Expr] = {p: const(True, "bool") if sure is None else apply("or", sure, p) for p in trip.true}
+        fixed: dict[Expr, Expr] = {p: const(True, "bool") for p in trip.true}
         for frame in (f for fold in folds for f in fold.frames if f.name in self._late_frames):
             for name in (frame.name, frame.name + OLD):
                 fixed[read(name, frame.axes, frame.value.dtype)] = const(frame.safe, frame.value.dtype)
-        scope = _Scope(parent=self.top, edge=trip.edge, fixed=fixed, sure=sure)
-        if sure is not None and trip.sure is not None:
-            scope.known[sure] = sure
-            scope.statements.append(Let(f"sure.{self.rolled.name}", (), trip.sure))
+        scope = _Scope(parent=self.top, edge=trip.edge, fixed=fixed)
         self._step(folds, scope)
         return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
 

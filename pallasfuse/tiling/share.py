@@ -35,6 +35,15 @@ def _number(root: Expr, starts: Mapping[str, int]) -> int:
     return values[root]
 
 
+def trips(loop: Loop, starts: Mapping[str, int]) -> int:
+    """Of a loop, in the grid block whose starts are given by name (`block_start`).
+
+    Raises:
+      KeyError: the loop's bounds read something else.
+    """
+    return sum(max(0, _number(s.stop, starts) - _number(s.start, starts)) for s in loop.segments)
+
+
 def visited_share(program: TileProgram, schedule: Schedule) -> float:
     """Tiles visited over all tiles, on average over the passes: 1.0 when nothing is skipped."""
     shares = visited_shares(program, schedule)

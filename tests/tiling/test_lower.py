@@ -12,7 +12,8 @@ from pallasfuse.ir.expr import apply, const, mul, read, select, substitute
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, verify
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU
-from pallasfuse.tiling.arithmetic import rewrite
+from pallasfuse.tiling import units
+from pallasfuse.tiling.arithmetic import coarse_values, rewrite
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower
 from pallasfuse.tiling.share import visited_share
@@ -41,23 +42,13 @@ def kernels(name, grid_tile, rolled_tile, tails):
 
 @pytest.mark.parametrize(("grid_tile", "rolled_tile"), [(1, 3), (2, 5), (4, 3), (99, 99)])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_masks_under_a_branch(name, grid_tile, rolled_tile):
+def test_tiles_in_multiples(name, grid_tile, rolled_tile):
     for chosen in grouping(name).groups:
         schedule = schedule_of(chosen, grid_tile, rolled_tile)
-        kernel = lower(chosen, schedule, "masked", tensors_of(program(name)), multiple=3, masks="branch")
+        kernel = lower(chosen, schedule, "masked", tensors_of(program(name)), multiple=3)
         check(name, kernel)
         check(name, verify(rewrite(kernel)))
-
-
-def test_masks_under_a_branch_need_one_loop():
-    chosen = only_group("window")
-    kernel = lower(chosen, schedule_of(chosen, 2, 3), "masked", tensors_of(program("window")), masks="branch")
-    (loop,) = (s for s in kernel.body if isinstance(s, Loop))
-    (segment,) = loop.segments
-    first = segment.body[0]
-    assert isinstance(first, Let)
-    assert first.name == "sure.l"
-    assert any(str(s.value).startswith("select(sure.l | ") for s in segment.body if isinstance(s, Reduce))
+        check(name, verify(rewrite(units.rewrite(kernel, coarse_values(kernel)), pins=True)))
 
 
 def check(name, kernel, *, back=False):
