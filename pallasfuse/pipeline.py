@@ -49,6 +49,8 @@ _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "mosaic_gpu": mosaic_rules.problem,
 }
 """Why a target cannot run a kernel."""
+_CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
+"""How the kernels of a target round otherwise than the program."""
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
                      "stop_gradient", "convert_element_type"})  # fmt: skip
 
@@ -197,6 +199,8 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
         if kernel.target.platform == "gpu" and arithmetic.coarse_values(kernel.program):
             conditions |= {arithmetic.CONDITION: None}
+        if kernel.target.name in _CONDITIONS:
+            conditions |= dict.fromkeys(_CONDITIONS[kernel.target.name](kernel.program))
         several = kernel.schedule.trips > 1
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)
@@ -273,7 +277,7 @@ def _fastest(
     refused: tuple[Schedule, TileProgram, str] | None = None
     problem_of = _PROBLEMS.get(target.name, lambda program: None)
     for candidate in choose(chosen, target):
-        schedule = _override(candidate, options)
+        schedule = _override(candidate, options, target)
         program = arithmetic.rewrite_for(target, lower_for(target, chosen, schedule, tensors))
         problem = problem_of(program)
         if problem is not None:
@@ -290,12 +294,20 @@ def _fastest(
     return best[1], best[2], None
 
 
-def _override(schedule: Schedule, options: FuseOptions) -> Schedule:
+def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Schedule:
     tiles = dict(options.tiles)
     grid = tuple((a, min(tiles.get(a.name, t), a.extent)) for a, t in schedule.grid)
     rolled_tile = min(tiles.get(schedule.rolled.name, schedule.rolled_tile), schedule.rolled.extent)
-    return replace(schedule, grid=grid, rolled_tile=rolled_tile, warps=options.warps or schedule.warps,
-                   stages=options.stages or schedule.stages)  # fmt: skip
+    warps = schedule.warps
+    if target.warpgroup_rows and grid != schedule.grid:  # as many warpgroups as the rows need
+        warps = max(1, max(t for _, t in grid) // target.warpgroup_rows) * target.warpgroup_warps
+    return replace(
+        schedule,
+        grid=grid,
+        rolled_tile=rolled_tile,
+        warps=options.warps or warps,
+        stages=options.stages or schedule.stages,
+    )
 
 
 def _kernel(chosen: Group, placed: _Placed, source: LoopProgram) -> Kernel:

@@ -94,18 +94,41 @@ def target_for(platform: str, options: FuseOptions) -> Target:
       TargetError: the named target does not run on the platform.
     """
     if options.target is None:
-        return default_for(platform)
+        return default_for(platform, _capabilities() if platform == "cuda" else frozenset())
     target = find(options.target)
     runs_on = {"cpu": ("cpu",), "gpu": ("cuda", "rocm"), "tpu": ("tpu",)}[target.platform]
     if platform not in runs_on and target.platform != "cpu":
         raise TargetError(f"target {target.name!r} runs on {' or '.join(runs_on)}, but the function is compiled for {platform}: "
                           "choose target=None for the best one")  # fmt: skip
+    found = _capabilities() if target.capability and platform == "cuda" else frozenset()
+    if found - {target.capability}:
+        raise TargetError(f"target {target.name!r} is for GPUs of compute capability {target.capability}, but here are some of "
+                          f"{', '.join(sorted(found))}: choose target=None for the best one")  # fmt: skip
     return target
 
 
-def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
-    plan = call.plan(target_for(platform, call.options))
+def _capabilities() -> frozenset[str]:
+    """Compute capabilities of the CUDA devices at hand."""
+    try:
+        return frozenset(str(getattr(d, "compute_capability", "")) for d in jax.devices("cuda"))
+    except RuntimeError:
+        return frozenset()
 
+
+def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
+    target = target_for(platform, call.options)
+    plan = call.plan(target)
+    try:
+        return _lower_plan(plan, ctx, nodes)
+    except Exception as error:
+        if call.options.target is not None or not target.otherwise:
+            raise
+        warnings.warn(f"{call.name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
+                      f"a bug in pallasfuse, please report it. {target.otherwise} is used instead.", stacklevel=2)  # fmt: skip
+        return _lower_plan(call.plan(find(target.otherwise)), ctx, nodes)
+
+
+def _lower_plan(plan: Plan, ctx: Any, nodes: Sequence[Any]) -> Any:
     def run(*args: Any) -> list[Any]:
         return execute(plan, [*call_consts(plan), *args])
 

@@ -230,6 +230,8 @@ def test_targets_are_found_by_name():
 def test_default_targets():
     assert {p: default_for(p).name for p in ("cpu", "cuda", "rocm", "gpu")} == {
         "cpu": "xla", "cuda": "triton", "rocm": "triton", "gpu": "triton"}  # fmt: skip
+    assert default_for("cuda", frozenset({"9.0"})).name == "mosaic_gpu"
+    assert default_for("cuda", frozenset({"9.0", "10.0"})).name == "triton"
 
 
 def test_plans_for_a_gpu_need_no_device():

@@ -133,16 +133,30 @@ def _multiply_and_sum(lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str) 
 
 
 def block_starts(program: TileProgram, number: Array) -> dict[Axis, Array]:
-    """Where the grid block with a number begins, along every grid axis; the last axis is the fastest."""
+    """Where the grid block with a number begins, along every grid axis; the last axis is the fastest, but for `interleave`.
+
+    number: an int, or a traced int32.
+    """
+    counts = {a: -(-a.extent // t) for a, t in program.grid}
+    if program.interleave > 1:
+        last = counts[program.grid[-1][0]]
+        group, rest = _divide(number, last * program.interleave)
+        position, member = _divide(rest, program.interleave)
+        number = (group * program.interleave + member) * last + position
     starts: dict[Axis, Array] = {}
     for axis, tile in reversed(program.grid):
-        count = -(-axis.extent // tile)
-        position = lax.rem(number, jnp.int32(count)) if count > 1 else jnp.int32(0)
-        number = lax.div(number, jnp.int32(count)) if count > 1 else number
+        count = counts[axis]
+        number, position = _divide(number, count)
         if axis in program.descending:
             position = count - 1 - position
         starts[axis] = position * tile
     return starts
+
+
+def _divide(number: Array, by: int) -> tuple[Array, Array]:
+    if isinstance(number, int):
+        return divmod(number, by)
+    return (lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))) if by > 1 else (number, jnp.int32(0))
 
 
 def call(

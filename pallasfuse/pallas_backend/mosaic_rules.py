@@ -4,8 +4,9 @@ One loop over a rolled axis, whose streamed operands travel through shared memor
 Matrix products are `wgmma`: the right side lies in shared memory, the left one there or, computed, in registers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 from pallasfuse.ir import dtypes
@@ -13,31 +14,44 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
 from pallasfuse.targets import MOSAIC_GPU
+from pallasfuse.tiling.arithmetic import coarse_values
 
 WARPGROUP_ROWS = MOSAIC_GPU.warpgroup_rows
-WARPS_PER_WARPGROUP = 4
+WARPS_PER_WARPGROUP = MOSAIC_GPU.warpgroup_warps
 MOST_WARPGROUPS = 2
 MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8
-CONTRACTED_MULTIPLE = 16
 SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
 RESERVED_BYTES = 2048
 """Barriers and the scratch of reductions."""
 SMEM_ALIGNMENT = 1024
 COPY_ALIGNMENT = 16
 """Bytes: of every stride of an array that the copy engine reads or writes, and of a tile's minor dimension."""
+SWIZZLES = (128, 64, 32, 16)
+"""Bytes; a product takes as many contracted elements together."""
 PRODUCT_TYPES = frozenset({"float16", "bfloat16"})
 FLOATS = frozenset({"float16", "bfloat16", "float32"})
 OPERATIONS = frozenset({
     "add", "sub", "mul", "div", "max", "min", "neg", "abs", "square", "sqrt", "rsqrt", "exp", "exp2", "log", "tanh", "logistic",
     "sin", "cos", "integer_pow", "round_even", "sign", "select", "convert", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
 })  # fmt: skip
-INEXACT = frozenset({"sqrt", "rsqrt", "log", "tanh", "logistic", "sin", "cos"})
-"""Operations whose approximate instructions lose more than a few bits."""
+ROUGH = frozenset({"tanh"})
+"""Operations whose approximate instructions are right to 11 bits."""
+ROUGH_CONDITION = "tanh of a half-precision product is right to 11 bits, as the numbers multiplied are"
+SMALL_CONDITION = "an exponential below 2^-126 is zero"
+INEXACT = frozenset({"log"})
+"""Operations whose approximate instructions are right to 22 bits after the point."""
+UNRELIABLE = frozenset({"sin", "cos"})
+"""Operations whose approximate instructions are right near zero only."""
 INTEGER_OPERATIONS = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "convert", "select"})
 REDUCERS = frozenset({"sum", "max", "min"})
 REGISTERS_PER_THREAD = 232
 THREADS = 128
+
+
+def swizzle(row_bytes: int) -> int:
+    """The widest swizzle of a tile whose rows have so many bytes."""
+    return next(s for s in SWIZZLES if row_bytes % s == 0)
 
 
 class Unsuited(Exception):
@@ -52,13 +66,19 @@ class Shape:
     """The grid axis whose tile is shared out among the warpgroups."""
     warpgroups: int
     loop: Loop
-    segment: Segment
+    segments: tuple[Segment, ...]
+    """One after the other without a gap; they load and multiply alike, and differ in their masks."""
     before: tuple[Statement, ...]
     after: tuple[Statement, ...]
     streamed: tuple[Load, ...]
     """Loads of the loop: one pipelined buffer each."""
     resident: tuple[Load, ...]
     """Other loads of tiles: one buffer for each warpgroup."""
+
+    @property
+    def body(self) -> tuple[Statement, ...]:
+        """What any trip does, but for its masks."""
+        return self.segments[0].body
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -81,7 +101,7 @@ def examine(program: TileProgram) -> Shape | str:
     try:
         shape = _shape(program)
         _check_copies(program, shape)
-        for body in (shape.before, shape.segment.body, shape.after):
+        for body in (shape.before, *(g.body for g in shape.segments), shape.after):
             for statement in body:
                 _check(program, shape, statement)
         _check_space(program, shape)
@@ -95,9 +115,9 @@ def _shape(program: TileProgram) -> Shape:
     if len(loops) != 1 or not loops[0].carries:
         raise Unsuited(f"it has {len(loops)} loops, and one with carried values is what can be emitted")
     (loop,) = loops
-    if len(loop.segments) != 1:
-        raise Unsuited("its loop has several segments: masks must be applied under a branch")
-    (segment,) = loop.segments
+    for one, other in pairwise(loop.segments):
+        if one.stop is not other.start or one.tile != other.tile or _moves(one.body) != _moves(other.body):
+            raise Unsuited("the segments of its loop differ in more than their masks")
     tiled = [(a, t) for a, t in program.grid if t > 1]
     if len(tiled) != 1:
         raise Unsuited(f"{len(tiled)} grid axes are tiled, and one gives the rows")
@@ -107,14 +127,19 @@ def _shape(program: TileProgram) -> Shape:
         raise Unsuited(f"a tile of {tile} rows is not {WARPGROUP_ROWS} for each of {warpgroups} warpgroups")
     at = program.body.index(loop)
     before, after = program.body[:at], program.body[at + 1 :]
-    loads = [s for s in segment.body if isinstance(s, Load)]
+    body = loop.segments[0].body
+    loads = [s for s in body if isinstance(s, Load)]
     streamed = tuple(s for s in loads if loop.axis in s.indices)
     resident = tuple(s for s in (*before, *after) if isinstance(s, Load) and present(program, s.indices))
     if len(streamed) != len(loads) or not streamed:
         raise Unsuited("its loop loads what does not depend on the rolled axis, or nothing")
-    if not any(isinstance(s, Contract) for s in segment.body):
+    if not any(isinstance(s, Contract) for s in body):
         raise Unsuited("its loop has no matrix product")
-    return Shape(rows, warpgroups, loop, segment, before, after, streamed, resident)
+    return Shape(rows, warpgroups, loop, loop.segments, before, after, streamed, resident)
+
+
+def _moves(body: tuple[Statement, ...]) -> list[Statement | str]:
+    return [s if isinstance(s, Load) else s.name for s in body if isinstance(s, Load | Contract)]
 
 
 def _check_copies(program: TileProgram, shape: Shape) -> None:
@@ -142,7 +167,8 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
                 raise Unsuited(f"{name} has a stride of {stride} bytes, no multiple of {COPY_ALIGNMENT}")
 
 
-def _expressions(statement: Statement) -> Iterator[Expr]:
+def expressions(statement: Statement) -> Iterator[Expr]:
+    """What a statement computes."""
     match statement:
         case Let() | Reduce() | Store():
             yield statement.value
@@ -155,7 +181,7 @@ def _expressions(statement: Statement) -> Iterator[Expr]:
 
 def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:
     loads = {s.name: s for s in (*shape.streamed, *shape.resident)}
-    for root in _expressions(statement):
+    for root in expressions(statement):
         in_place = isinstance(statement, Contract) and isinstance(root, Read) and root.tensor in loads
         for node in postorder(root):
             if not in_place:
@@ -214,8 +240,11 @@ def _check_product(program: TileProgram, shape: Shape, loads: dict[str, Load], s
     if not (isinstance(s.rhs, Read) and s.rhs.tensor in loads):
         raise Unsuited(f"the right side of {s.name} is computed: it does not lie in shared memory")
     n, k = program.tile(columns), program.tile(contracted)
-    if n % COLUMN_MULTIPLE or n > MOST_COLUMNS or k % CONTRACTED_MULTIPLE:
-        raise Unsuited(f"{s.name} has {n} columns over {k} elements: no shape of wgmma")
+    minor = present(program, loads[s.rhs.tensor].indices)[-1]
+    item = dtypes.itemsize_bytes(s.rhs.dtype)
+    together = swizzle(program.tile(minor) * item) // item
+    if n % COLUMN_MULTIPLE or n > MOST_COLUMNS or k % together:
+        raise Unsuited(f"{s.name} has {n} columns over {k} elements, {together} of them together: no shape of wgmma")
 
 
 def _check_space(program: TileProgram, shape: Shape) -> None:
@@ -237,22 +266,55 @@ def _buffer_bytes(program: TileProgram, shape: Shape, axes: tuple[Axis, ...], dt
 
 
 def may_approximate(program: TileProgram) -> bool:
-    """Whether the only functions are exponentials: approximate ones are right to two units in the last place, others are not."""
+    """Whether approximate instructions lose nothing that counts.
 
-    def operations(body: tuple[Statement, ...]) -> Iterator[str]:
-        for s in body:
-            if isinstance(s, Loop):
-                for segment in s.segments:
-                    yield from operations(segment.body)
-            for root in _expressions(s):
-                yield from (n.op for n in postorder(root) if isinstance(n, Apply))
+    Those of `ROUGH` are as right as a half-precision number: they may serve a loop over coarse values if all results are rounded to
+    half precision. Those of `INEXACT` may serve coarse values, but nothing that is computed from them on the way.
+    """
+    coarse = coarse_values(program)
+    rounded = all(t.dtype in PRODUCT_TYPES for t in program.outputs)
 
-    return INEXACT.isdisjoint(operations(program.body))
+    def is_coarse(node: Expr) -> bool:
+        return isinstance(node, Read) and node.tensor in coarse
+
+    def is_as_coarse(root: Expr) -> bool:
+        reads = [n for n in postorder(root) if isinstance(n, Read)]
+        return any(map(is_coarse, reads)) and all(is_coarse(n) or n.dtype in PRODUCT_TYPES for n in reads)
+
+    def fits(node: Apply, *, in_loop: bool) -> bool:
+        if node.op in ROUGH:
+            return in_loop and rounded and is_as_coarse(node.args[0])
+        if node.op in INEXACT:
+            (x,) = node.args
+            return is_coarse(x.args[0] if isinstance(x, Apply) and x.op == "abs" else x)
+        return node.op not in UNRELIABLE
+
+    return all(fits(node, in_loop=in_loop) for node, in_loop in _applied(program.body))
+
+
+def conditions(program: TileProgram) -> tuple[str, ...]:
+    """How the kernel rounds otherwise than the program."""
+    operations = {node.op for node, _ in _applied(program.body)}
+    if not may_approximate(program):
+        return ()
+    return (*((SMALL_CONDITION,) if "exp2" in operations else ()), *((ROUGH_CONDITION,) if operations & ROUGH else ()))
+
+
+def _applied(body: tuple[Statement, ...], *, in_loop: bool = False) -> Iterator[tuple[Apply, bool]]:
+    """Every operation, and whether it is inside a loop."""
+    for s in body:
+        if isinstance(s, Loop):
+            for segment in s.segments:
+                yield from _applied(segment.body, in_loop=True)
+        for root in expressions(s):
+            yield from ((n, in_loop) for n in postorder(root) if isinstance(n, Apply))
 
 
 def staging(program: TileProgram, shape: Shape) -> dict[str, str]:
-    """Every stored tensor -> the load whose buffer it leaves by, if there is one that is read before and in the loop only."""
-    late = {t for s in shape.after for e in _expressions(s) for t in e.tensors}
+    """Stored tensor -> the load whose buffer it leaves by, where there is no space else: one that nothing reads after the loop."""
+    if _bytes(program, shape, {}) <= SHARED_BYTES:
+        return {}
+    late = {t for s in shape.after for e in expressions(s) for t in e.tensors}
     free = [s for s in shape.resident if s in shape.before and s.name not in late]
     found: dict[str, str] = {}
     outputs = {t.name: t for t in program.outputs}
@@ -273,13 +335,16 @@ def staging(program: TileProgram, shape: Shape) -> dict[str, str]:
 
 def shared_bytes(program: TileProgram, shape: Shape) -> int:
     """What the buffers of one block take."""
+    return _bytes(program, shape, staging(program, shape))
+
+
+def _bytes(program: TileProgram, shape: Shape, shared: dict[str, str]) -> int:
     total = RESERVED_BYTES
     for s in shape.streamed:
         rows = shape.warpgroups if shape.rows in s.indices else 1
         total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, rows * program.stages)
     for s in shape.resident:
         total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, shape.warpgroups)
-    shared = staging(program, shape)
     outputs = {t.name: t for t in program.outputs}
     for store in shape.stores:
         if store.tensor not in shared:
@@ -290,11 +355,11 @@ def shared_bytes(program: TileProgram, shape: Shape) -> int:
 
 def registers(program: TileProgram, shape: Shape) -> int:
     """A low estimate per thread: carried tiles, and the widest tile that is computed twice (as float32, and for a product)."""
-    in_place = accumulated(shape.segment.body)
+    in_place = accumulated(shape.body)
     carried = sum(prod(WARPGROUP_ROWS if a == shape.rows else program.tile(a) for a in present(program, c.axes))
                   for c in shape.loop.carries)  # fmt: skip
     wide = max(
-        (program.tile(a) for s in shape.segment.body if isinstance(s, Contract) for a in present(program, s.axes)
+        (program.tile(a) for s in shape.body if isinstance(s, Contract) for a in present(program, s.axes)
          if a != shape.rows and s.name not in in_place),
         default=0,
     )  # fmt: skip
@@ -306,7 +371,7 @@ def accumulated(body: tuple[Statement, ...]) -> dict[str, tuple[Let, Expr]]:
     products = {s.name for s in body if isinstance(s, Contract)}
     uses: dict[str, int] = {}
     for s in body:
-        for root in _expressions(s):
+        for root in expressions(s):
             for node in postorder(root):
                 if isinstance(node, Read) and node.tensor in products:
                     uses[node.tensor] = uses.get(node.tensor, 0) + 1
@@ -319,3 +384,44 @@ def accumulated(body: tuple[Statement, ...]) -> dict[str, tuple[Let, Expr]]:
             ):
                 found[name] = s, other
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """What the emitter knows of the trips of one segment."""
+
+    segment: Segment
+    last_reader: Mapping[Statement, tuple[Load, ...]]
+    """Statement -> the loads that none after it reads. What the loop does not read at all counts for its end."""
+    accumulated: Mapping[str, tuple[Let, Expr]]
+    starts: tuple[str, ...]
+    """The products that a trip begins with."""
+    ends: tuple[str, ...]
+    """Those that it ends with, which are only added to something; both are empty where they are mixed."""
+    ahead: tuple[Statement, ...]
+    """The first products and their loads, if they read nothing else and nothing else reads what is loaded for them."""
+
+
+def trip_of(shape: Shape, segment: Segment) -> Trip:
+    """See `Trip`."""
+    body = segment.body
+    last: dict[Load, Statement] = dict.fromkeys((*shape.streamed, *shape.resident), body[-1])
+    for load in last:
+        readers = [s for s in body if s is load or any(load.name in e.tensors for e in expressions(s))]
+        last[load] = (readers or body)[-1]
+    sums = accumulated(body)
+    names = tuple(s.name for s in body if isinstance(s, Contract))
+    starts, ends = tuple(n for n in names if n not in sums), tuple(n for n in names if n in sums)
+    if names != starts + ends:
+        starts = ends = ()
+    products = tuple(s for s in body if isinstance(s, Contract) and s.name in starts)
+    read = {t for s in products for e in (s.lhs, s.rhs) for t in e.tensors}
+    loads = tuple(s for s in shape.streamed if s.name in read)
+    others = {t for s in body if s not in products for e in expressions(s) for t in e.tensors}
+    plain = all(isinstance(e, Read) for s in products for e in (s.lhs, s.rhs))
+    known = read <= {s.name for s in (*shape.streamed, *shape.resident)}
+    early: tuple[Statement, ...] = (
+        (*loads, *products) if plain and known and others.isdisjoint(s.name for s in loads) else ()
+    )
+    by_reader = {s: tuple(load for load, reader in last.items() if reader is s) for s in last.values()}
+    return Trip(segment, by_reader, sums, starts, ends, early)

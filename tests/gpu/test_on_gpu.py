@@ -1,4 +1,4 @@
-"""On a GPU: every case computed by the Triton target is as accurate as `jax.jit` of the same function."""
+"""On a GPU: every case computed by the Triton target and by the default one is as accurate as `jax.jit` of the same function."""
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,19 @@ def largest_error(result, reference):
     return float(np.nanmax(np.abs(np.asarray(result, np.float64) - reference)))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "target"),
+    [("float32", "triton"), ("float16", "triton"), ("bfloat16", "triton"), ("float16", None), ("bfloat16", None)],
+)
 @pytest.mark.parametrize("length", [1000, 96, 61])
 @pytest.mark.parametrize("case", [pytest.param(c.small(), id=c.name.replace(" ", "-")) for c in all_cases()])
-def test_error_against_float64(case, length, dtype):
+def test_error_against_float64(case, length, dtype, target):
     arrays = case.arrays(length, jnp.dtype(dtype), batch=2)
     with jax.default_matmul_precision("highest"):
-        fused = pf.fuse(case.plain, target="triton", static_argnums=case.static_argnums)
+        fused = pf.fuse(case.plain, target=target, static_argnums=case.static_argnums)
         ours = jax.tree.leaves(fused(*arrays, *case.static))
         theirs = jax.tree.leaves(jax.jit(case.plain, static_argnums=case.static_argnums)(*arrays, *case.static))
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         wide = [np.asarray(a, np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else np.asarray(a) for a in arrays]
         exact = [np.asarray(x) for x in jax.tree.leaves(case.plain(*wide, *case.static))]
     for mine, plain, reference in zip(ours, theirs, exact, strict=True):

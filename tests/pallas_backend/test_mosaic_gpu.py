@@ -5,6 +5,7 @@
 
 import functools
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +15,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pallasfuse as pf
 from benchmarks import h100
-from pallasfuse import pipeline
+from pallasfuse import pipeline, primitive
 from pallasfuse.pallas_backend import mosaic_gpu, mosaic_rules
-from tests.pallas_backend.variants import VARIANTS, causal, plain
+from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
 TARGET = "mosaic_gpu"
 
@@ -49,7 +50,21 @@ def in_float64(function, arrays):
         return [np.asarray(x) for x in jax.tree.leaves(function(*(np.asarray(a, np.float64) for a in arrays)))]
 
 
-INTERPRETED = ["causal", "deep finite mask", "bias", "row and head", "gate", "log sum", "shared keys", "odd lengths"]
+INTERPRETED = [
+    "causal",
+    "deep finite mask",
+    "bias",
+    "row and head",
+    "gate",
+    "log sum",
+    "shared keys",
+    "odd lengths",
+    "sum of biased",
+    "soft cap",
+    "window",
+    "squared",
+    "two products",
+]
 """`tests/aot` compiles all of them."""
 
 
@@ -63,6 +78,76 @@ def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
         ulp = float(jnp.finfo(theirs.dtype).eps) * np.abs(truth).max()
         errors = [np.abs(np.asarray(x, np.float64).reshape(truth.shape) - truth).max() for x in (ours, theirs)]
         assert errors[0] <= 1.5 * errors[1] + ulp
+
+
+@pytest.mark.parametrize(
+    ("name", "queries", "keys"),
+    [("causal", 448, 448), ("window", 448, 448), ("log sum", 300, 130), ("shared keys", 300, 100), ("gate", 160, 192)],
+)
+def test_instances_that_run_several_blocks(interpreted, monkeypatch, name, queries, keys):
+    """Slots, barriers and turns go on from block to block."""
+    monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 2)
+    variant = replace(VARIANTS[name], queries=queries, keys=keys)
+    arrays = variant.arrays("bfloat16")
+    for ours, exact in zip(interpreted(variant.function, arrays), in_float64(variant.function, arrays), strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"ahead": True, "alternate": False},
+        {"ahead": True},
+        {"alternate": False},
+        {"persistent": False},
+        {"stages": 1, "ahead": True},
+        {"interleave": 2},
+    ],
+    ids=str,
+)
+def test_switches_do_not_change_the_result(interpreted, monkeypatch, switches):
+    """With one stage, warpgroups neither take turns nor look ahead: they would wait for each other."""
+    monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 3)
+    everything = pipeline.choose
+    monkeypatch.setattr(pipeline, "choose", lambda *args: [replace(s, **switches) for s in everything(*args)])
+    arrays = replace(VARIANTS["causal"], queries=448, keys=448).arrays("bfloat16")
+    (ours,) = interpreted(causal, arrays)
+    (exact,) = in_float64(causal, arrays)
+    np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
+
+
+def test_the_default_for_hopper(monkeypatch):
+    arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
+    for capabilities, kernels in (({"9.0"}, (1, 0)), ({"8.0"}, (0, 1)), ({"9.0", "8.0"}, (0, 1)), (set(), (0, 1))):
+        monkeypatch.setattr(primitive, "_capabilities", lambda found=capabilities: frozenset(found))
+        text = h100.lower(pf.fuse(plain), arrays).as_text()
+        assert (len(re.findall(r"custom_call @mosaic_gpu", text)), h100.triton_calls(text)) == kernels
+
+
+@pytest.mark.parametrize("capability", ["8.0", "10.0"])
+def test_other_gpus_are_refused(monkeypatch, capability):
+    monkeypatch.setattr(primitive, "_capabilities", lambda: frozenset({capability}))
+    arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
+    with pytest.raises(
+        pf.TargetError, match=f"compute capability 9.0, but here are some of {capability}: choose target=None"
+    ):
+        h100.lower(pf.fuse(plain, target=TARGET), arrays)
+
+
+def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
+    """Unless its target was asked for."""
+
+    def broken(program, inputs):
+        raise ValueError("K must be a multiple of 64")
+
+    arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
+    monkeypatch.setattr(primitive, "_capabilities", lambda: frozenset({"9.0"}))
+    monkeypatch.setitem(pipeline._EMITTERS, TARGET, broken)
+    with pytest.warns(UserWarning, match=r"no kernel of mosaic_gpu could be built.*K must be.*triton is used instead"):
+        text = h100.lower(pf.fuse(plain), arrays).as_text()
+    assert h100.triton_calls(text) == 1
+    with pytest.raises(ValueError, match="K must be"):
+        h100.lower(pf.fuse(plain, target=TARGET), arrays)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -95,6 +180,8 @@ QKV = ((256, 2, 64), (256, 2, 64), (256, 2, 64))
 
 def test_what_does_not_fit_goes_to_another_target_with_the_reason():
     assert "multiplies float32" in reason(plain, *QKV, dtype="float32")
+    rolled = kernel_of(plain, [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in QKV])[1].schedule.rolled.name
+    assert "no shape of wgmma" in reason(plain, *QKV, tiles=((rolled, 96),))
     assert "no multiple of 16" in reason(plain, *(((256, 1, 61),) * 3))
     assert "loops" in reason(lambda x: jax.nn.softmax(x, axis=-1), (256, 4096))
     explained = str(pf.fuse(plain).explain(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in QKV), target=TARGET))
@@ -109,12 +196,38 @@ def test_an_emitter_refuses_what_the_rules_refuse():
         mosaic_gpu.run(kernel.program, {})
 
 
+def capped_with_log_sum(q, k, v):
+    s = 20 * jnp.tanh(scores(q, k) / 20)
+    return weighted(s, v), jax.nn.logsumexp(s, axis=-1)
+
+
+def through_tanh(q, k, v):
+    return jnp.tanh(plain(q, k, v))
+
+
+def gated_by_tanh(q, k, v):
+    return plain(q, k, v) * jnp.tanh(q)
+
+
+@pytest.mark.parametrize(
+    ("function", "rough"),
+    [(capped, True), (capped_with_log_sum, False), (through_tanh, False), (gated_by_tanh, False), (plain, None)],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_rough_instructions_only_where_results_are_rounded(function, rough):
+    plan, kernel = kernel_of(function, [jax.ShapeDtypeStruct(s, jnp.float16) for s in QKV])
+    assert kernel.target.name == TARGET, kernel.declined
+    assert mosaic_rules.may_approximate(kernel.program) == (rough is not False)
+    assert (mosaic_rules.ROUGH_CONDITION in plan.conditions) == bool(rough)
+
+
 def test_space_is_counted():
     arrays = [jax.ShapeDtypeStruct((1024, 2, 128), jnp.bfloat16)] * 3
     _, kernel = kernel_of(causal, arrays)
     shape = mosaic_rules.examine(kernel.program)
-    rows, keys = 128 * 128 * 2, 128 * 128 * 2
-    assert mosaic_rules.shared_bytes(kernel.program, shape) == rows + 2 * 2 * keys + mosaic_rules.RESERVED_BYTES
+    rows, keys = 64 * 128 * 2, 128 * 128 * 2  # few blocks: small ones
+    assert mosaic_rules.shared_bytes(kernel.program, shape) == 2 * rows + 2 * 2 * keys + mosaic_rules.RESERVED_BYTES
+    assert not mosaic_rules.staging(kernel.program, shape)
     assert mosaic_rules.registers(kernel.program, shape) < mosaic_rules.REGISTERS_PER_THREAD
     rolled = kernel.schedule.rolled.name
     _, kernel = kernel_of(causal, arrays, tiles=(("i", 128), (rolled, 256)), stages=4)
@@ -126,12 +239,12 @@ def test_a_product_that_is_only_added_accumulates_in_place():
     arrays = [jax.ShapeDtypeStruct((256, 2, 64), jnp.bfloat16)] * 3
     _, kernel = kernel_of(causal, arrays)
     shape = mosaic_rules.examine(kernel.program)
-    (target,) = mosaic_rules.accumulated(shape.segment.body).values()
+    (target,) = mosaic_rules.accumulated(shape.body).values()
     assert target[0].name.endswith(".acc0.next")
 
 
 @pytest.mark.parametrize("name", ["window", "gate"])
-def test_masks_under_a_branch_are_proven(name):
+def test_masks_in_several_segments_are_proven(name):
     variant = VARIANTS[name]
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in variant.arrays("bfloat16")]
     report = pf.verify(pf.fuse(variant.function), *arrays, target=TARGET)

@@ -25,13 +25,18 @@ class Variant:
         return [jax.random.normal(jax.random.key(n), s, jnp.dtype(t)) for n, (s, t) in enumerate(shapes)]
 
 
+def wide(x):
+    """The type that products are accumulated in."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
 def scores(q, k):
-    return jnp.einsum("ihd,jhd->hij", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    return jnp.einsum("ihd,jhd->hij", q, k, preferred_element_type=wide(q)) * q.shape[-1] ** -0.5
 
 
 def weighted(s, v):
     p = jax.nn.softmax(s, axis=-1).astype(v.dtype)
-    return jnp.einsum("hij,jhd->ihd", p, v, preferred_element_type=jnp.float32).astype(v.dtype)
+    return jnp.einsum("hij,jhd->ihd", p, v, preferred_element_type=wide(v)).astype(v.dtype)
 
 
 def positions(s):
@@ -97,19 +102,26 @@ def with_log_sum(q, k, v):
     return weighted(s, v), jax.nn.logsumexp(s, axis=-1)
 
 
+def with_sum(q, k, v, bias):
+    """The bias is read by ordinary instructions, after the last product."""
+    s = jax.nn.relu(scores(q, k))
+    out = jnp.einsum("hij,jhd->ihd", s.astype(v.dtype), v, preferred_element_type=wide(v))
+    return out.astype(v.dtype), (s * bias).sum(-1)
+
+
 def squared(q, k, v):
     """No softmax at all: a sum of products of rectified scores, normalized by their sum."""
     s = jax.nn.relu(scores(q, k))
-    out = jnp.einsum("hij,jhd->ihd", (s * s).astype(v.dtype), v, preferred_element_type=jnp.float32)
+    out = jnp.einsum("hij,jhd->ihd", (s * s).astype(v.dtype), v, preferred_element_type=wide(v))
     return (out / (1 + jnp.sum(s * s, -1)).T[..., None]).astype(v.dtype)
 
 
 def shared_keys(q, k, v):
     h, g = q.shape[1], k.shape[1]
     grouped = q.reshape(q.shape[0], g, h // g, q.shape[2])
-    s = jnp.einsum("igrd,jgd->grij", grouped, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+    s = jnp.einsum("igrd,jgd->grij", grouped, k, preferred_element_type=wide(q)) * q.shape[-1] ** -0.5
     p = jax.nn.softmax(s, axis=-1).astype(v.dtype)
-    out = jnp.einsum("grij,jge->igre", p, v, preferred_element_type=jnp.float32)
+    out = jnp.einsum("grij,jge->igre", p, v, preferred_element_type=wide(v))
     return out.reshape(q.shape[0], h, v.shape[2]).astype(v.dtype)
 
 
@@ -132,6 +144,7 @@ VARIANTS = {
     "row and head": Variant(by_row_and_head, more=(((160,), "float32"), ((2,), "float32"))),
     "gate": Variant(gated, more=(((160, 2, 64), ""),)),
     "log sum": Variant(with_log_sum),
+    "sum of biased": Variant(with_sum, more=(((2, 160, 192), ""),)),
     "squared": Variant(squared),
     "shared keys": Variant(shared_keys, heads=(4, 2)),
     "two products": Variant(two_products),

@@ -1,0 +1,360 @@
+"""What one thread block does: computing warpgroups, and a memory warpgroup that keeps their slots of shared memory full.
+
+A slot is full when the copy engine has written it, and empty when all its readers are done with it.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallasfuse.emission.interpreter import Array, Scope, Tile, Window
+from pallasfuse.emission.pallas_kernel import block_starts
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.tile_program import Contract, Load, Statement, block_start
+from pallasfuse.pallas_backend.mosaic_compute import Computing, Product, Staged, nothing
+from pallasfuse.pallas_backend.mosaic_rules import (
+    WARPGROUP_ROWS,
+    Trip,
+    expressions,
+    present,
+    trip_of,
+)
+
+if TYPE_CHECKING:
+    from pallasfuse.pallas_backend.mosaic_gpu import Kernel
+
+WARPGROUP, BLOCK, ASSIGNMENT = "warpgroup", "block", "assignment"
+MEMORY_REGISTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a warpgroup is: at trip `now` of [start, stop) in a block before which it has made `done` trips."""
+
+    done: Any
+    start: Any
+    stop: Any
+    now: Any
+
+    def slot(self, stages: int) -> Any:
+        """Where the streamed operands of the trip lie."""
+        return lax.rem(self.done + self.now - self.start, jnp.int32(stages))
+
+    @property
+    def is_last(self) -> Any:
+        return self.now == self.stop - 1
+
+    @property
+    def following(self) -> "Position":
+        return replace(self, now=self.now + 1)
+
+
+class Block(Computing):
+    """The statements of the program on the tiles of one warpgroup, and what the memory warpgroup does for them."""
+
+    def __init__(
+        self, kernel: "Kernel", refs: Mapping[str, Any], buffers: Mapping[str, Any], full: Mapping[str, Any],
+        empty: Mapping[str, Any], turn: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(kernel, buffers, lax.axis_index(WARPGROUP))
+        self.kernel, self.refs, self.full, self.empty, self.turn = kernel, refs, full, empty, turn
+        self.position = Position(0, 0, 0, 0)
+        late = frozenset(t for s in self.shape.after for e in expressions(s) for t in e.tensors)
+        late |= frozenset(kernel.staging.values())
+        self.late = tuple(s.name for s in self.shape.resident if s.name in late or s in self.shape.after)
+        """Resident operands that are still read after the loop."""
+        trips = [trip_of(self.shape, g) for g in self.shape.segments]
+        self.kind = trips[0]
+        """Of the current trip."""
+        self.kinds = trips
+        several = bool(self.kind.starts and self.kind.ends) and self.program.stages > 1
+        alike = all(_order(t) == _order(self.kind) for t in trips)
+        # with one slot, the warpgroup that is behind would wait for a tile that the other, which waits for it, has not asked for
+        self.takes_turns = several and alike and self.program.alternate and self.shape.warpgroups == 2
+        """The turn passes on when the first products of a trip are issued, and must have come before the last ones are."""
+        self.ahead = self.kind.ahead if several and alike and self.program.ahead else ()
+        self.early: tuple[Array, ...] = ()
+        """The products of the current trip that are there already; then, those of the next one."""
+
+    # --- blocks
+
+    def compute(self) -> None:
+        """What a computing warpgroup does."""
+        groups = self.shape.warpgroups
+        available = min(256, (512 - MEMORY_REGISTERS) // groups)
+        plgpu.set_max_registers(available // 8 * 8, action="increase")
+        for load in self.shape.streamed:
+            for slot in range(self.kernel.slots[load.name]):
+                plgpu.barrier_arrive(self.empty[load.name].at[slot])
+        self._release(s.name for s in self.shape.resident)
+        if self.takes_turns:
+            pl.when(self.warpgroup == 1)(self._pass_the_turn)
+        self._each_block(self._compute_block)
+        if self.takes_turns:
+            pl.when(self.warpgroup == 0)(self._await_the_turn)
+        plgpu.wait_smem_to_gmem(0)
+
+    def copy(self) -> None:
+        """What the memory warpgroup does."""
+        plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
+        self._each_block(self._copy_block)
+        for name, count in self.kernel.slots.items():
+            for slot in range(count):
+                plgpu.barrier_wait(self.empty[name].at[slot])
+
+    def _each_block(self, body: Callable[[Array, Array], Array]) -> None:
+        """`body(number, trips so far)` for every grid block of this instance; gives the trips after it."""
+        total, instances = self.kernel.blocks, self.kernel.instances
+        first = lax.axis_index(BLOCK)
+        if instances == total:
+            body(first, jnp.int32(0))
+        elif self.kernel.assignment is None:
+            count = total // instances + (first < total % instances).astype(jnp.int32)
+            lax.fori_loop(0, count, lambda n, trips: body(first + n * instances, trips), jnp.int32(0))
+        else:
+            table = self.refs[ASSIGNMENT]
+
+            def step(n: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+                number, trips = state
+                following = table[first, n + 2]  # on its way while the block runs
+                return following, body(number, trips)
+
+            lax.fori_loop(0, table[first, 0], step, (table[first, 1], jnp.int32(0)))
+
+    def _scope(self, number: Array, warpgroup: Any = None) -> Scope:
+        """Of a grid block, or of a warpgroup's part of it."""
+        starts = block_starts(self.program, number)
+        names = {block_start(a): Tile(s, ()) for a, s in starts.items()}
+        windows = {a: Window(starts.get(a, 0), t, a.extent % t != 0) for a, t in self.program.tiles}
+        if warpgroup is not None:
+            rows = self.shape.rows
+            start = starts[rows] + warpgroup * WARPGROUP_ROWS
+            windows[rows] = Window(start, WARPGROUP_ROWS, windows[rows].overhangs)
+        return Scope(windows, names)
+
+    def _bounds(self, scope: Scope) -> tuple[Array, Array]:
+        start, stop = (
+            jnp.int32(self.value(e, scope).array) for e in (self.shape.segments[0].start, self.shape.segments[-1].stop)
+        )
+        return start, jnp.maximum(start, stop)
+
+    def _compute_block(self, number: Array, trips: Array) -> Array:
+        shape, scope = self.shape, self._scope(number, self.warpgroup)
+        start, stop = self._bounds(scope)
+        self.run(shape.before, scope)
+        self._await_the_turn()
+        self.position = Position(trips, start, stop, start)
+        state = (self.initial_state(shape.loop, scope), self._first_products(scope))
+
+        for kind in self.kinds:
+
+            def step(n: Array, state: Any, kind: Trip = kind) -> Any:
+                self.kind, self.position, self.early = kind, Position(trips, start, stop, n), state[1]
+                carried = self.trip(shape.loop, kind.segment, scope, n, state[0])
+                return carried, self.early
+
+            first, last = (jnp.int32(self.value(e, scope).array) for e in (kind.segment.start, kind.segment.stop))
+            state = lax.fori_loop(first, last, step, state)
+        if not self.ahead:
+            self._pass_the_turn()
+        pl.when(start == stop)(lambda: self._release(s.name for s in shape.resident if s.name not in self.late))
+        self.bind_state(shape.loop, state[0], scope)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the last block
+        self.run(shape.after, scope)
+        if self.kernel.staging:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        self._release(self.late)
+        return trips + stop - start
+
+    def _copy_block(self, number: Array, trips: Array) -> Array:
+        scope = self._scope(number)
+        start, stop = self._bounds(scope)
+
+        def step(n: Array, _: None) -> None:
+            slot = Position(trips, start, stop, n).slot(self.program.stages)
+            axis, tile = self.shape.loop.axis, self.shape.segments[0].tile
+            windows = scope.windows | {axis: Window(n * tile, tile, False)}
+            for load in self.shape.streamed:
+                self._copy(load, Scope(windows, {}), slot)
+
+        pl.when(start < stop)(lambda: step(start, None))  # before what waits for the end of the last block
+        self._copy_resident(number, self.shape.before)
+        lax.fori_loop(start + 1, stop, step, None)
+        self._copy_resident(number, self.shape.after)
+        return trips + stop - start
+
+    def _copy_resident(self, number: Array, body: tuple[Statement, ...]) -> None:
+        for warpgroup in range(self.shape.warpgroups):
+            for load in (s for s in self.shape.resident if s in body):
+                self._copy(load, self._scope(number, warpgroup), warpgroup)
+
+    # --- what travels
+
+    def _copy(self, load: Load, scope: Scope, slot: Any) -> None:
+        plgpu.barrier_wait(self.empty[load.name].at[slot])
+        place = self._place(load.tensor, load.indices, scope)
+        plgpu.copy_gmem_to_smem(place, self.buffers[load.name].at[slot], self.full[load.name].at[slot])
+
+    def _place(self, tensor: str, indices: tuple[Axis, ...], scope: Scope) -> Any:
+        """The current tile of an array in global memory."""
+        at = []
+        for axis in indices:
+            window = scope.windows[axis]
+            at.append(window.start if window.size == 1 else pl.ds(window.start, window.size))
+        return self.refs[tensor].at[tuple(at)]
+
+    def _release(self, names: Iterable[str]) -> None:
+        """Resident operands of this warpgroup."""
+        for name in names:
+            self._arrive(name, self.warpgroup)
+
+    def _arrive(self, name: str, slot: Any) -> None:
+        """This warpgroup is done with what lies there."""
+        if name in self.in_registers:
+            plgpu.commit_smem()  # what was read comes before what the copy engine writes
+        plgpu.barrier_arrive(self.empty[name].at[slot])
+
+    def run(self, body: tuple[Statement, ...], scope: Scope) -> None:
+        for statement in body:
+            if statement in self.ahead:
+                if isinstance(statement, Contract):
+                    index = [s for s in self.ahead if isinstance(s, Contract)].index(statement)
+                    scope.names[statement.name] = Tile(self.early[index], self._axes(statement))
+                continue
+            if self.interpret or not any(statement is total for total, _ in self.kind.accumulated.values()):
+                super().run((statement,), scope)
+            self._done(statement, self.position)
+
+    def _done(self, statement: Statement, position: "Position") -> None:
+        """Let go of what was read for the last time."""
+        for load in self.kind.last_reader.get(statement, ()):
+            if load in self.shape.streamed:
+                self._arrive(load.name, position.slot(self.program.stages))
+            elif load.name not in self.late:
+                pl.when(position.is_last)(functools.partial(self._release, [load.name]))
+
+    def _load(self, statement: Load, scope: Scope) -> None:
+        kept = present(self.program, statement.indices)
+        if kept:
+            scope.names[statement.name] = self._staged(statement, kept, self.position)
+        else:
+            at = tuple(scope.windows[a].start for a in statement.indices)
+            scope.names[statement.name] = Tile(self.refs[statement.tensor][at or (0,)], ())
+
+    def _staged(self, load: Load, kept: tuple[Axis, ...], position: "Position") -> Tile:
+        streamed = load in self.shape.streamed
+        slot = position.slot(self.program.stages) if streamed else self.warpgroup
+        plgpu.barrier_wait(self.full[load.name].at[slot])
+        ref = self.buffers[load.name].at[slot]
+        if streamed and self.shape.rows in kept:
+            mine = pl.ds(self.warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS)
+            ref = ref.at[tuple(mine if a == self.shape.rows else slice(None) for a in kept)]
+        return Tile(Staged(ref, kept), kept)
+
+    def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
+        tile = self._widen(self.value(value, scope), indices, scope)
+        buffer = self.buffers[self.kernel.staging.get(tensor, tensor)].at[self.warpgroup]
+        buffer[...] = tile.array.astype(buffer.dtype)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(buffer, self._place(tensor, indices, scope))
+
+    # --- products, and whose turn it is
+
+    def _contract(self, statement: Contract, scope: Scope) -> None:
+        (contracted,) = present(self.program, statement.over)
+        axes = self._axes(statement)
+        left, right = self._left(statement, contracted, scope), self._right(statement.rhs, scope).oriented(contracted)
+        target = self.kind.accumulated.get(statement.name) if not self.interpret else None
+        start = None if target is None else self._widen(self.value(target[1], scope), axes, scope).array
+        if self.takes_turns and statement.name == self.kind.ends[0]:
+            start, left = self._settle(start, left, scope)
+            self._await_the_turn()
+        product = Product(self._size(axes), start, left, right)
+        if self.ahead and statement.name == self.kind.ends[-1]:
+            result, *early = self._with_the_next(product, scope)
+            self.early = tuple(early)
+        else:
+            first = bool(self.kind.starts) and statement.name == self.kind.starts[-1]
+            (result,) = self._at_once([product], self._pass_the_turn if first else nothing)
+        scope.names[statement.name if target is None else target[0].name] = Tile(result, axes)
+
+    def _early_products(self, scope: Scope, position: "Position") -> list[Product]:
+        """What a trip can begin with before the one before it has ended."""
+        names = dict(scope.names)
+        found = []
+        for statement in self.ahead:
+            if isinstance(statement, Load):
+                names[statement.name] = self._staged(statement, present(self.program, statement.indices), position)
+            elif isinstance(statement, Contract):
+                (contracted,) = present(self.program, statement.over)
+                inner = Scope(scope.windows, names)
+                left = self._right(statement.lhs, inner).oriented(self.shape.rows)
+                right = self._right(statement.rhs, inner).oriented(contracted)
+                found.append(Product(self._size(self._axes(statement)), None, left, right))
+        return found
+
+    def _first_products(self, scope: Scope) -> tuple[Array, ...]:
+        contracts = [s for s in self.ahead if isinstance(s, Contract)]
+        if not contracts:
+            return ()
+
+        def multiply() -> tuple[Array, ...]:
+            results = self._at_once(self._early_products(scope, self.position))
+            for statement in self.ahead:
+                self._done(statement, self.position)
+            return tuple(results)
+
+        def zeros() -> tuple[Array, ...]:
+            return tuple(jnp.zeros(self._size(self._axes(s)), jnp.float32) for s in contracts)
+
+        results: tuple[Array, ...] = lax.cond(self.position.start < self.position.stop, multiply, zeros)
+        self._pass_the_turn()
+        return results
+
+    def _with_the_next(self, product: Product, scope: Scope) -> list[Array]:
+        """The last product of a trip, and the first ones of the next trip if there is one."""
+        following = self.position.following
+
+        def both() -> list[Array]:
+            results = self._at_once([product, *self._early_products(scope, following)], self._pass_the_turn)
+            for statement in self.ahead:
+                self._done(statement, following)
+            return results
+
+        def alone() -> list[Array]:
+            sizes = [self._size(self._axes(s)) for s in self.ahead if isinstance(s, Contract)]
+            return [*self._at_once([product], self._pass_the_turn), *(jnp.zeros(n, jnp.float32) for n in sizes)]
+
+        result: list[Array] = lax.cond(self.position.is_last, alone, both)
+        return result
+
+    def _settle(self, start: Any, left: Any, scope: Scope) -> tuple[Any, Any]:
+        """The operands of a product, computed before the turn comes, and with them what the loop carries on."""
+        carried = [c.next_name for c in self.shape.loop.carries if c.next_name in scope.names]
+        arrays = {n: scope.names[n].array for n in carried}
+        arrays |= {n: v for n, v in (("", start), (".", left)) if isinstance(v, jax.Array)}
+        arrays = lax.optimization_barrier(arrays)
+        scope.names.update({n: Tile(arrays[n], scope.names[n].axes) for n in carried})
+        return arrays.get("", start), arrays.get(".", left)
+
+    def _pass_the_turn(self) -> None:
+        """Let the other warpgroup multiply."""
+        if self.takes_turns:
+            plgpu.barrier_arrive(self.turn.at[1 - self.warpgroup])
+
+    def _await_the_turn(self) -> None:
+        if self.takes_turns:
+            plgpu.barrier_wait(self.turn.at[self.warpgroup])
+
+
+def _order(trip: Trip) -> tuple[object, ...]:
+    """What the trips of all segments must have in common to take turns, and to look ahead."""
+    return trip.starts, trip.ends, trip.ahead, [trip.last_reader.get(s) for s in trip.ahead]
