@@ -1,18 +1,24 @@
 """Attention on one GPU, side by side: pallasfuse, `jax.jit` of the same function, and what users call today.
 
-    python benchmarks/attention.py 2048 8192 --targets triton --json attention.json
+    python benchmarks/attention.py 2048 8192 --targets mosaic_gpu triton --jobs 6 --json attention.json
 
 Times are sums of kernel times (CUPTI), medians of eight calls. An implementation that fails keeps its row, with the
 reason. `x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
-peer, in the same run. Peers take a bias only as an array: the ALiBi bias is made inside the timed call.
+peer, in the same run; `roof` is the share of what the device could do at best. Peers take a bias only as an array: the
+ALiBi bias is made inside the timed call. With --jobs, operators compile at the same time, each in a process of its own,
+and are measured one after the other when all are compiled. `benchmarks/plot.py` draws the JSON file.
 """
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -29,13 +35,16 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasfuse as pf
-from benchmarks.cases import ATTENTION, AttentionCase
+from benchmarks.cases import ATTENTION, MORE_ATTENTION, AttentionCase
 
+CASES = (*ATTENTION, *MORE_ATTENTION)
 CALLS = 8
+MATMUL_FLOP_S, BYTES_S = 800e12, 3.0e12
+"""What an H100 was measured to reach: a large half-precision matrix product, a large copy."""
 SOFT_CAP = 50.0
 JIT = "jax.jit"
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Attention = Callable[..., jax.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,8 @@ class Row:
     error: float | None = None
     """Largest difference from jax.jit of the same function."""
     reason: str = ""
+    roof: float | None = None
+    """The time that the device's measured ceilings allow, over `ms`."""
 
     @property
     def is_peer(self) -> bool:
@@ -63,13 +74,34 @@ def alibi_bias(case: AttentionCase, length: int, dtype: Any) -> jax.Array:
     return (slopes[:, None, None] * distance).astype(dtype)[None]
 
 
+def bias_of(case: AttentionCase, q: jax.Array, more: tuple[jax.Array, ...]) -> jax.Array | None:
+    """As an array: peers take no other."""
+    if case.name == "pair":
+        return more[0][None]
+    return alibi_bias(case, q.shape[1], q.dtype) if case.name == "alibi" else None
+
+
+def gated(case: AttentionCase, out: jax.Array, more: tuple[jax.Array, ...]) -> jax.Array:
+    return (out * jax.nn.sigmoid(more[1])).astype(out.dtype) if case.name == "pair" else out
+
+
+def is_causal(case: AttentionCase) -> bool:
+    return case.name not in ("global", "pair")
+
+
 def cudnn(case: AttentionCase) -> Attention:
-    def call(q, k, v):
-        bias = alibi_bias(case, q.shape[1], q.dtype) if case.name == "alibi" else None
+    def call(q, k, v, *more):
         window = None if case.window is None else (case.window - 1, 0)
-        return jax.nn.dot_product_attention(
-            q, k, v, bias=bias, is_causal=case.name != "global", local_window_size=window, implementation="cudnn"
+        out = jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            bias=bias_of(case, q, more),
+            is_causal=is_causal(case),
+            local_window_size=window,
+            implementation="cudnn",
         )
+        return gated(case, out, more)
 
     return call
 
@@ -83,17 +115,18 @@ def tokamax_attention(case: AttentionCase, implementation: str) -> Attention:
         sys.modules.update(stubs)
     import tokamax
 
-    def call(q, k, v):
-        return tokamax.dot_product_attention(
+    def call(q, k, v, *more):
+        out = tokamax.dot_product_attention(
             q,
             k,
             v,
-            bias=alibi_bias(case, q.shape[1], q.dtype) if case.name == "alibi" else None,
-            is_causal=case.name != "global",
+            bias=bias_of(case, q, more),
+            is_causal=is_causal(case),
             local_window_size=None if case.window is None else (case.window - 1, 0),
             logits_soft_cap=SOFT_CAP if case.name == "softcap" else None,
             implementation=implementation,
         )
+        return gated(case, out, more)
 
     return call
 
@@ -124,42 +157,40 @@ def jax_triton_kernel(case: AttentionCase) -> Attention:
 def peers(case: AttentionCase) -> Iterator[tuple[str, Callable[[], Attention]]]:
     """Name and maker of each peer that offers the operator. A maker raises where its library is missing."""
     if case.name != "softcap":
-        yield ("cuDNN, bias array" if case.name == "alibi" else "cuDNN"), lambda: cudnn(case)
+        yield ("cuDNN, bias array" if case.name in ("alibi", "pair") else "cuDNN"), lambda: cudnn(case)
     for implementation in ("mosaic", "triton"):
         yield f"tokamax {implementation}", lambda implementation=implementation: tokamax_attention(case, implementation)
-    if case.name in ("global", "causal", "gqa"):
+    if case.name in ("global", "causal", "gqa", "head256"):
         yield "jax Pallas Mosaic kernel", lambda: jax_mosaic_kernel(case)
-    if case.name in ("global", "causal"):
+    if case.name in ("global", "causal", "head256"):
         yield "jax Pallas Triton kernel", lambda: jax_triton_kernel(case)
 
 
 def implementations(case: AttentionCase, targets: list[str], *, with_peers: bool) -> Iterator[tuple[str, Any]]:
     """Name and maker of everything to run; jax.jit first, because the others are compared with its result."""
-    yield JIT, lambda: lambda q, k, v: case.plain(q, k, v, *case.static)
+    yield JIT, lambda: lambda *arrays: case.plain(*arrays, *case.static)
     for target in targets:
 
         def fused(target=target):
             function = pf.fuse(case.plain, target=target, static_argnums=case.static_argnums)
-            return lambda q, k, v: function(q, k, v, *case.static)
+            return lambda *arrays: function(*arrays, *case.static)
 
         yield f"pallasfuse {target}", fused
     if with_peers:
         yield from peers(case)
 
 
-def gpu_ms(function: Attention, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, float]:
+def gpu_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, float]:
     """Result, and the median over calls of the sum of kernel times."""
     from jax.experimental.mosaic.gpu import profiler
 
-    compiled = jax.jit(function)
     result, _ = profiler.measure(compiled)(*arrays)
     _, times_ms = profiler.measure(compiled, iterations=CALLS)(*arrays)
     return result, statistics.median(times_ms)
 
 
-def wall_ms(function: Attention, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, float]:
+def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, float]:
     """Result, and the median wall time of a call: for CPU."""
-    compiled = jax.jit(function)
     result = jax.block_until_ready(compiled(*arrays))
     times_ms = []
     for _ in range(CALLS):
@@ -167,6 +198,13 @@ def wall_ms(function: Attention, arrays: tuple[jax.Array, ...]) -> tuple[jax.Arr
         jax.block_until_ready(compiled(*arrays))
         times_ms.append(1e3 * (time.perf_counter() - start))
     return result, statistics.median(times_ms)
+
+
+def roofline_ms(case: AttentionCase, length: int, itemsize: int = 2) -> float:
+    """The larger of arithmetic and traffic, each input read once and the output written once."""
+    elements = length * (case.head_dim + (case.value_dim or case.head_dim)) * (case.query_heads + case.key_heads)
+    elements += case.query_heads * length * (length + (case.value_dim or case.head_dim)) if case.more is not None else 0
+    return 1e3 * max(case.flops(length) / MATMUL_FLOP_S, elements * itemsize / BYTES_S)
 
 
 def why_not(name: str, case: AttentionCase, length: int, memory_bytes: float) -> str:
@@ -177,39 +215,117 @@ def why_not(name: str, case: AttentionCase, length: int, memory_bytes: float) ->
     return ""
 
 
-def measure_case(
-    case: AttentionCase,
-    length: int,
-    *,
-    dtype: Any,
-    makers: list[tuple[str, Any]],
-    timer: Callable[..., tuple[jax.Array, float]],
-    memory_bytes: float,
-    deadline_s: float,
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One row to measure: compiled, or with the reason why not."""
+
+    case: AttentionCase
+    row: Row
+    compiled: Any = None
+
+
+def compile_jobs(
+    cases: list[AttentionCase], lengths: list[int], *, dtype: Any, makers: Any, memory_bytes: float, deadline_s: float
+) -> list[Job]:
+    jobs = []
+    for length in lengths:
+        for case in cases:
+            if length > case.longest:
+                continue
+            shapes = jax.eval_shape(lambda c=case, n=length: c.arrays(n, dtype))
+            for name, make in makers(case):
+                row = Row(case.name, length, name, reason=why_not(name, case, length, memory_bytes))
+                compiled = None
+                if not row.reason and time.monotonic() > deadline_s:
+                    row = dataclasses.replace(row, reason="not run: the budget is spent")
+                if not row.reason:
+                    try:
+                        compiled = jax.jit(make()).lower(*shapes).compile()
+                    except Exception as failure:  # a peer may fail in any way; the row says how
+                        row = dataclasses.replace(row, reason=reason_of(failure))
+                jobs.append(Job(case, row, compiled))
+    return jobs
+
+
+def reason_of(failure: Exception) -> str:
+    return f"failed: {type(failure).__name__}: {' '.join(str(failure).split())[:100]}"
+
+
+def measure(
+    jobs: list[Job], *, dtype: Any, timer: Callable[..., tuple[jax.Array, float]], deadline_s: float
 ) -> Iterator[Row]:
-    arrays = jax.block_until_ready(case.arrays(length, dtype))
-    reference = None
-    for name, make in makers:
-        row = Row(case.name, length, name, reason=why_not(name, case, length, memory_bytes))
+    arrays, reference, at = None, None, None
+    for job in jobs:
+        row, case, length = job.row, job.case, job.row.length
+        if at != (case.name, length):
+            arrays, reference, at = jax.block_until_ready(case.arrays(length, dtype)), None, (case.name, length)
         if not row.reason and time.monotonic() > deadline_s:
             row = dataclasses.replace(row, reason="not run: the budget is spent")
         if not row.reason:
             try:
-                result, ms = timer(make(), arrays)
+                result, ms = timer(job.compiled, arrays)
                 result = np.asarray(result, np.float32)
                 error = None if reference is None else float(np.abs(result - reference).max())
-                if name == JIT:
+                if row.implementation == JIT:
                     reference, error = result, 0.0
-                row = dataclasses.replace(row, ms=ms, tflops=case.flops(length) / ms / 1e9, error=error)
-            except Exception as failure:  # a peer may fail in any way; the row says how
-                message = " ".join(str(failure).split())[:100]
-                row = dataclasses.replace(row, reason=f"failed: {type(failure).__name__}: {message}")
+                row = dataclasses.replace(row, ms=ms, tflops=case.flops(length) / ms / 1e9, error=error,
+                                          roof=roofline_ms(case, length) / ms)  # fmt: skip
+            except Exception as failure:
+                row = dataclasses.replace(row, reason=reason_of(failure))
+        shown = f"{row.ms:.4f} ms" if row.ms is not None else row.reason
+        print(f"{row.operator} {row.length} {row.implementation}: {shown}", file=sys.stderr, flush=True)
         yield row
+
+
+@contextlib.contextmanager
+def turn(folder: Path | None, name: str, everyone: int) -> Iterator[None]:
+    """Waits until everyone has compiled, and holds the device alone."""
+    if folder is None:
+        yield
+        return
+    (folder / f"{name}.ready").touch()
+    while len(list(folder.glob("*.ready"))) < everyone:
+        time.sleep(0.2)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def in_processes(options: argparse.Namespace) -> list[Row]:
+    """One process for each operator; rows in the order of one process."""
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        # each process takes what memory it needs, and gives it back
+        environment = os.environ | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
+        children, everyone = [], str(len(options.operators) + options.torch)
+        if options.torch:
+            script = str(Path(__file__).with_name("attention_torch.py"))
+            command = [sys.executable, script, *map(str, options.lengths), "--operators", *options.operators,
+                       "--json", f"{folder}/torch.json", "--turns", folder, everyone]  # fmt: skip
+            path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+            children.append(("torch", subprocess.Popen(command, env=environment | {"PYTHONPATH": path})))
+        for operator in options.operators:
+            command = [sys.executable, __file__, *map(str, options.lengths), "--operators", operator,
+                       "--json", f"{folder}/{operator}.json", "--budget-s", str(options.budget_s),
+                       "--turns", folder, everyone]  # fmt: skip
+            command += ["--no-peers"] if options.no_peers else []
+            command += ["--targets", *options.targets] if options.targets is not None else []
+            children.append((operator, subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)))
+        while any(child.poll() is None for _, child in children):
+            for name, child in children:  # nobody waits for one that failed
+                if child.poll():
+                    (Path(folder) / f"{name}.ready").touch()
+            time.sleep(0.5)
+        for file in (Path(folder) / f"{name}.json" for name, _ in children):
+            if file.exists():
+                rows += [Row(**r) for r in json.loads(file.read_text())["rows"]]
+    order = {name: n for n, name in enumerate(options.operators)}
+    return sorted(rows, key=lambda row: (options.lengths.index(row.length), order[row.operator]))
 
 
 def table(rows: list[Row]) -> str:
     """All rows, those of one operator and length together, fastest first."""
-    titles = f"{'ms':>10}{'TFLOP/s':>9}{'x jit':>8}{'x peer':>8}{'error':>10}"
+    titles = f"{'ms':>10}{'TFLOP/s':>9}{'roof':>6}{'x jit':>8}{'x peer':>8}{'error':>10}"
     lines = [f"{'operator':10}{'length':>7}  {'implementation':26}{titles}"]
     for key in dict.fromkeys((row.operator, row.length) for row in rows):
         group = [row for row in rows if (row.operator, row.length) == key]
@@ -224,7 +340,7 @@ def table(rows: list[Row]) -> str:
             x_jit = f"{jit_ms / row.ms:8.2f}" if jit_ms is not None else f"{'-':>8}"
             x_peer = f"{peer_ms / row.ms:8.2f}" if peer_ms is not None else f"{'-':>8}"
             error = f"{row.error:10.1e}" if row.error is not None else f"{'-':>10}"
-            lines.append(f"{head}{row.ms:10.4f}{row.tflops:9.1f}{x_jit}{x_peer}{error}")
+            lines.append(f"{head}{row.ms:10.4f}{row.tflops:9.1f}{row.roof or 0:6.0%}{x_jit}{x_peer}{error}")
     return "\n".join(lines)
 
 
@@ -237,10 +353,15 @@ def write_json(path: Path, rows: list[Row], device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("lengths", type=int, nargs="*", default=[2048, 8192], help="query and key length")
-    parser.add_argument("--operators", nargs="+", default=[case.name for case in ATTENTION])
-    parser.add_argument("--targets", nargs="*", help="pallasfuse targets (default: triton; with --cpu: xla)")
+    parser.add_argument("--operators", nargs="+", default=[case.name for case in CASES])
+    parser.add_argument(
+        "--targets", nargs="*", help="pallasfuse targets (default: mosaic_gpu, triton; with --cpu: xla)"
+    )
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--json", type=Path, help="where to write the rows (default: attention.json in $OUT, if set)")
+    parser.add_argument("--jobs", type=int, default=1, help="more than 1: a process for every operator")
+    parser.add_argument("--torch", action="store_true", help="with --jobs: PyTorch's attention too")
+    parser.add_argument("--turns", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no measurement after this time")
     parser.add_argument(
         "--cpu", action="store_true", help="without a GPU: wall times of jax.jit and pallasfuse, float32"
@@ -255,30 +376,24 @@ def main() -> None:
     if not on_gpu and not options.cpu:
         print("No GPU here: nothing to measure. (--cpu measures jax.jit and pallasfuse on the CPU.)")
         return
-    targets = options.targets if options.targets is not None else ["triton" if on_gpu else "xla"]
     path = options.json or (Path(os.environ["OUT"]) / "attention.json" if os.environ.get("OUT") else None)
-    memory_bytes = (device.memory_stats() or {}).get("bytes_limit", float("inf")) if on_gpu else 4e9
-
-    started_s = time.monotonic()
-    rows: list[Row] = []
-    for length in options.lengths:
-        for case in ATTENTION:
-            if case.name not in options.operators:
-                continue
-            for row in measure_case(
-                case,
-                length,
-                dtype=jnp.float16 if on_gpu else jnp.float32,
-                makers=list(implementations(case, targets, with_peers=on_gpu and not options.no_peers)),
-                timer=gpu_ms if on_gpu else wall_ms,
-                memory_bytes=memory_bytes,
-                deadline_s=started_s + options.budget_s,
-            ):
-                rows.append(row)
-                shown = f"{row.ms:.4f} ms" if row.ms is not None else row.reason
-                print(f"{row.operator} {row.length} {row.implementation}: {shown}", file=sys.stderr, flush=True)
-                if path:
-                    write_json(path, rows, device.device_kind)
+    if options.jobs > 1 and on_gpu:
+        rows = in_processes(options)
+    else:
+        targets = options.targets if options.targets is not None else ["mosaic_gpu", "triton"] if on_gpu else ["xla"]
+        dtype = jnp.float16 if on_gpu else jnp.float32
+        limit = (device.memory_stats() or {}).get("bytes_limit", 80e9) if on_gpu else 4e9
+        deadline_s = time.monotonic() + options.budget_s
+        jobs = compile_jobs(
+            [c for c in CASES if c.name in options.operators], options.lengths, dtype=dtype, memory_bytes=limit,
+            deadline_s=deadline_s,
+            makers=lambda case: implementations(case, targets, with_peers=on_gpu and not options.no_peers),
+        )  # fmt: skip
+        folder, everyone = (Path(options.turns[0]), int(options.turns[1])) if options.turns else (None, 1)
+        with turn(folder, options.operators[0], everyone):
+            rows = list(measure(jobs, dtype=dtype, timer=gpu_ms if on_gpu else wall_ms, deadline_s=deadline_s))
+    if path:
+        write_json(path, rows, device.device_kind)
     print(f"{device.device_kind}, jax {jax.__version__}, batch 1, {'float16' if on_gpu else 'float32'}")
     print(table(rows))
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+import pallasfuse as pf
 from examples import attention_variants, cross_entropy, custom_variant, moments
 
 DRAW = 1000
@@ -50,6 +51,12 @@ class AttentionCase:
     pairs: Callable[[int, int], int] = causal_pairs
     window: int | None = None
     """Keys that a query sees, its own included; passed on as a static argument."""
+    value_dim: int | None = None
+    """Where it is not head_dim."""
+    more: Callable[[int, Any, int], tuple[jax.Array, ...]] | None = None
+    """Further arrays for a length, type and draw."""
+    longest: int = 1 << 30
+    """The longest length that is measured."""
 
     def small(self) -> "AttentionCase":
         """Sizes for tests; groups stay groups, and the window is shorter than the lengths tested."""
@@ -73,12 +80,13 @@ class AttentionCase:
     def arrays(
         self, length: int, dtype: Any, *, batch: int = 1, key_length: int | None = None, draw: int = 0
     ) -> tuple[jax.Array, ...]:
-        """q, k and v; `draw` numbers independent draws."""
+        """q, k, v and what else there is; `draw` numbers independent draws."""
         key_length = length if key_length is None else key_length
         return (
             normal(0, (batch, length, self.query_heads, self.head_dim), dtype, draw),
             normal(1, (batch, key_length, self.key_heads, self.head_dim), dtype, draw),
-            normal(2, (batch, key_length, self.key_heads, self.head_dim), dtype, draw),
+            normal(2, (batch, key_length, self.key_heads, self.value_dim or self.head_dim), dtype, draw),
+            *(self.more(length, dtype, draw) if self.more is not None else ()),
         )
 
     def flops(self, length: int, *, batch: int = 1, key_length: int | None = None) -> float:
@@ -90,7 +98,7 @@ class AttentionCase:
             pairs = length * key_length / 2  # the literature's count, half of all pairs
         else:
             pairs = self.pairs(length, key_length)
-        return 4.0 * batch * pairs * self.query_heads * self.head_dim
+        return 2.0 * batch * pairs * self.query_heads * (self.head_dim + (self.value_dim or self.head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +166,25 @@ ATTENTION = (
     AttentionCase("softcap", attention_variants.soft_cap, 32, 16, 128),
     AttentionCase("window", attention_variants.sliding_window, 32, 32, 128, window=256),
 )
+
+
+@pf.fuse
+def gated_with_pair_bias(q, k, v, bias, gate):
+    """A bias for every pair [heads, query, key], and a gate on the output."""
+    scores = attention_variants.scaled_scores(q, k) + bias[None]
+    return (attention_variants.weighted_values(scores, v) * jax.nn.sigmoid(gate)).astype(v.dtype)
+
+
+def _pair_and_gate(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
+    return normal(8, (16, length, length), dtype, draw), normal(9, (1, length, 16, 64), dtype, draw)
+
+
+MORE_ATTENTION = (
+    AttentionCase("head256", attention_variants.causal, 16, 16, 256),
+    AttentionCase("keys192", attention_variants.causal, 32, 32, 192, value_dim=128),
+    AttentionCase("pair", gated_with_pair_bias, 16, 16, 64, all_pairs, more=_pair_and_gate, longest=8192),
+)
+"""Sizes and variants beyond Neptune's."""
 
 OTHERS = (
     ArrayCase("variance", moments.variance, _rows),
