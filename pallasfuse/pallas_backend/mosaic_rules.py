@@ -43,7 +43,7 @@ INEXACT = frozenset({"log"})
 """Operations whose approximate instructions are right to 22 bits after the point."""
 UNRELIABLE = frozenset({"sin", "cos"})
 """Operations whose approximate instructions are right near zero only."""
-INTEGER_OPERATIONS = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "convert", "select"})
+INTEGER_OPERATIONS = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "convert", "select"})
 REDUCERS = frozenset({"sum", "max", "min"})
 REGISTERS_PER_THREAD = 232
 THREADS = 128
@@ -162,7 +162,8 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
             )
         stride = item
         for axis in reversed(indices[1:]):
-            stride *= axis.extent
+            # arrays of vectors are padded to whole tiles
+            stride *= -(-axis.extent // program.tile(axis)) * program.tile(axis) if kept == (axis,) else axis.extent
             if stride % COPY_ALIGNMENT:
                 raise Unsuited(f"{name} has a stride of {stride} bytes, no multiple of {COPY_ALIGNMENT}")
 

@@ -81,6 +81,12 @@ def by_distance(q, k, v):
     return weighted(jnp.where(i >= j, s + slope[:, None, None] * (j - i), -jnp.inf), v)
 
 
+def by_absolute_distance(q, k, v):
+    s = scores(q, k)
+    i, j = positions(s)
+    return weighted(s - 0.1 * jnp.abs(i - j), v), jnp.max(s, axis=-1)
+
+
 def biased(q, k, v, bias):
     return weighted(scores(q, k) + bias, v)
 
@@ -139,6 +145,7 @@ VARIANTS = {
     "deep finite mask": Variant(deeply_covered, queries=192),
     "soft cap": Variant(capped),
     "bias by distance": Variant(by_distance, queries=192),
+    "absolute distance": Variant(by_absolute_distance, queries=151),
     "bias": Variant(biased, more=(((2, 160, 192), ""),)),
     "bias by key": Variant(by_key, more=(((2, 192), "float32"),)),
     "row and head": Variant(by_row_and_head, more=(((160,), "float32"), ((2,), "float32"))),
