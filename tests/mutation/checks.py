@@ -18,12 +18,14 @@ from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import evaluate_tiles as tile_interpreter
 from pallasfuse.ir.evaluate import evaluate
-from pallasfuse.targets import INTERPRET, TRITON, Target
+from pallasfuse.targets import INTERPRET, MOSAIC_GPU, TRITON, Target
 from tests.mutation.subjects import SUBJECTS
 from tests.programs_by_name import FREE
 from tests.property.judging import compare, exact
 
 FREE_GPU, FREE_INTERPRET = replace(TRITON, launch_us=1e6), replace(INTERPRET, launch_us=1e6)
+FREE_HOPPER = replace(MOSAIC_GPU, name="any size", launch_us=1e6)
+"""Tile programs for warpgroups, also where no kernel could be emitted."""
 
 FIELDS, VERIFIERS, COMPARISON, SAMPLES = "finite fields", "IR verifiers", "comparison", "samples of the repair"
 FAILURE, NOTHING_SHOWN = "failure when lowered", "nothing shown"
@@ -263,6 +265,7 @@ CHECKS: dict[str, Callable[[str], Outcome]] = {
     "loops": _planning(_loops, FREE),
     "proof": _planning(_prove, FREE),
     "gpu proof": _planning(_prove, FREE_GPU),
+    "hopper proof": _planning(_prove, FREE_HOPPER),
     "samples": _planning(_samples, FREE),
     "share": _planning(_share, FREE),
     "stores": _stores,

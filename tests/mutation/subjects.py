@@ -206,6 +206,11 @@ def coarse_scores(scale):
     return function
 
 
+def half_log_sum(q, k, v):
+    s = 0.5 * jnp.einsum("id,jd->ij", q, k, preferred_element_type=jnp.float32)
+    return jax.nn.softmax(s, axis=-1).astype(v.dtype) @ v, jax.nn.logsumexp(s, axis=-1)
+
+
 def captured(x):
     return jax.nn.softmax(x * jnp.asarray(_SCALE) + jnp.asarray(_SHIFT), axis=-1)
 
@@ -258,6 +263,7 @@ OWN: dict[str, Subject] = {
     "stretched_by_ones": Subject(masked_total(lambda i, j: 2 * j <= i - 9), ((15, 15),), tile=1),
     "two_trips": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((5, 13),), tile=7),
     "coarse_scores": Subject(coarse_scores(0.5), ((5, 3), (13, 3), (13, 2)), "float16"),
+    "half_log_sum": Subject(half_log_sum, ((5, 3), (13, 3), (13, 2)), "float16"),
     "negative_scores": Subject(coarse_scores(-0.5), ((5, 3), (13, 3), (13, 2)), "float16"),
     "divided_scores": Subject(
         lambda q, k, v: jax.nn.softmax((q @ k.T) / 4, axis=-1) @ v, ((5, 3), (13, 3), (13, 2)), "float16"

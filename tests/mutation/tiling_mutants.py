@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, convert, read, sub
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, const, convert, mul, read, sub
 from pallasfuse.ir.neutrality import Contribution
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tile_program import Let, Load, Loop, Statement, Store
 from pallasfuse.tiling.masks import Affine, Extent, Interval, integer
+from pallasfuse.tiling.units import LOG2_E
 from tests.mutation.planting import (
     Mutant,
     Plant,
@@ -24,7 +25,7 @@ _GUARDS = "pallasfuse.tiling.guards"
 _BOUNDS = "pallasfuse.tiling.bounds"
 _MASKS = "pallasfuse.tiling.masks"
 _PRODUCTS = "pallasfuse.tiling.products"
-_ARITHMETIC = "pallasfuse.tiling.arithmetic"
+_ARITHMETIC, _UNITS = "pallasfuse.tiling.arithmetic", "pallasfuse.tiling.units"
 
 
 # --- lowering
@@ -200,6 +201,17 @@ def _any_factor(real: Any, value: Any) -> Any:
 
 def _one_operand_scaled(real: Any, u: Any, factor: float) -> Expr:
     return sub(real(u.args[0], factor), u.args[1]) if isinstance(u, Apply) and u.op == "sub" else real(u, factor)
+
+
+def _without_units(real: Any, self: Any, node: Any) -> Expr:
+    return node if isinstance(node, Read) and node.tensor in self.family else real(self, node)
+
+
+def _rows_multiplied(real: Any, node: Any, coarse: Any) -> Expr:
+    match node:
+        case Apply("div", (x, y), "float32") if x.tensors & coarse and y.axes < x.axes and y.axes:
+            return mul(x, y)
+    return real(node, coarse)
 
 
 def _in(room: str, *entries: Any) -> tuple[Mutant, ...]:
@@ -408,6 +420,22 @@ MUTANTS = (
             "divided_scores",
             "gpu proof",
         ),
+    ),
+    *_in(
+        "units",
+        (
+            "factor_lost",
+            instead_of(f"{_UNITS}:_Scaler._folded", lambda real, self, x, f: real(self, x, f / LOG2_E)),
+            "half_log_sum",
+            "hopper proof",
+        ),
+        (
+            "read_in_the_wrong_units",
+            instead_of(f"{_UNITS}:_Scaler._in_old_units", _without_units),
+            "half_log_sum",
+            "hopper proof",
+        ),
+        ("rows_multiplied", instead_of(f"{_ARITHMETIC}:_by_rows", _rows_multiplied), "half_attention", "hopper proof"),
     ),
     *_in(
         "share",
