@@ -108,8 +108,8 @@ class _Tiling:
     warps: int
     stages: int
     time: float
-    ahead_from: int = 1 << 30
-    """Of warpgroups: from how many blocks along the rows on products are computed a trip ahead; below, two take turns."""
+    ahead: bool = False
+    """Of warpgroups: products are computed a trip ahead; else, two take turns."""
 
 
 # The keys bound the widest axis that is kept whole inside a tile. Up to 1.04: measured on an H100 with benchmarks/sweep.py
@@ -128,10 +128,10 @@ _PRODUCT_TILES = {
 # lengths 512 to 8192); the others are estimates.
 _WARPGROUP_TILES = {
     64: (_Tiling(128, 256, 8, 2, 1.0), _Tiling(128, 128, 8, 3, 1.08), _Tiling(128, 128, 8, 2, 1.1),
-         _Tiling(64, 128, 4, 2, 1.5, 0), _Tiling(128, 64, 8, 2, 1.5)),
+         _Tiling(64, 128, 4, 2, 1.5, True), _Tiling(128, 64, 8, 2, 1.5)),
     128: (_Tiling(128, 128, 8, 2, 1.0), _Tiling(128, 64, 8, 3, 1.17), _Tiling(128, 64, 8, 2, 1.2),
-          _Tiling(64, 128, 4, 2, 1.45, 0)),
-    1 << 30: (_Tiling(128, 64, 8, 2, 1.0, 0), _Tiling(64, 64, 4, 2, 1.45, 0), _Tiling(64, 32, 4, 2, 2.5, 0)),
+          _Tiling(64, 128, 4, 2, 1.45, True)),
+    1 << 30: (_Tiling(128, 64, 8, 2, 1.0, True), _Tiling(64, 64, 4, 2, 1.45, True), _Tiling(64, 32, 4, 2, 2.5, True)),
 }  # fmt: skip
 
 
@@ -197,9 +197,9 @@ def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
     schedules = []
     for t in fitting:
         along_rows = -(-row.extent // t.rows)
-        blocks, ahead = along_rows * math.prod(a.extent for a in group.parallel if a != row), along_rows >= t.ahead_from
+        blocks = along_rows * math.prod(a.extent for a in group.parallel if a != row)
         schedules.append(replace(
-            _schedule(rows_last, {row: t.rows}, t.rolled, t.warps, t.stages), alternate=t.warps == 8 and not ahead, ahead=ahead,
+            _schedule(rows_last, {row: t.rows}, t.rolled, t.warps, t.stages), alternate=t.warps == 8 and not t.ahead, ahead=t.ahead,
             relative_time=t.time * max(1.0, target.multiprocessors / blocks),
             persistent=shared_bytes(t.rows, t.rolled, t.stages) + leaving(t.rows) <= target.shared_memory_bytes,
             # what fills the device by itself has the cache to itself

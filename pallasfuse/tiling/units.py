@@ -7,7 +7,8 @@ maximum is one of the values it was taken of. That is why the factor is not mult
 
 The family of names in new units is the largest one that is closed: their definitions are homogeneous (sums, choices, extrema and
 multiples of scaled values), comparisons see both sides in the same units, no finite value becomes infinite, every
-exponential that reads a member is rewritten, and no member is added to a score in old units, with which it may cancel.
+exponential that reads a member is rewritten, no member is added to a score in old units, with which it may cancel, and none is
+stored as it is.
 Other readers multiply by 1 / log2(e).
 """
 
