@@ -2,7 +2,8 @@
 
     python benchmarks/attention.py 2048 8192 --targets mosaic_gpu triton --jobs 6 --json attention.json
 
-Times are sums of kernel times (CUPTI), medians of eight calls. An implementation that fails keeps its row, with the
+Times are sums of kernel times (CUPTI), medians of 12 calls: four rounds in which all implementations take
+turns, since a device that has just worked is slower. An implementation that fails keeps its row, with the
 reason. `x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
 peer, in the same run; `roof` is the share of what the device could do at best. Peers take a bias only as an array: the
 ALiBi bias is made inside the timed call. With --jobs, operators compile at the same time, each in a process of its own,
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import dataclasses
 import fcntl
+import itertools
 import json
 import os
 import statistics
@@ -38,7 +40,7 @@ import pallasfuse as pf
 from benchmarks.cases import ATTENTION, MORE_ATTENTION, AttentionCase
 
 CASES = (*ATTENTION, *MORE_ATTENTION)
-CALLS = 8
+ROUNDS, CALLS = 4, 3
 MATMUL_FLOP_S, BYTES_S = 800e12, 3.0e12
 """What an H100 was measured to reach: a large half-precision matrix product, a large copy."""
 SOFT_CAP = 50.0
@@ -180,24 +182,22 @@ def implementations(case: AttentionCase, targets: list[str], *, with_peers: bool
         yield from peers(case)
 
 
-def gpu_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, float]:
-    """Result, and the median over calls of the sum of kernel times."""
+def gpu_ms(compiled: Attention, arrays: tuple[jax.Array, ...], calls: int) -> list[float]:
+    """Of each call, the sum of its kernels' times."""
     from jax.experimental.mosaic.gpu import profiler
 
-    result, _ = profiler.measure(compiled)(*arrays)
-    _, times_ms = profiler.measure(compiled, iterations=CALLS)(*arrays)
-    return result, statistics.median(times_ms)
+    times = profiler.measure(compiled, iterations=calls)(*arrays)[1]
+    return [times] if calls == 1 else list(times)
 
 
-def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, float]:
-    """Result, and the median wall time of a call: for CPU."""
-    result = jax.block_until_ready(compiled(*arrays))
+def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...], calls: int) -> list[float]:
+    """Of each call, the wall time: for CPU."""
     times_ms = []
-    for _ in range(CALLS):
+    for _ in range(calls):
         start = time.perf_counter()
         jax.block_until_ready(compiled(*arrays))
         times_ms.append(1e3 * (time.perf_counter() - start))
-    return result, statistics.median(times_ms)
+    return times_ms
 
 
 def roofline_ms(case: AttentionCase, length: int, itemsize: int = 2) -> float:
@@ -251,30 +251,38 @@ def reason_of(failure: Exception) -> str:
     return f"failed: {type(failure).__name__}: {' '.join(str(failure).split())[:100]}"
 
 
-def measure(
-    jobs: list[Job], *, dtype: Any, timer: Callable[..., tuple[jax.Array, float]], deadline_s: float
-) -> Iterator[Row]:
-    arrays, reference, at = None, None, None
-    for job in jobs:
-        row, case, length = job.row, job.case, job.row.length
-        if at != (case.name, length):
-            arrays, reference, at = jax.block_until_ready(case.arrays(length, dtype)), None, (case.name, length)
-        if not row.reason and time.monotonic() > deadline_s:
-            row = dataclasses.replace(row, reason="not run: the budget is spent")
-        if not row.reason:
-            try:
-                result, ms = timer(job.compiled, arrays)
-                result = np.asarray(result, np.float32)
-                error = None if reference is None else float(np.abs(result - reference).max())
-                if row.implementation == JIT:
-                    reference, error = result, 0.0
-                row = dataclasses.replace(row, ms=ms, tflops=case.flops(length) / ms / 1e9, error=error,
-                                          roof=roofline_ms(case, length) / ms)  # fmt: skip
-            except Exception as failure:
-                row = dataclasses.replace(row, reason=reason_of(failure))
-        shown = f"{row.ms:.4f} ms" if row.ms is not None else row.reason
-        print(f"{row.operator} {row.length} {row.implementation}: {shown}", file=sys.stderr, flush=True)
-        yield row
+def measure(jobs: list[Job], *, dtype: Any, timer: Callable[..., list[float]], deadline_s: float) -> Iterator[Row]:
+    """The implementations of an operator and a length take turns, so that none has a cooler device than the others."""
+    for (_, length), group in itertools.groupby(jobs, key=lambda job: (job.case.name, job.row.length)):
+        group = list(group)
+        case = group[0].case
+        arrays = jax.block_until_ready(case.arrays(length, dtype))
+        rows, times, reference = [job.row for job in group], [[] for _ in group], None
+        for turn in range(ROUNDS + 1):
+            for n, job in enumerate(group):
+                if not rows[n].reason and time.monotonic() > deadline_s and not times[n]:
+                    rows[n] = dataclasses.replace(rows[n], reason="not run: the budget is spent")
+                if rows[n].reason:
+                    continue
+                try:
+                    if turn:
+                        times[n] += timer(job.compiled, arrays, CALLS)
+                        continue
+                    result = np.asarray(job.compiled(*arrays), np.float32)  # also warms it up
+                    reference = result if job.row.implementation == JIT else reference
+                    error = None if reference is None else float(np.abs(result - reference).max())
+                    rows[n] = dataclasses.replace(rows[n], error=error)
+                except Exception as failure:
+                    rows[n] = dataclasses.replace(rows[n], reason=reason_of(failure))
+        for row, measured in zip(rows, times, strict=True):
+            if not row.reason:
+                ms = statistics.median(measured)
+                row = dataclasses.replace(
+                    row, ms=ms, tflops=case.flops(length) / ms / 1e9, roof=roofline_ms(case, length) / ms
+                )
+            shown = f"{row.ms:.4f} ms" if row.ms is not None else row.reason
+            print(f"{row.operator} {row.length} {row.implementation}: {shown}", file=sys.stderr, flush=True)
+            yield row
 
 
 @contextlib.contextmanager

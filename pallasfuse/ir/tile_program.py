@@ -137,6 +137,18 @@ Statement = Load | Let | Reduce | Contract | Store | Loop
 
 
 @dataclass(frozen=True, slots=True)
+class Instead:
+    """Where `measure`, a value that is known after the loop, reaches `limit` in some row, the results are those of `program`.
+
+    It has the same grid and tiles, and loads and stores the same; a kernel may run it for more blocks than need it.
+    """
+
+    measure: Expr
+    limit: float
+    program: "TileProgram"
+
+
+@dataclass(frozen=True, slots=True)
 class TileProgram:
     """One kernel. `grid` gives the axes and block sizes that run in parallel; `order` is the canonical axis order."""
 
@@ -158,6 +170,7 @@ class TileProgram:
     """As many blocks are started as run at a time; each goes on to the next one while its last results leave."""
     interleave: int = 1
     """How many blocks of the other grid axes run side by side, for one position of the last axis after the other."""
+    instead: Instead | None = None
 
     def tile(self, axis: Axis) -> int:
         return dict(self.tiles)[axis]
@@ -222,7 +235,14 @@ def verify(program: TileProgram) -> TileProgram:
                     scope |= {c.name for c in carries}
         return scope
 
-    block(program.body, {block_start(a) for a, _ in program.grid})
+    known = block(program.body, {block_start(a) for a, _ in program.grid})
+    if program.instead is not None:
+        need("its measure", program.instead.measure, known)
+        other = verify(program.instead.program)
+        if (other.inputs, other.outputs, other.grid, other.tiles) != (
+            program.inputs, program.outputs, program.grid, program.tiles
+        ):  # fmt: skip
+            raise InvalidProgramError(f"tile program {program.name}: what runs instead is another kernel")
     others = math.prod(-(-a.extent // t) for a, t in program.grid[:-1])
     if others % program.interleave:
         raise InvalidProgramError(
@@ -265,4 +285,8 @@ def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
 def show(program: TileProgram) -> str:
     """The kernel as text: grid, loops with their bounds, loads, dots, reductions, carried values, stores."""
     grid = ", ".join(f"{a.name}:{a.extent}/{t}" for a, t in program.grid)
-    return "\n".join([f"kernel {program.name} grid({grid})", *_lines(program.body, "  ")])
+    lines = [f"kernel {program.name} grid({grid})", *_lines(program.body, "  ")]
+    if program.instead is not None:
+        lines.append(f"  where {program.instead.measure} >= {program.instead.limit:g} in a row, instead:")
+        lines += _lines(program.instead.program.body, "    ")
+    return "\n".join(lines)

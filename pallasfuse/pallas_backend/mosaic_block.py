@@ -21,6 +21,7 @@ from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import Contract, Load, Statement, block_start
 from pallasfuse.pallas_backend.mosaic_compute import Computing, Product, Staged, nothing
 from pallasfuse.pallas_backend.mosaic_rules import (
+    THREADS,
     WARPGROUP_ROWS,
     Trip,
     expressions,
@@ -31,7 +32,7 @@ from pallasfuse.pallas_backend.mosaic_rules import (
 if TYPE_CHECKING:
     from pallasfuse.pallas_backend.mosaic_gpu import Kernel
 
-WARPGROUP, BLOCK, ASSIGNMENT = "warpgroup", "block", "assignment"
+WARPGROUP, BLOCK, ASSIGNMENT, VERDICT = "warpgroup", "block", "assignment", "verdict"
 MEMORY_REGISTERS = 40
 
 
@@ -61,11 +62,11 @@ class Block(Computing):
     """The statements of the program on the tiles of one warpgroup, and what the memory warpgroup does for them."""
 
     def __init__(
-        self, kernel: "Kernel", refs: Mapping[str, Any], buffers: Mapping[str, Any], full: Mapping[str, Any],
-        empty: Mapping[str, Any], turn: Any,
-    ) -> None:  # fmt: skip
+        self, kernel: "Kernel", refs: Mapping[str, Any], buffers: Mapping[str, Any], barriers: Mapping[str, Any]
+    ) -> None:
         super().__init__(kernel, buffers, lax.axis_index(WARPGROUP))
-        self.kernel, self.refs, self.full, self.empty, self.turn = kernel, refs, full, empty, turn
+        self.kernel, self.refs = kernel, refs
+        self.full, self.empty, self.turn, self.verdict = (barriers[n] for n in ("full", "empty", "turn", "verdict"))
         self.position = Position(0, 0, 0, 0)
         late = frozenset(t for s in self.shape.after for e in expressions(s) for t in e.tensors)
         late |= frozenset(kernel.staging.values())
@@ -86,8 +87,8 @@ class Block(Computing):
 
     # --- blocks
 
-    def compute(self) -> None:
-        """What a computing warpgroup does."""
+    def compute(self, other: "Block | None" = None) -> None:
+        """What a computing warpgroup does. other: the blocks of the program that may have to be run instead."""
         groups = self.shape.warpgroups
         available = min(256, (512 - MEMORY_REGISTERS) // groups)
         plgpu.set_max_registers(available // 8 * 8, action="increase")
@@ -97,37 +98,65 @@ class Block(Computing):
         self._release(s.name for s in self.shape.resident)
         if self.takes_turns:
             pl.when(self.warpgroup == 1)(self._pass_the_turn)
-        self._each_block(self._compute_block)
+        trips, measures = self._each_block(self._compute_block, (jnp.int32(0), self._no_measures()))
+        if other is not None:
+            assert other.takes_turns == self.takes_turns
+            limit = jnp.float32(self.program.instead.limit)  # type: ignore[union-attr]
+            mine = (jnp.max(measures[0]) >= limit).astype(jnp.int32)
+            board = self.buffers[VERDICT].at[self.warpgroup]
+            board[...] = jnp.broadcast_to(mine, (THREADS,))
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(self.verdict)
+
+            def again() -> None:
+                plgpu.wait_smem_to_gmem(0)
+                other._each_block(other._compute_block, (trips, ()))
+
+            pl.when(self._is_in_doubt())(again)
         if self.takes_turns:
             pl.when(self.warpgroup == 0)(self._await_the_turn)
         plgpu.wait_smem_to_gmem(0)
 
-    def copy(self) -> None:
+    def copy(self, other: "Block | None" = None) -> None:
         """What the memory warpgroup does."""
         plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
-        self._each_block(self._copy_block)
+        trips = self._each_block(self._copy_block, jnp.int32(0))
+        if other is not None:
+
+            def again() -> None:
+                other._each_block(other._copy_block, trips)
+
+            pl.when(self._is_in_doubt())(again)
         for name, count in self.kernel.slots.items():
             for slot in range(count):
                 plgpu.barrier_wait(self.empty[name].at[slot])
 
-    def _each_block(self, body: Callable[[Array, Array], Array]) -> None:
-        """`body(number, trips so far)` for every grid block of this instance; gives the trips after it."""
+    def _is_in_doubt(self) -> Array:
+        """Whether a warpgroup has seen a measure that asks for the other program."""
+        plgpu.barrier_wait(self.verdict)
+        board = self.buffers[VERDICT]
+        return sum(board[n, 0] for n in range(self.shape.warpgroups)) > 0
+
+    def _no_measures(self) -> tuple[Array, ...]:
+        return (jnp.zeros((WARPGROUP_ROWS,), jnp.float32),) if self.program.instead is not None else ()
+
+    def _each_block(self, body: Callable[[Array, Any], Any], state: Any) -> Any:
+        """`body(number, state)` for every grid block of this instance; gives the state after it."""
         total, instances = self.kernel.blocks, self.kernel.instances
         first = lax.axis_index(BLOCK)
         if instances == total:
-            body(first, jnp.int32(0))
-        elif self.kernel.assignment is None:
+            return body(first, state)
+        if self.kernel.assignment is None:
             count = total // instances + (first < total % instances).astype(jnp.int32)
-            lax.fori_loop(0, count, lambda n, trips: body(first + n * instances, trips), jnp.int32(0))
-        else:
-            table = self.refs[ASSIGNMENT]
+            return lax.fori_loop(0, count, lambda n, state: body(first + n * instances, state), state)
+        table = self.refs[ASSIGNMENT]
 
-            def step(n: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-                number, trips = state
-                following = table[first, n + 2]  # on its way while the block runs
-                return following, body(number, trips)
+        def step(n: Array, state: tuple[Array, Any]) -> tuple[Array, Any]:
+            number, inner = state
+            following = table[first, n + 2]  # on its way while the block runs
+            return following, body(number, inner)
 
-            lax.fori_loop(0, table[first, 0], step, (table[first, 1], jnp.int32(0)))
+        return lax.fori_loop(0, table[first, 0], step, (table[first, 1], state))[1]
 
     def _scope(self, number: Array, warpgroup: Any = None) -> Scope:
         """Of a grid block, or of a warpgroup's part of it."""
@@ -146,7 +175,9 @@ class Block(Computing):
         )
         return start, jnp.maximum(start, stop)
 
-    def _compute_block(self, number: Array, trips: Array) -> Array:
+    def _compute_block(self, number: Array, before: tuple[Array, tuple[Array, ...]]) -> tuple[Array, tuple[Array, ...]]:
+        """before, and the result: how many trips there were before it, and the largest measures of rows so far."""
+        trips, measures = before
         shape, scope = self.shape, self._scope(number, self.warpgroup)
         start, stop = self._bounds(scope)
         self.run(shape.before, scope)
@@ -167,12 +198,14 @@ class Block(Computing):
             self._pass_the_turn()
         pl.when(start == stop)(lambda: self._release(s.name for s in shape.resident if s.name not in self.late))
         self.bind_state(shape.loop, state[0], scope)
+        if self.program.instead is not None:
+            measures = (jnp.maximum(measures[0], self.value(self.program.instead.measure, scope).array),)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of the last block
         self.run(shape.after, scope)
         if self.kernel.staging:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         self._release(self.late)
-        return trips + stop - start
+        return trips + stop - start, measures
 
     def _copy_block(self, number: Array, trips: Array) -> Array:
         scope = self._scope(number)

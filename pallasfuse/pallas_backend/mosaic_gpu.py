@@ -22,8 +22,9 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram
 from pallasfuse.pallas_backend.assignment import assignment
-from pallasfuse.pallas_backend.mosaic_block import ASSIGNMENT, BLOCK, WARPGROUP, Block
+from pallasfuse.pallas_backend.mosaic_block import ASSIGNMENT, BLOCK, VERDICT, WARPGROUP, Block
 from pallasfuse.pallas_backend.mosaic_rules import (
+    THREADS,
     WARPGROUP_ROWS,
     Shape,
     examine,
@@ -87,8 +88,14 @@ class Kernel:
         }
         self.blocks = prod(-(-a.extent // t) for a, t in program.grid)
         self.instances = min(self.blocks, _multiprocessors()) if program.persistent else self.blocks
+        self.other = None if program.instead is None else self._run_instead(program.instead.program)
         several = self.instances < self.blocks
         self.assignment = assignment(program, shape.loop, self.blocks, self.instances) if several else None
+
+    def _run_instead(self, program: TileProgram) -> "Kernel":
+        shape = examine(program)
+        assert not isinstance(shape, str)
+        return Kernel(program, shape, interpret=self.interpret)
 
     def size(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
         """Of the part of a tile that one warpgroup owns."""
@@ -128,6 +135,8 @@ class Kernel:
         for store in self.shape.stores:
             if store.tensor not in self.staging:
                 found[store.tensor] = _buffer(groups, self.size(store.indices), dtypes[store.tensor])
+        if program.instead is not None:
+            found[VERDICT] = plgpu.SMEM((groups, THREADS), jnp.int32)
         for product in self.shape.body if self.interpret else ():
             if isinstance(product, Contract):
                 size = (WARPGROUP_ROWS, *(program.tile(a) for a in present(program, product.over)))
@@ -144,12 +153,20 @@ class Kernel:
             n: plgpu.Barrier(num_arrivals=readers.get(n, 1), num_barriers=count) for n, count in self.slots.items()
         }
 
-        def scoped(buffers: Any, full: Any, empty: Any, turn: Any) -> None:
-            block = Block(self, dict(zip(names, refs, strict=True)), buffers, full, empty, turn)
-            lax.cond(lax.axis_index(WARPGROUP) < groups, block.compute, block.copy)
+        barriers = {
+            "full": full,
+            "empty": empty,
+            "turn": plgpu.Barrier(num_barriers=groups),
+            "verdict": plgpu.Barrier(num_arrivals=groups),
+        }
 
-        turn = plgpu.Barrier(num_barriers=groups)
-        pl.run_scoped(scoped, self._buffers(), full, empty, turn, collective_axes=WARPGROUP)
+        def scoped(buffers: Any, barriers: Any) -> None:
+            arrays = dict(zip(names, refs, strict=True))
+            block = Block(self, arrays, buffers, barriers)
+            other = None if self.other is None else Block(self.other, arrays, buffers, barriers)
+            lax.cond(lax.axis_index(WARPGROUP) < groups, lambda: block.compute(other), lambda: block.copy(other))
+
+        pl.run_scoped(scoped, self._buffers(), barriers, collective_axes=WARPGROUP)
 
 
 def _multiprocessors() -> int:

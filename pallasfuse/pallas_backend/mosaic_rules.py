@@ -107,7 +107,8 @@ def examine(program: TileProgram) -> Shape | str:
         _check_space(program, shape)
     except Unsuited as reason:
         return str(reason)
-    return shape
+    other = None if program.instead is None else examine(program.instead.program)
+    return other if isinstance(other, str) else shape
 
 
 def _shape(program: TileProgram) -> Shape:
@@ -340,7 +341,7 @@ def shared_bytes(program: TileProgram, shape: Shape) -> int:
 
 
 def _bytes(program: TileProgram, shape: Shape, shared: dict[str, str]) -> int:
-    total = RESERVED_BYTES
+    total = RESERVED_BYTES + (SMEM_ALIGNMENT if program.instead is not None else 0)
     for s in shape.streamed:
         rows = shape.warpgroups if shape.rows in s.indices else 1
         total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, rows * program.stages)

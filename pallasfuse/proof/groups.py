@@ -175,7 +175,10 @@ def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Targe
     program = lower_for(target, group, short, tensors, most_padded=_SHORT_DOT)
     result = [(f"lowering of {group.name}", program)]
     if target.platform == "gpu":
-        result.append((f"cheaper arithmetic of {group.name}", arithmetic.rewrite_for(target, program)))
+        rewritten = arithmetic.rewrite_for(target, program)
+        result.append((f"cheaper arithmetic of {group.name}", rewritten))
+        if rewritten.instead is not None:
+            result.append((f"what {group.name} runs instead", rewritten.instead.program))
     return result
 
 
@@ -190,6 +193,8 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
         return
     instance = Instance(converted, converted.program, identity, Graph(converted.program).signs)
     programs = [(f"tile program {part.program.name}", part.program)]
+    if part.program.instead is not None:
+        programs.append((f"what {part.program.name} runs instead", part.program.instead.program))
     GroupTest(instance, part.group, programs, part.target, record).probe(seed)
 
 

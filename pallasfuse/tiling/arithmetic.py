@@ -35,7 +35,7 @@ from pallasfuse.ir.expr import (
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
 from pallasfuse.targets import Target
-from pallasfuse.tiling import legalize, units
+from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E
 
 CONDITION = "exp of a half-precision product is exp2 of the product times log2(e)"
@@ -48,7 +48,8 @@ def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
         return program
     legal = legalize.rewrite(program, target.legalized_ops)
     if target.pins:
-        return rewrite(units.rewrite(legal, coarse_values(legal)), pins=True)
+        in_units = units.rewrite(legal, coarse_values(legal))
+        return contraction.rewrite(rewrite(in_units, pins=True), coarse_values(in_units))
     return rewrite(legal)
 
 

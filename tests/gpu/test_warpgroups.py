@@ -1,5 +1,7 @@
 """On a Hopper GPU: kernels for warpgroups are as accurate as `jax.jit` of the same function."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,3 +50,18 @@ def test_cases(case, length):
     arrays = case.arrays(length, jnp.dtype("bfloat16"), batch=1)
     plan = check(case.plain, arrays, case.static, case.static_argnums)
     assert [k.target.name for k in plan.kernels] == ["mosaic_gpu"], plan.kernels[0].declined
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 2.0**24), ("bfloat16", 2.0**80), ("float16", 2.0**12)])
+@pytest.mark.parametrize("name", ["plain", "causal", "log sum"])
+def test_rows_with_large_scores(name, dtype, size):
+    """Some reach 2^28: what is not rounded before a difference would overflow. Every key is there twice."""
+    variant = replace(VARIANTS[name], queries=3000, keys=1000, heads=(8, 8))
+    q, k, v = variant.arrays(dtype)
+    k = (k * (size if dtype == "float16" else 1.0)).at[1::2].set(k[::2] * (size if dtype == "float16" else 1.0))
+    q = q.at[40:50].multiply(size).at[290].multiply(-size)
+    function = pf.fuse(variant.function, target="mosaic_gpu")
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        exact = jax.tree.leaves(variant.function(*(np.asarray(a, np.float64) for a in (q, k, v))))
+    for ours, reference in zip(jax.tree.leaves(function(q, k, v)), exact, strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float64), reference, atol=0.02, rtol=0.02)
