@@ -3,7 +3,7 @@
     python benchmarks/attention.py 2048 8192 --targets mosaic_gpu triton --jobs 6 --json attention.json
 
 Times are sums of kernel times (CUPTI), medians of 12 calls: four rounds in which all implementations take
-turns, since a device that has just worked is slower. An implementation that fails keeps its row, with the
+turns in random order, since a device that has just worked is slower. An implementation that fails keeps its row, with the
 reason. `x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
 peer, in the same run; `roof` is the share of what the device could do at best. Peers take a bias only as an array: the
 ALiBi bias is made inside the timed call. With --jobs, operators compile at the same time, each in a process of its own,
@@ -17,6 +17,7 @@ import fcntl
 import itertools
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -253,13 +254,16 @@ def reason_of(failure: Exception) -> str:
 
 def measure(jobs: list[Job], *, dtype: Any, timer: Callable[..., list[float]], deadline_s: float) -> Iterator[Row]:
     """The implementations of an operator and a length take turns, so that none has a cooler device than the others."""
-    for (_, length), group in itertools.groupby(jobs, key=lambda job: (job.case.name, job.row.length)):
-        group = list(group)
+    for (_, length), together in itertools.groupby(jobs, key=lambda job: (job.case.name, job.row.length)):
+        group = list(together)
         case = group[0].case
         arrays = jax.block_until_ready(case.arrays(length, dtype))
         rows, times, reference = [job.row for job in group], [[] for _ in group], None
+        order = list(enumerate(group))
         for turn in range(ROUNDS + 1):
-            for n, job in enumerate(group):
+            if turn:
+                random.shuffle(order)
+            for n, job in order:
                 if not rows[n].reason and time.monotonic() > deadline_s and not times[n]:
                     rows[n] = dataclasses.replace(rows[n], reason="not run: the budget is spent")
                 if rows[n].reason:
@@ -274,7 +278,8 @@ def measure(jobs: list[Job], *, dtype: Any, timer: Callable[..., list[float]], d
                     rows[n] = dataclasses.replace(rows[n], error=error)
                 except Exception as failure:
                     rows[n] = dataclasses.replace(rows[n], reason=reason_of(failure))
-        for row, measured in zip(rows, times, strict=True):
+        for unmeasured, measured in zip(rows, times, strict=True):
+            row = unmeasured
             if not row.reason:
                 ms = statistics.median(measured)
                 row = dataclasses.replace(
@@ -305,18 +310,22 @@ def in_processes(options: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         # each process takes what memory it needs, and gives it back
         environment = os.environ | {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
-        children, everyone = [], str(len(options.operators) + options.torch)
-        if options.torch:
+        children: list[tuple[str, Any]] = []
+        with_torch = options.operators if options.torch == [] else options.torch or []
+        everyone = str(len(options.operators) + len(with_torch))
+        for operator in with_torch:
+            name = f"torch-{operator}"
             script = str(Path(__file__).with_name("attention_torch.py"))
-            command = [sys.executable, script, *map(str, options.lengths), "--operators", *options.operators,
-                       "--json", f"{folder}/torch.json", "--turns", folder, everyone]  # fmt: skip
+            command = [sys.executable, script, *map(str, options.lengths), "--operator", operator,
+                       "--json", f"{folder}/{name}.json", "--turns", folder, everyone]  # fmt: skip
             path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-            children.append(("torch", subprocess.Popen(command, env=environment | {"PYTHONPATH": path})))
+            children.append((name, subprocess.Popen(command, env=environment | {"PYTHONPATH": path})))
         for operator in options.operators:
             command = [sys.executable, __file__, *map(str, options.lengths), "--operators", operator,
                        "--json", f"{folder}/{operator}.json", "--budget-s", str(options.budget_s),
                        "--turns", folder, everyone]  # fmt: skip
             command += ["--no-peers"] if options.no_peers else []
+            command += ["--dtype", options.dtype] if options.dtype else []
             command += ["--targets", *options.targets] if options.targets is not None else []
             children.append((operator, subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)))
         while any(child.poll() is None for _, child in children):
@@ -352,9 +361,14 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, rows: list[Row], device: str) -> None:
+def write_json(path: Path, rows: list[Row], device: str, dtype: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"device": device, "jax": jax.__version__, "rows": [dataclasses.asdict(row) for row in rows]}
+    content = {
+        "device": device,
+        "jax": jax.__version__,
+        "dtype": dtype,
+        "rows": [dataclasses.asdict(row) for row in rows],
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -365,10 +379,13 @@ def main() -> None:
     parser.add_argument(
         "--targets", nargs="*", help="pallasfuse targets (default: mosaic_gpu, triton; with --cpu: xla)"
     )
+    parser.add_argument("--dtype", choices=["float16", "bfloat16"], help="on a GPU (default: float16)")
     parser.add_argument("--no-peers", action="store_true")
     parser.add_argument("--json", type=Path, help="where to write the rows (default: attention.json in $OUT, if set)")
     parser.add_argument("--jobs", type=int, default=1, help="more than 1: a process for every operator")
-    parser.add_argument("--torch", action="store_true", help="with --jobs: PyTorch's attention too")
+    parser.add_argument(
+        "--torch", nargs="*", metavar="OPERATOR", help="with --jobs: PyTorch's attention too (default: all)"
+    )
     parser.add_argument("--turns", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="start no measurement after this time")
     parser.add_argument(
@@ -389,7 +406,7 @@ def main() -> None:
         rows = in_processes(options)
     else:
         targets = options.targets if options.targets is not None else ["mosaic_gpu", "triton"] if on_gpu else ["xla"]
-        dtype = jnp.float16 if on_gpu else jnp.float32
+        dtype = jnp.dtype(options.dtype or ("float16" if on_gpu else "float32"))
         limit = (device.memory_stats() or {}).get("bytes_limit", 80e9) if on_gpu else 4e9
         deadline_s = time.monotonic() + options.budget_s
         jobs = compile_jobs(
@@ -399,10 +416,13 @@ def main() -> None:
         )  # fmt: skip
         folder, everyone = (Path(options.turns[0]), int(options.turns[1])) if options.turns else (None, 1)
         with turn(folder, options.operators[0], everyone):
+            random.seed(0)
             rows = list(measure(jobs, dtype=dtype, timer=gpu_ms if on_gpu else wall_ms, deadline_s=deadline_s))
     if path:
-        write_json(path, rows, device.device_kind)
-    print(f"{device.device_kind}, jax {jax.__version__}, batch 1, {'float16' if on_gpu else 'float32'}")
+        write_json(path, rows, device.device_kind, options.dtype or ("float16" if on_gpu else "float32"))
+    print(
+        f"{device.device_kind}, jax {jax.__version__}, batch 1, {options.dtype or ('float16' if on_gpu else 'float32')}"
+    )
     print(table(rows))
 
 

@@ -58,13 +58,13 @@ def implementations(case: AttentionCase, length: int) -> Iterator[tuple[str, Cal
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("lengths", type=int, nargs="+")
-    parser.add_argument("--operators", nargs="+", required=True)
+    parser.add_argument("--operator", required=True)
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--turns", nargs=2, required=True)
     options = parser.parse_args()
     jobs = []
     for length in options.lengths:
-        for case in (c for c in CASES if c.name in options.operators and c.more is None):
+        for case in (c for c in CASES if c.name == options.operator and c.more is None):
             for name, make in implementations(case, length):
                 row, call = Row(case.name, length, name), None
                 try:
@@ -76,7 +76,7 @@ def main() -> None:
                     row = dataclasses.replace(row, reason=reason_of(failure))
                 jobs.append((case, row, call))
     rows = []
-    with turn(Path(options.turns[0]), "torch", int(options.turns[1])):
+    with turn(Path(options.turns[0]), f"torch-{options.operator}", int(options.turns[1])):
         for case, row, call in jobs:
             if call is not None and not row.reason:
                 ms = triton.testing.do_bench(call, warmup=10, rep=50, return_mode="median")

@@ -30,7 +30,7 @@ from pallasfuse.targets import Target, find
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower_for
-from pallasfuse.tiling.share import visited_share, visited_shares
+from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
 
@@ -271,7 +271,7 @@ def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], option
 def _fastest(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, TileProgram, str | None]:
-    """The schedule with the least predicted time (its relative time, times the share of the tiles that its bounds visit) of
+    """The schedule with the least predicted time (for the share of the tiles that its bounds visit) of
     those that the target can run; else the first, and why it cannot."""
     best: tuple[float, Schedule, TileProgram] | None = None
     refused: tuple[Schedule, TileProgram, str] | None = None
@@ -279,13 +279,15 @@ def _fastest(
     for candidate in choose(chosen, target):
         schedule = _override(candidate, options, target)
         program = arithmetic.rewrite_for(target, lower_for(target, chosen, schedule, tensors))
+        if not options.tiles and operations_per_score(program) > candidate.most_operations:
+            continue
         problem = problem_of(program)
         if problem is not None:
             refused = refused or (schedule, program, problem)
             continue
         share = visited_shares(program, schedule)[0]
-        if best is None or candidate.relative_time * share < best[0]:
-            best = candidate.relative_time * share, schedule, program
+        if best is None or candidate.time(share) < best[0]:
+            best = candidate.time(share), schedule, program
         if share == 1.0 or options.tiles:
             break  # the listed order decides where no mask does
     if best is None:

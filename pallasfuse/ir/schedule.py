@@ -25,8 +25,14 @@ class Schedule:
     """As many blocks as the device runs at a time; each goes on to the next one while its last results leave."""
     interleave: int = 1
     """When masks make the blocks of the last grid axis unequal: how many blocks of the others share a cache, longest first."""
+    eager: bool = False
+    """What the next trip begins with is awaited while the last products of a trip run."""
     relative_time: float = 1.0
     """Time for the same visited elements, relative to the best tiling of its kind."""
+    most_operations: int = 1 << 30
+    """For programs with more of them for each element of a product (`share.operations_per_score`) there are better schedules."""
+    start_trips: float = 0.0
+    """What it takes to begin and to end a block, in trips."""
 
     def tile(self, axis: Axis) -> int:
         """The tile size along `axis`."""
@@ -38,11 +44,16 @@ class Schedule:
     def trips(self) -> int:
         return -(-self.rolled.extent // self.rolled_tile)
 
+    def time(self, share: float) -> float:
+        """Relative, if it visits this share of the tiles."""
+        return self.relative_time * (share + self.start_trips / self.trips)
+
     def __str__(self) -> str:
         """A tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
         grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
         switches = [
             "warpgroups alternate" if self.alternate else "", "products a trip ahead" if self.ahead else "",
-            "persistent" if self.persistent else "", f"{self.interleave} side by side" if self.interleave > 1 else "",
+            "next operands awaited early" if self.eager else "", "persistent" if self.persistent else "",
+            f"{self.interleave} side by side" if self.interleave > 1 else "",
         ]  # fmt: skip
         return ", ".join([f"{grid} ({self.rolled.name}:{self.rolled_tile})", *filter(None, switches)])

@@ -170,6 +170,8 @@ class TileProgram:
     """As many blocks are started as run at a time; each goes on to the next one while its last results leave."""
     interleave: int = 1
     """How many blocks of the other grid axes run side by side, for one position of the last axis after the other."""
+    eager: bool = False
+    """What the next trip begins with is awaited while the last products of a trip run."""
     instead: Instead | None = None
 
     def tile(self, axis: Axis) -> int:

@@ -19,7 +19,7 @@ from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import Contract, Load, Statement, block_start
-from pallasfuse.pallas_backend.mosaic_compute import Computing, Product, Staged, nothing
+from pallasfuse.pallas_backend.mosaic_compute import Computing, Product, Staged
 from pallasfuse.pallas_backend.mosaic_rules import (
     THREADS,
     WARPGROUP_ROWS,
@@ -82,6 +82,9 @@ class Block(Computing):
         self.takes_turns = several and alike and self.program.alternate and self.shape.warpgroups == 2
         """The turn passes on when the first products of a trip are issued, and must have come before the last ones are."""
         self.ahead = self.kind.ahead if several and alike and self.program.ahead else ()
+        eager = several and alike and self.program.eager and not self.ahead
+        self.awaited = tuple(s for s in self.kind.ahead if isinstance(s, Load)) if eager else ()
+        """Streamed operands of the first products: a trip awaits those of the next one while its last products run."""
         self.early: tuple[Array, ...] = ()
         """The products of the current trip that are there already; then, those of the next one."""
 
@@ -98,7 +101,7 @@ class Block(Computing):
         self._release(s.name for s in self.shape.resident)
         if self.takes_turns:
             pl.when(self.warpgroup == 1)(self._pass_the_turn)
-        trips, measures = self._each_block(self._compute_block, (jnp.int32(0), self._no_measures()))
+        trips, measures = self._each_block(self._compute_block, (self._none(), self._no_measures()))
         if other is not None:
             assert other.takes_turns == self.takes_turns
             limit = jnp.float32(self.program.instead.limit)  # type: ignore[union-attr]
@@ -120,7 +123,7 @@ class Block(Computing):
     def copy(self, other: "Block | None" = None) -> None:
         """What the memory warpgroup does."""
         plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
-        trips = self._each_block(self._copy_block, jnp.int32(0))
+        trips = self._each_block(self._copy_block, self._none())
         if other is not None:
 
             def again() -> None:
@@ -136,6 +139,10 @@ class Block(Computing):
         plgpu.barrier_wait(self.verdict)
         board = self.buffers[VERDICT]
         return sum(board[n, 0] for n in range(self.shape.warpgroups)) > 0
+
+    def _none(self) -> Array:
+        """Zero trips, as a value of the kernel: conditionals take no constants."""
+        return lax.axis_index(BLOCK) * 0
 
     def _no_measures(self) -> tuple[Array, ...]:
         return (jnp.zeros((WARPGROUP_ROWS,), jnp.float32),) if self.program.instead is not None else ()
@@ -170,8 +177,10 @@ class Block(Computing):
         return Scope(windows, names)
 
     def _bounds(self, scope: Scope) -> tuple[Array, Array]:
+        none = self._none()
         start, stop = (
-            jnp.int32(self.value(e, scope).array) for e in (self.shape.segments[0].start, self.shape.segments[-1].stop)
+            none + jnp.int32(self.value(e, scope).array)
+            for e in (self.shape.segments[0].start, self.shape.segments[-1].stop)
         )
         return start, jnp.maximum(start, stop)
 
@@ -181,8 +190,9 @@ class Block(Computing):
         shape, scope = self.shape, self._scope(number, self.warpgroup)
         start, stop = self._bounds(scope)
         self.run(shape.before, scope)
-        self._await_the_turn()
         self.position = Position(trips, start, stop, start)
+        pl.when(start < stop)(functools.partial(self._await, self.awaited, self.position))
+        self._await_the_turn()
         state = (self.initial_state(shape.loop, scope), self._first_products(scope))
 
         for kind in self.kinds:
@@ -285,12 +295,17 @@ class Block(Computing):
     def _staged(self, load: Load, kept: tuple[Axis, ...], position: "Position") -> Tile:
         streamed = load in self.shape.streamed
         slot = position.slot(self.program.stages) if streamed else self.warpgroup
-        plgpu.barrier_wait(self.full[load.name].at[slot])
+        if load not in self.awaited:
+            plgpu.barrier_wait(self.full[load.name].at[slot])
         ref = self.buffers[load.name].at[slot]
         if streamed and self.shape.rows in kept:
             mine = pl.ds(self.warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS)
             ref = ref.at[tuple(mine if a == self.shape.rows else slice(None) for a in kept)]
         return Tile(Staged(ref, kept), kept)
+
+    def _await(self, loads: tuple[Load, ...], position: "Position") -> None:
+        for load in loads:
+            plgpu.barrier_wait(self.full[load.name].at[position.slot(self.program.stages)])
 
     def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
         tile = self._widen(self.value(value, scope), indices, scope)
@@ -315,9 +330,16 @@ class Block(Computing):
             result, *early = self._with_the_next(product, scope)
             self.early = tuple(early)
         else:
-            first = bool(self.kind.starts) and statement.name == self.kind.starts[-1]
-            (result,) = self._at_once([product], self._pass_the_turn if first else nothing)
+            (result,) = self._at_once([product], functools.partial(self._issued, statement))
         scope.names[statement.name if target is None else target[0].name] = Tile(result, axes)
+
+    def _issued(self, statement: Contract) -> None:
+        """What a product's time is used for."""
+        if self.kind.starts and statement.name == self.kind.starts[-1]:
+            self._pass_the_turn()
+        if self.awaited and statement.name == self.kind.ends[-1]:
+            following = self.position.following
+            pl.when(jnp.logical_not(self.position.is_last))(functools.partial(self._await, self.awaited, following))
 
     def _early_products(self, scope: Scope, position: "Position") -> list[Product]:
         """What a trip can begin with before the one before it has ended."""

@@ -110,6 +110,11 @@ class _Tiling:
     time: float
     ahead: bool = False
     """Of warpgroups: products are computed a trip ahead; else, two take turns."""
+    eager: bool = False
+    start: float = 0.0
+    """As `Schedule.start_trips`."""
+    operations: int = 1 << 30
+    """As `Schedule.most_operations`."""
 
 
 # The keys bound the widest axis that is kept whole inside a tile. Up to 1.04: measured on an H100 with benchmarks/sweep.py
@@ -127,11 +132,14 @@ _PRODUCT_TILES = {
 # The same for kernels that are written for warpgroups of four warps, 64 rows each. Up to 1.2: measured on an H100 (float16,
 # lengths 512 to 8192); the others are estimates.
 _WARPGROUP_TILES = {
-    64: (_Tiling(128, 256, 8, 2, 1.0), _Tiling(128, 128, 8, 3, 1.08), _Tiling(128, 128, 8, 2, 1.1),
-         _Tiling(64, 128, 4, 2, 1.5, True), _Tiling(128, 64, 8, 2, 1.5)),
-    128: (_Tiling(128, 128, 8, 2, 1.0), _Tiling(128, 64, 8, 3, 1.17), _Tiling(128, 64, 8, 2, 1.2),
-          _Tiling(64, 128, 4, 2, 1.45, True)),
-    1 << 30: (_Tiling(128, 64, 8, 2, 1.0, True), _Tiling(64, 64, 4, 2, 1.45, True), _Tiling(64, 32, 4, 2, 2.5, True)),
+    64: (_Tiling(128, 256, 8, 2, 1.0, start=0.25), _Tiling(128, 128, 8, 3, 1.08, start=0.5),
+         _Tiling(128, 128, 8, 2, 1.1, start=0.5), _Tiling(64, 128, 4, 2, 1.5, ahead=True, start=0.5),
+         _Tiling(128, 64, 8, 2, 1.5, start=1.0)),
+    128: (_Tiling(128, 128, 8, 2, 1.0, eager=True, start=0.5), _Tiling(128, 128, 8, 2, 0.97, ahead=True, start=1.7, operations=4),
+          _Tiling(128, 64, 8, 3, 1.17, eager=True, start=1.0), _Tiling(128, 64, 8, 2, 1.2, eager=True, start=1.0),
+          _Tiling(64, 128, 4, 2, 1.45, ahead=True, start=0.5)),
+    1 << 30: (_Tiling(128, 64, 8, 2, 1.0, ahead=True), _Tiling(64, 64, 4, 2, 1.45, ahead=True),
+              _Tiling(64, 32, 4, 2, 2.5, ahead=True)),
 }  # fmt: skip
 
 
@@ -193,27 +201,34 @@ def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
             replace(_schedule(group, {row: t.rows}, t.rolled, t.warps, t.stages), relative_time=t.time) for t in fitting
         ]
     rows_last = replace(group, parallel=(*(a for a in group.parallel if a != row), row))
-    side_by_side = _side_by_side(group, row, target, [r for r in operands if group.rolled in r.indices])
+    streams = [r for r in operands if group.rolled in r.indices]
+
+    def side_by_side(needed: int) -> int:
+        return _side_by_side(group, row, target, streams, needed)
+
     schedules = []
     for t in fitting:
         along_rows = -(-row.extent // t.rows)
         blocks = along_rows * math.prod(a.extent for a in group.parallel if a != row)
         schedules.append(replace(
             _schedule(rows_last, {row: t.rows}, t.rolled, t.warps, t.stages), alternate=t.warps == 8 and not t.ahead, ahead=t.ahead,
+            eager=t.eager, start_trips=t.start, most_operations=t.operations,
             relative_time=t.time * max(1.0, target.multiprocessors / blocks),
             persistent=shared_bytes(t.rows, t.rolled, t.stages) + leaving(t.rows) <= target.shared_memory_bytes,
-            # what fills the device by itself has the cache to itself
-            interleave=side_by_side if along_rows < target.multiprocessors < blocks else 1,
+            interleave=side_by_side(-(-target.multiprocessors // along_rows)) if target.multiprocessors < blocks else 1,
         ))  # fmt: skip
-    return sorted(schedules, key=lambda s: s.relative_time)
+    return sorted(schedules, key=lambda s: s.time(1.0))
 
 
-def _side_by_side(group: Group, row: Axis, target: Target, streams: list[Read]) -> int:
-    """How many blocks of the other axes the cache can feed, a divisor of their number."""
+def _side_by_side(group: Group, row: Axis, target: Target, streams: list[Read], needed: int) -> int:
+    """How many blocks of the other axes to run at a time, a divisor of their number: as many as fill the device (`needed`), but
+    no more than the cache can feed."""
     others = [a for a in group.parallel if a != row]
     one = sum(dtypes.itemsize_bytes(r.dtype) * math.prod(a.extent for a in r.indices if a not in others and a != row)
               for r in streams)  # fmt: skip
     sharing = math.prod(a.extent for a in others if not any(a in r.indices for r in streams))
     fit = max(1, int(_CACHED_SHARE * target.cache_bytes) // max(1, one)) * sharing
     blocks = math.prod(a.extent for a in others)
-    return max(n for n in range(1, min(blocks, fit) + 1) if blocks % n == 0)
+    divisors = [n for n in range(1, blocks + 1) if blocks % n == 0]
+    enough = next((n for n in divisors if n >= needed), blocks)
+    return max(n for n in divisors if n <= min(enough, fit))

@@ -1,9 +1,9 @@
 """Products that the differences under exponentials take up: one instruction instead of two.
 
-`exp2(x c - F)`, where the frame F is a running maximum of `x c`, is one fused multiply-add and one exponential if the product need not
-be rounded first. The rounding matters in one way only: where x is what F is the maximum of, the difference is the rounding error
-of F = m c instead of zero. All terms of a row share that error, since F is the frame of everything that it is used for, so it
-cancels, as long as it does not overflow. Therefore the loop notes how large its frames become, and if one reaches 2^28 (where
+`exp2(x c - F)`, where the frame F is a running maximum of `x c`, is one fused multiply-add and one exponential if the product need
+not be rounded first. The rounding matters in one way only: where x is what F is the maximum of, the difference is the rounding
+error of F = m c instead of zero. All terms of a row share that error, since F is the frame of everything that it is used for, so
+it cancels, as long as it does not overflow. Therefore the loop notes how large its frames become, and if one reaches 2^28 (where
 the error reaches 8), the kernel runs the program with rounded products instead.
 
 The maximum is taken before the multiplication, which changes nothing: rounding is monotonic.

@@ -229,7 +229,7 @@ class _Lowering:
             self.group.name, tuple(self.tensors[t] for t in self.group.inputs), outputs,
             tuple((a, self._tile(a)) for a, _ in self.schedule.grid), tuple((a, self._tile(a)) for a in self.order),
             tuple(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
-            self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1,
+            self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1, self.schedule.eager,
         ))  # fmt: skip
 
     def _whole(self, fold: Fold) -> None:

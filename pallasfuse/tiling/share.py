@@ -7,7 +7,7 @@ from itertools import product
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import Loop, TileProgram, block_start
+from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, TileProgram, block_start
 
 _MAX_BLOCKS = 128
 """Blocks along one axis that are looked at; of more, an even sample."""
@@ -74,3 +74,14 @@ def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> floa
             visited += trips * segment.tile / schedule.rolled_tile
         total += 1
     return min(1.0, visited / (total * schedule.rolled.extent / schedule.rolled_tile))
+
+
+def operations_per_score(program: TileProgram) -> int:
+    """How many elementwise operations a trip without masks makes of a tile along the rolled axis and another one."""
+    loop = next((s for s in program.body if isinstance(s, Loop)), None)
+    if loop is None:
+        return 0
+    body = loop.segments[0].body
+    values = [s.value for s in body if isinstance(s, Let | Reduce)] + [s.lhs for s in body if isinstance(s, Contract)]
+    wide = {n for n in postorder(*values) if isinstance(n, Apply) and loop.axis in n.axes}
+    return sum(sum(program.tile(a) > 1 for a in n.axes) > 1 for n in wide)

@@ -239,7 +239,9 @@ def test_space_is_counted():
     _, kernel = kernel_of(causal, arrays)
     shape = mosaic_rules.examine(kernel.program)
     rows, keys = 64 * 128 * 2, 128 * 128 * 2  # few blocks: small ones
-    assert mosaic_rules.shared_bytes(kernel.program, shape) == 2 * rows + 2 * 2 * keys + mosaic_rules.RESERVED_BYTES + 1024
+    assert (
+        mosaic_rules.shared_bytes(kernel.program, shape) == 2 * rows + 2 * 2 * keys + mosaic_rules.RESERVED_BYTES + 1024
+    )
     assert not mosaic_rules.staging(kernel.program, shape)
     assert mosaic_rules.registers(kernel.program, shape) < mosaic_rules.REGISTERS_PER_THREAD
     rolled = kernel.schedule.rolled.name
