@@ -2,9 +2,11 @@
 
 `exp2(x c - F)`, where the frame F is a running maximum of `x c`, is one fused multiply-add and one exponential if the product need
 not be rounded first. The rounding matters in one way only: where x is what F is the maximum of, the difference is the rounding
-error of F = m c instead of zero. All terms of a row share that error, since F is the frame of everything that it is used for, so
-it cancels, as long as it does not overflow. Therefore the loop notes how large its frames become, and if one reaches 2^28 (where
-the error reaches 8), the kernel runs the program with rounded products instead.
+error of F = m c instead of zero: the kernel computes what the program gives where its maximum is off by that error. Most programs
+do not care, as the maximum is there to keep exponentials in range: numerator and denominator have the same factor, and the
+logarithm of a sum of exponentials cancels with what is added to it. Whether that is so is tried with numbers; programs that do
+care are left alone. As the error must not overflow, the loop notes how large its frames become, and if one reaches 2^28 (where the
+error reaches 8), the kernel runs the program with rounded products instead.
 
 The maximum is taken before the multiplication, which changes nothing: rounding is monotonic.
 """
@@ -12,11 +14,17 @@ The maximum is taken before the multiplication, which changes nothing: rounding 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import (
     Apply,
     Const,
     Expr,
+    Index,
     Read,
     apply,
     const,
@@ -46,6 +54,7 @@ from pallasfuse.ir.tile_program import (
 LIMIT = 2.0**28
 """Of a frame."""
 _RAW, _PEAK = ".raw", ".peak"
+_TRIALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
     coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`).
     """
     for at, s in enumerate(program.body):
-        found = _loop(s, coarse) if isinstance(s, Loop) else None
+        found = _loop(s, coarse, program.body[at + 1 :]) if isinstance(s, Loop) else None
         if found is not None:
             loop, peak = found
             body = (*program.body[:at], loop, *program.body[at + 1 :])
@@ -81,15 +90,87 @@ def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
     return program
 
 
-def _loop(loop: Loop, coarse: frozenset[str]) -> tuple[Loop, Carry] | None:
+def _loop(loop: Loop, coarse: frozenset[str], after: tuple[Statement, ...]) -> tuple[Loop, Carry] | None:
     for carry in loop.carries:
         found = [_maximum(carry, segment.body, coarse) for segment in loop.segments]
         maxima = [m for m in found if m is not None]
-        if len(maxima) == len(found) and len({(m.factor, m.frame.name) for m in maxima}) == 1:
-            segments = tuple(_segment(g, m) for g, m in zip(loop.segments, maxima, strict=True))
+        if len(maxima) < len(found) or len({(m.factor, m.frame.name) for m in maxima}) != 1:
+            continue
+        if _is_free(loop, maxima[0], after):
+            segments = tuple(_segment(g, m, loop) for g, m in zip(loop.segments, maxima, strict=True))
             peak = maxima[0].peak
             return replace(loop, carries=(*loop.carries, peak), segments=segments), peak
     return None
+
+
+def _is_free(loop: Loop, maximum: _Maximum, after: tuple[Statement, ...]) -> bool:
+    """Whether the results stay the same if all that the frame is used for gets a factor, with or without the maximum moving."""
+    framed, moving = set(), {maximum.carry.name}
+    for carry in loop.carries:
+        values = {s.value for g in loop.segments for s in g.body if isinstance(s, Let) and s.name == carry.next_name}
+        if carry.next_name == maximum.frame.name:
+            moving.add(carry.name)
+        elif values and all(_is_moved(carry, v, maximum) for v in values):
+            framed.add(carry.name)
+    unknown = {c.name for c in loop.carries} - framed - moving
+    read_after = {t for s in after for e in _values(s) for t in e.tensors}
+    affected = {c.name for g in loop.segments for c in loop.carries if c.next_name in _affected(g.body, maximum)}
+    if not affected <= framed or not all(isinstance(s, Let | Store | Load) for s in after):
+        return False
+    return _is_invariant(after, framed, set()) or (
+        unknown.isdisjoint(read_after) and _is_invariant(after, framed, moving)
+    )
+
+
+def _affected(body: tuple[Statement, ...], maximum: _Maximum) -> set[str]:
+    """What is computed from the differences that take up products."""
+    lets = {s.name: s for s in body if isinstance(s, Let)}
+    found: set[str] = set()
+    for s in body:
+        nodes = postorder(*_values(s))
+        if any(_taken_up(n, maximum, lets) is not None or (isinstance(n, Read) and n.tensor in found) for n in nodes):
+            found.add(s.tensor if isinstance(s, Store) else s.name if not isinstance(s, Loop) else "")
+    return found
+
+
+def _is_invariant(after: tuple[Statement, ...], framed: set[str], moving: set[str]) -> bool:
+    """Whether stores stay the same where `framed` numbers are multiplied by 2^-x, and `moving` ones, which are equal, grow by x."""
+    draw = np.random.default_rng(0)
+    for _ in range(_TRIALS):
+        x, maximum = draw.uniform(-2.0, 2.0, size=2)
+        first = {n: np.float64(draw.uniform(0.5, 2.0)) for n in sorted(framed)} | dict.fromkeys(moving, maximum)
+        second = {n: v + x if n in moving else v * 2.0**-x for n, v in first.items()}
+        others: dict[Expr, float] = {}
+        for s in after:
+            if isinstance(s, Let | Store):
+                one, two = (_number(s.value, known, others, draw) for known in (first, second))
+                if isinstance(s, Store) and not np.allclose(one, two, rtol=1e-6, atol=1e-9):
+                    return False
+                if isinstance(s, Let):
+                    first[s.name], second[s.name] = one, two
+    return True
+
+
+def _is_moved(carry: Carry, value: Expr, maximum: _Maximum) -> bool:
+    """Whether a carried value is multiplied by what its terms are when the frame changes."""
+    match value:
+        case Apply("add", (Apply("mul", (Read(own), Apply("exp2", (Apply("sub", (Read(), Read(frame))),)))), more)):
+            return own == carry.name and frame == maximum.frame.name and carry.name not in more.tensors
+    return False
+
+
+def _number(root: Expr, known: Mapping[str, Any], others: dict[Expr, float], draw: np.random.Generator) -> Any:
+    """The value of an expression; what is not known is drawn."""
+
+    def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if isinstance(node, Read | Index):
+            if isinstance(node, Read) and node.tensor in known:
+                return const(known[node.tensor].item(), node.dtype)
+            drawn = others.setdefault(node, float(draw.uniform(0.5, 2.0)))
+            return const(drawn if dtypes.is_float(node.dtype) else round(drawn), node.dtype)
+        return with_args(node, args)
+
+    return evaluate_expr(rebuild(root, step), (), {})
 
 
 def _maximum(carry: Carry, body: tuple[Statement, ...], coarse: frozenset[str]) -> _Maximum | None:
@@ -145,7 +226,7 @@ def _taken_up(node: Expr, maximum: _Maximum, lets: Mapping[str, Let]) -> Expr | 
     return None
 
 
-def _segment(segment: Segment, maximum: _Maximum) -> Segment:
+def _segment(segment: Segment, maximum: _Maximum, loop: Loop) -> Segment:
     carry, tile, frame, peak = maximum.carry, maximum.tile, maximum.frame, maximum.peak
     lets = {s.name: s for s in segment.body if isinstance(s, Let)}
     factor, f = const(maximum.factor, "float32"), read(frame.name, frame.axes, "float32")
@@ -172,6 +253,6 @@ def _segment(segment: Segment, maximum: _Maximum) -> Segment:
                 body.append(replace(s, lhs=renewed(s.lhs), rhs=renewed(s.rhs)))
             case Load() | Loop():
                 body.append(s)
-    needed = {t for s in body for e in _values(s) for t in e.tensors} | {carry.next_name, peak.next_name}
+    needed = {t for s in body for e in _values(s) for t in e.tensors} | {c.next_name for c in loop.carries}
     unread = {s.name for s in lets.values() if s.pinned and s.name not in needed}
     return replace(segment, body=tuple(s for s in body if not (isinstance(s, Let) and s.name in unread)))

@@ -26,6 +26,7 @@ _BOUNDS = "pallasfuse.tiling.bounds"
 _MASKS = "pallasfuse.tiling.masks"
 _PRODUCTS = "pallasfuse.tiling.products"
 _ARITHMETIC, _UNITS = "pallasfuse.tiling.arithmetic", "pallasfuse.tiling.units"
+_CONTRACTION = "pallasfuse.tiling.contraction"
 
 
 # --- lowering
@@ -205,6 +206,16 @@ def _one_operand_scaled(real: Any, u: Any, factor: float) -> Expr:
 
 def _without_units(real: Any, self: Any, node: Any) -> Expr:
     return node if isinstance(node, Read) and node.tensor in self.family else real(self, node)
+
+
+def _doubled(real: Any, node: Any, maximum: Any, lets: Any) -> Expr | None:
+    x = real(node, maximum, lets)
+    return None if x is None else mul(x, const(2.0, "float32"))
+
+
+def _scaled_twice(real: Any, value: Any, lets: Any) -> Any:
+    found = real(value, lets)
+    return found and (mul(found[0], const(found[1], "float32")), found[1])
 
 
 def _rows_multiplied(real: Any, node: Any, coarse: Any) -> Expr:
@@ -436,6 +447,16 @@ MUTANTS = (
             "hopper proof",
         ),
         ("rows_multiplied", instead_of(f"{_ARITHMETIC}:_by_rows", _rows_multiplied), "half_attention", "hopper proof"),
+    ),
+    *_in(
+        "contraction",
+        ("factor_doubled", instead_of(f"{_CONTRACTION}:_taken_up", _doubled), "half_log_sum", "hopper proof"),
+        (
+            "maximum_of_the_scaled",
+            instead_of(f"{_CONTRACTION}:_product", _scaled_twice),
+            "half_log_sum",
+            "hopper proof",
+        ),
     ),
     *_in(
         "share",
