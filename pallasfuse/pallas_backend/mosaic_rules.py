@@ -38,6 +38,7 @@ OPERATIONS = frozenset({
 ROUGH = frozenset({"tanh"})
 """Operations whose approximate instructions are right to 11 bits."""
 ROUGH_CONDITION = "tanh of a half-precision product is right to 11 bits, as the numbers multiplied are"
+CONTRACTED_CONDITION = "a product is not rounded before a maximum of such products is subtracted from it"
 SMALL_CONDITION = "an exponential below 2^-126 is zero"
 INEXACT = frozenset({"log"})
 """Operations whose approximate instructions are right to 22 bits after the point."""
@@ -296,10 +297,15 @@ def may_approximate(program: TileProgram) -> bool:
 
 def conditions(program: TileProgram) -> tuple[str, ...]:
     """How the kernel rounds otherwise than the program."""
+    contracted = (CONTRACTED_CONDITION,) if program.instead is not None else ()
     operations = {node.op for node, _ in _applied(program.body)}
     if not may_approximate(program):
-        return ()
-    return (*((SMALL_CONDITION,) if "exp2" in operations else ()), *((ROUGH_CONDITION,) if operations & ROUGH else ()))
+        return contracted
+    return (
+        *contracted,
+        *((SMALL_CONDITION,) if "exp2" in operations else ()),
+        *((ROUGH_CONDITION,) if operations & ROUGH else ()),
+    )
 
 
 def _applied(body: tuple[Statement, ...], *, in_loop: bool = False) -> Iterator[tuple[Apply, bool]]:

@@ -227,7 +227,7 @@ def _taken_up(node: Expr, maximum: _Maximum, lets: Mapping[str, Let]) -> Expr | 
 
 
 def _segment(segment: Segment, maximum: _Maximum, loop: Loop) -> Segment:
-    carry, tile, frame, peak = maximum.carry, maximum.tile, maximum.frame, maximum.peak
+    tile, frame, peak = maximum.tile, maximum.frame, maximum.peak
     lets = {s.name: s for s in segment.body if isinstance(s, Let)}
     factor, f = const(maximum.factor, "float32"), read(frame.name, frame.axes, "float32")
 

@@ -1,38 +1,49 @@
 """How much of the rolled axis a kernel visits: its loop bounds evaluated for every grid block."""
 
-import operator
 from collections.abc import Callable, Mapping
-from itertools import product
+from typing import Any
+
+import numpy as np
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, TileProgram, block_start
+from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Segment, TileProgram, block_start
 
 _MAX_BLOCKS = 128
 """Blocks along one axis that are looked at; of more, an even sample."""
 
-_INTEGER: dict[str, Callable[..., int]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "neg": operator.neg, "max": max, "min": min,
-    "div": lambda a, b: int(a / b), "ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt,
-    "select": lambda p, a, b: a if p else b,
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _truncated(a: Integers, b: Integers) -> Integers:
+    return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)))
+
+
+_INTEGER: dict[str, Callable[..., Any]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "max": np.maximum, "min": np.minimum,
+    "div": _truncated, "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "lt": np.less, "select": np.where,
 }  # fmt: skip
 
 
-def _number(root: Expr, starts: Mapping[str, int]) -> int:
-    """A loop bound, in Python's integers."""
-    values: dict[Expr, int] = {}
+def _numbers(root: Expr, starts: Mapping[str, Integers]) -> Integers:
+    """A loop bound in many blocks."""
+    values: dict[Expr, Integers] = {}
     for node in postorder(root):
         match node:
             case Const(value):
-                values[node] = int(value)
+                values[node] = np.int64(value)  # type: ignore[assignment]
             case Read(name):
                 values[node] = starts[name]
             case Apply(op, args):
-                values[node] = _INTEGER[op](*(values[a] for a in args))
+                values[node] = np.asarray(_INTEGER[op](*(values[a] for a in args)), np.int64)
             case _:
                 raise InvalidProgramError(f"a loop bound reads a position: {root}")
     return values[root]
+
+
+def _trips(segment: Segment, starts: Mapping[str, Integers]) -> Integers:
+    return np.asarray(np.maximum(0, _numbers(segment.stop, starts) - _numbers(segment.start, starts)))
 
 
 def trips(loop: Loop, starts: Mapping[str, int]) -> int:
@@ -41,7 +52,7 @@ def trips(loop: Loop, starts: Mapping[str, int]) -> int:
     Raises:
       KeyError: the loop's bounds read something else.
     """
-    return sum(max(0, _number(s.stop, starts) - _number(s.start, starts)) for s in loop.segments)
+    return sum(int(_trips(s, {n: np.asarray(x, np.int64) for n, x in starts.items()})) for s in loop.segments)
 
 
 def visited_share(program: TileProgram, schedule: Schedule) -> float:
@@ -66,14 +77,9 @@ def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> floa
             count = -(-axis.extent // tile)
             step = -(-count // _MAX_BLOCKS)
             ranges.append([min(n * tile, max(0, axis.extent - tile)) for n in range(0, count, step)])
-    total, visited = 0, 0.0
-    for starts in product(*ranges):
-        bound = dict(zip(names, starts, strict=True))
-        for segment in loop.segments:
-            trips = max(0, _number(segment.stop, bound) - _number(segment.start, bound))
-            visited += trips * segment.tile / schedule.rolled_tile
-        total += 1
-    return min(1.0, visited / (total * schedule.rolled.extent / schedule.rolled_tile))
+    blocks = dict(zip(names, np.meshgrid(*(np.asarray(r, np.int64) for r in ranges)), strict=True))
+    of_segments = [np.mean(_trips(s, blocks)) * s.tile / schedule.rolled_tile for s in loop.segments]
+    return min(1.0, float(sum(of_segments)) / (schedule.rolled.extent / schedule.rolled_tile))
 
 
 def operations_per_score(program: TileProgram) -> int:

@@ -1,0 +1,38 @@
+"""Which schedule is chosen for warpgroups: by the trips of a block, the elementwise work, and what fills the device."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.cases import ATTENTION
+
+CASES = {case.name: case for case in ATTENTION}
+
+
+def schedule(name, length):
+    case = CASES[name]
+    arrays = [
+        jax.ShapeDtypeStruct((1, length, heads, case.head_dim), jnp.float16)
+        for heads in (case.query_heads, case.key_heads, case.key_heads)
+    ]
+    (kernel,) = case.fused.explain(*arrays, *case.static, target="mosaic_gpu").kernels
+    return kernel.schedule
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "ahead"),
+    [
+        ("causal", 8192, False),
+        ("causal", 32768, True),
+        ("window", 32768, False),  # few trips, however long the axis
+        ("softcap", 32768, False),  # much to compute between the products
+    ],
+)
+def test_products_a_trip_ahead_pay_in_long_loops_that_compute_little(name, length, ahead):
+    chosen = schedule(name, length)
+    assert (chosen.ahead, chosen.alternate, chosen.eager) == (ahead, not ahead, not ahead)
+
+
+@pytest.mark.parametrize(("length", "heads"), [(2048, 16), (8192, 4), (32768, 1)])
+def test_as_many_heads_at_a_time_as_fill_the_device(length, heads):
+    assert schedule("causal", length).interleave == heads
