@@ -16,6 +16,7 @@ import dataclasses
 import fcntl
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -38,9 +39,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasfuse as pf
-from benchmarks.cases import ATTENTION, MORE_ATTENTION, AttentionCase
+from benchmarks.cases import ATTENTION, DECODING, MORE_ATTENTION, AttentionCase
 
-CASES = (*ATTENTION, *MORE_ATTENTION)
+CASES = (*ATTENTION, *DECODING, *MORE_ATTENTION)
 ROUNDS, CALLS = 4, 3
 MATMUL_FLOP_S, BYTES_S = 800e12, 3.0e12
 """What an H100 was measured to reach: a large half-precision matrix product, a large copy."""
@@ -73,15 +74,21 @@ class Row:
 def alibi_bias(case: AttentionCase, length: int, dtype: Any) -> jax.Array:
     """[1, heads, query, key]."""
     slopes = 2.0 ** (-8.0 * jnp.arange(1, case.query_heads + 1) / case.query_heads)
-    distance = jnp.arange(length)[None, :] - jnp.arange(length)[:, None]
+    queries, keys = case.lengths(length)
+    distance = jnp.arange(keys)[None, :] - jnp.arange(keys - queries, keys)[:, None]
     return (slopes[:, None, None] * distance).astype(dtype)[None]
 
 
-def bias_of(case: AttentionCase, q: jax.Array, more: tuple[jax.Array, ...]) -> jax.Array | None:
+def variant(case: AttentionCase) -> str:
+    """Its name, without the number of queries."""
+    return case.name.split("-", maxsplit=1)[0]
+
+
+def bias_of(case: AttentionCase, q: jax.Array, k: jax.Array, more: tuple[jax.Array, ...]) -> jax.Array | None:
     """As an array: peers take no other."""
     if case.name == "pair":
         return more[0][None]
-    return alibi_bias(case, q.shape[1], q.dtype) if case.name == "alibi" else None
+    return alibi_bias(case, k.shape[1], q.dtype) if variant(case) == "alibi" else None
 
 
 def gated(case: AttentionCase, out: jax.Array, more: tuple[jax.Array, ...]) -> jax.Array:
@@ -89,7 +96,8 @@ def gated(case: AttentionCase, out: jax.Array, more: tuple[jax.Array, ...]) -> j
 
 
 def is_causal(case: AttentionCase) -> bool:
-    return case.name not in ("global", "pair")
+    """One query sees all keys."""
+    return case.queries is None and case.name not in ("global", "pair")
 
 
 def cudnn(case: AttentionCase) -> Attention:
@@ -99,7 +107,7 @@ def cudnn(case: AttentionCase) -> Attention:
             q,
             k,
             v,
-            bias=bias_of(case, q, more),
+            bias=bias_of(case, q, k, more),
             is_causal=is_causal(case),
             local_window_size=window,
             implementation="cudnn",
@@ -123,10 +131,10 @@ def tokamax_attention(case: AttentionCase, implementation: str) -> Attention:
             q,
             k,
             v,
-            bias=bias_of(case, q, more),
+            bias=bias_of(case, q, k, more),
             is_causal=is_causal(case),
             local_window_size=None if case.window is None else (case.window - 1, 0),
-            logits_soft_cap=SOFT_CAP if case.name == "softcap" else None,
+            logits_soft_cap=SOFT_CAP if variant(case) == "softcap" else None,
             implementation=implementation,
         )
         return gated(case, out, more)
@@ -159,8 +167,8 @@ def jax_triton_kernel(case: AttentionCase) -> Attention:
 
 def peers(case: AttentionCase) -> Iterator[tuple[str, Callable[[], Attention]]]:
     """Name and maker of each peer that offers the operator. A maker raises where its library is missing."""
-    if case.name != "softcap":
-        yield ("cuDNN, bias array" if case.name in ("alibi", "pair") else "cuDNN"), lambda: cudnn(case)
+    if variant(case) != "softcap":
+        yield ("cuDNN, bias array" if variant(case) in ("alibi", "pair") else "cuDNN"), lambda: cudnn(case)
     for implementation in ("mosaic", "triton"):
         yield f"tokamax {implementation}", lambda implementation=implementation: tokamax_attention(case, implementation)
     if case.name in ("global", "causal", "gqa", "head256"):
@@ -201,16 +209,27 @@ def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...], calls: int) -> l
     return times_ms
 
 
+def inputs(case: AttentionCase, length: int, dtype: Any) -> tuple[jax.Array, ...]:
+    queries, keys = case.lengths(length)
+    return case.arrays(queries, dtype, key_length=keys)
+
+
+def flops(case: AttentionCase, length: int) -> float:
+    queries, keys = case.lengths(length)
+    return case.flops(queries, key_length=keys)
+
+
 def roofline_ms(case: AttentionCase, length: int, itemsize: int = 2) -> float:
     """The larger of arithmetic and traffic, each input read once and the output written once."""
-    elements = length * (case.head_dim + (case.value_dim or case.head_dim)) * (case.query_heads + case.key_heads)
-    elements += case.query_heads * length * (length + (case.value_dim or case.head_dim)) if case.more is not None else 0
-    return 1e3 * max(case.flops(length) / MATMUL_FLOP_S, elements * itemsize / BYTES_S)
+    (queries, keys), value_dim = case.lengths(length), case.value_dim or case.head_dim
+    elements = (case.head_dim + value_dim) * (queries * case.query_heads + keys * case.key_heads)
+    elements += case.query_heads * queries * (keys + value_dim) if case.more is not None else 0
+    return 1e3 * max(flops(case, length) / MATMUL_FLOP_S, elements * itemsize / BYTES_S)
 
 
 def why_not(name: str, case: AttentionCase, length: int, memory_bytes: float) -> str:
     """Why an implementation is not worth starting, or nothing."""
-    scores_bytes = 4.0 * case.query_heads * length * length
+    scores_bytes = 4.0 * case.query_heads * math.prod(case.lengths(length))
     if name == JIT and 1.5 * scores_bytes > memory_bytes:
         return f"not run: its float32 scores alone need {scores_bytes / 1e9:.0f} GB"
     return ""
@@ -233,7 +252,7 @@ def compile_jobs(
         for case in cases:
             if length > case.longest:
                 continue
-            shapes = jax.eval_shape(lambda c=case, n=length: c.arrays(n, dtype))
+            shapes = jax.eval_shape(lambda c=case, n=length: inputs(c, n, dtype))
             for name, make in makers(case):
                 row = Row(case.name, length, name, reason=why_not(name, case, length, memory_bytes))
                 compiled = None
@@ -257,7 +276,7 @@ def measure(jobs: list[Job], *, dtype: Any, timer: Callable[..., list[float]], d
     for (_, length), together in itertools.groupby(jobs, key=lambda job: (job.case.name, job.row.length)):
         group = list(together)
         case = group[0].case
-        arrays = jax.block_until_ready(case.arrays(length, dtype))
+        arrays = jax.block_until_ready(inputs(case, length, dtype))
         rows, times, reference = [job.row for job in group], [[] for _ in group], None
         order = list(enumerate(group))
         for turn in range(ROUNDS + 1):
@@ -283,7 +302,7 @@ def measure(jobs: list[Job], *, dtype: Any, timer: Callable[..., list[float]], d
             if not row.reason:
                 ms = statistics.median(measured)
                 row = dataclasses.replace(
-                    row, ms=ms, tflops=case.flops(length) / ms / 1e9, roof=roofline_ms(case, length) / ms
+                    row, ms=ms, tflops=flops(case, length) / ms / 1e9, roof=roofline_ms(case, length) / ms
                 )
             shown = f"{row.ms:.4f} ms" if row.ms is not None else row.reason
             print(f"{row.operator} {row.length} {row.implementation}: {shown}", file=sys.stderr, flush=True)
@@ -318,6 +337,7 @@ def in_processes(options: argparse.Namespace) -> list[Row]:
             script = str(Path(__file__).with_name("attention_torch.py"))
             command = [sys.executable, script, *map(str, options.lengths), "--operator", operator,
                        "--json", f"{folder}/{name}.json", "--turns", folder, everyone]  # fmt: skip
+            command += ["--dtype", options.dtype] if options.dtype else []
             path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
             children.append((name, subprocess.Popen(command, env=environment | {"PYTHONPATH": path})))
         for operator in options.operators:

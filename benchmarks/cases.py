@@ -57,6 +57,12 @@ class AttentionCase:
     """Further arrays for a length, type and draw."""
     longest: int = 1 << 30
     """The longest length that is measured."""
+    queries: int | None = None
+    """Where a length is only that of the keys: the last of so many queries sees the last key."""
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """Of queries and keys."""
+        return self.queries or length, length
 
     def small(self) -> "AttentionCase":
         """Sizes for tests; groups stay groups, and the window is shorter than the lengths tested."""
@@ -178,6 +184,14 @@ def gated_with_pair_bias(q, k, v, bias, gate):
 def _pair_and_gate(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
     return normal(8, (16, length, length), dtype, draw), normal(9, (1, length, 16, 64), dtype, draw)
 
+
+def decoding(case: AttentionCase) -> AttentionCase:
+    """One query, which sees all keys."""
+    return dataclasses.replace(case, name=f"{case.name}-1", queries=1)
+
+
+DECODING = tuple(decoding(case) for case in ATTENTION if case.name in ("causal", "gqa", "alibi", "softcap"))
+"""The other four of Neptune's ten operators."""
 
 MORE_ATTENTION = (
     AttentionCase("head256", attention_variants.causal, 16, 16, 256),

@@ -279,7 +279,7 @@ def _fastest(
     for candidate in choose(chosen, target):
         schedule = _override(candidate, options, target)
         program = arithmetic.rewrite_for(target, lower_for(target, chosen, schedule, tensors))
-        if not options.tiles and operations_per_score(program) > candidate.most_operations:
+        if operations_per_score(program) > candidate.most_operations:
             continue
         problem = problem_of(program)
         if problem is not None:

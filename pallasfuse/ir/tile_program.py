@@ -241,9 +241,7 @@ def verify(program: TileProgram) -> TileProgram:
     if program.instead is not None:
         need("its measure", program.instead.measure, known)
         other = verify(program.instead.program)
-        if (other.inputs, other.outputs, other.grid, other.tiles) != (
-            program.inputs, program.outputs, program.grid, program.tiles
-        ):  # fmt: skip
+        if _frame(other) != _frame(program):
             raise InvalidProgramError(f"tile program {program.name}: what runs instead is another kernel")
     others = math.prod(-(-a.extent // t) for a, t in program.grid[:-1])
     if others % program.interleave:
@@ -253,6 +251,17 @@ def verify(program: TileProgram) -> TileProgram:
     if stored != outputs:
         raise InvalidProgramError(f"tile program {program.name}: {sorted(outputs - stored)} is never stored")
     return program
+
+
+def _frame(program: TileProgram) -> tuple[object, ...]:
+    """What programs must have in common for one kernel to run both."""
+    bounds, moves = [], []
+    for s in program.body:
+        segments = s.segments if isinstance(s, Loop) else ()
+        bounds += [(g.start, g.stop, g.offset, g.tile) for g in segments]
+        bodies = [g.body for g in segments] or [(s,)]
+        moves += [(m.tensor, m.indices) for body in bodies for m in body if isinstance(m, Load | Store)]
+    return (program.inputs, program.outputs, program.grid, program.tiles, program.warps, program.stages, bounds, moves)
 
 
 def _names(axes: tuple[Axis, ...]) -> str:

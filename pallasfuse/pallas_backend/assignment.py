@@ -11,7 +11,8 @@ from pallasfuse.tiling.share import trips
 _MOST_BLOCKS = 1 << 18
 """Of more blocks, each instance runs so many that it hardly matters which."""
 _BLOCK_TRIPS = 0.5
-"""What beginning and ending a block costs, in trips of its loop."""
+"""What beginning and ending a block costs, in trips of its loop, when the next one's operands are on their way: less than what
+`Schedule.start_trips` counts for a block by itself."""
 
 
 def assignment(program: TileProgram, loop: Loop, blocks: int, instances: int) -> np.ndarray | None:

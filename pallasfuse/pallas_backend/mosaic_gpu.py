@@ -8,6 +8,7 @@ emits the same kernel with both sides in shared memory and the addition apart.
 """
 
 from collections.abc import Mapping
+from copy import copy
 from math import lcm, prod
 from typing import Any
 
@@ -88,14 +89,16 @@ class Kernel:
         }
         self.blocks = prod(-(-a.extent // t) for a, t in program.grid)
         self.instances = min(self.blocks, _multiprocessors()) if program.persistent else self.blocks
-        self.other = None if program.instead is None else self._run_instead(program.instead.program)
         several = self.instances < self.blocks
         self.assignment = assignment(program, shape.loop, self.blocks, self.instances) if several else None
 
-    def _run_instead(self, program: TileProgram) -> "Kernel":
+    def of(self, program: TileProgram) -> "Kernel":
+        """The same for a program that runs in the same kernel: with these slots, buffers and lists of blocks."""
         shape = examine(program)
         assert not isinstance(shape, str)
-        return Kernel(program, shape, interpret=self.interpret)
+        other = copy(self)
+        other.program, other.shape = program, shape
+        return other
 
     def size(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
         """Of the part of a tile that one warpgroup owns."""
@@ -163,7 +166,8 @@ class Kernel:
         def scoped(buffers: Any, barriers: Any) -> None:
             arrays = dict(zip(names, refs, strict=True))
             block = Block(self, arrays, buffers, barriers)
-            other = None if self.other is None else Block(self.other, arrays, buffers, barriers)
+            instead = self.program.instead
+            other = None if instead is None else Block(self.of(instead.program), arrays, buffers, barriers)
             lax.cond(lax.axis_index(WARPGROUP) < groups, lambda: block.compute(other), lambda: block.copy(other))
 
         pl.run_scoped(scoped, self._buffers(), barriers, collective_axes=WARPGROUP)

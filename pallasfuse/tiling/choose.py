@@ -229,6 +229,7 @@ def _side_by_side(group: Group, row: Axis, target: Target, streams: list[Read], 
     sharing = math.prod(a.extent for a in others if not any(a in r.indices for r in streams))
     fit = max(1, int(_CACHED_SHARE * target.cache_bytes) // max(1, one)) * sharing
     blocks = math.prod(a.extent for a in others)
-    divisors = [n for n in range(1, blocks + 1) if blocks % n == 0]
+    small = [n for n in range(1, math.isqrt(blocks) + 1) if blocks % n == 0]
+    divisors = sorted({*small, *(blocks // n for n in small)})
     enough = next((n for n in divisors if n >= needed), blocks)
     return max(n for n in divisors if n <= min(enough, fit))

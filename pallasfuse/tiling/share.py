@@ -83,11 +83,13 @@ def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> floa
 
 
 def operations_per_score(program: TileProgram) -> int:
-    """How many elementwise operations a trip without masks makes of a tile along the rolled axis and another one."""
-    loop = next((s for s in program.body if isinstance(s, Loop)), None)
-    if loop is None:
-        return 0
-    body = loop.segments[0].body
-    values = [s.value for s in body if isinstance(s, Let | Reduce)] + [s.lhs for s in body if isinstance(s, Contract)]
-    wide = {n for n in postorder(*values) if isinstance(n, Apply) and loop.axis in n.axes}
-    return sum(sum(program.tile(a) > 1 for a in n.axes) > 1 for n in wide)
+    """How many elementwise operations a trip with the fewest makes of a tile along the rolled axis and another one."""
+    counts = [0]
+    for loop in (s for s in program.body if isinstance(s, Loop)):
+        counts = []
+        for segment in loop.segments:
+            values = [s.value for s in segment.body if isinstance(s, Let | Reduce)]
+            values += [s.lhs for s in segment.body if isinstance(s, Contract)]
+            wide = {n for n in postorder(*values) if isinstance(n, Apply) and loop.axis in n.axes}
+            counts.append(sum(sum(program.tile(a) > 1 for a in n.axes) > 1 for n in wide))
+    return min(counts)

@@ -129,6 +129,59 @@ def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
+def after_a_while(q, k, v):
+    """Rows without keys come first, and blocks of them make no trip."""
+    s = scores(q, k)
+    i, j = jnp.arange(s.shape[1])[:, None], jnp.arange(s.shape[2])
+    s = jnp.where(j <= i - 140, s, -jnp.inf)
+    m = s.max(-1, keepdims=True)
+    p = jnp.exp(s - jnp.where(jnp.isfinite(m), m, 0.0))
+    total = p.sum(-1)
+    out = jnp.einsum("hij,jhd->ihd", p.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return (out / jnp.where(total == 0, 1.0, total).T[..., None]).astype(v.dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "switches"),
+    [
+        ("causal", 64, {"eager": True, "alternate": True}),
+        ("causal", 64, {"eager": True, "alternate": True, "persistent": False}),
+        ("causal", 64, {"ahead": True}),
+        ("causal", 64, {"eager": True, "alternate": True, "stages": 1}),
+        ("window", 64, {"eager": True, "alternate": True}),
+        ("two products", 64, {"eager": True}),
+        ("after a while", 64, {"eager": True, "alternate": True}),
+        ("after a while", 64, {"ahead": True}),
+        ("log sum", 224, {"ahead": True}),  # results leave through the queries' buffer
+    ],
+)
+def test_two_warpgroups_and_what_runs_instead(interpreted, monkeypatch, name, size, switches):
+    """Some rows are large; slots and turns go on from the first program to the other one."""
+    monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 2)
+    everything, rest = (
+        pipeline.choose,
+        {"alternate": False, "ahead": False, "eager": False, "persistent": True, "stages": 2},
+    )
+
+    def chosen(*args):
+        for s in everything(*args):
+            grid = tuple((a, 128 if t > 1 else t) for a, t in s.grid)
+            yield replace(s, grid=grid, warps=8, rolled_tile=64, **rest | switches)
+
+    monkeypatch.setattr(pipeline, "choose", chosen)
+    variant = replace(VARIANTS.get(name, VARIANTS["causal"]), queries=400, keys=264, sizes=(size, size))
+    function = after_a_while if name == "after a while" else variant.function
+    q, *others = variant.arrays("bfloat16")
+    arrays = [q.at[240:250].multiply(1.0 if name == "two products" else 2.0**40), *others]
+    _, kernel = kernel_of(function, arrays)
+    assert (kernel.program.instead is None) == (name in ("two products", "after a while"))
+    for ours, exact in zip(interpreted(function, arrays), in_float64(function, arrays), strict=True):
+        largest = np.nanmax(np.abs(exact))
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02 * largest, rtol=0.02
+        )
+
+
 def test_the_default_for_hopper(monkeypatch):
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
     for capabilities, kernels in (({"9.0"}, (1, 0)), ({"8.0"}, (0, 1)), ({"9.0", "8.0"}, (0, 1)), (set(), (0, 1))):
