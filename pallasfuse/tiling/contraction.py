@@ -213,16 +213,20 @@ def _maximum(carry: Carry, body: tuple[Statement, ...], coarse: frozenset[str]) 
             tile = tiles[name]
         case _:
             return None
-    following = read(carry.next_name, carry.axes, "float32")
-    finite = apply("lt", apply("abs", following), const(math.inf, "float32"))
-    value = select(finite, following, const(0.0, "float32"))
-    frame = next((s for s in lets.values() if s.pinned and s.value == value), None)
+    following = _or_zero(read(carry.next_name, carry.axes, "float32"))
+    values = following, _or_zero(following)  # users guard against empty rows as well
+    frame = next((s for s in lets.values() if s.pinned and s.value in values), None)
     product = _product(tile.value, lets)
     if frame is None or product is None or product[1] <= 0 or not product[0].tensors & coarse:
         return None
     maximum = _Maximum(carry, tile, *product, frame)
     nodes = (node for s in body for e in _values(s) for node in postorder(e))
     return maximum if any(_taken_up(node, maximum, lets) is not None for node in nodes) else None
+
+
+def _or_zero(x: Expr) -> Expr:
+    """x where it is finite."""
+    return select(apply("lt", apply("abs", x), const(math.inf, "float32")), x, const(0.0, "float32"))
 
 
 def _values(s: Statement) -> tuple[Expr, ...]:
