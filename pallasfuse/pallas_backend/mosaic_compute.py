@@ -69,7 +69,8 @@ class Computing(Interpreter):
             return tile
         assert isinstance(node, Read)
         self.in_registers.add(node.tensor)
-        return Tile(tile.array.ref[...], tile.axes)
+        array = tile.array.ref[...]
+        return Tile(array != 0 if node.dtype == "bool" else array, tile.axes)
 
     def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
         axes = self._union(*(t.axes for t in args))

@@ -48,7 +48,8 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: boo
         raise TargetError(f"Mosaic GPU cannot run {program.name}: {shape}")
     kernel = Kernel(program, shape, interpret=interpret)
     # scalars have no tile: they travel as arrays of one element
-    arrays = [inputs[t.name].reshape((1,)) if not t.axes else kernel.pad(t, inputs[t.name]) for t in program.inputs]
+    given = {t.name: inputs[t.name].astype(_held(t.dtype)) for t in program.inputs}
+    arrays = [given[t.name].reshape((1,)) if not t.axes else kernel.pad(t, given[t.name]) for t in program.inputs]
     if kernel.assignment is not None:
         arrays.append(jnp.asarray(kernel.assignment))
     results = plgpu.kernel(
@@ -63,6 +64,11 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: boo
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else False,
     )(*arrays)
     return {t.name: r[tuple(slice(a.extent) for a in t.axes)] for t, r in zip(program.outputs, results, strict=True)}
+
+
+def _held(dtype: str) -> Any:
+    """The type in memory: booleans travel as bytes."""
+    return jnp.dtype("int8" if dtype == "bool" else dtype)
 
 
 def _buffer(copies: int, size: tuple[int, ...], dtype: Any) -> Any:
@@ -112,7 +118,7 @@ class Kernel:
         statements: tuple[Load | Store, ...] = (*self.shape.streamed, *self.shape.resident, *self.shape.stores)
         for statement in (s for s in statements if s.tensor == tensor.name):
             kept = present(self.program, statement.indices)
-            transforms = _transforms(self.size(kept), jnp.dtype(tensor.dtype))
+            transforms = _transforms(self.size(kept), _held(tensor.dtype))
             # vectors have no such tiles: one that reached past a row would be written to the next
             tiling = transforms[0].tiling if transforms else tuple(self.program.tile(a) for a in kept)
             for axis, multiple in zip(kept, tiling, strict=True):
@@ -131,9 +137,9 @@ class Kernel:
         found = {}
         for load in self.shape.streamed:
             size = tuple(program.tile(a) for a in present(program, load.indices))
-            found[load.name] = _buffer(program.stages, size, jnp.dtype(load.dtype))
+            found[load.name] = _buffer(program.stages, size, _held(load.dtype))
         for load in self.shape.resident:
-            found[load.name] = _buffer(groups, self.size(load.indices), jnp.dtype(load.dtype))
+            found[load.name] = _buffer(groups, self.size(load.indices), _held(load.dtype))
         dtypes = {t.name: jnp.dtype(t.dtype) for t in program.outputs}
         for store in self.shape.stores:
             if store.tensor not in self.staging:

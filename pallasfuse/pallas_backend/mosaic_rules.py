@@ -146,12 +146,12 @@ def _moves(body: tuple[Statement, ...]) -> list[Statement | str]:
 
 def _check_copies(program: TileProgram, shape: Shape) -> None:
     """The copy engine wants contiguous rows, aligned strides and boxes of whole sixteen bytes."""
-    moves = [(s.tensor, s.indices) for s in (*shape.streamed, *shape.resident)]
-    moves += [(s.tensor, s.indices) for s in shape.stores]
+    moves = [(s.tensor, s.indices, FLOATS | {"bool"}) for s in (*shape.streamed, *shape.resident)]
+    moves += [(s.tensor, s.indices, FLOATS) for s in shape.stores]
     tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
-    for name, indices in moves:
+    for name, indices, allowed in moves:
         tensor, kept = tensors[name], present(program, indices)
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in allowed:
             raise Unsuited(f"{name} is {tensor.dtype}")
         item = dtypes.itemsize_bytes(tensor.dtype)
         if not 1 <= len(kept) <= 2:
@@ -164,8 +164,9 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
             )
         stride = item
         for axis in reversed(indices[1:]):
-            # arrays of vectors are padded to whole tiles
-            stride *= -(-axis.extent // program.tile(axis)) * program.tile(axis) if kept == (axis,) else axis.extent
+            # arrays of vectors are padded to whole tiles, and so are booleans, which are copied into bytes anyway
+            padded = kept == (axis,) or (tensor.dtype == "bool" and axis in kept)
+            stride *= -(-axis.extent // program.tile(axis)) * program.tile(axis) if padded else axis.extent
             if stride % COPY_ALIGNMENT:
                 raise Unsuited(f"{name} has a stride of {stride} bytes, no multiple of {COPY_ALIGNMENT}")
 

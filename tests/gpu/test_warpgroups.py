@@ -27,7 +27,7 @@ def check(function, arrays, static=(), static_argnums=()):
     ours = jax.tree.leaves(fused(*arrays, *static))
     theirs = jax.tree.leaves(jax.jit(function, static_argnums=static_argnums)(*arrays, *static))
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        wide = [np.asarray(a, np.float64) for a in arrays]
+        wide = [np.asarray(a, bool if a.dtype == bool else np.float64) for a in arrays]
         exact = [np.asarray(x) for x in jax.tree.leaves(function(*wide, *static))]
     for mine, plain, reference in zip(ours, theirs, exact, strict=True):
         ulp = float(jnp.finfo(mine.dtype).eps) * np.abs(reference).max()

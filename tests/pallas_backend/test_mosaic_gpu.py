@@ -47,7 +47,8 @@ def interpreted(monkeypatch, capfd):
 
 def in_float64(function, arrays):
     with jax.enable_x64(True):
-        return [np.asarray(x) for x in jax.tree.leaves(function(*(np.asarray(a, np.float64) for a in arrays)))]
+        wide = [np.asarray(a, bool if a.dtype == bool else np.float64) for a in arrays]
+        return [np.asarray(x) for x in jax.tree.leaves(function(*wide))]
 
 
 INTERPRETED = [
@@ -64,6 +65,9 @@ INTERPRETED = [
     "window",
     "squared",
     "two products",
+    "odd mask",
+    "mask by head",
+    "mask by key",
 ]
 """`tests/aot` compiles all of them."""
 

@@ -22,7 +22,13 @@ class Variant:
         (h, g), (d, e) = self.heads, self.sizes
         shapes = [((self.queries, h, d), dtype), ((self.keys, g, d), dtype), ((self.keys, g, e), dtype)]
         shapes += [(s, t or dtype) for s, t in self.more]
-        return [jax.random.normal(jax.random.key(n), s, jnp.dtype(t)) for n, (s, t) in enumerate(shapes)]
+        return [draw(n, shape, t) for n, (shape, t) in enumerate(shapes)]
+
+
+def draw(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    if dtype == "bool":
+        return jax.random.bernoulli(jax.random.key(seed), 0.6, shape)
+    return jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
 
 
 def wide(x):
@@ -99,6 +105,14 @@ def by_row_and_head(q, k, v, row, head):
     return weighted(scores(q, k) * jnp.exp(row)[None, :, None] + head[:, None, None], v)
 
 
+def masked(q, k, v, mask):
+    return weighted(jnp.where(mask | jnp.eye(*mask.shape, dtype=bool), scores(q, k), -jnp.inf), v)
+
+
+def covered_by_mask(q, k, v, mask):
+    return weighted(jnp.where(mask, scores(q, k), -1e9), v)
+
+
 def gated(q, k, v, gate):
     return plain(q, k, v) * jax.nn.sigmoid(gate)
 
@@ -149,6 +163,10 @@ VARIANTS = {
     "bias": Variant(biased, more=(((2, 160, 192), ""),)),
     "bias by key": Variant(by_key, more=(((2, 192), "float32"),)),
     "row and head": Variant(by_row_and_head, more=(((160,), "float32"), ((2,), "float32"))),
+    "mask": Variant(masked, more=(((160, 192), "bool"),)),
+    "odd mask": Variant(masked, queries=150, keys=149, more=(((150, 149), "bool"),)),
+    "mask by head": Variant(covered_by_mask, more=(((2, 160, 192), "bool"),)),
+    "mask by key": Variant(covered_by_mask, keys=256, more=(((256,), "bool"),)),
     "gate": Variant(gated, more=(((160, 2, 64), ""),)),
     "log sum": Variant(with_log_sum),
     "sum of biased": Variant(with_sum, more=(((2, 160, 192), ""),)),
