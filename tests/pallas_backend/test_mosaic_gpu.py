@@ -120,8 +120,7 @@ def test_switches_do_not_change_the_result(interpreted, monkeypatch, switches):
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", ["plain", "causal", "log sum"])
-@pytest.mark.parametrize("size", [2.0**24, 2.0**40, 2.0**80])
+@pytest.mark.parametrize(("name", "size"), [("plain", 2.0**24), ("causal", 2.0**40), ("log sum", 2.0**80)])
 def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
     """Products that are not rounded before a difference would overflow: the blocks run again with those that are."""
     monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 2)
@@ -153,7 +152,6 @@ def after_a_while(q, k, v):
         ("causal", 64, {"ahead": True}),
         ("causal", 64, {"eager": True, "alternate": True, "stages": 1}),
         ("window", 64, {"eager": True, "alternate": True}),
-        ("two products", 64, {"eager": True}),
         ("after a while", 64, {"eager": True, "alternate": True}),
         ("after a while", 64, {"ahead": True}),
         ("log sum", 224, {"ahead": True}),  # results leave through the queries' buffer
@@ -173,12 +171,12 @@ def test_two_warpgroups_and_what_runs_instead(interpreted, monkeypatch, name, si
             yield replace(s, grid=grid, warps=8, rolled_tile=64, **rest | switches)
 
     monkeypatch.setattr(pipeline, "choose", chosen)
-    variant = replace(VARIANTS.get(name, VARIANTS["causal"]), queries=400, keys=264, sizes=(size, size))
+    variant = replace(VARIANTS.get(name, VARIANTS["causal"]), queries=280, keys=200, sizes=(size, size))
     function = after_a_while if name == "after a while" else variant.function
     q, *others = variant.arrays("bfloat16")
-    arrays = [q.at[240:250].multiply(1.0 if name == "two products" else 2.0**40), *others]
+    arrays = [q.at[240:250].multiply(2.0**40), *others]
     _, kernel = kernel_of(function, arrays)
-    assert (kernel.program.instead is None) == (name == "two products")
+    assert kernel.program.instead is not None
     for ours, exact in zip(interpreted(function, arrays), in_float64(function, arrays), strict=True):
         largest = np.nanmax(np.abs(exact))
         np.testing.assert_allclose(
