@@ -2,9 +2,10 @@
 
     python benchmarks/attention.py 2048 8192 --targets mosaic_gpu triton --jobs 6 --json attention.json
 
-Times are sums of kernel times (CUPTI), medians of 12 calls: four rounds in which all implementations take
-turns in random order, since a device that has just worked is slower. An implementation that fails keeps its row, with the
-reason. `x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
+Times are sums of kernel times (CUPTI), medians of 12 calls: four rounds in which all implementations take turns in random
+order, since a device that has just worked is slower. PyTorch's are measured apart: a process of their own, CUDA events. An
+implementation that fails keeps its row, with the reason.
+`x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
 peer, in the same run; `roof` is the share of what the device could do at best. Peers take a bias only as an array: the
 ALiBi bias is made inside the timed call. With --jobs, operators compile at the same time, each in a process of its own,
 and are measured one after the other when all are compiled. `benchmarks/plot.py` draws the JSON file.
@@ -191,18 +192,17 @@ def implementations(case: AttentionCase, targets: list[str], *, with_peers: bool
         yield from peers(case)
 
 
-def gpu_ms(compiled: Attention, arrays: tuple[jax.Array, ...], calls: int) -> list[float]:
+def gpu_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> list[float]:
     """Of each call, the sum of its kernels' times."""
     from jax.experimental.mosaic.gpu import profiler
 
-    times = profiler.measure(compiled, iterations=calls)(*arrays)[1]
-    return [times] if calls == 1 else list(times)
+    return list(profiler.measure(compiled, iterations=CALLS)(*arrays)[1])
 
 
-def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...], calls: int) -> list[float]:
+def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> list[float]:
     """Of each call, the wall time: for CPU."""
     times_ms = []
-    for _ in range(calls):
+    for _ in range(CALLS):
         start = time.perf_counter()
         jax.block_until_ready(compiled(*arrays))
         times_ms.append(1e3 * (time.perf_counter() - start))
@@ -289,7 +289,7 @@ def measure(jobs: list[Job], *, dtype: Any, timer: Callable[..., list[float]], d
                     continue
                 try:
                     if turn:
-                        times[n] += timer(job.compiled, arrays, CALLS)
+                        times[n] += timer(job.compiled, arrays)
                         continue
                     result = np.asarray(job.compiled(*arrays), np.float32)  # also warms it up
                     reference = result if job.row.implementation == JIT else reference

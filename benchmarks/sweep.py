@@ -2,13 +2,14 @@
 
 python benchmarks/sweep.py causal global --target mosaic_gpu --length 8192 --json sweep.json
 
-Every schedule is timed in several rounds, in turn: two that follow each other differ by a few per cent from heat alone.
+Every schedule is timed in several rounds, in random order: two that follow each other differ by a few per cent from heat alone.
 """
 
 import argparse
 import itertools
 import json
 import os
+import random
 import statistics
 import sys
 import time
@@ -52,8 +53,9 @@ def mosaic_gpu() -> Iterator[tuple[int, int, Switches]]:
         (128, 128, 3),
         (128, 256, 2),
     ):
-        for alternate, ahead in ((True, False), (True, True), (False, True)) if m == 128 else ((False, True),):
-            yield m, n, {"warps": m // 16, "stages": stages, "alternate": alternate, "ahead": ahead}
+        switches = ("alternate",), ("alternate", "eager"), ("alternate", "ahead"), ("ahead",)
+        for on in switches if m == 128 else switches[-1:]:
+            yield m, n, {"warps": m // 16, "stages": stages} | {s: s in on for s in ("alternate", "eager", "ahead")}
     yield 128, 128, {"warps": 8, "stages": 2, "interleave": 1}
     yield 128, 128, {"warps": 8, "stages": 2, "persistent": False}
 
@@ -106,7 +108,7 @@ def main() -> None:
             finally:
                 pipeline.choose = everything
         for _ in range(ROUNDS):
-            for _, call, times in calls:
+            for _, call, times in random.sample(calls, len(calls)):
                 times.extend(profiler.measure(call, iterations=3)(*arrays)[1])
         for (m, n, switches), _, times in sorted(calls, key=lambda c: statistics.median(c[2])):
             ms = statistics.median(times)

@@ -136,11 +136,23 @@ class Loop:
 Statement = Load | Let | Reduce | Contract | Store | Loop
 
 
+def expressions(statement: Statement) -> tuple[Expr, ...]:
+    """What a statement computes itself, without the statements inside it."""
+    match statement:
+        case Let() | Reduce() | Store():
+            return (statement.value,)
+        case Contract():
+            return statement.lhs, statement.rhs
+        case Load() | Loop():
+            return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Instead:
     """Where `measure`, a value that is known after the loop, reaches `limit` in some row, the results are those of `program`.
 
-    It has the same grid and tiles, and loads and stores the same; a kernel may run it for more blocks than need it.
+    It means the same and rounds otherwise, has the same grid and tiles, and loads and stores the same; a kernel may run it for
+    more blocks than need it.
     """
 
     measure: Expr

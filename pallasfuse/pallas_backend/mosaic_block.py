@@ -18,13 +18,12 @@ from pallasfuse.emission.interpreter import Array, Scope, Tile, Window
 from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
-from pallasfuse.ir.tile_program import Contract, Load, Statement, block_start
+from pallasfuse.ir.tile_program import Contract, Load, Statement, block_start, expressions
 from pallasfuse.pallas_backend.mosaic_compute import Computing, Product, Staged
 from pallasfuse.pallas_backend.mosaic_rules import (
     THREADS,
     WARPGROUP_ROWS,
     Trip,
-    expressions,
     present,
     trip_of,
 )

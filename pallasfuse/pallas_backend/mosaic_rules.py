@@ -12,7 +12,18 @@ from math import prod
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
-from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
+from pallasfuse.ir.tile_program import (
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Statement,
+    Store,
+    TileProgram,
+    expressions,
+)
 from pallasfuse.targets import MOSAIC_GPU
 from pallasfuse.tiling.arithmetic import coarse_values
 
@@ -169,18 +180,6 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
             stride *= -(-axis.extent // program.tile(axis)) * program.tile(axis) if padded else axis.extent
             if stride % COPY_ALIGNMENT:
                 raise Unsuited(f"{name} has a stride of {stride} bytes, no multiple of {COPY_ALIGNMENT}")
-
-
-def expressions(statement: Statement) -> Iterator[Expr]:
-    """What a statement computes."""
-    match statement:
-        case Let() | Reduce() | Store():
-            yield statement.value
-        case Contract():
-            yield statement.lhs
-            yield statement.rhs
-        case Load() | Loop():
-            return
 
 
 def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:

@@ -111,6 +111,7 @@ class _Tiling:
     ahead: bool = False
     """Of warpgroups: products are computed a trip ahead; else, two take turns."""
     eager: bool = False
+    """As `Schedule.eager`."""
     start: float = 0.0
     """As `Schedule.start_trips`."""
     operations: int = 1 << 30
@@ -130,7 +131,8 @@ _PRODUCT_TILES = {
 
 
 # The same for kernels that are written for warpgroups of four warps, 64 rows each. Up to 1.2: measured on an H100 (float16,
-# lengths 512 to 8192); the others are estimates.
+# lengths 512 to 8192); the others are estimates. The starts at 128 x 128 and 128 are fitted to causal masks of 8192 and
+# 32768 and to a narrow window; the other starts are estimates.
 _WARPGROUP_TILES = {
     64: (_Tiling(128, 256, 8, 2, 1.0, start=0.25), _Tiling(128, 128, 8, 3, 1.08, start=0.5),
          _Tiling(128, 128, 8, 2, 1.1, start=0.5), _Tiling(64, 128, 4, 2, 1.5, ahead=True, start=0.5),

@@ -50,16 +50,16 @@ from pallasfuse.ir.tile_program import (
     Statement,
     Store,
     TileProgram,
+    expressions,
     verify,
 )
+from pallasfuse.tiling.units import COMPARISONS, is_step
 
 LIMIT = 2.0**24
 """Of a frame."""
 _HARMLESS = 2.0**60
 """A number that is compared with this, or with its reciprocal, is in no result of its own accord."""
-_STEPS = frozenset(
-    {"lt", "le", "gt", "ge", "eq", "ne", "max", "min", "sign", "floor", "ceil", "round_even", "round_away", "rem"}
-)
+_BENDS = COMPARISONS | {"max", "min"}
 _RAW, _PEAK = ".raw", ".peak"
 _TRIALS = 8
 
@@ -125,7 +125,7 @@ def _is_free(loop: Loop, maximum: _Maximum, after: tuple[Statement, ...]) -> boo
     if _steps(after, affected | moving):
         return False
     unknown = {c.name for c in loop.carries} - affected - moving
-    read_after = {t for s in after for e in _values(s) for t in e.tensors}
+    read_after = {t for s in after for e in expressions(s) for t in e.tensors}
     if _is_invariant(after, affected, set()):
         return True
     return unknown.isdisjoint(read_after) and _is_invariant(after, affected, moving)
@@ -135,8 +135,8 @@ def _steps(after: tuple[Statement, ...], names: set[str]) -> bool:
     """Whether a result jumps, or bends, at some size of what is computed from `names`: samples might not show it."""
     names = set(names)
     for s in after:
-        for node in postorder(*_values(s)):
-            if isinstance(node, Apply) and node.op in _STEPS:
+        for node in postorder(*expressions(s)):
+            if isinstance(node, Apply) and (node.op in _BENDS or is_step(node)):
                 sides = [a for a in node.args if a.tensors & names]
                 others = [a for a in node.args if not a.tensors & names]
                 if len(sides) > 1 or (sides and not all(_is_harmless(a) for a in others)) or (sides and not others):
@@ -155,16 +155,18 @@ def _affected(body: tuple[Statement, ...], maximum: _Maximum) -> set[str]:
     lets = {s.name: s for s in body if isinstance(s, Let)}
     found: set[str] = set()
     for s in body:
-        nodes = postorder(*_values(s))
-        if any(_taken_up(n, maximum, lets) is not None or (isinstance(n, Read) and n.tensor in found) for n in nodes):
-            found.add(s.tensor if isinstance(s, Store) else s.name if not isinstance(s, Loop) else "")
+        if isinstance(s, Let | Reduce | Contract):
+            nodes = list(postorder(*expressions(s)))
+            reads = found & {n.tensor for n in nodes if isinstance(n, Read)}
+            if reads or any(_taken_up(n, maximum, lets) is not None for n in nodes):
+                found.add(s.name)
     return found
 
 
 def _is_invariant(after: tuple[Statement, ...], framed: set[str], moving: set[str]) -> bool:
     """Whether stores stay the same where `framed` numbers are multiplied by 2^-x, and `moving` ones, which are equal, grow by x."""
     draw = np.random.default_rng(0)
-    compared = 0
+    unseen = {s.tensor for s in after if isinstance(s, Store)}
     for _ in range(_TRIALS):
         x, maximum = draw.uniform(-1.0, 1.0), draw.uniform(-20.0, 20.0)
         first = {n: np.float64(2.0 ** draw.uniform(-1.0, 12.0)) for n in sorted(framed)} | dict.fromkeys(
@@ -177,10 +179,11 @@ def _is_invariant(after: tuple[Statement, ...], framed: set[str], moving: set[st
                 one, two = (_number(s.value, known, others, draw) for known in (first, second))
                 if isinstance(s, Store) and not np.allclose(one, two, rtol=1e-6, atol=1e-9, equal_nan=True):
                     return False
-                compared += isinstance(s, Store) and bool(np.isfinite(one))
                 if isinstance(s, Let):
                     first[s.name], second[s.name] = one, two
-    return compared > 0
+                elif np.isfinite(one):
+                    unseen.discard(s.tensor)
+    return not unseen
 
 
 def _is_moved(carry: Carry, value: Expr, maximum: _Maximum) -> bool:
@@ -220,23 +223,13 @@ def _maximum(carry: Carry, body: tuple[Statement, ...], coarse: frozenset[str]) 
     if frame is None or product is None or product[1] <= 0 or not product[0].tensors & coarse:
         return None
     maximum = _Maximum(carry, tile, *product, frame)
-    nodes = (node for s in body for e in _values(s) for node in postorder(e))
+    nodes = (node for s in body for e in expressions(s) for node in postorder(e))
     return maximum if any(_taken_up(node, maximum, lets) is not None for node in nodes) else None
 
 
 def _or_zero(x: Expr) -> Expr:
     """x where it is finite."""
     return select(apply("lt", apply("abs", x), const(math.inf, "float32")), x, const(0.0, "float32"))
-
-
-def _values(s: Statement) -> tuple[Expr, ...]:
-    match s:
-        case Let() | Reduce() | Store():
-            return (s.value,)
-        case Contract():
-            return s.lhs, s.rhs
-        case Load() | Loop():
-            return ()
 
 
 def _product(value: Expr, lets: Mapping[str, Let]) -> tuple[Expr, float] | None:
@@ -289,6 +282,6 @@ def _segment(segment: Segment, maximum: _Maximum, loop: Loop) -> Segment:
                 body.append(replace(s, lhs=renewed(s.lhs), rhs=renewed(s.rhs)))
             case Load() | Loop():
                 body.append(s)
-    needed = {t for s in body for e in _values(s) for t in e.tensors} | {c.next_name for c in loop.carries}
+    needed = {t for s in body for e in expressions(s) for t in e.tensors} | {c.next_name for c in loop.carries}
     unread = {s.name for s in lets.values() if s.pinned and s.name not in needed}
     return replace(segment, body=tuple(s for s in body if not (isinstance(s, Let) and s.name in unread)))

@@ -27,7 +27,7 @@ LOG2_E = math.log2(math.e)
 _LARGEST = float(np.finfo(np.float32).max)
 _FACTORS = (2.0**-20, 2.0**20)
 """Constants that may absorb the factor: far from where a product of theirs is subnormal."""
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _STEPS = frozenset({"sign", "floor", "ceil", "round_even", "round_away", "rem"})
 _EXPONENTIALS = frozenset({"exp", "exp2"})
 _LOGARITHMS = frozenset({"log", "log1p"})
@@ -136,7 +136,7 @@ def _scores(body: tuple[Statement, ...]) -> frozenset[str]:
                 case Contract(name):
                     found.add(name)
                 case Let(name, _, value) | Reduce(name, _, _, value) if (
-                    _outside(value, _EXPONENTIALS | _LOGARITHMS | _COMPARISONS) & found
+                    _outside(value, _EXPONENTIALS | _LOGARITHMS | COMPARISONS) & found
                 ):
                     found.add(name)
                 case Loop(_, carries, segments):
@@ -158,7 +158,7 @@ def _cancelling(statements: list[tuple[str, Expr]], family: set[str], scores: fr
     for name, root in [*statements, *statements]:  # twice: what a loop carries reaches its first statements
         if name in family:
             continue
-        reads = _outside(root, _EXPONENTIALS | _COMPARISONS)
+        reads = _outside(root, _EXPONENTIALS | COMPARISONS)
         members = set().union(*(behind.get(t, ()) for t in reads))
         nodes = [n for n in postorder(root) if isinstance(n, Apply)]
         if members and any(t in scores and t not in behind for t in reads):
@@ -166,14 +166,14 @@ def _cancelling(statements: list[tuple[str, Expr]], family: set[str], scores: fr
         if not name and not any(n.op in _LOGARITHMS for n in nodes):
             refused |= members
         for node in nodes:
-            if node.op in _COMPARISONS or _is_step(node):
+            if node.op in COMPARISONS or is_step(node):
                 refused |= set().union(*(behind[t] for t in node.tensors if t in behind and t not in family))
         if name and members:
             behind[name] = members
     return refused
 
 
-def _is_step(node: Apply) -> bool:
+def is_step(node: Apply) -> bool:
     return node.op in _STEPS or (node.op == "convert" and node.dtype.startswith("int"))
 
 
@@ -217,13 +217,13 @@ class _Scaler:
                     self.rewritten.append(u)
                     return apply("exp2", argument)
                 self.refused |= u.tensors & self.family
-            case Apply(op, args) if op in _COMPARISONS and node.tensors & self.family:
+            case Apply(op, args) if op in COMPARISONS and node.tensors & self.family:
                 scaled = [a if _is_invariant(a) else self._scaled[a] for a in args]
                 compared = [a for a in scaled if a is not None]
                 if len(compared) == len(args) and not any(isinstance(a, Const) and not _is_invariant(a) for a in args):
                     return apply(op, *compared, dtype=node.dtype)
                 self.refused |= node.tensors & self.family
-            case Apply() if _is_step(node):
+            case Apply() if is_step(node):
                 self.refused |= node.tensors & self.family
         return with_args(node, tuple(self._plain[a] for a in node.args))
 
