@@ -68,7 +68,9 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
     lines += ["  -- fused loop program", _indent(_indent(str(group)))]
     lines.append(f"  -- schedule: {kernel.schedule}; visits {100 * kernel.visited_share:.0f}% of the tiles")
     lines += [f"  -- emitted for {kernel.target.name}; {reason}" for reason in kernel.declined]
-    lines += ["  -- tile program", _indent(_indent(str(kernel.program)))]
+    for phase in kernel.phases:
+        where = f" of {phase.target.name}" if phase.target != kernel.target else ""
+        lines += [f"  -- tile program{where}", _indent(_indent(str(phase.program)))]
     moved = kernel.bytes_read + kernel.bytes_written
     lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved, {kernel.predicted_ms:.3g} ms predicted; "
                  f"unfused {_size(kernel.unfused_bytes)}B, {kernel.unfused_ms:.3g} ms")  # fmt: skip

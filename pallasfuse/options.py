@@ -14,6 +14,7 @@ class FuseOptions:
         NaN and infinities are exactly where the program has them. Costs passes: a chain may compute its terms twice, and
         visits the tiles that a mask hides.
       tiles: tile sizes that override the chosen schedule: (axis name, size) pairs, for tuning and tests.
+      parts: into how many parts the reduced axis of every kernel is split, each left to blocks of its own (split-k); 1: not at all.
       warps, stages: override the GPU hints of the chosen schedule.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
@@ -22,6 +23,7 @@ class FuseOptions:
     target: str | None = None
     strict: bool = False
     tiles: tuple[tuple[str, int], ...] = ()
+    parts: int | None = None
     warps: int | None = None
     stages: int | None = None
     verify: Literal["stages"] | None = None
@@ -36,7 +38,7 @@ class FuseOptions:
             raise ValueError(
                 f"FuseOptions.tiles is a tuple of (axis name, size) pairs, like (('i', 64),), got {self.tiles!r}"
             )
-        for name, value in (("warps", self.warps), ("stages", self.stages)):
+        for name, value in (("parts", self.parts), ("warps", self.warps), ("stages", self.stages)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"FuseOptions.{name} is a positive integer or None, got {value!r}")
         for name, size in self.tiles:

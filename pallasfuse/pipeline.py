@@ -29,7 +29,7 @@ from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import Target, find
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import choose
-from pallasfuse.tiling.lower import lower_for
+from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
@@ -77,11 +77,20 @@ class Kernel:
     visited_share: float
     group: Group
     schedule: Schedule
-    program: TileProgram
-    target: Target
-    """Whose emitter runs it: the plan's target, or one that stands in for it."""
+    phases: tuple[Phase, ...]
+    """What runs, one after the other: one tile program, or with a split axis, those that make states and one that combines them."""
     declined: tuple[str, ...]
     """Why the targets before that have no kernel for the group."""
+
+    @property
+    def program(self) -> TileProgram:
+        """The first phase: the only one that is not split."""
+        return self.phases[0].program
+
+    @property
+    def target(self) -> Target:
+        """Whose emitter runs it: the plan's target, or one that stands in for it."""
+        return self.phases[0].target
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +206,11 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     exceptions: dict[str, None] = {}
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
-        if kernel.target.platform == "gpu" and arithmetic.coarse_values(kernel.program):
-            conditions |= {arithmetic.CONDITION: None}
-        if kernel.target.name in _CONDITIONS:
-            conditions |= dict.fromkeys(_CONDITIONS[kernel.target.name](kernel.program))
+        for phase in kernel.phases:
+            if phase.target.platform == "gpu" and arithmetic.coarse_values(phase.program):
+                conditions |= {arithmetic.CONDITION: None}
+            if phase.target.name in _CONDITIONS:
+                conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
         several = kernel.schedule.trips > 1
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)
@@ -222,7 +232,7 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
 
 def parts_of(plan: Plan) -> list[Part]:
     """The kernels of a plan, as the proof takes them."""
-    return [Part(k.group, k.schedule, k.program, k.target) for k in plan.kernels]
+    return [Part(k.group, k.schedule, k.phases) for k in plan.kernels]
 
 
 def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:
@@ -250,9 +260,8 @@ def _without(grouping: Grouping, group: Group, reason: str) -> Grouping:
 class _Placed:
     """A group on the first target that has a kernel for it, and why others have none."""
 
-    target: Target
     schedule: Schedule
-    program: TileProgram
+    phases: tuple[Phase, ...]
     declined: tuple[str, ...]
     problem: str | None
 
@@ -260,40 +269,62 @@ class _Placed:
 def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
     declined: list[str] = []
     while True:
-        schedule, program, problem = _fastest(chosen, target, tensors, options)
+        schedule, phases, problem = _fastest(chosen, target, tensors, options)
         if problem is None or not target.otherwise:
             # tiles that were asked for are refused by the last target's emitter, with the reason
-            return _Placed(target, schedule, program, tuple(declined), None if options.tiles else problem)
+            return _Placed(schedule, phases, tuple(declined), None if options.tiles else problem)
         declined.append(f"{target.name}: {problem}")
         target = find(target.otherwise)
 
 
 def _fastest(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
-) -> tuple[Schedule, TileProgram, str | None]:
+) -> tuple[Schedule, tuple[Phase, ...], str | None]:
     """The schedule with the least predicted time (for the share of the tiles that its bounds visit) of
     those that the target can run; else the first, and why it cannot."""
-    best: tuple[float, Schedule, TileProgram] | None = None
-    refused: tuple[Schedule, TileProgram, str] | None = None
-    problem_of = _PROBLEMS.get(target.name, lambda program: None)
+    best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
+    refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
     for candidate in choose(chosen, target):
         schedule = _override(candidate, options, target)
-        program = arithmetic.rewrite_for(target, lower_for(target, chosen, schedule, tensors))
-        if operations_per_score(program) > candidate.most_operations:
+        phases, problem = _phases(chosen, schedule, target, tensors)
+        programs = [p.program for p in phases]
+        if operations_per_score(programs[0]) > candidate.most_operations:
             continue
-        problem = problem_of(program)
         if problem is not None:
-            refused = refused or (schedule, program, problem)
+            refused = refused or (schedule, phases, problem)
             continue
-        share = visited_shares(program, schedule)[0]
+        share = visited_shares(programs, schedule)[0]
         if best is None or candidate.time(share) < best[0]:
-            best = candidate.time(share), schedule, program
+            best = candidate.time(share), schedule, phases
         if share == 1.0 or options.tiles:
             break  # the listed order decides where no mask does
     if best is None:
         assert refused is not None
         return refused
     return best[1], best[2], None
+
+
+def _phases(
+    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
+) -> tuple[tuple[Phase, ...], str | None]:
+    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can."""
+    phases: list[Phase] = []
+    for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
+        phase = Phase(arithmetic.rewrite_for(target, lowered), target)
+        problem = _problem(phase)
+        while number and problem is not None and phase.target.otherwise:
+            other = find(phase.target.otherwise)
+            phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
+            problem = _problem(phase)
+        phases.append(phase)
+        if problem is not None:
+            return tuple(phases), problem
+    return tuple(phases), None
+
+
+def _problem(phase: Phase) -> str | None:
+    problem_of = _PROBLEMS.get(phase.target.name)
+    return None if problem_of is None else problem_of(phase.program)
 
 
 def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Schedule:
@@ -307,14 +338,15 @@ def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Sched
         schedule,
         grid=grid,
         rolled_tile=rolled_tile,
+        parts=min(options.parts or schedule.parts, -(-schedule.rolled.extent // rolled_tile)),
         warps=options.warps or warps,
         stages=options.stages or schedule.stages,
     )
 
 
 def _kernel(chosen: Group, placed: _Placed, source: LoopProgram) -> Kernel:
-    schedule, program, target = placed.schedule, placed.program, placed.target
-    share = visited_share(program, schedule)
+    schedule, program, target = placed.schedule, placed.phases[0].program, placed.phases[0].target
+    share = visited_share([p.program for p in placed.phases], schedule)
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
     work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
     nests = {n.name: n for n in source.nests if isinstance(n, Nest)}
@@ -322,12 +354,12 @@ def _kernel(chosen: Group, placed: _Placed, source: LoopProgram) -> Kernel:
     separate = sum((apart(n) for n in chosen.inner), separate)
     separate = sum((apart(n) for n in chosen.outputs if not nests[n.name].is_reduction), separate)
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
-    rolling = bool(repaired) and schedule.trips > 1
+    rolling: Strategy = "rolling_update" if repaired and schedule.trips > 1 else "single_pass"
     return Kernel(
-        chosen.name, "rolling_update" if rolling else "single_pass", {a.name: a.extent for a in program.order},
+        chosen.name, "split_k" if len(placed.phases) > 1 else rolling, {a.name: a.extent for a in program.order},
         {a.name: t for a, t in program.tiles}, repaired, work.flops, work.bytes_read, work.bytes_written,
         work.milliseconds(target), separate.milliseconds(target), separate.bytes_read + separate.bytes_written, share,
-        chosen, schedule, program, target, placed.declined,
+        chosen, schedule, placed.phases, placed.declined,
     )  # fmt: skip
 
 
@@ -335,8 +367,8 @@ def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
     """What must run, in an order that respects the data: kernels where they produce a value, equations elsewhere."""
     maker: dict[Var, Step] = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
     for kernel in kernels:
-        for tensor in kernel.program.outputs:
-            maker[converted.variable[tensor.name]] = kernel
+        for nest in kernel.group.outputs:
+            maker[converted.variable[nest.name]] = kernel
     wanted: list[Any] = [v for v in converted.jaxpr.outvars if isinstance(v, Var)]
     roots = [maker[v] for v in wanted if v in maker] + [e for e in converted.jaxpr.eqns if e.effects]
     steps: list[Step] = []
@@ -363,7 +395,7 @@ def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
 
 def _operands(converted: Converted, step: Step) -> list[Var]:
     if isinstance(step, Kernel):
-        return [converted.variable[t.name] for t in step.program.inputs]
+        return [converted.variable[name] for name in step.group.inputs]
     return [v for v in step.invars if isinstance(v, Var)]
 
 
@@ -407,13 +439,13 @@ def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
 
     for step in plan.steps:
         if isinstance(step, Kernel):
-            inputs = {
-                t.name: values[converted.variable[t.name]].reshape([a.extent for a in t.axes])
-                for t in step.program.inputs
-            }
-            for name, array in emit(step.target, step.program, inputs).items():
-                var = converted.variable[name]
-                values[var] = array.reshape(_compat.shape_of(var))
+            arrays = {name: values[converted.variable[name]] for name in step.group.inputs}
+            for phase in step.phases:
+                inputs = {t.name: arrays[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
+                arrays |= emit(phase.target, phase.program, inputs)
+            for nest in step.group.outputs:
+                var = converted.variable[nest.name]
+                values[var] = arrays[nest.name].reshape(_compat.shape_of(var))
         else:
             results = _compat.bind(step, [look_up(a) for a in step.invars])
             values.update(zip(step.outvars, results, strict=True))

@@ -27,10 +27,10 @@ DELTA = {"xla": 1e-9, "interpret": 1e-2, "triton": 1e-2}
 
 
 @cache
-def plan(name: str, target: str = "xla"):
+def plan(name: str, target: str = "xla", parts: int | None = None):
     case = PROGRAMS[name]
     arguments = [jax.ShapeDtypeStruct(s, case.dtype) for s in case.shapes]
-    return plan_of(case.function, arguments, TARGETS[target], FuseOptions(tiles=TILES))
+    return plan_of(case.function, arguments, TARGETS[target], FuseOptions(tiles=TILES, parts=parts))
 
 
 def plan_of(function, arguments, target: Target = TARGETS["xla"], options: FuseOptions = FuseOptions()):  # noqa: B008
@@ -39,7 +39,13 @@ def plan_of(function, arguments, target: Target = TARGETS["xla"], options: FuseO
 
 
 def parts_of(found):
-    return [Part(k.group, k.schedule, k.program, k.target) for k in found.kernels]
+    return [Part(k.group, k.schedule, k.phases) for k in found.kernels]
+
+
+def with_body(part, body):
+    """The same part, whose first phase does something else."""
+    first, *rest = part.phases
+    return replace(part, phases=(replace(first, program=replace(first.program, body=body)), *rest))
 
 
 # --- what is right
@@ -60,6 +66,14 @@ def test_every_program_is_proven(name, target, monkeypatch):
     assert proof.holds
     assert 0 <= proof.bound <= delta
     assert len(found.kernels) >= 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_split_program_is_proven(name):
+    proof = prove_plan(plan(name, "triton", parts=2), delta=1e-2)
+    assert proof.counterexample is None
+    assert not proof.uncovered
+    assert proof.holds
 
 
 @pytest.mark.parametrize("target", ["xla", "triton"])
@@ -228,14 +242,14 @@ def test_a_wrong_output_is_refuted():
 
 def first_segment_stops_early(part: Part) -> Part:
     body = []
-    for s in part.program.body:
+    for s in part.phases[0].program.body:
         if isinstance(s, Loop) and s.carries:
             last = s.segments[-1]
             early = replace(last, stop=sub(last.stop, const(1, "int32")))
             body.append(replace(s, segments=(*s.segments[:-1], early)))
         else:
             body.append(s)
-    return replace(part, program=replace(part.program, body=tuple(body)))
+    return with_body(part, tuple(body))
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -251,10 +265,10 @@ def test_a_wrong_tile_program_is_refuted_by_name():
     def change(part):
         body = tuple(
             replace(s, value=apply("neg", s.value, dtype=s.value.dtype)) if isinstance(s, Store) else s
-            for s in part.program.body
+            for s in part.phases[0].program.body
         )
-        assert body != part.program.body
-        return replace(part, program=replace(part.program, body=body))
+        assert body != part.phases[0].program.body
+        return with_body(part, body)
 
     wrong = refuted("variance", change)
     assert wrong.stage.startswith("tile program")
@@ -264,12 +278,12 @@ def test_a_wrong_lowering_is_refuted_by_name(monkeypatch):
     right = groups.lower_for
 
     def wrong_lower(*args, **kwargs):
-        program = right(*args, **kwargs)
+        *before, program = right(*args, **kwargs)
         body = tuple(
             replace(s, value=apply("neg", s.value, dtype=s.value.dtype)) if isinstance(s, Store) else s
             for s in program.body
         )
-        return replace(program, body=body)
+        return (*before, replace(program, body=body))
 
     monkeypatch.setattr(groups, "lower_for", wrong_lower)
     assert refuted("attention", lambda p: p).stage.startswith("lowering of")

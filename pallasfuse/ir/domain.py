@@ -24,8 +24,11 @@ class Domain[V](Protocol):
     def apply(self, op: str, args: Sequence[V], dtype: str) -> V:
         """An operation of `ir.ops`, elementwise, with broadcasting of unit dimensions."""
 
-    def reduce(self, reducer: Reducer, value: V, dims: tuple[int, ...], dtype: str) -> V:
-        """`value` folded over `dims`, which become unit dimensions; over no elements: the identity of `dtype`."""
+    def reduce(self, reducer: Reducer, value: V, dims: tuple[int, ...], dtype: str, *, joins: bool = False) -> V:
+        """`value` folded over `dims`, which become unit dimensions; over no elements: the identity of `dtype`.
+
+        joins: the elements are folded already, of parts of one axis.
+        """
 
     def finished(self, value: V) -> V:
         """The value of a fold that nothing continues any more."""
@@ -66,7 +69,9 @@ class Float64:
             value = args[0] if op == "convert" else OPS[op].evaluate(*args)
             return np.asarray(value).astype(wide_type(dtype))
 
-    def reduce(self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str) -> Array:
+    def reduce(
+        self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str, *, joins: bool = False
+    ) -> Array:
         with np.errstate(all="ignore"):
             if 0 in value.shape:
                 shape = [1 if d in dims else n for d, n in enumerate(value.shape)]

@@ -127,9 +127,9 @@ class _Evaluation[V]:
                     self._bind(name, indices, self._load(tensor, indices, dtype, scope), scope)
                 case Let(name, axes, value):
                     self._bind(name, axes, self._value(value, scope), scope)
-                case Reduce(name, axes, reducer, value, over):
+                case Reduce(name, axes, reducer, value, over, joins):
                     tile = self._widen(self._value(value, scope), over, scope)
-                    folded = self._reduce(reducer, tile, over, value.dtype)
+                    folded = self._reduce(reducer, tile, over, value.dtype, joins=joins)
                     self._bind(name, axes, folded if scope.in_loop else self.domain.finished(folded), scope)
                 case Contract(name, axes, lhs, rhs, over, dtype):
                     left, right = (self._widen(self._value(side, scope), over, scope) for side in (lhs, rhs))
@@ -142,8 +142,8 @@ class _Evaluation[V]:
                 case _:
                     assert_never(statement)
 
-    def _reduce(self, reducer: Reducer, tile: V, over: tuple[Axis, ...], dtype: str) -> V:
-        return self.domain.reduce(reducer, tile, tuple(self.dimension[a] for a in over), dtype)
+    def _reduce(self, reducer: Reducer, tile: V, over: tuple[Axis, ...], dtype: str, *, joins: bool = False) -> V:
+        return self.domain.reduce(reducer, tile, tuple(self.dimension[a] for a in over), dtype, joins=joins)
 
     def _bind(self, name: str, axes: tuple[Axis, ...], value: V, scope: _Scope[V]) -> None:
         shape = self.domain.shape(value)
@@ -209,10 +209,12 @@ class _Evaluation[V]:
                 inner.names |= {c.name: array for c, array in zip(loop.carries, state, strict=True)}
                 state = self._trip(loop, segment, inner)
                 done = reached
-        if done != max(0, total):
-            self._fail(f"the loop over {axis} visits {done} positions, but says {total}")
+        promised = max(0, total if loop.split is None else self._number(loop.split.here, scope))
+        if done != promised:
+            self._fail(f"the loop over {axis} visits {done} positions, but says {promised}")
         for carry, array in zip(loop.carries, state, strict=True):
-            self._bind(carry.name, carry.axes, self.domain.finished(array), scope)
+            value = self.domain.finished(array) if loop.split is None else array
+            self._bind(carry.name, carry.axes, value, scope)
 
     def _trip(self, loop: Loop, segment: Segment, scope: _Scope[V]) -> list[V]:
         self._run(segment.body, scope)

@@ -17,6 +17,8 @@ class Schedule:
     rolled_tile: int
     warps: int = 4
     stages: int = 2
+    parts: int = 1
+    """Blocks that share the rolled axis (split-k): each leaves a state, which a later phase combines."""
     alternate: bool = False
     """Two warpgroups take turns: one computes elementwise while the other multiplies."""
     ahead: bool = False
@@ -52,6 +54,7 @@ class Schedule:
         """A tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
         grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
         switches = [
+            f"split into {self.parts} parts" if self.parts > 1 else "",
             "warpgroups alternate" if self.alternate else "", "products a trip ahead" if self.ahead else "",
             "next operands awaited early" if self.eager else "", "persistent" if self.persistent else "",
             f"{self.interleave} side by side" if self.interleave > 1 else "",

@@ -64,13 +64,17 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """`name` = `value` folded over the axes `over` of the tile."""
+    """`name` = `value` folded over the axes `over` of the tile.
+
+    `joins`: the values are themselves folded from parts of one axis.
+    """
 
     name: str
     axes: tuple[Axis, ...]
     reducer: Reducer
     value: Expr
     over: tuple[Axis, ...]
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,15 @@ class Carry:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Every block of a grid axis has a part of a loop, in order; what the loop carries then is a part's state."""
+
+    part: Axis
+    here: Expr
+    """How many positions the part of a block visits."""
+
+
+@dataclass(frozen=True, slots=True)
 class Loop:
     """A sequential loop over tiles of `axis`, in segments that share the carried values."""
 
@@ -128,9 +141,10 @@ class Loop:
     carries: tuple[Carry, ...]
     segments: tuple[Segment, ...]
     to_visit: Expr
-    """How many positions all segments visit together."""
+    """How many positions all segments visit together, in the blocks of all parts."""
     first: Expr
     """The first position that is visited."""
+    split: Split | None = None
 
 
 Statement = Load | Let | Reduce | Contract | Store | Loop
@@ -237,6 +251,8 @@ def verify(program: TileProgram) -> TileProgram:
                         need(c.name, c.init, scope)
                     need(f"loop {axis}", s.to_visit, scope)
                     need(f"loop {axis}", s.first, scope)
+                    if s.split is not None:
+                        need(f"loop {axis}", s.split.here, scope)
                     for segment in segments:
                         need(f"loop {axis}", segment.start, scope)
                         need(f"loop {axis}", segment.stop, scope)

@@ -57,11 +57,12 @@ class GroupTest:
         self,
         instance: Instance,
         group: Group,
-        programs: Sequence[tuple[str, TileProgram]],
+        variants: Sequence[tuple[str, Sequence[TileProgram]]],
         target: Target,
         record: Record,
     ) -> None:
-        self.instance, self.group, self.programs, self.target, self.record = instance, group, programs, target, record
+        """variants: (stage, the phases of the kernel as that stage has them)."""
+        self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
         self.replaced = replaced_nests(instance.program, group)
         self.decided: dict[str, set[bool]] = {}
         """The outcomes of each predicate of inputs, in all trials."""
@@ -70,8 +71,7 @@ class GroupTest:
     def small(instance: Instance, part: Part, record: Record) -> "GroupTest":
         """Over short axes, lowered as the target has it, with small tiles."""
         group: Group = instance.small.of(part.group)
-        programs = _lowered(instance, group, part.schedule, part.target)
-        return GroupTest(instance, group, programs, part.target, record)
+        return GroupTest(instance, group, _lowered(instance, group, part), part.phases[0].target, record)
 
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
@@ -125,10 +125,11 @@ class GroupTest:
             for name, value in GroupRun(group, tensors, fields, split=split).run():
                 self._compare(stage, name, tensors[name], value, fields)
         before: Mapping[str, Value] = {}
-        for stage, program in self.programs:
-            known = {t.name: tensors[t.name] for t in program.inputs}
-            back = self.target.tails == "exact"
-            results = evaluate_tiles_over(program, known, fields, move_last_block_back=back)
+        for stage, phases in self.variants:
+            known, results = dict(tensors), {}
+            for program in phases:
+                results = evaluate_tiles_over(program, known, fields, move_last_block_back=self.target.tails == "exact")
+                known |= results
             for name, value in results.items():
                 self._compare(stage, name, tensors[name], value, fields, unfinished=True)
             for name, value in before.items():
@@ -149,19 +150,20 @@ def _compares(body: Expr) -> bool:
 
 def as_lowered(converted: Converted, part: Part, record: Record) -> None:
     """The plan's own tile program is what lowering makes of its group and schedule: what short axes show then speaks for it."""
-    stage = f"own lowering of {part.program.name}"
+    stage = f"own lowering of {part.group.name}"
     record.stages[stage] = None
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
-    program = lower_for(part.target, part.group, part.schedule, tensors)
-    program = arithmetic.rewrite_for(part.target, program)
-    if program != part.program and record.wrong is None:
-        record.wrong = Counterexample(
-            stage, part.program.name, (), "the program that its group and schedule give", "another"
-        )
+    for number, phase in enumerate(part.phases):
+        program = lower_for(phase.target, part.group, part.schedule, tensors)[number]
+        if arithmetic.rewrite_for(phase.target, program) != phase.program and record.wrong is None:
+            record.wrong = Counterexample(
+                stage, phase.program.name, (), "the program that its group and schedule give", "another"
+            )
 
 
-def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Target) -> list[tuple[str, TileProgram]]:
-    """(stage, tile program) of a group over short axes."""
+def _lowered(instance: Instance, group: Group, part: Part) -> list[tuple[str, list[TileProgram]]]:
+    """(stage, phases) of a group over short axes."""
+    schedule = part.schedule
     small = instance.small
 
     def tile(axis: Axis, actual: int) -> int:
@@ -170,32 +172,45 @@ def _lowered(instance: Instance, group: Group, schedule: Schedule, target: Targe
 
     own = tuple((small.axis(a), tile(a, t)) for a, t in schedule.grid)
     rolled = tile(schedule.rolled, schedule.rolled_tile)
-    short = replace(schedule, grid=own, rolled=small.axis(schedule.rolled), rolled_tile=rolled)
+    short = replace(
+        schedule, grid=own, rolled=small.axis(schedule.rolled), rolled_tile=rolled, parts=min(schedule.parts, 2)
+    )
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in instance.program.definitions()}
-    program = lower_for(target, group, short, tensors, most_padded=_SHORT_DOT)
-    result = [(f"lowering of {group.name}", program)]
-    if target.platform == "gpu":
-        rewritten = arithmetic.rewrite_for(target, program)
-        result.append((f"cheaper arithmetic of {group.name}", rewritten))
-        if rewritten.instead is not None:
-            result.append((f"what {group.name} runs instead", rewritten.instead.program))
-    return result
+    programs = [
+        lower_for(phase.target, group, short, tensors, most_padded=_SHORT_DOT)[number]
+        for number, phase in enumerate(part.phases)
+    ]
+    return [(f"lowering of {group.name}", programs), *_rewritten(group.name, programs, part)]
+
+
+def _rewritten(name: str, programs: list[TileProgram], part: Part) -> Iterator[tuple[str, list[TileProgram]]]:
+    if all(phase.target.platform != "gpu" for phase in part.phases):
+        return
+    rewritten = [arithmetic.rewrite_for(phase.target, p) for phase, p in zip(part.phases, programs, strict=True)]
+    yield f"cheaper arithmetic of {name}", rewritten
+    if any(p.instead is not None for p in rewritten):
+        yield _instead(name, rewritten)
+
+
+def _instead(name: str, programs: Sequence[TileProgram]) -> tuple[str, list[TileProgram]]:
+    return f"what {name} runs instead", [p if p.instead is None else p.instead.program for p in programs]
 
 
 def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     """The plan's own tile program, where it is small enough to be evaluated."""
     replaced = replaced_nests(converted.program, part.group)
-    blocks = math.prod(-(-a.extent // t) for a, t in part.program.grid) * part.schedule.trips
+    programs = [phase.program for phase in part.phases]
+    blocks = sum(math.prod(-(-a.extent // t) for a, t in p.grid) for p in programs) * part.schedule.trips
     if max((nest_volume(n) for n in replaced), default=0) > MOST_ELEMENTS or blocks > _MOST_BLOCKS:
         return
     identity = shrinking(converted.program, {a: a.extent for a in all_axes(converted.program)})
     if isinstance(identity, Refusal):
         return
     instance = Instance(converted, converted.program, identity, Graph(converted.program).signs)
-    programs = [(f"tile program {part.program.name}", part.program)]
-    if part.program.instead is not None:
-        programs.append((f"what {part.program.name} runs instead", part.program.instead.program))
-    GroupTest(instance, part.group, programs, part.target, record).probe(seed)
+    variants = [(f"tile program {part.group.name}", programs)]
+    if any(p.instead is not None for p in programs):
+        variants.append(_instead(part.group.name, programs))
+    GroupTest(instance, part.group, variants, part.phases[0].target, record).probe(seed)
 
 
 def masks_vary(part: Part, instance: Instance, record: Record) -> None:

@@ -59,4 +59,5 @@ def short_kernels(converted: Converted, parts: Sequence[Part]) -> list[tuple[Tar
     instance = Instance.of(converted, parts, record)
     if instance is None:
         raise InvalidProgramError("; ".join(record.uncovered))
-    return [(p.target, GroupTest.small(instance, p, record).programs[-1][1]) for p in parts]
+    return [(phase.target, program) for p in parts
+            for phase, program in zip(p.phases, GroupTest.small(instance, p, record).variants[-1][1], strict=True)]  # fmt: skip

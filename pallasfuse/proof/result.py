@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.targets import Target
+from pallasfuse.tiling.lower import Phase
 from pallasfuse.verification.compare import Comparison
 
 
@@ -49,9 +48,8 @@ class Part:
 
     group: Group
     schedule: Schedule
-    program: TileProgram
-    target: Target
-    """Whose kernel it is: the plan's own target or one that stands in for it."""
+    phases: tuple[Phase, ...]
+    """What runs, one after the other, on the plan's own target or on those that stand in for it."""
 
 
 @dataclass

@@ -69,14 +69,14 @@ def duplicates(converted: Converted, record: Record) -> None:
 def bounds(part: Part, seed: int, record: Record) -> None:
     """The loops of the plan's own tile program."""
     generator = np.random.default_rng(seed)
-    loops = [s for s in part.program.body if isinstance(s, Loop)]
-    for pass_index, loop in enumerate(loops):
-        stage = f"bounds of {part.program.name}"
+    loops = [(phase.program, s) for phase in part.phases for s in phase.program.body if isinstance(s, Loop)]
+    for pass_index, (program, loop) in enumerate(loops):
+        stage = f"bounds of {program.name}"
         record.stages[stage] = None
         folds = [f for f in part.group.folds if f.pass_index == pass_index]
         # a loop that carries nothing stores outputs: every position counts
         predicates = guards(folds, strict=part.group.strict)[0] if loop.carries else ()
-        wrong = wrong_visits(part.program, loop, predicates, generator)
+        wrong = wrong_visits(program, loop, predicates, generator)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
 

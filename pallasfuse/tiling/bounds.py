@@ -1,7 +1,7 @@
 """Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, postorder, read, sub
@@ -9,7 +9,7 @@ from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.neutrality import is_neutral
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
-from pallasfuse.ir.tile_program import block_start
+from pallasfuse.ir.tile_program import Split, block_start
 from pallasfuse.targets import Tails
 from pallasfuse.tiling.masks import (
     EVERYWHERE,
@@ -49,6 +49,31 @@ class Plan:
     first: Expr
     guards: tuple[Expr, ...]
     assumes_finite_factor: bool
+    tile: int
+    whole: tuple[Expr, Expr]
+    """Of the segments in tiles of that size: the first tile, and the one after the last."""
+    split: Split | None = None
+
+    def part(self, part: Axis) -> "Plan":
+        """The same loop over one of equal parts of what it visits: the one whose number is the block's position along `part`."""
+        number, last = read(block_start(part), (), "int32"), integer(part.extent - 1)
+        begin, end = self.whole[0], maximum(*self.whole)
+        share = _tiles_covering(sub(end, begin), part.extent)
+        low = minimum(add(begin, apply("mul", number, share)), end)
+        high = minimum(add(low, share), end)
+        is_last = apply("ge", number, last)
+        trips = []
+        for t in self.trips:
+            if t.offset:  # what no whole tile covers is the last part's
+                trips.append(replace(t, stop=simplify(apply("select", is_last, t.stop, t.start))))
+            else:
+                trips.append(replace(t, start=maximum(t.start, low), stop=minimum(t.stop, high)))
+        tile = integer(self.tile)
+        first = simplify(apply("mul", low, tile))
+        stop = add(self.first, self.to_visit)
+        reached = apply("select", is_last, stop, minimum(apply("mul", high, tile), stop))
+        split = Split(part, maximum(simplify(sub(reached, first)), integer(0)))
+        return replace(self, trips=tuple(trips), first=first, split=split)
 
 
 def _tiles_below(position: Expr, tile: int) -> Expr:
@@ -150,14 +175,9 @@ def plan_loop(
         )
         if not _is_empty(integer(0), reached):
             trips.append(Trip(integer(0), reached, whole_tiles * tile, total % tile, False, frozenset(), "tail"))
-    return _planned(trips, begin, stop, tile, total, predicates, assumed)
-
-
-def _planned(
-    trips: list[Trip], first: Expr, stop: Expr, tile: int, total: int, predicates: tuple[Expr, ...], assumed: bool
-) -> Plan:
     end = minimum(simplify(apply("mul", stop, integer(tile))), integer(total))
-    return Plan(tuple(trips), maximum(simplify(sub(end, first)), integer(0)), first, predicates, assumed)
+    to_visit = maximum(simplify(sub(end, begin)), integer(0))
+    return Plan(tuple(trips), to_visit, begin, predicates, assumed, tile, (start, body_stop))
 
 
 def _is_empty(first: Expr, last: Expr) -> bool:

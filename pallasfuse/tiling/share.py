@@ -1,6 +1,6 @@
 """How much of the rolled axis a kernel visits: its loop bounds evaluated for every grid block."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,16 +55,16 @@ def trips(loop: Loop, starts: Mapping[str, int]) -> int:
     return sum(int(_trips(s, {n: np.asarray(x, np.int64) for n, x in starts.items()})) for s in loop.segments)
 
 
-def visited_share(program: TileProgram, schedule: Schedule) -> float:
-    """Tiles visited over all tiles, on average over the passes: 1.0 when nothing is skipped."""
-    shares = visited_shares(program, schedule)
+def visited_share(programs: Sequence[TileProgram], schedule: Schedule) -> float:
+    """Tiles visited over all tiles, on average over the passes of all phases: 1.0 when nothing is skipped."""
+    shares = visited_shares(programs, schedule)
     return sum(shares) / len(shares)
 
 
-def visited_shares(program: TileProgram, schedule: Schedule) -> list[float]:
+def visited_shares(programs: Sequence[TileProgram], schedule: Schedule) -> list[float]:
     """The share of the tiles that each pass visits."""
-    loops = [s for s in program.body if isinstance(s, Loop) and s.carries]
-    return [_visited_share(loop, program, schedule) for loop in loops] or [1.0]
+    loops = [(s, p) for p in programs for s in p.body if isinstance(s, Loop) and s.carries]
+    return [_visited_share(loop, program, schedule) for loop, program in loops] or [1.0]
 
 
 def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> float:
@@ -79,7 +79,8 @@ def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> floa
             ranges.append([min(n * tile, max(0, axis.extent - tile)) for n in range(0, count, step)])
     blocks = dict(zip(names, np.meshgrid(*(np.asarray(r, np.int64) for r in ranges)), strict=True))
     of_segments = [np.mean(_trips(s, blocks)) * s.tile / schedule.rolled_tile for s in loop.segments]
-    return min(1.0, float(sum(of_segments)) / (schedule.rolled.extent / schedule.rolled_tile))
+    parts = 1 if loop.split is None else loop.split.part.extent
+    return min(1.0, parts * float(sum(of_segments)) / (schedule.rolled.extent / schedule.rolled_tile))
 
 
 def operations_per_score(program: TileProgram) -> int:

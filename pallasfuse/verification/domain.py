@@ -40,7 +40,9 @@ class FiniteFields(Numbers):
     def finished(self, value: Value) -> Value:
         return value.plain()
 
-    def reduce(self, reducer: Reducer, value: Value, dims: tuple[int, ...], dtype: str) -> Value:
+    def reduce(
+        self, reducer: Reducer, value: Value, dims: tuple[int, ...], dtype: str, *, joins: bool = False
+    ) -> Value:
         value = value.full()
         shape = value.shape
         if 0 in shape:
@@ -52,7 +54,7 @@ class FiniteFields(Numbers):
         for dim in dims:
             parts = [result.take((slice(None),) * dim + (slice(n, n + 1),)) for n in range(result.shape[dim])]
             if reducer.name in ("max", "min") and dtypes.is_float(value.dtype):
-                result = extremum(self, reducer.name, parts, merge=result is not value)
+                result = extremum(self, reducer.name, parts, merge=joins or result is not value)
             else:
                 result = parts[0]
                 for part in parts[1:]:

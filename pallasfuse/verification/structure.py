@@ -37,7 +37,9 @@ class Structure:
     def apply(self, op: str, args: Sequence[Array], dtype: str) -> Array:
         return mix(_word(f"{op}: {dtype}"), *args)
 
-    def reduce(self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str) -> Array:
+    def reduce(
+        self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str, *, joins: bool = False
+    ) -> Array:
         with np.errstate(over="ignore"):
             return mix(_word(f"{reducer}: {dtype}"), mix(value).sum(dims, keepdims=True, dtype=np.uint64))
 

@@ -96,7 +96,15 @@ class Value:
 
 
 def stack(parts: list[Value], axis: int) -> Value:
-    """Join values of one shape along a dimension that each has."""
+    """Join values of one shape along a dimension that each has; maxima (and numbers) stay what they are maxima of."""
+    modes = {p.mode for p in parts if p.members}
+    of_each = [p.members or (p,) for p in parts]
+    count = max(len(m) for m in of_each)
+    if len(modes) == 1:
+        # a repeated member changes nothing
+        padded = [m + m[:1] * (count - len(m)) for m in of_each]
+        members = tuple(stack([m[n].plain() for m in padded], axis) for n in range(count))
+        return replace(stack([p.plain() for p in parts], axis), members=members, mode=modes.pop())
     parts = [p.plain().full() for p in parts]
 
     def join(arrays: list[Array]) -> Array:

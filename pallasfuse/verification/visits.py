@@ -27,7 +27,8 @@ def wrong_visits(
     `predicates`: an element of the loop counts only where all of them are true.
     """
     for starts in _blocks(program, loop, generator):
-        runs = list(_runs(program, loop, starts))
+        parts = [starts] if loop.split is None else [{**starts, loop.split.part: n} for n in range(loop.split.part.extent)]
+        runs = [run for one in parts for run in _runs(program, loop, one)]
         problem = _contiguous(loop, starts, runs)
         if problem is not None:
             return problem
@@ -50,7 +51,8 @@ def wrong_visits(
 def _blocks(program: TileProgram, loop: Loop, generator: np.random.Generator) -> Iterator[dict[Axis, int]]:
     """First positions of grid blocks along the axes that the bounds depend on: all, or the first, the last and a sample."""
     read_starts = frozenset().union(*(e.tensors for g in loop.segments for e in (g.start, g.stop)))
-    axes = [(a, t) for a, t in program.grid if block_start(a) in read_starts]
+    part = None if loop.split is None else loop.split.part
+    axes = [(a, t) for a, t in program.grid if block_start(a) in read_starts and a != part]
     choices = []
     for axis, tile in axes:
         blocks = -(-axis.extent // tile)

@@ -49,7 +49,7 @@ class _Planned:
 
     @property
     def evidence(self) -> Any:
-        groups, kernels = self.plan.grouping.groups, tuple(k.program for k in self.plan.kernels)
+        groups, kernels = self.plan.grouping.groups, tuple(k.phases for k in self.plan.kernels)
         shares = [k.visited_share for k in self.plan.kernels]
         return str(self.converted.jaxpr), self.converted.program, groups, kernels, self.plan.fallbacks, shares
 
@@ -84,7 +84,7 @@ def _planning(check: Callable[[_Planned, str], tuple[str, str]], target: Target)
 
 
 def _prove(planned: _Planned, name: str) -> tuple[str, str]:
-    parts = [proof.Part(k.group, k.schedule, k.program, k.target) for k in planned.plan.kernels]
+    parts = [proof.Part(k.group, k.schedule, k.phases) for k in planned.plan.kernels]
     found = proof.prove(planned.converted, parts)
     if found.holds:
         return "", ""

@@ -94,7 +94,7 @@ def test_the_opposite_of_a_comparison_of_integers():
 
 def test_a_kernel_is_rewritten_as_a_whole():
     group = only_group("softmax")
-    kernel = lower_for(MOSAIC_GPU, group, schedule_of(group, 2, 4), tensors_of(program("softmax")))
+    (kernel,) = lower_for(MOSAIC_GPU, group, schedule_of(group, 2, 4), tensors_of(program("softmax")))
     assert legalize.rewrite(kernel, frozenset()) is kernel
     assert legalize.rewrite(kernel, MOSAIC_GPU.legalized_ops) == kernel
     exponentials = legalize.rewrite(kernel, frozenset({"exp"}))

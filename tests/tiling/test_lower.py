@@ -15,7 +15,7 @@ from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU
 from pallasfuse.tiling import units
 from pallasfuse.tiling.arithmetic import coarse_values, rewrite
 from pallasfuse.tiling.choose import choose
-from pallasfuse.tiling.lower import lower
+from pallasfuse.tiling.lower import lower as lower_phases
 from pallasfuse.tiling.share import visited_share
 from tests.programs_by_name import (
     PROGRAMS,
@@ -28,6 +28,14 @@ from tests.programs_by_name import (
     tensors_of,
     values,
 )
+
+
+
+def lower(*args, **kwargs):
+    """The one program of a kernel whose rolled axis is not split."""
+    (program,) = lower_phases(*args, **kwargs)
+    return program
+
 
 SCHEDULES = [(1, 1), (1, 3), (3, 4), (2, 5), (4, 3), (3, 8), (8, 3), (99, 99)]
 MASKED = {"causal", "window", "prefix", "empty_rows", "constant_window"}
@@ -49,6 +57,23 @@ def test_tiles_in_multiples(name, grid_tile, rolled_tile):
         check(name, kernel)
         check(name, verify(rewrite(kernel)))
         check(name, verify(rewrite(units.rewrite(kernel, coarse_values(kernel)), pins=True)))
+
+
+@pytest.mark.parametrize(("tails", "back"), MACHINES)
+@pytest.mark.parametrize(("grid_tile", "rolled_tile", "parts"), [(1, 1, 2), (2, 3, 2), (3, 2, 4), (2, 1, 99)])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_split(name, grid_tile, rolled_tile, parts, tails, back):
+    for chosen in grouping(name).groups:
+        schedule = schedule_of(chosen, grid_tile, rolled_tile)
+        schedule = replace(schedule, parts=min(parts, schedule.trips))
+        known = values(name)
+        phases = lower_phases(chosen, schedule, tails, tensors_of(program(name)))
+        assert (len(phases) > 1) == (schedule.parts > 1)
+        for phase in phases:
+            states = evaluate_tiles(phase, {t.name: known[t.name] for t in phase.inputs}, move_last_block_back=back)
+            known = {**states, **known}  # results of the last phase are compared with what is known
+        for tensor, value in states.items():
+            close(value, known[tensor], message=f"{tensor} of\n{phase}")
 
 
 def check(name, kernel, *, back=False):
@@ -145,7 +170,7 @@ def test_chosen_schedules_are_legal_and_right(name, target):
 def shares(name, grid_tile, rolled_tile):
     chosen = only_group(name)
     schedule = schedule_of(chosen, grid_tile, rolled_tile)
-    return visited_share(lower(chosen, schedule, "masked", tensors_of(program(name))), schedule)
+    return visited_share([lower(chosen, schedule, "masked", tensors_of(program(name)))], schedule)
 
 
 def test_masks_shorten_loops():

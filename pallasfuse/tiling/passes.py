@@ -1,0 +1,275 @@
+"""Passes over the rolled axis: the loop, the repairs in it, the combination of parts, and the values after it."""
+
+from collections.abc import Mapping
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.expr import Expr, Read, apply, const, convert, postorder, read, substitute
+from pallasfuse.ir.fold import OLD, Fold, Frame
+from pallasfuse.ir.reducers import MAX, MIN, SUM
+from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Reduce, Segment, before, to_visit, visited
+from pallasfuse.tiling import guards
+from pallasfuse.tiling.bounds import Trip, plan_loop
+from pallasfuse.tiling.values import Scope, Values
+
+
+class Passes(Values):
+    """Computes the folds of a group, pass by pass: `_rolled` or, from the states of all parts, `_combined`; then each is finished."""
+
+    _carried_frames: Mapping[str, Frame]
+    """Of the current pass: every carried frame's name -> the frame that is carried for it."""
+    _late_frames: frozenset[str]
+
+    def _enter(self, folds: list[Fold]) -> None:
+        self._late_frames = _late_frames(folds)
+        self._carried_frames = self._share_frames(folds)
+
+    def _rolled(self, folds: list[Fold], *, split: bool = False) -> None:
+        """One pass over the rolled axis, or over the block's part of it."""
+        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, folds, strict=self.group.strict)
+        if split:
+            plan = plan.part(self.part)
+        for fold in folds:  # loads and inner values that every tile shares come before the loop
+            for accumulator in fold.accumulators:
+                self._preload(accumulator.term)
+        self._enter(folds)
+        carries = [
+            Carry(a.name, self._sorted(frozenset(a.axes)), a.dtype, const(a.reducer.identity(a.dtype), a.dtype), f"{a.name}.next")
+            for f in folds for a in f.accumulators
+        ]  # fmt: skip
+        for frame in dict.fromkeys(self._carried_frames.values()):
+            axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
+            carries.append(Carry(frame.name + OLD, axes, dtype, const(frame.safe, dtype), frame.name))
+        segments = tuple(self._segment(trip, folds) for trip in plan.trips)
+        self.top.statements.append(Loop(self.rolled, tuple(carries), segments, plan.to_visit, plan.first, plan.split))
+
+    def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
+        fixed: dict[Expr, Expr] = {p: const(True, "bool") for p in trip.true}
+        scope = Scope(parent=self.top, edge=trip.edge, fixed=fixed | self._at_safe_frames(folds))
+        self._step(folds, scope)
+        return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
+
+    def _at_safe_frames(self, folds: list[Fold]) -> dict[Expr, Expr]:
+        """Where late frames stay during the pass."""
+        fixed: dict[Expr, Expr] = {}
+        for frame in (f for fold in folds for f in fold.frames if f.name in self._late_frames):
+            for name in (frame.name, frame.name + OLD):
+                fixed[read(name, frame.axes, frame.value.dtype)] = const(frame.safe, frame.value.dtype)
+        return fixed
+
+    # --- one step of a pass
+
+    def _step(self, folds: list[Fold], scope: Scope) -> None:
+        values = {f.name: f for f in folds}
+        for fold in folds:
+            for frame in fold.frames:
+                if frame.name not in self._late_frames:
+                    self._frame(frame, fold, values, scope)
+            for accumulator in fold.accumulators:
+                nest = fold.nest
+                tile = self._reduction(f"{accumulator.name}.tile", nest.axes, accumulator.reducer, accumulator.term,
+                                       nest.reduced, scope, nest.precision)  # fmt: skip
+                carried = read(accumulator.name, self._sorted(frozenset(nest.axes)), accumulator.dtype)
+                kept = carried if accumulator.update is None else self._bind(accumulator.update, fold, scope)
+                joined = apply(accumulator.reducer.combine, convert(kept, tile.dtype), tile)
+                scope.statements.append(Let(f"{accumulator.name}.next", self._sorted(frozenset(nest.axes)), joined))
+
+    def _bind(self, update: Expr, fold: Fold, scope: Scope) -> Expr:
+        """An update over carried accumulators and the frames of this step."""
+        replacements: dict[Expr, Expr] = {}
+        own = {a.name for a in fold.accumulators}
+        update = simplify(substitute(update, dict(scope.fixed)))
+        for node in postorder(update):
+            if isinstance(node, Read):
+                if node.tensor in own:
+                    replacements[node] = read(node.tensor, self._sorted(node.axes), node.dtype)
+                else:
+                    known = scope.find(node)
+                    replacements[node] = known if known is not None else self._emit_read(node, self.top)
+        return substitute(update, replacements)
+
+    def _current(self, fold: Fold, values: Mapping[str, Fold], scope: Scope, suffix: str, done: str) -> Expr:
+        """The value of a fold, over the accumulators named with `suffix`; a sum over `done` positions is extrapolated to the
+        whole axis."""
+        main = fold.accumulators[0]
+        value: Expr = read(main.name + suffix, self._sorted(frozenset(main.axes)), main.dtype)
+        if done and fold.nest.reducer == SUM and dtypes.is_float(main.dtype):
+            seen = read(done, (), "int32")
+            every = read(to_visit(self.rolled), (), "int32")
+            ratio = apply("div", convert(every, main.dtype), convert(seen, main.dtype))
+            value = apply("select", apply("eq", seen, every), value, apply("mul", value, ratio))
+        replacements: dict[Expr, Expr] = {read(main.name, main.axes, main.dtype): value}
+        for node in postorder(fold.finish):
+            if isinstance(node, Read) and node.tensor in values and node.tensor != fold.name:
+                replacements[node] = self._current(values[node.tensor], values, scope, suffix, done)
+        return convert(substitute(fold.finish, replacements), fold.nest.dtype)
+
+    def _share_frames(self, folds: list[Fold]) -> dict[str, Frame]:
+        """Every carried frame's name -> the first frame of the pass with the same value: carried once."""
+        first: dict[tuple[Expr, bool, float, float], Frame] = {}
+        frames = [f for fold in folds for f in fold.frames if f.name not in self._late_frames]
+        return {f.name: first.setdefault((f.value, f.positive, f.low, f.high), f) for f in frames}
+
+    def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: Scope) -> None:
+        """The new and the old value of a frame, both usable: where the unfinished value is not, a safe one stands in."""
+        shared = self._carried_frames[frame.name]
+        axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
+        new = read(shared.name, axes, dtype)
+        if new not in scope.known:
+            value = self._frame_value(shared, values, scope, ".next", visited(self.rolled))
+            scope.statements.append(Let(shared.name, axes, guards.guarded(value, shared), pinned=True))
+            scope.known[new] = new
+        scope.known[read(frame.name, frame.axes, dtype)] = new
+        first = apply("eq", read(before(self.rolled), (), "int32"), const(0, "int32"))
+        empty = self._is_empty(shared, values, scope, "")
+        if empty is None or not fold.empty_is_neutral:
+            fresh: Expr = first
+        elif all(values[u].nest.reducer in (MAX, MIN) for u in frame.unfinished):
+            fresh = empty
+        else:
+            fresh = apply("or", first, empty)
+        old = apply("select", fresh, new, read(shared.name + OLD, axes, dtype))
+        if old not in scope.known:
+            scope.known[old] = self._let(f"{frame.name}.from", axes, old, scope, pinned=True)
+        scope.known[read(frame.name + OLD, frame.axes, dtype)] = scope.known[old]
+
+    def _frame_value(self, frame: Frame, values: Mapping[str, Fold], scope: Scope, suffix: str, done: str) -> Expr:
+        replacements: dict[Expr, Expr] = {}
+        for node in postorder(frame.value):
+            if isinstance(node, Read) and node.tensor in values:
+                replacements[node] = self._current(values[node.tensor], values, scope, suffix, done)
+        rest = substitute(frame.value, replacements)
+        return self._outer(rest, scope)
+
+    def _outer(self, root: Expr, scope: Scope) -> Expr:
+        """Resolve what is read from outside the loop; carried values and scalars stay as they are."""
+        replacements: dict[Expr, Expr] = {}
+        for node in postorder(root):
+            if isinstance(node, Read) and (
+                node.tensor in self.tensors or node.tensor in self.inner or node.tensor in self.folds
+            ):
+                known = scope.find(node)
+                replacements[node] = known if known is not None else self._emit_read(node, self.top)
+        return substitute(root, replacements)
+
+    def _is_empty(self, frame: Frame, values: Mapping[str, Fold], scope: Scope, suffix: str) -> Expr | None:
+        """True where a max or min that the frame depends on still is its identity."""
+        result: Expr | None = None
+        for name in frame.empties:
+            nest = values[name].nest
+            assert nest.reducer is not None
+            current = self._current(values[name], values, scope, suffix, "")
+            here = apply("eq", current, const(nest.reducer.identity(nest.dtype), nest.dtype))
+            result = here if result is None else apply("or", result, here)
+        return result
+
+    # --- the states of parts
+
+    def _states(self, folds: list[Fold]) -> list[tuple[Tensor, Expr]]:
+        """What is left of a pass over one part: (tensor over all parts, its value in a block)."""
+        found = []
+        frames = dict.fromkeys(self._carried_frames.values())
+        values = [(a.name, a.axes, a.dtype) for f in folds for a in f.accumulators]
+        values += [(f.name + OLD, f.axes, f.value.dtype) for f in frames]
+        for name, axes, dtype in values:
+            blocks = tuple(a for a in axes if a in self.group.parallel)
+            rest = tuple(a for a in axes if a not in self.group.parallel)
+            tensor = Tensor(f"{name}.part", (*blocks, self.part, *rest), dtype)
+            found.append((tensor, read(name, self._sorted(frozenset(axes)), dtype)))
+        return found
+
+    def _combined(self, folds: list[Fold]) -> None:
+        """The accumulators of a pass from those of all parts, each moved to the last frame (Neptune, equation 8)."""
+        self._enter(folds)
+        loaded: dict[str, Expr] = {}
+        for tensor, value in self._states(folds):
+            indices = tuple(self.parts if a == self.part else a for a in tensor.axes)
+            assert isinstance(value, Read)
+            name = f"{value.tensor}.parts"
+            self.top.statements.append(Load(name, tensor.name, indices, tensor.dtype))
+            loaded[value.tensor] = read(name, self._sorted(frozenset(indices)), tensor.dtype)
+        values = {f.name: f for f in folds}
+        fixed = self._at_safe_frames(folds)
+        for fold in folds:
+            frames: dict[Expr, Expr] = {}
+            for frame in fold.frames:
+                if frame.name not in self._late_frames:
+                    frames |= self._last_frame(frame, values, loaded)
+            empty: Expr = const(True, "bool")
+            for a in fold.accumulators:
+                identity = const(a.reducer.identity(a.dtype), a.dtype)
+                empty = apply("and", empty, apply("eq", loaded[a.name], identity))
+            for a in fold.accumulators:
+                identity = const(a.reducer.identity(a.dtype), a.dtype)
+                value = loaded[a.name]
+                if a.update is not None:
+                    own: dict[Expr, Expr] = {read(b.name, b.axes, b.dtype): loaded[b.name] for b in fold.accumulators}
+                    moved = self._expr_with(simplify(substitute(a.update, fixed)), own | frames, self.top)
+                    value = simplify(apply("select", empty, identity, moved))
+                padded = [self.parts] if self.tails != "exact" and self._tile(self.parts) != self.parts.extent else []
+                value = self._in_range(value, padded, identity.value, self.top)
+                axes = self._sorted(frozenset(a.axes))
+                self.top.statements.append(Reduce(a.name, axes, a.reducer, value, (self.parts,), joins=True))
+
+    def _last_frame(self, frame: Frame, values: Mapping[str, Fold], loaded: Mapping[str, Expr]) -> dict[Expr, Expr]:
+        """What an update reads of a frame: its value over all parts, usable, and that of each part."""
+        shared = self._carried_frames[frame.name]
+        axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
+        last = read(shared.name + OLD, axes, dtype)
+        if last not in self.top.known:
+            value = self._frame_value(shared, values, self.top, "", "")
+            self.top.statements.append(Let(shared.name + OLD, axes, guards.guarded(value, shared), pinned=True))
+            self.top.known[last] = last
+        return {read(frame.name, frame.axes, dtype): last, read(frame.name + OLD, frame.axes, dtype): loaded[shared.name + OLD]}
+
+    # --- after a pass
+
+    def _finish(self, fold: Fold, folds: list[Fold]) -> None:
+        """The finished value. Where the last frame was a stand-in, or is late, re-frame at the finished predecessors."""
+        scope = self.top
+        nest = fold.nest
+        axes = self._sorted(frozenset(nest.axes))
+        finished = {a.name: read(a.name, axes, a.dtype) for a in fold.accumulators}
+        main = fold.accumulators[0]
+        result: Expr = finished[main.name]
+        if fold.frames and main.update is not None:
+            replacements: dict[Expr, Expr] = {
+                read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators
+            }
+            usable: Expr = const(True, "bool")
+            for frame in fold.frames:
+                final = self._expr(frame.value, scope)
+                usable = apply("and", usable, self._is_last(frame, final))
+                dtype = frame.value.dtype
+                replacements[read(frame.name + OLD, frame.axes, dtype)] = self._last(frame)
+                replacements[read(frame.name, frame.axes, dtype)] = final
+            moved = self._expr_with(main.update, replacements, scope)
+            result = simplify(apply("select", usable, result, moved))
+        if fold.refined is not None:
+            replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
+            result = substitute(fold.refined, replacements)
+        value = self._expr_with(fold.finish, {read(main.name, main.axes, main.dtype): result}, scope)
+        scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
+            f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope
+        )
+
+    def _last(self, frame: Frame) -> Expr:
+        """The value at which the loop leaves the accumulators."""
+        if frame.name in self._late_frames:
+            return const(frame.safe, frame.value.dtype)
+        shared = self._carried_frames[frame.name]
+        return read(shared.name + OLD, self._sorted(frozenset(frame.axes)), frame.value.dtype)
+
+    def _is_last(self, frame: Frame, final: Expr) -> Expr:
+        """True where the loop leaves the accumulators at the finished frame."""
+        return const(False, "bool") if frame.name in self._late_frames else guards.usable(final, frame)
+
+
+
+def _late_frames(folds: list[Fold]) -> frozenset[str]:
+    """Late frames, but of folds whose unfinished values others read."""
+    read_early = frozenset().union(*(f.unfinished for fold in folds for f in fold.frames))
+    for fold in reversed(folds):
+        read_early |= fold.finish.tensors if fold.name in read_early else frozenset()
+    return frozenset(f.name for fold in folds if fold.name not in read_early for f in fold.frames if f.late)
