@@ -4,7 +4,7 @@ Grid blocks are numbered on one grid dimension. Tiles have full, power-of-two si
 zero and never written.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -69,13 +69,14 @@ class _PallasMachine:
 
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
         kept = [tuple(a for a in t.axes if a not in over) for t in (lhs, rhs)]
-        two_dimensional = len(over) == 1 and len(kept[0]) == len(kept[1]) == 1 and kept[0] != kept[1]
-        if not two_dimensional or min(*lhs.array.shape, *rhs.array.shape) < SMALLEST_DOT:
+        sizes = dict(zip((*lhs.axes, *rhs.axes), (*lhs.array.shape, *rhs.array.shape), strict=True))
+        sides = [prod(sizes[a] for a in axes) for axes in (*kept, over)]
+        if not _is_matrix_product(over, *kept) or min(sides) < SMALLEST_DOT:
             return _multiply_and_sum(lhs, rhs, over, dtype)
-        a = lhs.array if lhs.axes[1] == over[0] else lhs.array.T
-        b = rhs.array if rhs.axes[0] == over[0] else rhs.array.T
+        a, b = (_matrix(t, over[0], first=n == 1) for n, t in enumerate((lhs, rhs)))
         out = jnp.dot(a, b, precision=dot_precision(precision), preferred_element_type=jnp.dtype(dtype))
-        return Tile(out, (*kept[0], *kept[1]))
+        axes = (*kept[0], *kept[1])
+        return Tile(out if len(axes) == 2 else out.reshape([sizes[x] for x in axes]), axes)
 
     def pin(self, value: Array) -> Array:
         return value  # there is no barrier in Triton; pinned values keep their divisions, which are not contracted
@@ -89,6 +90,23 @@ class _PallasMachine:
     ) -> tuple[Array, ...]:
         result: tuple[Array, ...] = lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, init)
         return result
+
+
+def _is_matrix_product(over: Collection[Axis], left: Collection[Axis], right: Collection[Axis]) -> bool:
+    """Each side keeps axes of its own: the rows of the left one, together, and the columns of the right one."""
+    return len(over) == 1 and bool(left) and bool(right) and set(left).isdisjoint(right)
+
+
+def _matrix(tile: Tile, over: Axis, *, first: bool) -> Array:
+    """The tile with the contracted axis as its first or last dimension, and all others as the other one."""
+    array, at = tile.array, tile.axes.index(over)
+    if len(tile.axes) == 2:
+        return array if (at == 0) == first else array.T
+    rest = [d for d in range(len(tile.axes)) if d != at]
+    order = [at, *rest] if first else [*rest, at]
+    array = array if order == sorted(order) else lax.transpose(array, order)
+    length = tile.array.shape[at]
+    return array.reshape((length, -1) if first else (-1, length))
 
 
 def product_too_large(program: TileProgram) -> str | None:
@@ -107,7 +125,7 @@ def product_too_large(program: TileProgram) -> str | None:
         sides = [frozenset(a for a in e.axes if program.tile(a) > 1) for e in (s.lhs, s.rhs)]
         over = frozenset(a for a in s.over if program.tile(a) > 1)
         kept = [side - over for side in sides]
-        if len(over) == 1 and len(kept[0]) == len(kept[1]) == 1 and kept[0] != kept[1]:
+        if _is_matrix_product(over, *kept):
             continue
         sizes = {a.name: program.tile(a) for a in sorted(sides[0] | sides[1])}
         if prod(sizes.values()) > LARGEST_PRODUCT:

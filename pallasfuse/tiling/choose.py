@@ -19,6 +19,8 @@ class Shape:
 
     row: Axis | None
     """The parallel axis along which streamed operands are reused; None when nothing is."""
+    packed: tuple[Axis, ...]
+    """Parallel axes along which the same operands are reused, `row` among them."""
     has_products: bool
     inner_elements: int
 
@@ -49,7 +51,9 @@ def examine(group: Group) -> Shape:
     size = 1
     for axis in inner:
         size *= axis.extent
-    return Shape(best if products or best is not None else None, products, size)
+    missed = [r for r in streams if best is not None and best not in r.indices]
+    packed = tuple(a for a in reused if best is not None and all(a not in r.indices for r in missed))
+    return Shape(best, packed, products, size)
 
 
 def choose(group: Group, target: Target) -> list[Schedule]:
@@ -151,7 +155,7 @@ _CACHED_SHARE = 0.8
 
 def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     if shape.has_products and shape.row is not None:
-        return _products_on_gpu(group, shape.row, target)
+        return _products_on_gpu(group, shape, shape.row, target)
     n, inner = group.rolled.extent, shape.inner_elements
     tiles: dict[Axis, int] = {}
     # neighbours in memory belong to one block: when that is not the rolled axis, take some of the axis that is
@@ -169,7 +173,16 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     return [_schedule(group, tiles, rolled_tile, warps, 2)]
 
 
-def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
+def _packed(rows: int, shape: Shape) -> dict[Axis, int]:
+    """Tiles along the axes that share operands: as many rows together, of the last axis first."""
+    tiles: dict[Axis, int] = {}
+    for axis in sorted(shape.packed, key=lambda a: (a != shape.row, -shape.packed.index(a))):
+        tiles[axis] = min(power_of_two(axis.extent), max(1, rows))
+        rows //= tiles[axis]
+    return tiles
+
+
+def _products_on_gpu(group: Group, shape: Shape, row: Axis, target: Target) -> list[Schedule]:
     """Every listed tiling whose pipelined operands fit into shared memory; the smallest one if none does."""
     nests = [*(f.nest for f in group.folds), *group.inner]
     whole = {a for n in nests for a in (*n.axes, *n.reduced)} - frozenset(group.parallel) - {group.rolled}
@@ -200,7 +213,7 @@ def _products_on_gpu(group: Group, row: Axis, target: Target) -> list[Schedule]:
     ]
     if not target.warpgroup_rows:
         return [
-            replace(_schedule(group, {row: t.rows}, t.rolled, t.warps, t.stages), relative_time=t.time) for t in fitting
+            replace(_schedule(group, _packed(t.rows, shape), t.rolled, t.warps, t.stages), relative_time=t.time) for t in fitting
         ]
     rows_last = replace(group, parallel=(*(a for a in group.parallel if a != row), row))
     streams = [r for r in operands if group.rolled in r.indices]

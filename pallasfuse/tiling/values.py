@@ -8,7 +8,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, postorder, read, substitute
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.loop_program import Nest, Tensor
 from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
@@ -59,10 +59,19 @@ class Values:
         self.padded_axes: dict[Axis, int] = {}
         for nest in [*(f.nest for f in group.folds), *group.inner]:
             if nest.reducer == SUM and contracts(nest.body, frozenset(nest.reduced)):
-                self.padded_axes |= {a: smallest_dot for a in (*nest.axes, *nest.reduced) if schedule.tile(a) > 1}
+                self._pad(nest, smallest_dot)
         self.single_trip = schedule.trips == 1
 
     # --- axes
+
+    def _pad(self, nest: Nest, smallest_dot: int) -> None:
+        """Tiles of a matrix product are at least `smallest_dot` long; those of the grid together, as they are its rows."""
+        tiled = [a for a in (*nest.axes, *nest.reduced) if self.schedule.tile(a) > 1]
+        rows = [a for a in tiled if any(a == g for g, _ in self.schedule.grid)]
+        self.padded_axes |= {a: smallest_dot for a in tiled if a not in rows}
+        if rows:
+            others = math.prod(power_of_two(self.schedule.tile(a)) for a in rows[:-1])
+            self.padded_axes[rows[-1]] = max(self.padded_axes.get(rows[-1], 1), -(-smallest_dot // others))
 
     def _axis_order(self) -> tuple[Axis, ...]:
         grid = [a for a, _ in self.grid]
