@@ -67,6 +67,9 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
         lines += [f"  {fold.name}: cannot share pass {n + 1}: {r}" for n, r in enumerate(fold.refusals)]
     lines += ["  -- fused loop program", _indent(_indent(str(group)))]
     lines.append(f"  -- schedule: {kernel.schedule}; visits {100 * kernel.visited_share:.0f}% of the tiles")
+    if kernel.alternatives:
+        predicted = ", ".join(f"{strategy} {ms:.3g} ms" for strategy, ms in kernel.alternatives.items())
+        lines.append(f"  -- {kernel.strategy}, as predicted: {predicted}")
     lines += [f"  -- emitted for {kernel.target.name}; {reason}" for reason in kernel.declined]
     for phase in kernel.phases:
         where = f" of {phase.target.name}" if phase.target != kernel.target else ""

@@ -31,6 +31,7 @@ from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
+from pallasfuse.tiling.split import blocks, predict, split
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
 
@@ -60,7 +61,7 @@ class Kernel:
     """One kernel of a plan.
 
     `flops`, `bytes_read` and `bytes_written` are what the kernel does (masked tiles that are skipped do not count);
-    `predicted_ms` is the roofline time on the target's device model, `unfused_ms` that of the same nests apart.
+    `predicted_ms` is the time on the target's device model, `unfused_ms` that of the same nests apart.
     """
 
     name: str
@@ -81,6 +82,8 @@ class Kernel:
     """What runs, one after the other: one tile program, or with a split axis, those that make states and one that combines them."""
     declined: tuple[str, ...]
     """Why the targets before that have no kernel for the group."""
+    alternatives: Mapping[Strategy, float]
+    """Predicted times of a rolled axis and of a split one, where both were looked at."""
 
     @property
     def program(self) -> TileProgram:
@@ -294,6 +297,8 @@ def _fastest(
             refused = refused or (schedule, phases, problem)
             continue
         share = visited_shares(programs, schedule)[0]
+        if options.parts is None:
+            schedule, phases = _split(chosen, schedule, phases, tensors, share)
         if best is None or candidate.time(share) < best[0]:
             best = candidate.time(share), schedule, phases
         if share == 1.0 or options.tiles:
@@ -302,6 +307,19 @@ def _fastest(
         assert refused is not None
         return refused
     return best[1], best[2], None
+
+
+def _split(
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], share: float
+) -> tuple[Schedule, tuple[Phase, ...]]:
+    """The same kernel with its rolled axis split, where that is faster and possible."""
+    target = phases[0].target
+    parted = split(chosen, schedule, target, share)
+    if parted.parts > 1:
+        several, problem = _phases(chosen, parted, target, tensors)
+        if problem is None:
+            return parted, several
+    return schedule, phases
 
 
 def _phases(
@@ -355,12 +373,26 @@ def _kernel(chosen: Group, placed: _Placed, source: LoopProgram) -> Kernel:
     separate = sum((apart(n) for n in chosen.outputs if not nests[n.name].is_reduction), separate)
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
     rolling: Strategy = "rolling_update" if repaired and schedule.trips > 1 else "single_pass"
+    strategy: Strategy = "split_k" if len(placed.phases) > 1 else rolling
+    alternatives = _alternatives(chosen, schedule, target, rolling, share, work.milliseconds(target))
+    predicted_ms = alternatives.get(strategy, work.milliseconds(target))
     return Kernel(
-        chosen.name, "split_k" if len(placed.phases) > 1 else rolling, {a.name: a.extent for a in program.order},
+        chosen.name, strategy, {a.name: a.extent for a in program.order},
         {a.name: t for a, t in program.tiles}, repaired, work.flops, work.bytes_read, work.bytes_written,
-        work.milliseconds(target), separate.milliseconds(target), separate.bytes_read + separate.bytes_written, share,
-        chosen, schedule, placed.phases, placed.declined,
+        predicted_ms, separate.milliseconds(target), separate.bytes_read + separate.bytes_written, share,
+        chosen, schedule, placed.phases, placed.declined, alternatives,
     )  # fmt: skip
+
+
+def _alternatives(
+    chosen: Group, schedule: Schedule, target: Target, rolling: Strategy, share: float, least_ms: float
+) -> dict[Strategy, float]:
+    """Predicted times of rolling and splitting, of a kernel whose own blocks do not fill the device."""
+    if target.platform != "gpu" or schedule.trips == 1 or blocks(schedule) >= target.multiprocessors:
+        return {}
+    parted = schedule if schedule.parts > 1 else replace(schedule, parts=min(2, schedule.trips))
+    found, launch_ms = predict(chosen, parted, target, share), 1e-3 * target.launch_us
+    return {rolling: max(least_ms, found.rolling_ms + launch_ms), "split_k": max(least_ms, found.split_ms + launch_ms)}
 
 
 def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:

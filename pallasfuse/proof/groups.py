@@ -15,7 +15,6 @@ from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
 from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
-from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.instance import (

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
@@ -25,7 +25,7 @@ class Shape:
     inner_elements: int
 
 
-def _streams(group: Group) -> list[Read]:
+def streams(group: Group) -> list[Read]:
     """Reads of inputs that vary along the rolled axis."""
     nests = [*(f.nest for f in group.folds), *group.inner, *group.outputs]
     reads = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read)}
@@ -38,20 +38,15 @@ def _is_product(nest: Nest) -> bool:
 
 def examine(group: Group) -> Shape:
     """The axis to tile as rows, and whether matrix products run inside the tile."""
-    streams = _streams(group)
-    reused = [a for a in group.parallel if any(a not in r.indices for r in streams)]
+    streamed = streams(group)
+    reused = [a for a in group.parallel if any(a not in r.indices for r in streamed)]
     products = any(_is_product(n) for n in [*(f.nest for f in group.folds), *group.inner])
-    best = max(reused, key=lambda a: (sum(a not in r.indices for r in streams), a.extent), default=None)
+    best = max(reused, key=lambda a: (sum(a not in r.indices for r in streamed), a.extent), default=None)
     grid = frozenset(group.parallel)
-    inner = (
-        {a for n in [*(f.nest for f in group.folds), *group.inner] for a in (*n.axes, *n.reduced)}
-        - grid
-        - {group.rolled}
-    )
-    size = 1
-    for axis in inner:
-        size *= axis.extent
-    missed = [r for r in streams if best is not None and best not in r.indices]
+    nests = [*(f.nest for f in group.folds), *group.inner]
+    inner = {a for n in nests for a in (*n.axes, *n.reduced)} - grid - {group.rolled}
+    size = max((volume(inner.intersection((*n.axes, *n.reduced))) for n in nests), default=1)
+    missed = [r for r in streamed if best is not None and best not in r.indices]
     packed = tuple(a for a in reused if best is not None and all(a not in r.indices for r in missed))
     return Shape(best, packed, products, size)
 
@@ -134,6 +129,10 @@ _PRODUCT_TILES = {
 }  # fmt: skip
 
 
+_FEW_ROWS_TILES = (_Tiling(16, 64, 4, 3, 1.0), _Tiling(16, 32, 4, 2, 1.1))
+"""Of products with so few rows that only the memory counts: measured on an H100 (decoding with grouped heads, float16)."""
+
+
 # The same for kernels that are written for warpgroups of four warps, 64 rows each. Up to 1.2: measured on an H100 (float16,
 # lengths 512 to 8192); the others are estimates. The starts at 128 x 128 and 128 are fitted to causal masks of 8192 and
 # 32768 and to a narrow window; the other starts are estimates.
@@ -159,7 +158,7 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     n, inner = group.rolled.extent, shape.inner_elements
     tiles: dict[Axis, int] = {}
     # neighbours in memory belong to one block: when that is not the rolled axis, take some of the axis that is
-    fastest = next((r.indices[-1] for r in _streams(group)), group.rolled)
+    fastest = next((r.indices[-1] for r in streams(group)), group.rolled)
     if fastest != group.rolled and fastest in group.parallel:
         tiles[fastest] = min(64, power_of_two(fastest.extent))
         inner *= tiles[fastest]
@@ -189,6 +188,12 @@ def _products_on_gpu(group: Group, shape: Shape, row: Axis, target: Target) -> l
     widest = max((power_of_two(a.extent) for a in whole), default=1)
     table = _WARPGROUP_TILES if target.warpgroup_rows else _PRODUCT_TILES
     options = next(tiles for bound, tiles in table.items() if widest <= bound)
+    if (
+        not target.warpgroup_rows
+        and math.prod(a.extent for a in shape.packed) <= _FEW_ROWS_TILES[0].rows
+        and widest <= 128
+    ):
+        options = _FEW_ROWS_TILES
     operands = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in group.inputs}
 
     def shared_bytes(rows: int, rolled_tile: int, stages: int) -> int:
@@ -213,13 +218,14 @@ def _products_on_gpu(group: Group, shape: Shape, row: Axis, target: Target) -> l
     ]
     if not target.warpgroup_rows:
         return [
-            replace(_schedule(group, _packed(t.rows, shape), t.rolled, t.warps, t.stages), relative_time=t.time) for t in fitting
+            replace(_schedule(group, _packed(t.rows, shape), t.rolled, t.warps, t.stages), relative_time=t.time)
+            for t in fitting
         ]
     rows_last = replace(group, parallel=(*(a for a in group.parallel if a != row), row))
-    streams = [r for r in operands if group.rolled in r.indices]
+    streamed = [r for r in operands if group.rolled in r.indices]
 
     def side_by_side(needed: int) -> int:
-        return _side_by_side(group, row, target, streams, needed)
+        return _side_by_side(group, row, target, streamed, needed)
 
     schedules = []
     for t in fitting:

@@ -1,11 +1,10 @@
 """`Group` + `Schedule` -> tile programs: one for a rolled axis, a phase after the other for a split one."""
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import volume
-from pallasfuse.ir.expr import Expr, convert, read
+from pallasfuse.ir.expr import Expr, Read, convert, read
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -15,7 +14,7 @@ from pallasfuse.tiling.bounds import plan_loop
 from pallasfuse.tiling.passes import Passes
 from pallasfuse.tiling.values import Scope
 
-_COMBINED_ELEMENTS = 1 << 12
+_COMBINED_ELEMENTS = 1 << 11
 """Elements of the states that one block combines."""
 
 
@@ -69,14 +68,15 @@ def combining(group: Group, schedule: Schedule) -> Schedule:
     for axis, _ in reversed(schedule.grid):
         tiles.append((axis, min(axis.extent, rows)))
         rows = max(1, rows // axis.extent)
-    return replace(schedule, grid=tuple(reversed(tiles)), warps=4, stages=1, alternate=False, ahead=False, persistent=False,
+    warps = 4 if schedule.parts * inner <= 8 * _COMBINED_ELEMENTS else 8
+    return replace(schedule, grid=tuple(reversed(tiles)), warps=warps, stages=1, alternate=False, ahead=False, persistent=False,
                    interleave=1, eager=False)  # fmt: skip
 
 
 class _Lowering(Passes):
     def run(self, phase: int | None = None) -> TileProgram:
         """The kernel, or one phase of it."""
-        states: list[tuple[Tensor, Expr]] = []
+        states: list[tuple[Tensor, Read]] = []
         for pass_index in range(self.group.passes if phase is None else min(phase + 1, self.group.passes)):
             folds = [f for f in self.group.folds if f.pass_index == pass_index]
             if self.single_trip:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, postorder, read, substitute
 from pallasfuse.ir.fold import OLD, Fold, Frame
+from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.simplify import simplify
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Reduce, Segment, before, to_visit, visited
 from pallasfuse.tiling import guards
 from pallasfuse.tiling.bounds import Trip, plan_loop
@@ -15,7 +15,7 @@ from pallasfuse.tiling.values import Scope, Values
 
 
 class Passes(Values):
-    """Computes the folds of a group, pass by pass: `_rolled` or, from the states of all parts, `_combined`; then each is finished."""
+    """Computes the folds of a group pass by pass: `_rolled`, or `_combined` from the states of all parts; then each is finished."""
 
     _carried_frames: Mapping[str, Frame]
     """Of the current pass: every carried frame's name -> the frame that is carried for it."""
@@ -166,7 +166,7 @@ class Passes(Values):
 
     # --- the states of parts
 
-    def _states(self, folds: list[Fold]) -> list[tuple[Tensor, Expr]]:
+    def _states(self, folds: list[Fold]) -> list[tuple[Tensor, Read]]:
         """What is left of a pass over one part: (tensor over all parts, its value in a block)."""
         found = []
         frames = dict.fromkeys(self._carried_frames.values())
@@ -182,10 +182,9 @@ class Passes(Values):
     def _combined(self, folds: list[Fold]) -> None:
         """The accumulators of a pass from those of all parts, each moved to the last frame (Neptune, equation 8)."""
         self._enter(folds)
-        loaded: dict[str, Expr] = {}
+        loaded: dict[str, Read] = {}
         for tensor, value in self._states(folds):
             indices = tuple(self.parts if a == self.part else a for a in tensor.axes)
-            assert isinstance(value, Read)
             name = f"{value.tensor}.parts"
             self.top.statements.append(Load(name, tensor.name, indices, tensor.dtype))
             loaded[value.tensor] = read(name, self._sorted(frozenset(indices)), tensor.dtype)
@@ -202,7 +201,7 @@ class Passes(Values):
                 empty = apply("and", empty, apply("eq", loaded[a.name], identity))
             for a in fold.accumulators:
                 identity = const(a.reducer.identity(a.dtype), a.dtype)
-                value = loaded[a.name]
+                value: Expr = loaded[a.name]
                 if a.update is not None:
                     own: dict[Expr, Expr] = {read(b.name, b.axes, b.dtype): loaded[b.name] for b in fold.accumulators}
                     moved = self._expr_with(simplify(substitute(a.update, fixed)), own | frames, self.top)
@@ -212,7 +211,7 @@ class Passes(Values):
                 axes = self._sorted(frozenset(a.axes))
                 self.top.statements.append(Reduce(a.name, axes, a.reducer, value, (self.parts,), joins=True))
 
-    def _last_frame(self, frame: Frame, values: Mapping[str, Fold], loaded: Mapping[str, Expr]) -> dict[Expr, Expr]:
+    def _last_frame(self, frame: Frame, values: Mapping[str, Fold], loaded: Mapping[str, Read]) -> dict[Expr, Expr]:
         """What an update reads of a frame: its value over all parts, usable, and that of each part."""
         shared = self._carried_frames[frame.name]
         axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
@@ -221,7 +220,10 @@ class Passes(Values):
             value = self._frame_value(shared, values, self.top, "", "")
             self.top.statements.append(Let(shared.name + OLD, axes, guards.guarded(value, shared), pinned=True))
             self.top.known[last] = last
-        return {read(frame.name, frame.axes, dtype): last, read(frame.name + OLD, frame.axes, dtype): loaded[shared.name + OLD]}
+        return {
+            read(frame.name, frame.axes, dtype): last,
+            read(frame.name + OLD, frame.axes, dtype): loaded[shared.name + OLD],
+        }
 
     # --- after a pass
 
@@ -264,7 +266,6 @@ class Passes(Values):
     def _is_last(self, frame: Frame, final: Expr) -> Expr:
         """True where the loop leaves the accumulators at the finished frame."""
         return const(False, "bool") if frame.name in self._late_frames else guards.usable(final, frame)
-
 
 
 def _late_frames(folds: list[Fold]) -> frozenset[str]:

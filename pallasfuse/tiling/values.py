@@ -202,4 +202,3 @@ class Values:
             if isinstance(node, Read) and node not in replacements:
                 replacements[node] = self._expr(node, scope)
         return substitute(root, replacements)
-

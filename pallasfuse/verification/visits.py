@@ -27,7 +27,9 @@ def wrong_visits(
     `predicates`: an element of the loop counts only where all of them are true.
     """
     for starts in _blocks(program, loop, generator):
-        parts = [starts] if loop.split is None else [{**starts, loop.split.part: n} for n in range(loop.split.part.extent)]
+        parts = (
+            [starts] if loop.split is None else [{**starts, loop.split.part: n} for n in range(loop.split.part.extent)]
+        )
         runs = [run for one in parts for run in _runs(program, loop, one)]
         problem = _contiguous(loop, starts, runs)
         if problem is not None:

@@ -30,7 +30,6 @@ from tests.programs_by_name import (
 )
 
 
-
 def lower(*args, **kwargs):
     """The one program of a kernel whose rolled axis is not split."""
     (program,) = lower_phases(*args, **kwargs)

@@ -1,0 +1,76 @@
+"""Rolling or split (Neptune, section 4.3): into how many parts a rolled axis is cut where its blocks leave the device idle."""
+
+import math
+from dataclasses import dataclass, replace
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import volume
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.targets import Target
+from pallasfuse.tiling.choose import streams
+
+_BLOCKS = 4
+"""Blocks for each multiprocessor, at most, that a split makes: their loads hide each other's latency."""
+_SMALL_TILE = 1 << 12
+"""Elements of a tile that are not split further, to make more parts."""
+_MOST_STATES = 1 << 15
+"""Elements of the states of a row that one block combines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Times of a schedule whose blocks each move through the whole rolled axis, and of one that is split."""
+
+    rolling_ms: float
+    split_ms: float
+
+
+def blocks(schedule: Schedule) -> int:
+    """Of the grid, without parts."""
+    return math.prod(-(-a.extent // t) for a, t in schedule.grid)
+
+
+def _state_elements(group: Group) -> int:
+    """Of one part: accumulators and frames of all passes."""
+    axes = [a.axes for f in group.folds for a in f.accumulators] + [x.axes for f in group.folds for x in f.frames]
+    return sum(map(volume, axes))
+
+
+def predict(group: Group, schedule: Schedule, target: Target, share: float = 1.0) -> Prediction:
+    """By the bytes that stream through the loop, of which masks leave a share: what a block and what the device can move."""
+    tensors = {
+        (r.tensor, frozenset(r.indices)): volume(r.indices) * dtypes.itemsize_bytes(r.dtype) for r in streams(group)
+    }
+    moved = share * group.passes * sum(tensors.values())
+    at_once = target.bandwidth_gb_s * 1e6
+
+    def ms(count: int) -> float:
+        return moved / min(at_once, count * target.block_gb_s * 1e6)
+
+    states = 8.0 * schedule.parts * _state_elements(group)  # written and read
+    launches = 1e-3 * target.launch_us * group.passes
+    return Prediction(ms(blocks(schedule)), ms(blocks(schedule) * schedule.parts) + states / at_once + launches)
+
+
+def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0) -> Schedule:
+    """The schedule with the number of parts that is predicted to be fastest; 1 where it is not faster.
+
+    share: of the tiles along the rolled axis that masks leave to visit.
+    """
+    if blocks(schedule) >= target.multiprocessors or schedule.trips * share <= 1:
+        return schedule
+    kept = frozenset(a for a, _ in schedule.grid)
+    inner = max(volume(a for a in f.nest.axes if a not in kept) for f in group.folds)
+    most = min(_BLOCKS * target.multiprocessors // blocks(schedule), _MOST_STATES // inner)
+    rows = max(t for _, t in schedule.grid) if schedule.grid else 1
+    candidate = schedule
+    while rows == 1 and candidate.trips * share < most and candidate.rolled_tile * inner > _SMALL_TILE:
+        candidate = replace(candidate, rolled_tile=candidate.rolled_tile // 2)
+    trips = math.ceil(candidate.trips * share)
+    most = min(most, trips)
+    if most < 2:
+        return schedule
+    candidate = replace(candidate, parts=-(-trips // -(-trips // most)))
+    predicted = predict(group, candidate, target, share)
+    return candidate if predicted.split_ms < predicted.rolling_ms else schedule
