@@ -183,11 +183,11 @@ class Passes(Values):
         """The accumulators of a pass from those of all parts, each moved to the last frame (Neptune, equation 8)."""
         self._enter(folds)
         loaded: dict[str, Read] = {}
-        for tensor, value in self._states(folds):
+        for tensor, state in self._states(folds):
             indices = tuple(self.parts if a == self.part else a for a in tensor.axes)
-            name = f"{value.tensor}.parts"
+            name = f"{state.tensor}.parts"
             self.top.statements.append(Load(name, tensor.name, indices, tensor.dtype))
-            loaded[value.tensor] = read(name, self._sorted(frozenset(indices)), tensor.dtype)
+            loaded[state.tensor] = read(name, self._sorted(frozenset(indices)), tensor.dtype)
         values = {f.name: f for f in folds}
         fixed = self._at_safe_frames(folds)
         for fold in folds:
