@@ -40,9 +40,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasfuse as pf
-from benchmarks.cases import ATTENTION, DECODING, MORE_ATTENTION, AttentionCase
+from benchmarks.cases import ATTENTION, DECODING, MORE_ATTENTION, MORE_DECODING, AttentionCase
 
-CASES = (*ATTENTION, *DECODING, *MORE_ATTENTION)
+CASES = (*ATTENTION, *DECODING, *MORE_DECODING, *MORE_ATTENTION)
 ROUNDS, CALLS = 4, 3
 MATMUL_FLOP_S, BYTES_S = 800e12, 3.0e12
 """What an H100 was measured to reach: a large half-precision matrix product, a large copy."""
@@ -97,8 +97,8 @@ def gated(case: AttentionCase, out: jax.Array, more: tuple[jax.Array, ...]) -> j
 
 
 def is_causal(case: AttentionCase) -> bool:
-    """One query sees all keys."""
-    return case.queries is None and case.name not in ("global", "pair")
+    """Few queries see nearly all keys: the peers are spared the mask."""
+    return case.queries is None and variant(case) not in ("global", "pair")
 
 
 def cudnn(case: AttentionCase) -> Attention:
@@ -211,12 +211,12 @@ def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> list[float]:
 
 def inputs(case: AttentionCase, length: int, dtype: Any) -> tuple[jax.Array, ...]:
     queries, keys = case.lengths(length)
-    return case.arrays(queries, dtype, key_length=keys)
+    return case.arrays(queries, dtype, key_length=keys, batch=case.batch)
 
 
 def flops(case: AttentionCase, length: int) -> float:
     queries, keys = case.lengths(length)
-    return case.flops(queries, key_length=keys)
+    return case.flops(queries, key_length=keys, batch=case.batch)
 
 
 def roofline_ms(case: AttentionCase, length: int, itemsize: int = 2) -> float:
@@ -224,12 +224,12 @@ def roofline_ms(case: AttentionCase, length: int, itemsize: int = 2) -> float:
     (queries, keys), value_dim = case.lengths(length), case.value_dim or case.head_dim
     elements = (case.head_dim + value_dim) * (queries * case.query_heads + keys * case.key_heads)
     elements += case.query_heads * queries * (keys + value_dim) if case.more is not None else 0
-    return 1e3 * max(flops(case, length) / MATMUL_FLOP_S, elements * itemsize / BYTES_S)
+    return 1e3 * max(flops(case, length) / MATMUL_FLOP_S, case.batch * elements * itemsize / BYTES_S)
 
 
 def why_not(name: str, case: AttentionCase, length: int, memory_bytes: float) -> str:
     """Why an implementation is not worth starting, or nothing."""
-    scores_bytes = 4.0 * case.query_heads * math.prod(case.lengths(length))
+    scores_bytes = 4.0 * case.batch * case.query_heads * math.prod(case.lengths(length))
     if name == JIT and 1.5 * scores_bytes > memory_bytes:
         return f"not run: its float32 scores alone need {scores_bytes / 1e9:.0f} GB"
     return ""
@@ -440,9 +440,7 @@ def main() -> None:
             rows = list(measure(jobs, dtype=dtype, timer=gpu_ms if on_gpu else wall_ms, deadline_s=deadline_s))
     if path:
         write_json(path, rows, device.device_kind, options.dtype or ("float16" if on_gpu else "float32"))
-    print(
-        f"{device.device_kind}, jax {jax.__version__}, batch 1, {options.dtype or ('float16' if on_gpu else 'float32')}"
-    )
+    print(f"{device.device_kind}, jax {jax.__version__}, {options.dtype or ('float16' if on_gpu else 'float32')}")
     print(table(rows))
 
 

@@ -59,6 +59,8 @@ class AttentionCase:
     """The longest length that is measured."""
     queries: int | None = None
     """Where a length is only that of the keys: the last of so many queries sees the last key."""
+    batch: int = 1
+    """Of what is measured."""
 
     def lengths(self, length: int) -> tuple[int, int]:
         """Of queries and keys."""
@@ -185,13 +187,19 @@ def _pair_and_gate(length: int, dtype: Any, draw: int) -> tuple[jax.Array, ...]:
     return normal(8, (16, length, length), dtype, draw), normal(9, (1, length, 16, 64), dtype, draw)
 
 
-def decoding(case: AttentionCase) -> AttentionCase:
-    """One query, which sees all keys."""
-    return dataclasses.replace(case, name=f"{case.name}-1", queries=1)
+def decoding(case: AttentionCase, queries: int = 1, batch: int = 1) -> AttentionCase:
+    """The last queries of a sequence, each of which sees the keys before it."""
+    name = f"{case.name}-{queries}" + (f"x{batch}" if batch > 1 else "")
+    return dataclasses.replace(case, name=name, queries=queries, batch=batch)
 
 
 DECODING = tuple(decoding(case) for case in ATTENTION if case.name in ("causal", "gqa", "alibi", "softcap"))
 """The other four of Neptune's ten operators."""
+MORE_DECODING = (
+    *(decoding(case, batch=16) for case in ATTENTION if case.name in ("causal", "gqa", "alibi", "softcap")),
+    *(decoding(case, queries) for case in ATTENTION if case.name == "gqa" for queries in (8, 32)),
+)
+"""Many sequences; and several queries, as speculative decoding has them."""
 
 MORE_ATTENTION = (
     AttentionCase("head256", attention_variants.causal, 16, 16, 256),

@@ -51,6 +51,8 @@ class Target:
     """Values can be kept from being contracted into their users (`Let.pinned`)."""
     legalized_ops: frozenset[str] = frozenset()
     """Operations without an instruction, that kernels write with others (`tiling.legalize`)."""
+    static_bounds: bool = False
+    """Loops are planned ahead: their bounds depend on no data."""
     otherwise: str = ""
     """The target whose kernels stand in where this one has none."""
     unsupported_ops: frozenset[str] = frozenset()
@@ -80,6 +82,7 @@ TRITON = Target(
 
 MOSAIC_GPU = replace(
     TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="triton", pins=True,
+    static_bounds=True,
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not"}),
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
 from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.tile_program import Load, Loop, TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.instance import (
     MOST_ELEMENTS,
@@ -46,6 +46,8 @@ _SHORT_DOT = 4
 _PROBES = 8
 """Trials at the actual extents, of programs that are small: no bound comes from them, but every number is the actual one."""
 _MOST_BLOCKS = 400
+_ROUNDS = 6
+"""Batches of trials, where each has other bounds of loops."""
 _BATCH_ELEMENTS = 1 << 21
 
 
@@ -63,6 +65,8 @@ class GroupTest:
         """variants: (stage, the phases of the kernel as that stage has them)."""
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
         self.replaced = replaced_nests(instance.program, group)
+        self.bounding = sorted(frozenset().union(*(_bounding(p) for _, phases in variants for p in phases)))
+        """Inputs that bounds of loops read: one value in all trials of a batch."""
         self.decided: dict[str, set[bool]] = {}
         """The outcomes of each predicate of inputs, in all trials."""
 
@@ -78,6 +82,7 @@ class GroupTest:
         needed, miss = needed_trials(self.instance.program, self.group, delta)
         elements = max((nest_volume(n) for n in self.replaced), default=1)
         batch = max(32, min(needed + 8, _BATCH_ELEMENTS // elements, _MOST_TRIALS))
+        rounds = _ROUNDS if self.bounding else 1
         done = 0
         limit = (
             max(8 * needed + 64, _MOST_TRIALS) if needed <= _MOST_TRIALS else batch
@@ -87,7 +92,8 @@ class GroupTest:
             self._batch(FiniteFields(tower(levels_of(self.replaced), batch, seed * 7919 + done), literals))
             done += batch
             fewest = min(c.fewest for c in record.comparisons.values())
-            if fewest >= needed or (fewest == 0 and done > 8 * needed):
+            rounds -= 1
+            if rounds <= 0 and (fewest >= needed or (fewest == 0 and done > 8 * needed)):
                 break
         for name, outcomes in self.decided.items():
             if len(outcomes) < 2:
@@ -112,6 +118,10 @@ class GroupTest:
         group, instance = self.group, self.instance
         defined = {d.name: d for d in instance.program.definitions()}
         tensors = {t: instance.draw(t, defined[t].axes, defined[t].dtype, fields) for t in group.inputs}
+        for t in self.bounding:
+            shape = [a.extent for a in defined[t].axes]
+            drawn = fields.tower.generator.integers(-1, group.rolled.extent + 2, shape)
+            tensors[t] = fields.integers(drawn, defined[t].dtype)
         for nest in self.replaced:
             value = evaluate_nest(nest, tensors, fields).typed(nest.dtype)
             tensors[nest.name] = instance.assume(nest.name, value, fields)
@@ -135,6 +145,13 @@ class GroupTest:
                 self._compare(stage, f"{name} as lowered", value, results[name], fields)
             before = results
         self.record.notes.update(fields.notes)
+
+
+def _bounding(program: TileProgram) -> frozenset[str]:
+    """The inputs that bounds of loops read."""
+    bounds = [g for s in program.body if isinstance(s, Loop) for g in s.segments]
+    read = frozenset().union(*(g.start.tensors | g.stop.tensors for g in bounds))
+    return frozenset(s.tensor for s in program.body if isinstance(s, Load) and s.name in read)
 
 
 def _compares(body: Expr) -> bool:
@@ -235,14 +252,14 @@ def masked_terms(
     known |= run.tensors
     for pass_index in range(group.passes):
         folds = [f for f in group.folds if f.pass_index == pass_index]
-        for predicate in guards(folds, strict=group.strict)[0]:
+        for predicate in guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)[0]:
             for fold in folds:
                 frames = {f.name: run.random_frame(f) for f in fold.frames}
                 space = fold.nest.axes + fold.nest.reduced
                 for a in fold.accumulators:
                     identity = fields.constant(a.reducer.identity(a.dtype), a.dtype, len(space))
                     term = evaluate_over(a.term, space, known | frames, fields)
-                    kept = evaluate_over(predicate, space, {}, fields)
+                    kept = evaluate_over(predicate, space, tensors, fields)
                     extents = tuple(x.extent for x in space)
                     found = fields.apply("select", [kept, identity, term], a.dtype)
                     yield f"{a.name} where {predicate} is false", identity.broadcast(extents), found.broadcast(extents)

@@ -1,7 +1,7 @@
 """Stages of the whole program: inlining, conversion, removal of duplicates; and the bounds of loops."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,8 @@ from pallasfuse import _compat
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
+from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
 from pallasfuse.ir.tile_program import Loop
 from pallasfuse.jaxpr_frontend import Converted
@@ -75,10 +77,14 @@ def bounds(part: Part, seed: int, record: Record) -> None:
         record.stages[stage] = None
         folds = [f for f in part.group.folds if f.pass_index == pass_index]
         # a loop that carries nothing stores outputs: every position counts
-        predicates = guards(folds, strict=part.group.strict)[0] if loop.carries else ()
+        predicates = _guards(part.group, folds) if loop.carries else ()
         wrong = wrong_visits(program, loop, predicates, generator)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
+
+
+def _guards(group: Group, folds: Sequence[Fold]) -> tuple[Expr, ...]:
+    return guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)[0]
 
 
 def conversion(instance: Instance, delta: float, seed: int, record: Record) -> None:

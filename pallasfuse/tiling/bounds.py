@@ -1,10 +1,12 @@
 """Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, postorder, read, sub
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, postorder, read, sub
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.neutrality import is_neutral
 from pallasfuse.ir.schedule import Schedule
@@ -18,9 +20,9 @@ from pallasfuse.tiling.masks import (
     both_hold,
     extent,
     integer,
-    is_positional,
     maximum,
     minimum,
+    narrows,
 )
 
 
@@ -54,6 +56,12 @@ class Plan:
     """Of the segments in tiles of that size: the first tile, and the one after the last."""
     split: Split | None = None
 
+    def map(self, change: Callable[[Expr], Expr]) -> "Plan":
+        """The plan with every bound changed."""
+        trips = tuple(replace(t, start=change(t.start), stop=change(t.stop)) for t in self.trips)
+        whole = change(self.whole[0]), change(self.whole[1])
+        return replace(self, trips=trips, to_visit=change(self.to_visit), first=change(self.first), whole=whole)
+
     def part(self, part: Axis) -> "Plan":
         """The same loop over one of equal parts of what it visits: the one whose number is the block's position along `part`."""
         number, last = read(block_start(part), (), "int32"), integer(part.extent - 1)
@@ -86,18 +94,26 @@ def _tiles_covering(position: Expr, tile: int) -> Expr:
     return simplify(apply("div", add(position, integer(tile - 1)), integer(tile)))
 
 
-def guards(folds: Sequence[Fold], *, strict: bool = False) -> tuple[tuple[Expr, ...], bool]:
-    """Positional predicates outside of which every term of a pass is neutral, and whether that assumes finite values.
+def guards(
+    folds: Sequence[Fold], rolled: Axis, *, inputs: AbstractSet[str] = frozenset(), strict: bool = False
+) -> tuple[tuple[Expr, ...], bool]:
+    """Predicates outside of which every term of a pass is neutral, and whether that assumes finite values.
 
-    `strict`: only those that assume nothing. Frames are finite: the tile program guards them. Reductions that an earlier
-    pass has finished may be anything: a row that they make NaN must become NaN here too.
+    They bound the rolled axis by positions, and by what they read of `inputs`. `strict`: only those that assume nothing. Frames
+    are finite: the tile program guards them. Reductions that an earlier pass has finished may be anything: a row that they make
+    NaN must become NaN here too.
     """
     accumulators = [a for f in folds for a in f.accumulators]
     frames = {frame.name for f in folds for frame in f.frames}
     finished = {r for f in folds for r in f.finished_reads}
     found: dict[Expr, None] = {}
     for node in postorder(*(a.term for a in accumulators)) if accumulators else ():
-        if isinstance(node, Apply) and node.op == "select" and is_positional(node.args[0]):
+        if (
+            isinstance(node, Apply)
+            and node.op == "select"
+            and node.args[0].tensors <= inputs
+            and narrows(node.args[0], rolled)
+        ):
             found[node.args[0]] = None
     proven, assumed = [], False
     for predicate in found:
@@ -109,11 +125,27 @@ def guards(folds: Sequence[Fold], *, strict: bool = False) -> tuple[tuple[Expr, 
     return tuple(proven), assumed
 
 
+def bounding_axes(group: Group) -> frozenset[Axis]:
+    """Axes along which bounds of the rolled axis differ, as they read inputs: a block should have one position of each."""
+    found: set[Axis] = set()
+    for pass_index in range(group.passes):
+        folds = [f for f in group.folds if f.pass_index == pass_index]
+        for predicate in guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)[0]:
+            reads = [n for n in postorder(predicate) if isinstance(n, Read) and group.rolled not in n.indices]
+            found.update(a for r in reads if dtypes.is_integer(r.dtype) for a in r.indices)
+    return frozenset(found)
+
+
 def exceptions(group: Group) -> tuple[str, ...]:
     """What skipping masked tiles assumes."""
     found: dict[str, None] = {}
     for pass_index in range(group.passes):
-        skipped, assumed = guards([f for f in group.folds if f.pass_index == pass_index], strict=group.strict)
+        skipped, assumed = guards(
+            [f for f in group.folds if f.pass_index == pass_index],
+            group.rolled,
+            inputs=frozenset(group.inputs),
+            strict=group.strict,
+        )
         if assumed:
             where = " and ".join(map(str, skipped))
             found[f"where {where} is false the other values are finite and no divisor is zero: "
@@ -123,9 +155,9 @@ def exceptions(group: Group) -> tuple[str, ...]:
 
 def plan_loop(
     schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
-    strict: bool = False,
+    inputs: AbstractSet[str] = frozenset(), strict: bool = False,
 ) -> Plan:  # fmt: skip
-    """Segments that together visit every tile on which some term is not neutral (`strict`: as in `guards`)."""
+    """Segments that together visit every tile on which some term is not neutral (`inputs`, `strict`: as in `guards`)."""
     tile, total = tile_of(rolled), rolled.extent
     grid = {a for a, _ in schedule.grid}
 
@@ -134,7 +166,7 @@ def plan_loop(
             return read(block_start(axis), (), "int32"), tile_of(axis)
         return integer(0), axis.extent
 
-    predicates, assumed = guards(folds, strict=strict)
+    predicates, assumed = guards(folds, rolled, inputs=inputs, strict=strict)
     both = Extent(EVERYWHERE, EVERYWHERE)
     for predicate in predicates:
         both = both_hold(both, extent(predicate, rolled, block))

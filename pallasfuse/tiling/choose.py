@@ -10,6 +10,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.targets import Target, power_of_two
+from pallasfuse.tiling.bounds import bounding_axes
 from pallasfuse.tiling.products import contracts
 
 
@@ -54,9 +55,11 @@ def examine(group: Group) -> Shape:
 def choose(group: Group, target: Target) -> list[Schedule]:
     """Schedules for `target`, best first by prediction."""
     shape = examine(group)
-    if target.platform == "gpu":
-        return _for_gpu(group, shape, target)
-    return [_for_cpu(group, shape)]
+    found = _for_gpu(group, shape, target) if target.platform == "gpu" else [_for_cpu(group, shape)]
+    if target.static_bounds:
+        return found
+    single = bounding_axes(group)
+    return [replace(s, grid=tuple((a, 1 if a in single else t) for a, t in s.grid)) for s in found] if single else found
 
 
 def _schedule(group: Group, tiles: dict[Axis, int], rolled_tile: int, warps: int = 4, stages: int = 2) -> Schedule:

@@ -6,37 +6,42 @@ holds for the whole block. Bounds are scalar expressions over the block's start 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, add, apply, const, postorder
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, add, apply, const, convert, postorder, read
 from pallasfuse.ir.simplify import simplify
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """`constant + sum(coefficient * position along axis)`, in integers."""
+    """`constant + sum(coefficient * position along axis) + sum(coefficient * read)`, in integers."""
 
     coefficients: tuple[tuple[Axis, int], ...]
     constant: int
+    reads: tuple[tuple[Read, int], ...] = ()
+    """Values that are known at run time only."""
 
 
 _RING = frozenset({"int32", "int64"})
 _SMALL = 2**29
 """Affine values beyond this are not analysed: bounds are computed in 32 bits."""
+_LARGEST_READ = 2**27
+"""Values of this size or more, known at run time only, leave a loop as it is."""
 
 
 def affine(expr: Expr) -> Affine | None:
-    """The affine form of an integer expression of positions, or None.
+    """The affine form of an integer expression of positions and reads, or None.
 
     The program's integers wrap around. Sums and products are exact modulo the word size, so a form whose range fits is
-    the wrapped value too; a cast is followed only when its operand's range fits both types.
+    the wrapped value too; a cast is followed only when its operand's range fits both types. Reads count as `_LARGEST_READ`.
     """
     if expr.dtype not in _RING:
         return None
     total: dict[Axis, int] = {}
+    reads: dict[Read, int] = {}
     constant = 0
     multiple = {expr: 1}
     for node in reversed(list(postorder(expr))):  # users before their arguments: a shared part is taken apart once
@@ -49,6 +54,8 @@ def affine(expr: Expr) -> Affine | None:
                 constant += k * int(value)
             case Index(axis):
                 total[axis] = total.get(axis, 0) + k
+            case Read():
+                reads[node] = reads.get(node, 0) + k
             case Apply("add", (a, b)):
                 parts = (a, k), (b, k)
             case Apply("sub", (a, b)):
@@ -64,12 +71,17 @@ def affine(expr: Expr) -> Affine | None:
                 constant += k * inner.constant
                 for axis, c in inner.coefficients:
                     total[axis] = total.get(axis, 0) + k * c
+                for r, c in inner.reads:
+                    reads[r] = reads.get(r, 0) + k * c
             case _:
                 return None
         for part, times in parts:
             multiple[part] = multiple.get(part, 0) + times
-    form = Affine(tuple(sorted((a, k) for a, k in total.items() if k)), constant)
+    form = Affine(
+        tuple(sorted((a, k) for a, k in total.items() if k)), constant, tuple(r for r in reads.items() if r[1])
+    )
     largest = abs(constant) + sum(abs(k) * a.extent for a, k in form.coefficients)
+    largest += _LARGEST_READ * sum(abs(k) for _, k in form.reads)
     return form if largest < _SMALL else None
 
 
@@ -139,9 +151,43 @@ def _nonnegative(form: Affine, rolled: Axis, block: Block) -> Extent:
     """The extent of `form >= 0`."""
     if any(abs(c) > _LARGEST_COEFFICIENT for _, c in form.coefficients):
         return Extent(EVERYWHERE, None)
+    if any(block(axis)[1] != 1 or axis == rolled for r, _ in form.reads for axis in r.indices):
+        return Extent(EVERYWHERE, None)  # it differs within the block
+    if form.reads:
+        if abs(dict(form.coefficients).get(rolled, 0)) > 1:
+            return Extent(EVERYWHERE, None)
+        return _where_small(form, rolled, block)
+    return _interval(form, integer(0), rolled, block)
+
+
+def _where_small(form: Affine, rolled: Axis, block: Block) -> Extent:
+    """As `_nonnegative`; where a value that is known at run time only is so large that sums might overflow: anything."""
+    known: Expr = integer(0)
+    small: Expr = const(True, "bool")
+    for r, c in form.reads:
+        known = add(known, apply("mul", convert(r, "int32"), integer(c)))
+        within = apply(
+            "and", apply("ge", r, const(-_LARGEST_READ, r.dtype)), apply("le", r, const(_LARGEST_READ, r.dtype))
+        )
+        small = apply("and", small, within)
+    found = _interval(form, known, rolled, block)
+    assert found.certain is not None
+
+    def unless(value: Expr | None, otherwise: int) -> Expr | None:
+        return None if value is None else simplify(apply("select", small, value, integer(otherwise)))
+
+    far = 2**30
+    return Extent(
+        Interval(unless(found.possible.low, -far), unless(found.possible.high, far)),
+        Interval(unless(found.certain.low, far), unless(found.certain.high, -far)),
+    )
+
+
+def _interval(form: Affine, known: Expr, rolled: Axis, block: Block) -> Extent:
+    """The extent of `form + known >= 0`, whose reads are `known`."""
     k = dict(form.coefficients).get(rolled, 0)
-    smallest: Expr = integer(form.constant)
-    largest: Expr = integer(form.constant)
+    smallest: Expr = add(known, integer(form.constant))
+    largest: Expr = smallest
     for axis, c in form.coefficients:
         if axis == rolled:
             continue
@@ -229,13 +275,9 @@ def _extent(predicate: Expr, rolled: Axis, block: Block, inner: Callable[[Expr],
         case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)):
             left, right = affine(a), affine(b)
             if left is not None and right is not None:
-                sign = 1 if op in ("ge", "gt") else -1
-                total = dict.fromkeys([x for x, _ in left.coefficients + right.coefficients], 0)
-                for form, s in ((left, sign), (right, -sign)):
-                    for axis, c in form.coefficients:
-                        total[axis] += s * c
-                constant = sign * (left.constant - right.constant) - (1 if op in ("gt", "lt") else 0)
-                return _nonnegative(Affine(tuple((x, c) for x, c in total.items() if c), constant), rolled, block)
+                form = _difference(left, right, 1 if op in ("ge", "gt") else -1)
+                closed = replace(form, constant=form.constant - (1 if op in ("gt", "lt") else 0))
+                return _nonnegative(closed, rolled, block)
         case Apply("eq", (a, b)) if dtypes.is_integer(a.dtype):
             both = apply("and", apply("ge", a, b), apply("le", a, b))
             return inner(both)
@@ -254,6 +296,29 @@ def _negate(p: Expr) -> Expr | None:
     return None
 
 
+def _difference(left: Affine, right: Affine, sign: int) -> Affine:
+    """`sign * (left - right)`."""
+    total: dict[Axis, int] = {}
+    reads: dict[Read, int] = {}
+    for form, s in ((left, sign), (right, -sign)):
+        for axis, c in form.coefficients:
+            total[axis] = total.get(axis, 0) + s * c
+        for r, c in form.reads:
+            reads[r] = reads.get(r, 0) + s * c
+    return Affine(
+        tuple((x, c) for x, c in total.items() if c), sign * (left.constant - right.constant),
+        tuple((x, c) for x, c in reads.items() if c),
+    )  # fmt: skip
+
+
 def is_positional(predicate: Expr) -> bool:
     """True for boolean expressions of positions only."""
     return predicate.dtype == "bool" and not predicate.tensors
+
+
+def narrows(predicate: Expr, rolled: Axis) -> bool:
+    """May a predicate be known to be false on a tile of the rolled axis, before it is computed?"""
+    if is_positional(predicate):
+        return True
+    found = extent(predicate, rolled, lambda axis: (read(f"start of {axis}", (), "int32"), 1)).possible
+    return found != EVERYWHERE

@@ -27,7 +27,10 @@ class Passes(Values):
 
     def _rolled(self, folds: list[Fold], *, split: bool = False) -> None:
         """One pass over the rolled axis, or over the block's part of it."""
-        plan = plan_loop(self.schedule, self.rolled, self._tile, self.tails, folds, strict=self.group.strict)
+        plan = plan_loop(
+            self.schedule, self.rolled, self._tile, self.tails, folds, inputs=self.bounding, strict=self.group.strict
+        )
+        plan = plan.map(lambda bound: self._outer(bound, self.top))
         if split:
             plan = plan.part(self.part)
         for fold in folds:  # loads and inner values that every tile shares come before the loop

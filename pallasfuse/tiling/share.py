@@ -69,6 +69,8 @@ def visited_shares(programs: Sequence[TileProgram], schedule: Schedule) -> list[
 
 def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> float:
     read = frozenset().union(*(s.start.tensors | s.stop.tensors for s in loop.segments))
+    if not read <= {block_start(a) for a, _ in program.grid}:
+        return 1.0  # known at run time only
     ranges = []
     names = []
     for axis, tile in program.grid:

@@ -43,11 +43,13 @@ class Values:
 
     def __init__(
         self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int,
-        multiple: int, *, own_part: bool = False,
+        multiple: int, *, own_part: bool = False, static_bounds: bool = False,
     ) -> None:  # fmt: skip
-        """own_part: every grid block has a part of the rolled axis to itself."""
+        """own_part: every grid block has a part of the rolled axis to itself. static_bounds: as `Target.static_bounds`."""
         self.group, self.schedule, self.tails, self.tensors = group, schedule, tails, tensors
         self.multiple = multiple
+        self.bounding = frozenset() if static_bounds else frozenset(group.inputs)
+        """Inputs that bounds of loops may read."""
         self.rolled = group.rolled
         self.part, self.parts = (Axis(f"{self.rolled.name}.{n}", schedule.parts) for n in ("part", "parts"))
         """Of a split rolled axis: the part of a grid block, and all parts, of which a block reads the states."""

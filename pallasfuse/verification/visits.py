@@ -12,11 +12,12 @@ import numpy as np
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array
 from pallasfuse.ir.evaluate import evaluate_over
-from pallasfuse.ir.expr import Expr, Index, postorder, read, substitute
-from pallasfuse.ir.tile_program import Loop, Segment, TileProgram, block_start
+from pallasfuse.ir.expr import Expr, Index, Read, const, postorder, read, substitute
+from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram, block_start
 
 _MOST_BLOCKS = 48
 _MOST_POSITIONS = 512
+_MOST_DRAWS = 8
 
 
 def wrong_visits(
@@ -24,30 +25,74 @@ def wrong_visits(
 ) -> str | None:
     """A description of a position that the loop treats wrongly; None when there is none.
 
-    `predicates`: an element of the loop counts only where all of them are true.
+    `predicates`: an element of the loop counts only where all of them are true. Of what bounds read, some values are tried.
     """
     for starts in _blocks(program, loop, generator):
-        parts = (
-            [starts] if loop.split is None else [{**starts, loop.split.part: n} for n in range(loop.split.part.extent)]
-        )
-        runs = [run for one in parts for run in _runs(program, loop, one)]
-        problem = _contiguous(loop, starts, runs)
-        if problem is not None:
-            return problem
-        visited = [(begin, end) for _, begin, end in runs]
-        outside = _sample(_complement(visited, loop.axis.extent), program.tile(loop.axis), generator)
-        wrong = _where(program, loop, starts, predicates, outside, True)
-        if wrong is not None:
-            return f"{wrong} counts, but is not visited"
-        for segment, begin, end in runs:
-            if segment.label == "unmasked":
-                inside = _sample([(begin, end)], segment.tile, generator)
-                wrong = _where(program, loop, starts, predicates, inside, False)
-                if wrong is not None:
-                    return f"{wrong} is masked, but the mask was dropped"
-            if not segment.edge and end > loop.axis.extent:
-                return f"positions up to {end} leave {loop.axis} of {loop.axis.extent}"
+        for data in _data(program, loop, generator):
+            wrong = _wrong_in_block(program, loop, [_known(p, data) for p in predicates], starts, data, generator)
+            if wrong is not None:
+                known = ", ".join(f"{load.tensor} = {value}" for load, value in data.items())
+                return f"{wrong} (where {known})" if known else wrong
     return None
+
+
+def _wrong_in_block(
+    program: TileProgram, loop: Loop, predicates: Sequence[Expr], starts: dict[Axis, int], data: dict[Load, int],
+    generator: np.random.Generator,
+) -> str | None:  # fmt: skip
+    split = loop.split
+    parts = [starts] if split is None else [{**starts, split.part: n} for n in range(split.part.extent)]
+    runs = [run for one in parts for run in _runs(program, loop, one, data)]
+    problem = _contiguous(loop, starts, runs)
+    if problem is not None:
+        return problem
+    visited = [(begin, end) for _, begin, end in runs]
+    outside = _sample(_complement(visited, loop.axis.extent), program.tile(loop.axis), generator)
+    wrong = _where(program, loop, starts, predicates, outside, True)
+    if wrong is not None:
+        return f"{wrong} counts, but is not visited"
+    for segment, begin, end in runs:
+        if segment.label == "unmasked":
+            inside = _sample([(begin, end)], segment.tile, generator)
+            wrong = _where(program, loop, starts, predicates, inside, False)
+            if wrong is not None:
+                return f"{wrong} is masked, but the mask was dropped"
+        if not segment.edge and end > loop.axis.extent:
+            return f"positions up to {end} leave {loop.axis} of {loop.axis.extent}"
+    return None
+
+
+def _data(program: TileProgram, loop: Loop, generator: np.random.Generator) -> Iterator[dict[Load, int]]:
+    """Values of what the bounds read of inputs: some near the ends of tiles and of the axis, and the extremes of the type."""
+    names = frozenset().union(*(e.tensors for g in loop.segments for e in (g.start, g.stop)))
+    loads = [s for s in program.body if isinstance(s, Load) and s.name in names]
+    if not loads:
+        yield {}
+        return
+    tile, extent = program.tile(loop.axis), loop.axis.extent
+    some = [-1, 0, 1, tile - 1, tile, tile + 1, extent - 1, extent, extent + 1, extent + tile]
+    for load in loads:
+        limits = np.iinfo(load.dtype)
+        some += [int(limits.min), int(limits.max)]
+    if len(loads) == 1:
+        yield from ({loads[0]: n} for n in dict.fromkeys(some))
+    for _ in range(_MOST_DRAWS):
+        yield {
+            load: int(generator.choice(some)) if generator.random() < 0.3 else int(generator.integers(0, extent + 1))
+            for load in loads
+        }
+
+
+def _known(predicate: Expr, data: dict[Load, int]) -> Expr:
+    """The predicate, with numbers for what it reads of inputs; a comparison with what no bound reads may hold anywhere."""
+    values = {load.tensor: value for load, value in data.items()}
+    replacements: dict[Expr, Expr] = {}
+    for node in postorder(predicate):
+        if isinstance(node, Read):
+            if node.tensor not in values:
+                return const(True, "bool") if node.dtype == "bool" else predicate
+            replacements[node] = const(values[node.tensor], node.dtype)
+    return substitute(predicate, replacements)
 
 
 def _blocks(program: TileProgram, loop: Loop, generator: np.random.Generator) -> Iterator[dict[Axis, int]]:
@@ -68,16 +113,22 @@ def _blocks(program: TileProgram, loop: Loop, generator: np.random.Generator) ->
         yield {a: s for (a, _), s in zip(axes, starts, strict=True)}
 
 
-def _scalar(expr: Expr, starts: dict[Axis, int]) -> int:
+def _scalar(expr: Expr, starts: dict[Axis, int], data: dict[Load, int]) -> int:
     names = {block_start(a): np.asarray(s) for a, s in starts.items()}
-    return int(evaluate_over(expr, (), names, FLOAT64).item())
+    values = {load.name: value for load, value in data.items()}
+    reads: dict[Expr, Expr] = {
+        n: const(values[n.tensor], n.dtype) for n in postorder(expr) if isinstance(n, Read) and n.tensor in values
+    }
+    return int(evaluate_over(substitute(expr, reads), (), names, FLOAT64).item())
 
 
-def _runs(program: TileProgram, loop: Loop, starts: dict[Axis, int]) -> Iterator[tuple[Segment, int, int]]:
+def _runs(
+    program: TileProgram, loop: Loop, starts: dict[Axis, int], data: dict[Load, int]
+) -> Iterator[tuple[Segment, int, int]]:
     """(segment, first position, position after the last) of the segments that run."""
     every = {a: starts.get(a, 0) for a, _ in program.grid}
     for segment in loop.segments:
-        first, last = _scalar(segment.start, every), _scalar(segment.stop, every)
+        first, last = _scalar(segment.start, every, data), _scalar(segment.stop, every, data)
         if last > first:
             yield segment, segment.offset + first * segment.tile, segment.offset + last * segment.tile
 

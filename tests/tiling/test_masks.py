@@ -41,7 +41,7 @@ def whole(n):
         (mul(index(J), index(I)), None),
         (apply("div", index(J), whole(2)), None),
         (apply("rem", index(J), whole(2)), None),
-        (read("n", (), "int32"), None),
+        (read("n", (), "float32"), None),
         (mul(convert(index(J), "float32"), const(0.5, "float32")), None),
     ],
     ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else "",
