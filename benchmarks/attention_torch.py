@@ -76,7 +76,7 @@ def main() -> None:
                               (case.key_heads, keys, case.value_dim or case.head_dim)]  # fmt: skip
                     call = make(
                         *(
-                            torch.randn(1, h, n, d, device="cuda", dtype=getattr(torch, options.dtype))
+                            torch.randn(case.batch, h, n, d, device="cuda", dtype=getattr(torch, options.dtype))
                             for h, n, d in shapes
                         )
                     )
@@ -88,7 +88,7 @@ def main() -> None:
     with turn(Path(options.turns[0]), f"torch-{options.operator}", int(options.turns[1])):
         for case, row, call in jobs:
             if call is not None and not row.reason:
-                ms = triton.testing.do_bench(call, warmup=10, rep=50, return_mode="median")
+                ms = triton.testing.do_bench_cudagraph(call, rep=50, return_mode="median")  # no time of launches
                 rate, roof = flops(case, row.length) / ms / 1e9, roofline_ms(case, row.length) / ms
                 rows.append(dataclasses.replace(row, ms=ms, tflops=rate, roof=roof))
             else:

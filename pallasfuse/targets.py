@@ -1,6 +1,5 @@
 """Targets: what can run a kernel, and the few device numbers that the analytical cost model needs."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -38,8 +37,6 @@ class Target:
     cache_bytes: int = 0
     """What all blocks share (GPU targets)."""
     multiprocessors: int = 1
-    block_gb_s: float = math.inf
-    """What one grid block can read from memory (GPU targets)."""
     tile_multiple: int = 0
     """With masked tails, tiles are rounded up to multiples of this; 0: to powers of two."""
     capability: str = ""
@@ -75,7 +72,7 @@ XLA_CPU = Target("xla", "cpu", "exact", 20.0, 0.15, 0.02, 5.0, 1024)
 INTERPRET = Target("interpret", "cpu", "masked", 20.0, 0.15, 0.02, 5.0, 1024, smallest_dot=16)
 TRITON = Target(
     "triton", "gpu", "masked", 3000.0, 600.0, 60.0, 3.0, 256, smallest_dot=16, shared_memory_bytes=232448,
-    cache_bytes=50 << 20, multiprocessors=132, block_gb_s=16.0,
+    cache_bytes=50 << 20, multiprocessors=132,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
     unsupported_reducers=frozenset({"prod", "and", "or"}),
 )  # fmt: skip

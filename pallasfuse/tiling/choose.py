@@ -171,7 +171,7 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
         if axis not in tiles and rows > 1:
             tiles[axis] = min(power_of_two(axis.extent), rows)
             rows //= tiles[axis]
-    warps = 4 if min(rolled_tile, n) * inner <= _SMALL_BLOCK else 8
+    warps = 4 if min(rolled_tile, n) * inner <= _SMALL_BLOCK or shape.inner_elements > 1 else 8
     return [_schedule(group, tiles, rolled_tile, warps, 2)]
 
 

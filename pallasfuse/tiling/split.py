@@ -8,14 +8,26 @@ from pallasfuse.ir.axes import volume
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.targets import Target
-from pallasfuse.tiling.choose import streams
+from pallasfuse.tiling.choose import examine, streams
 
-_BLOCKS = 4
-"""Blocks for each multiprocessor, at most, that a split makes: their loads hide each other's latency."""
 _SMALL_TILE = 1 << 12
 """Elements of a tile that are not split further, to make more parts."""
+_TRIP_MS = 3e-4
+"""What a trip of a block takes at least: the latency of its loads."""
 _MOST_STATES = 1 << 15
 """Elements of the states of a row that one block combines."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Occupancy:
+    """In blocks for each multiprocessor: how many reach half of the memory's bandwidth, and how many a split makes at most."""
+
+    half: float
+    most: int
+
+
+_WITH_PRODUCTS, _WITHOUT = _Occupancy(0.2, 2), _Occupancy(1.4, 4)
+"""Of kernels with matrix products, whose loads are pipelined (8 blocks move 365 GB/s on an H100), and of others (4 move 64)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,10 @@ class Prediction:
 def blocks(schedule: Schedule) -> int:
     """Of the grid, without parts."""
     return math.prod(-(-a.extent // t) for a, t in schedule.grid)
+
+
+def _occupancy(group: Group) -> _Occupancy:
+    return _WITH_PRODUCTS if examine(group).has_products else _WITHOUT
 
 
 def _state_elements(group: Group) -> int:
@@ -45,12 +61,15 @@ def predict(group: Group, schedule: Schedule, target: Target, share: float = 1.0
     moved = share * group.passes * sum(tensors.values())
     at_once = target.bandwidth_gb_s * 1e6
 
-    def ms(count: int) -> float:
-        return moved / min(at_once, count * target.block_gb_s * 1e6)
+    half = _occupancy(group).half * target.multiprocessors
+
+    def ms(parts: int) -> float:
+        waits = _TRIP_MS * -(-schedule.trips // parts) * share
+        return moved / at_once * (1 + half / (parts * blocks(schedule))) + waits
 
     states = 8.0 * schedule.parts * _state_elements(group)  # written and read
     launches = 1e-3 * target.launch_us * group.passes
-    return Prediction(ms(blocks(schedule)), ms(blocks(schedule) * schedule.parts) + states / at_once + launches)
+    return Prediction(ms(1), ms(schedule.parts) + states / at_once + launches)
 
 
 def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0) -> Schedule:
@@ -62,15 +81,20 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0) 
         return schedule
     kept = frozenset(a for a, _ in schedule.grid)
     inner = max(volume(a for a in f.nest.axes if a not in kept) for f in group.folds)
-    most = min(_BLOCKS * target.multiprocessors // blocks(schedule), _MOST_STATES // inner)
+    most = min(_occupancy(group).most * target.multiprocessors // blocks(schedule), _MOST_STATES // inner)
     rows = max(t for _, t in schedule.grid) if schedule.grid else 1
     candidate = schedule
     while rows == 1 and candidate.trips * share < most and candidate.rolled_tile * inner > _SMALL_TILE:
         candidate = replace(candidate, rolled_tile=candidate.rolled_tile // 2)
     trips = math.ceil(candidate.trips * share)
-    most = min(most, trips)
-    if most < 2:
-        return schedule
-    candidate = replace(candidate, parts=-(-trips // -(-trips // most)))
-    predicted = predict(group, candidate, target, share)
-    return candidate if predicted.split_ms < predicted.rolling_ms else schedule
+    found = [schedule]
+    for each in range(1, trips):
+        parts = -(-trips // each)
+        if 2 <= parts <= most:
+            found.append(replace(candidate, parts=parts))
+    return min(found, key=lambda s: _predicted_ms(group, s, target, share))
+
+
+def _predicted_ms(group: Group, schedule: Schedule, target: Target, share: float) -> float:
+    predicted = predict(group, schedule, target, share)
+    return predicted.rolling_ms if schedule.parts == 1 else predicted.split_ms
