@@ -59,11 +59,11 @@ def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def masked_load(ref: Any, mask: Any) -> Any:
+def masked_load(ref: Any, mask: Any, eviction_policy: str | None = None) -> Any:
     """Load a (sub-)reference in a Pallas kernel; elements where `mask` is false are zero and not read."""
     if mask is None:
-        return pallas_triton.load(ref)
-    return pallas_triton.load(ref, mask=mask, other=False if ref.dtype == bool else 0)
+        return pallas_triton.load(ref, eviction_policy=eviction_policy)
+    return pallas_triton.load(ref, mask=mask, other=False if ref.dtype == bool else 0, eviction_policy=eviction_policy)
 
 
 def masked_store(ref: Any, value: Any, mask: Any) -> None:

@@ -31,7 +31,7 @@ from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
-from pallasfuse.tiling.split import blocks, predict, split
+from pallasfuse.tiling.split import fills, predict, split
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
 
@@ -374,11 +374,12 @@ def _kernel(chosen: Group, placed: _Placed, source: LoopProgram) -> Kernel:
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
     rolling: Strategy = "rolling_update" if repaired and schedule.trips > 1 else "single_pass"
     strategy: Strategy = "split_k" if len(placed.phases) > 1 else rolling
+    own = {a for n in (*(f.nest for f in chosen.folds), *chosen.inner, *chosen.outputs) for a in (*n.axes, *n.reduced)}
     alternatives = _alternatives(chosen, schedule, target, rolling, share, work.milliseconds(target))
     predicted_ms = alternatives.get(strategy, work.milliseconds(target))
     return Kernel(
-        chosen.name, strategy, {a.name: a.extent for a in program.order},
-        {a.name: t for a, t in program.tiles}, repaired, work.flops, work.bytes_read, work.bytes_written,
+        chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},
+        {a.name: t for a, t in program.tiles if a in own}, repaired, work.flops, work.bytes_read, work.bytes_written,
         predicted_ms, separate.milliseconds(target), separate.bytes_read + separate.bytes_written, share,
         chosen, schedule, placed.phases, placed.declined, alternatives,
     )  # fmt: skip
@@ -388,7 +389,7 @@ def _alternatives(
     chosen: Group, schedule: Schedule, target: Target, rolling: Strategy, share: float, least_ms: float
 ) -> dict[Strategy, float]:
     """Predicted times of rolling and splitting, of a kernel whose own blocks do not fill the device."""
-    if target.platform != "gpu" or schedule.trips == 1 or blocks(schedule) >= target.multiprocessors:
+    if target.platform != "gpu" or schedule.trips == 1 or fills(schedule, target):
         return {}
     parted = schedule if schedule.parts > 1 else replace(schedule, parts=min(2, schedule.trips))
     found, launch_ms = predict(chosen, parted, target, share), 1e-3 * target.launch_us

@@ -56,8 +56,8 @@ class Window:
 class Machine(Protocol):
     """What a backend must provide."""
 
-    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
-        """The tile of an input, one dimension per index axis, in the order of `indices`."""
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+        """The tile of an input, one dimension per index axis, in the order of `indices`; `again`: as `Load.again`."""
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
         """Write a tile, one dimension per index axis."""
@@ -118,7 +118,7 @@ class Interpreter:
                     assert_never(statement)
 
     def _load(self, statement: Load, scope: Scope) -> None:
-        array = self.machine.load(statement.tensor, statement.indices, scope.windows)
+        array = self.machine.load(statement.tensor, statement.indices, scope.windows, statement.again)
         scope.names[statement.name] = self._canonical(array, statement.indices, scope)
 
     def _contract(self, statement: Contract, scope: Scope) -> None:
@@ -236,9 +236,11 @@ class Interpreter:
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
         state = self.initial_state(loop, scope)
-        for segment in loop.segments:
+        for segment in reversed(loop.segments) if loop.backwards else loop.segments:
             start, stop = self.value(segment.start, scope).array, self.value(segment.stop, scope).array
             trip = functools.partial(self.trip, loop, segment, scope)
+            if loop.backwards:
+                trip = functools.partial(_mirrored, trip, start + stop - 1)
             state = self.machine.loop(start, stop, trip, state)
         self.bind_state(loop, state, scope)
 
@@ -273,6 +275,11 @@ class Interpreter:
         """Give the carried values their names."""
         for carry, array in zip(loop.carries, state, strict=True):
             scope.names[carry.name] = Tile(array, _present(carry, scope))
+
+
+def _mirrored(trip: Callable[..., tuple[Array, ...]], ends: Array, number: Array, state: Any) -> tuple[Array, ...]:
+    """The trip that is as far from the end as `number` is from the start; `ends`: the sum of the first and the last number."""
+    return trip(ends - number, state)
 
 
 def _present(carry: Carry, scope: Scope) -> tuple[Axis, ...]:

@@ -23,6 +23,8 @@ from pallasfuse.ir.tile_program import Contract, Loop, Statement, TileProgram
 SMALLEST_DOT = 16
 """Matrix units take tiles of at least this many rows, columns and contracted elements."""
 
+_EVICTION = {"later": "evict_last", "last": "evict_first"}
+
 LARGEST_PRODUCT = 1 << 18
 """Elements of a product without matrix units that one block can hold."""
 
@@ -59,9 +61,9 @@ class _PallasMachine:
             return ref.at[pl.ds(jnp.int32(0), 1)], (1,), None
         return ref.at[tuple(at)], shape, mask
 
-    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
         ref, _, mask = self._view(self.inputs[tensor], indices, windows)
-        return _compat.masked_load(ref, mask)
+        return _compat.masked_load(ref, mask, _EVICTION.get(again))
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
         ref, shape, mask = self._view(self.outputs[tensor], indices, windows)

@@ -10,6 +10,7 @@ Invariants, checked by `verify`: every read names a value that is in scope; loop
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
@@ -40,12 +41,16 @@ def to_visit(axis: Axis) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`name` = the tile of input `tensor` whose dimension d runs over `indices[d]`; zero outside the tensor."""
+    """`name` = the tile of input `tensor` whose dimension d runs over `indices[d]`; zero outside the tensor.
+
+    `again`: the block has loaded it before, or will: a cache may keep it until the last time. Says nothing about its value.
+    """
 
     name: str
     tensor: str
     indices: tuple[Axis, ...]
     dtype: str
+    again: Literal["", "later", "last"] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ class Loop:
     first: Expr
     """The first position that is visited."""
     split: Split | None = None
+    backwards: bool = False
+    """The last tile first: what an earlier loop has read last may still be in a cache. Of loops that carry nothing."""
 
 
 Statement = Load | Let | Reduce | Contract | Store | Loop
@@ -253,6 +260,8 @@ def verify(program: TileProgram) -> TileProgram:
                     need(f"loop {axis}", s.first, scope)
                     if s.split is not None:
                         need(f"loop {axis}", s.split.here, scope)
+                    if s.backwards and carries:
+                        raise InvalidProgramError(f"tile program {program.name}: loop {axis} carries values backwards")
                     for segment in segments:
                         need(f"loop {axis}", segment.start, scope)
                         need(f"loop {axis}", segment.stop, scope)
@@ -314,6 +323,7 @@ def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
                     yield f"{indent}{c.name}[{_names(c.axes)}]: {c.dtype} = {c.init}"
                 for g in segments:
                     at = f" from {g.offset}" if g.offset else ""
+                    at += " backwards" if s.backwards else ""
                     label = f"  # {g.label}" if g.label else ""
                     yield f"{indent}for {axis} in [{g.start}, {g.stop}) by {g.tile}{at}:{label}"
                     yield from _lines(g.body, indent + "  ")

@@ -166,6 +166,11 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
         tiles[fastest] = min(64, power_of_two(fastest.extent))
         inner *= tiles[fastest]
     rolled_tile = n if power_of_two(n) * inner <= _REGISTER_ELEMENTS else max(16, 8192 // inner)
+    again = any(group.rolled in o.axes for o in group.outputs) and rolled_tile < n
+    row_bytes = n * inner * sum(dtypes.itemsize_bytes(r.dtype) for r in streams(group))
+    if again and row_bytes * target.multiprocessors <= _CACHED_SHARE * target.cache_bytes:
+        # one block for each multiprocessor, so that what it reads again is still in the cache
+        return [_schedule(group, tiles, max(16, 16384 // inner), 32, 2)]
     rows = _SMALL_BLOCK // (power_of_two(min(rolled_tile, n)) * inner)
     for axis in reversed(group.parallel):
         if axis not in tiles and rows > 1:
@@ -191,12 +196,11 @@ def _products_on_gpu(group: Group, shape: Shape, row: Axis, target: Target) -> l
     widest = max((power_of_two(a.extent) for a in whole), default=1)
     table = _WARPGROUP_TILES if target.warpgroup_rows else _PRODUCT_TILES
     options = next(tiles for bound, tiles in table.items() if widest <= bound)
-    if (
-        not target.warpgroup_rows
-        and math.prod(a.extent for a in shape.packed) <= _FEW_ROWS_TILES[0].rows
-        and widest <= 128
-    ):
+    rows = math.prod(a.extent for a in shape.packed)
+    if not target.warpgroup_rows and rows <= _FEW_ROWS_TILES[0].rows and widest <= 128:
         options = _FEW_ROWS_TILES
+    elif not target.warpgroup_rows:  # no more warps than there are rows for
+        options = tuple(t for t in options if t.rows <= max(64, power_of_two(rows))) or options
     operands = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in group.inputs}
 
     def shared_bytes(rows: int, rolled_tile: int, stages: int) -> int:

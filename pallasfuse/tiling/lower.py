@@ -104,7 +104,7 @@ class _Lowering(Passes):
         return verify(TileProgram(
             self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in loaded), outputs,
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
-            tuple(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
+            _with_reuse(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
             self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1, self.schedule.eager,
         ))  # fmt: skip
 
@@ -159,10 +159,33 @@ class _Lowering(Passes):
                         trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge
                     )
                 )
-            self.top.statements.append(Loop(self.rolled, (), tuple(segments), plan.to_visit, plan.first, plan.split))
+            loop = Loop(self.rolled, (), tuple(segments), plan.to_visit, plan.first, plan.split, backwards=True)
+            self.top.statements.append(loop)
 
     def _store(self, nest: Nest, scope: Scope) -> None:
         scope.statements.append(Store(nest.name, nest.axes, convert(self._expr(nest.body, scope), nest.dtype)))
+
+
+def _with_reuse(body: list[Statement]) -> tuple[Statement, ...]:
+    """What several loops load is marked."""
+    loaded = {n: set(_loaded([s])) for n, s in enumerate(body) if isinstance(s, Loop)}
+    result = list(body)
+    for n, s in enumerate(body):
+        if not isinstance(s, Loop):
+            continue
+        later = frozenset().union(*(tensors for m, tensors in loaded.items() if m > n))
+        earlier = frozenset().union(*(tensors for m, tensors in loaded.items() if m < n))
+        if loaded[n].isdisjoint(later | earlier):
+            continue
+
+        def mark(x: Statement, later: frozenset[str] = later, earlier: frozenset[str] = earlier) -> Statement:
+            if not isinstance(x, Load) or x.tensor not in later | earlier:
+                return x
+            return replace(x, again="later" if x.tensor in later else "last")
+
+        segments = tuple(replace(g, body=tuple(map(mark, g.body))) for g in s.segments)
+        result[n] = replace(s, segments=segments)
+    return tuple(result)
 
 
 def _loaded(body: list[Statement]) -> Iterator[str]:

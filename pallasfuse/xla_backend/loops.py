@@ -23,7 +23,7 @@ class _XlaMachine:
     def __init__(self, inputs: Mapping[str, jax.Array], outputs: dict[str, jax.Array]) -> None:
         self.inputs, self.outputs = inputs, outputs
 
-    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> Array:
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
         return lax.dynamic_slice(self.inputs[tensor], _starts(indices, windows), [windows[a].size for a in indices])
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:

@@ -51,7 +51,7 @@ def test_every_case_is_one_kernel(case, length, dtype):
 @pytest.mark.parametrize("case", named(all_cases()))
 def test_a_reduced_axis_of_one_element(case, dtype):
     plan, calls = plan_and_calls(case.fused, shapes(case, 1, dtype), case.static)
-    assert calls == len(plan.kernels)
+    assert calls == sum(len(k.phases) for k in plan.kernels)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -141,7 +141,7 @@ def test_an_operation_is_fused_or_left_to_xla_but_never_an_error(name, dtype):
     function = ELEMENTWISE[name]
     fused = pf.fuse(lambda x: jax.nn.softmax(function(x).astype(jnp.float32)))
     plan, calls = plan_and_calls(fused, [array(7, 1000, dtype=dtype)])
-    assert calls == len(plan.kernels)
+    assert calls == sum(len(k.phases) for k in plan.kernels)
 
 
 REDUCTIONS = {
@@ -156,7 +156,7 @@ REDUCTIONS = {
 @pytest.mark.parametrize("name", list(REDUCTIONS))
 def test_a_reduction_is_fused_or_left_to_xla_but_never_an_error(name, length):
     plan, calls = plan_and_calls(pf.fuse(REDUCTIONS[name]), [array(7, length)])
-    assert calls == len(plan.kernels)
+    assert calls == sum(len(k.phases) for k in plan.kernels)
 
 
 def test_under_vmap():
