@@ -299,9 +299,9 @@ def _fastest(
         share = visited_shares(programs, schedule)[0]
         if options.parts is None:
             schedule, phases = _split(chosen, schedule, phases, tensors, share)
-        if best is None or candidate.time(share) < best[0]:
-            best = candidate.time(share), schedule, phases
-        if share == 1.0 or options.tiles:
+        if best is None or schedule.time(share) < best[0]:
+            best = schedule.time(share), schedule, phases
+        if (share == 1.0 and schedule.parts == 1) or options.tiles:
             break  # the listed order decides where no mask does
     if best is None:
         assert refused is not None

@@ -70,12 +70,16 @@ class Plan:
         low = minimum(add(begin, apply("mul", number, share)), end)
         high = minimum(add(low, share), end)
         is_last = apply("ge", number, last)
+
+        def within(tile: Expr) -> Expr:
+            return minimum(maximum(tile, low), high)
+
         trips = []
         for t in self.trips:
             if t.offset:  # what no whole tile covers is the last part's
                 trips.append(replace(t, stop=simplify(apply("select", is_last, t.stop, t.start))))
             else:
-                trips.append(replace(t, start=maximum(t.start, low), stop=minimum(t.stop, high)))
+                trips.append(replace(t, start=within(t.start), stop=within(t.stop)))
         tile = integer(self.tile)
         first = simplify(apply("mul", low, tile))
         stop = add(self.first, self.to_visit)

@@ -176,9 +176,7 @@ class Passes(Values):
         values = [(a.name, a.axes, a.dtype) for f in folds for a in f.accumulators]
         values += [(f.name + OLD, f.axes, f.value.dtype) for f in frames]
         for name, axes, dtype in values:
-            blocks = tuple(a for a in axes if a in self.group.parallel)
-            rest = tuple(a for a in axes if a not in self.group.parallel)
-            tensor = Tensor(f"{name}.part", (*blocks, self.part, *rest), dtype)
+            tensor = Tensor(f"{name}.part", (self.part, *self._sorted(frozenset(axes))), dtype)
             found.append((tensor, read(name, self._sorted(frozenset(axes)), dtype)))
         return found
 

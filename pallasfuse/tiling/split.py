@@ -96,7 +96,8 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0) 
     for each in range(1, trips):
         parts = -(-trips // each)
         if 2 <= parts <= most:
-            found.append(replace(candidate, parts=parts))
+            idle = [max(1.0, target.multiprocessors / (n * blocks(schedule))) for n in (1, parts)]
+            found.append(replace(candidate, parts=parts, relative_time=candidate.relative_time * idle[1] / idle[0]))
     return min(found, key=lambda s: _predicted_ms(group, s, target, share))
 
 

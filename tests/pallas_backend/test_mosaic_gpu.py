@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pallasfuse as pf
 from benchmarks import h100
 from pallasfuse import pipeline, primitive
-from pallasfuse.pallas_backend import mosaic_gpu, mosaic_rules
+from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
 TARGET = "mosaic_gpu"
@@ -34,8 +34,8 @@ def interpreted(monkeypatch, capfd):
     interpret = functools.partial(mosaic_gpu.run, interpret=True)
     monkeypatch.setitem(pipeline._EMITTERS, TARGET, interpret)
 
-    def run(function, arrays):
-        plan, kernel = kernel_of(function, arrays)
+    def run(function, arrays, **options):
+        plan, kernel = kernel_of(function, arrays, **options)
         assert kernel.target.name == TARGET, kernel.declined
         results = jax.block_until_ready(pipeline.execute(plan, [*plan.converted.jaxpr.consts, *arrays]))
         if "RACE DETECTED" in capfd.readouterr().out:
@@ -118,6 +118,18 @@ def test_switches_do_not_change_the_result(interpreted, monkeypatch, switches):
     (ours,) = interpreted(causal, arrays)
     (exact,) = in_float64(causal, arrays)
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "log sum", "gate"])
+def test_split(interpreted, monkeypatch, name):
+    """Each part's state, some of parts that see nothing, combined by a kernel of another target."""
+    monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 3)
+    monkeypatch.setitem(pipeline._EMITTERS, "triton", interpret.run)
+    variant = replace(VARIANTS[name], queries=160, keys=700)
+    arrays = variant.arrays("bfloat16")
+    results = interpreted(variant.function, arrays, parts=3)
+    for ours, exact in zip(results, in_float64(variant.function, arrays), strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.parametrize(("name", "size"), [("plain", 2.0**24), ("causal", 2.0**40), ("log sum", 2.0**80)])

@@ -248,10 +248,10 @@ kernel fused_t0_t6 grid(i:5/2)
     t6.acc0.next[i] = t6.acc0[i] * exp(t6.frame0.from[i] - t6.frame0[i]) + t6.acc0.tile[i]
     yield t0.acc0 <- t0.acc0.next, t6.acc0 <- t6.acc0.next, t6.frame0.old <- t6.frame0
   t6.value[i] = select(abs(t0.acc0[i]) < inf, t6.acc0[i], t6.acc0[i] * exp(t6.frame0.old[i] - t0.acc0[i]))
-  for j in [0, 3) by 4:
+  for j in [0, 3) by 4 backwards:
     x.i_j = load x[i, j]
     store t8[i, j] = exp(x.i_j[i, j] - t0.acc0[i]) / t6.value[i]
-  for j in [0, 1) by 1 from 12:  # tail
+  for j in [0, 1) by 1 from 12 backwards:  # tail
     x.i_j = load x[i, j]
     store t8[i, j] = exp(x.i_j[i, j] - t0.acc0[i]) / t6.value[i]"""
 

@@ -319,7 +319,7 @@ MASK = apply("le", index(J), index(I))
 
 
 def guards_of(terms, reducers, **reads):
-    return guards(folds(terms, reducers, **reads))
+    return guards(folds(terms, reducers, **reads), J)
 
 
 def test_guards_are_predicates_outside_of_which_nothing_is_added():
