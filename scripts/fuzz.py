@@ -27,7 +27,16 @@ os.environ.setdefault("PYTHONPATH", str(ROOT))
 
 from tests.property.fuzzing import Pool, judge_seed, kind_of, shrink_seed  # noqa: E402
 
-EMITTERS = ("xla", "interpret", "loop program", "tiles of xla", "tiles of interpret", "tiles of triton")
+EMITTERS = (
+    "xla",
+    "interpret",
+    "xla split",
+    "loop program",
+    "tiles of xla",
+    "tiles of interpret",
+    "tiles of triton",
+    "tiles of triton split",
+)
 EVENTS = ("fully fused", "partly fused", "left to XLA")
 
 

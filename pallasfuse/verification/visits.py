@@ -9,10 +9,11 @@ from itertools import pairwise, product
 
 import numpy as np
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array
 from pallasfuse.ir.evaluate import evaluate_over
-from pallasfuse.ir.expr import Expr, Index, Read, const, postorder, read, substitute
+from pallasfuse.ir.expr import Apply, Expr, Index, Read, const, postorder, read, rebuild, substitute, with_args
 from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram, block_start
 
 _MOST_BLOCKS = 48
@@ -28,16 +29,20 @@ def wrong_visits(
     `predicates`: an element of the loop counts only where all of them are true. Of what bounds read, some values are tried.
     """
     for starts in _blocks(program, loop, generator):
-        for data in _data(program, loop, generator):
-            wrong = _wrong_in_block(program, loop, [_known(p, data) for p in predicates], starts, data, generator)
-            if wrong is not None:
-                known = ", ".join(f"{load.tensor} = {value}" for load, value in data.items())
-                return f"{wrong} (where {known})" if known else wrong
+        for data in _data(program, loop, predicates, generator):
+            for unknown in (True, False):
+                known = [_known(p, data, unknown=unknown) for p in predicates]
+                wrong = _wrong_in_block(program, loop, known, starts, data, generator)
+                if wrong is not None:
+                    where = ", ".join(f"{tensor} = {value}" for tensor, value in data.items())
+                    return f"{wrong} (where {where})" if where else wrong
+                if known == [_known(p, data, unknown=not unknown) for p in predicates]:
+                    break
     return None
 
 
 def _wrong_in_block(
-    program: TileProgram, loop: Loop, predicates: Sequence[Expr], starts: dict[Axis, int], data: dict[Load, int],
+    program: TileProgram, loop: Loop, predicates: Sequence[Expr], starts: dict[Axis, int], data: dict[str, int],
     generator: np.random.Generator,
 ) -> str | None:  # fmt: skip
     split = loop.split
@@ -62,37 +67,52 @@ def _wrong_in_block(
     return None
 
 
-def _data(program: TileProgram, loop: Loop, generator: np.random.Generator) -> Iterator[dict[Load, int]]:
-    """Values of what the bounds read of inputs: some near the ends of tiles and of the axis, and the extremes of the type."""
+def _loads(program: TileProgram, loop: Loop) -> list[Load]:
+    """What the bounds read of inputs."""
     names = frozenset().union(*(e.tensors for g in loop.segments for e in (g.start, g.stop)))
-    loads = [s for s in program.body if isinstance(s, Load) and s.name in names]
-    if not loads:
+    return [s for s in program.body if isinstance(s, Load) and s.name in names]
+
+
+def _data(
+    program: TileProgram, loop: Loop, predicates: Sequence[Expr], generator: np.random.Generator
+) -> Iterator[dict[str, int]]:
+    """Values of what bounds, and the predicates where there are such bounds, read of inputs: some near the ends of tiles and of the
+    axis, and the extremes of the type."""
+    types = {load.tensor: load.dtype for load in _loads(program, loop)}
+    if not types:
         yield {}
         return
+    reads = [n for n in postorder(*predicates) if isinstance(n, Read) and loop.axis not in n.indices]
+    types |= {n.tensor: n.dtype for n in reads if dtypes.is_integer(n.dtype)}
     tile, extent = program.tile(loop.axis), loop.axis.extent
     some = [-1, 0, 1, tile - 1, tile, tile + 1, extent - 1, extent, extent + 1, extent + tile]
-    for load in loads:
-        limits = np.iinfo(load.dtype)
-        some += [int(limits.min), int(limits.max)]
-    if len(loads) == 1:
-        yield from ({loads[0]: n} for n in dict.fromkeys(some))
-    for _ in range(_MOST_DRAWS):
+    some += [int(n) for t in types.values() for n in (np.iinfo(t).min, np.iinfo(t).max)]
+    if len(types) == 1:
+        yield from ({tensor: n} for tensor in types for n in dict.fromkeys(some))
+    for _ in range(_MOST_DRAWS * len(types)):
         yield {
-            load: int(generator.choice(some)) if generator.random() < 0.3 else int(generator.integers(0, extent + 1))
-            for load in loads
+            tensor: int(generator.choice(some)) if generator.random() < 0.3 else int(generator.integers(0, extent + 1))
+            for tensor in types
         }
 
 
-def _known(predicate: Expr, data: dict[Load, int]) -> Expr:
-    """The predicate, with numbers for what it reads of inputs; a comparison with what no bound reads may hold anywhere."""
-    values = {load.tensor: value for load, value in data.items()}
-    replacements: dict[Expr, Expr] = {}
-    for node in postorder(predicate):
-        if isinstance(node, Read):
-            if node.tensor not in values:
-                return const(True, "bool") if node.dtype == "bool" else predicate
-            replacements[node] = const(values[node.tensor], node.dtype)
-    return substitute(predicate, replacements)
+def _known(predicate: Expr, data: dict[str, int], *, unknown: bool) -> Expr:
+    """The predicate, with numbers for what it reads of inputs, and with `unknown` for conditions on what no bound can read."""
+
+    def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        if isinstance(node, Read) and node.tensor in data:
+            return const(data[node.tensor], node.dtype)
+        new = with_args(node, args)
+        return const(unknown, "bool") if new.dtype == "bool" and _reads_directly(new) else new
+
+    return rebuild(predicate, step)
+
+
+def _reads_directly(node: Expr) -> bool:
+    """A boolean that is read, or made of reads that are no booleans."""
+    if isinstance(node, Read):
+        return True
+    return isinstance(node, Apply) and any(a.dtype != "bool" and a.tensors for a in node.args)
 
 
 def _blocks(program: TileProgram, loop: Loop, generator: np.random.Generator) -> Iterator[dict[Axis, int]]:
@@ -113,9 +133,9 @@ def _blocks(program: TileProgram, loop: Loop, generator: np.random.Generator) ->
         yield {a: s for (a, _), s in zip(axes, starts, strict=True)}
 
 
-def _scalar(expr: Expr, starts: dict[Axis, int], data: dict[Load, int]) -> int:
+def _scalar(expr: Expr, starts: dict[Axis, int], loads: Sequence[Load], data: dict[str, int]) -> int:
     names = {block_start(a): np.asarray(s) for a, s in starts.items()}
-    values = {load.name: value for load, value in data.items()}
+    values = {load.name: data[load.tensor] for load in loads}
     reads: dict[Expr, Expr] = {
         n: const(values[n.tensor], n.dtype) for n in postorder(expr) if isinstance(n, Read) and n.tensor in values
     }
@@ -123,12 +143,13 @@ def _scalar(expr: Expr, starts: dict[Axis, int], data: dict[Load, int]) -> int:
 
 
 def _runs(
-    program: TileProgram, loop: Loop, starts: dict[Axis, int], data: dict[Load, int]
+    program: TileProgram, loop: Loop, starts: dict[Axis, int], data: dict[str, int]
 ) -> Iterator[tuple[Segment, int, int]]:
     """(segment, first position, position after the last) of the segments that run."""
     every = {a: starts.get(a, 0) for a, _ in program.grid}
+    loads = _loads(program, loop)
     for segment in loop.segments:
-        first, last = _scalar(segment.start, every, data), _scalar(segment.stop, every, data)
+        first, last = (_scalar(e, every, loads, data) for e in (segment.start, segment.stop))
         if last > first:
             yield segment, segment.offset + first * segment.tile, segment.offset + last * segment.tile
 

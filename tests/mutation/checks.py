@@ -64,7 +64,7 @@ def _plan(name: str, target: Target) -> _Planned:
     jaxpr = jax.make_jaxpr(subject.function)(*arguments)
     converted = jaxpr_frontend.convert(jaxpr)
     grouping = pipeline.choose_groups(converted, target)
-    plan = pipeline.schedule_grouping(converted, grouping, target, pf.FuseOptions(tiles=subject.options))
+    plan = pipeline.schedule_grouping(converted, grouping, target, subject.fuse_options)
     return _Planned(jaxpr, converted, plan, _reports(plan))
 
 
@@ -219,7 +219,7 @@ def _reference(name: str) -> _Reference:
 def _run(name: str, target: str) -> tuple[str, list[Any]]:
     """(StableHLO, results) of the fused function, made anew."""
     subject = SUBJECTS[name]
-    fused = pf.fuse(subject.function, target=target, options=pf.FuseOptions(tiles=subject.options))
+    fused = pf.fuse(subject.function, target=target, options=subject.fuse_options)
     lowered = jax.jit(subject.transform(fused)).lower(*subject.arguments())
     return lowered.as_text(), jax.tree.leaves(lowered.compile()(*subject.arguments()))
 
@@ -237,7 +237,7 @@ def _compiled(target: str, judge: Callable[[str, list[Any]], str]) -> Callable[[
         if problem:
             return Outcome(text, COMPARISON, problem)
         subject = SUBJECTS[name]
-        fused = pf.fuse(subject.function, target=target, options=pf.FuseOptions(tiles=subject.options))
+        fused = pf.fuse(subject.function, target=target, options=subject.fuse_options)
         broken = "" if subject.transform(fused) is not fused else _reports(fused.explain(*subject.arguments()))
         return Outcome(text, VERIFIERS if broken else "", broken)
 

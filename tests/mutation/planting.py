@@ -175,7 +175,9 @@ def in_tiles(change: Callable[[Statement], Statement | None]) -> Plant:
 
 def in_programs(change: Callable[[TileProgram], TileProgram]) -> Plant:
     """Every tile program is changed after it is lowered, and verified as lowering does."""
-    return result_of("pallasfuse.tiling.lower:lower", lambda program, *_, **__: verify(change(program)))
+    return result_of(
+        "pallasfuse.tiling.lower:lower", lambda programs, *_, **__: tuple(verify(change(p)) for p in programs)
+    )
 
 
 def rewrite(root: Expr, step: Callable[[Apply], Expr | None]) -> Expr:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import pallasfuse as pf
 from tests.programs_by_name import PROGRAMS, above_the_mean
 from tests.property.programs import AXIS_NAMES
 
@@ -25,6 +26,8 @@ class Subject:
     offset: float = 0.0
     tile: int = 4
     tiles: Mapping[str, int] = field(default_factory=dict)
+    parts: int | None = None
+    """Into how many the rolled axis is split."""
     data: Callable[[], list[Array]] | None = None
     """Arguments; random ones without it."""
     transform: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda f: f
@@ -35,6 +38,10 @@ class Subject:
             return self.data()
         random = np.random.default_rng(1)
         return [random.normal(self.offset, 1.0, s).astype(self.dtype) for s in self.shapes]
+
+    @property
+    def fuse_options(self) -> pf.FuseOptions:
+        return pf.FuseOptions(tiles=self.options, parts=self.parts)
 
     @property
     def options(self) -> tuple[tuple[str, int], ...]:
@@ -55,6 +62,29 @@ def weighted_by_position(x):
 
 def weighted_by_number(x):
     return jnp.sum(x * jnp.arange(x.size, dtype=jnp.float32).reshape(x.shape), -1)
+
+
+def by_length(x, n, m):
+    seen = jnp.where(jnp.arange(x.shape[1]) < n[:, None], x, -jnp.inf)
+    return jnp.sum(jnp.exp(seen - jnp.max(seen, -1, keepdims=True)), -1) * m
+
+
+def up_to(x, n):
+    seen = jnp.where(jnp.arange(x.shape[1]) <= n[:, None], x, -jnp.inf)
+    return jnp.sum(jnp.exp(seen - jnp.max(seen, -1, keepdims=True)), -1)
+
+
+def _last_ones() -> list[Array]:
+    return [_lengths()[0], np.asarray([12, 2**31 - 1, 0, 3, 8], np.int32)]
+
+
+def _lengths() -> list[Array]:
+    random = np.random.default_rng(1)
+    return [
+        random.normal(0.0, 1.0, (5, 13)).astype(np.float32),
+        np.asarray([13, 1, 4, 5, 9], np.int32),
+        np.asarray([2, 13, 7, 1, 3], np.int32),
+    ]
 
 
 def clamped(x):
@@ -323,6 +353,12 @@ OWN: dict[str, Subject] = {
     "batched_one": Subject(
         lambda x, y: jax.nn.softmax(x * y, axis=-1), ((4, 4), (4,)), transform=lambda f: jax.vmap(f, in_axes=(1, None))
     ),
+    "split_softmax": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((5, 13),), parts=2),
+    "split_largest": Subject(total_and_largest, ((5, 13),), parts=2),
+    "split_variance": Subject(lambda x: jnp.var(x, -1), ((5, 14),), parts=3),
+    "split_triangle": Subject(PROGRAMS["causal"].function, PROGRAMS["causal"].shapes, parts=2),
+    "up_to": Subject(up_to, (), data=_last_ones, tiles={"i": 1}),
+    "by_length": Subject(by_length, (), data=_lengths, tiles={"i": 1}),
     "differentiated": Subject(
         lambda x, y: jnp.sum(jax.nn.softmax(x, axis=-1) * y * y),
         ((5, 13), (5, 13)),

@@ -6,7 +6,8 @@ from typing import Any
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, const, convert, mul, read, sub
 from pallasfuse.ir.neutrality import Contribution
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.ir.tile_program import Let, Load, Loop, Statement, Store
+from pallasfuse.ir.tile_program import Let, Load, Loop, Reduce, Statement, Store, block_start
+from pallasfuse.tiling import masks
 from pallasfuse.tiling.masks import Affine, Extent, Interval, integer
 from pallasfuse.tiling.units import LOG2_E
 from tests.mutation.planting import (
@@ -20,7 +21,7 @@ from tests.mutation.planting import (
     value_at,
 )
 
-_LOWER = "pallasfuse.tiling.lower"
+_PASSES, _VALUES = "pallasfuse.tiling.passes", "pallasfuse.tiling.values"
 _GUARDS = "pallasfuse.tiling.guards"
 _BOUNDS = "pallasfuse.tiling.bounds"
 _MASKS = "pallasfuse.tiling.masks"
@@ -134,8 +135,45 @@ def _sees_block(change: Any) -> Plant:
     return instead_of(f"{_MASKS}:extent", lambda real, p, rolled, block: real(p, rolled, lambda a: change(*block(a))))
 
 
-def _some_accumulator(real: Any, folds: Any, **kwargs: Any) -> Any:
-    return real(folds[-1:], **kwargs)
+def _some_accumulator(real: Any, folds: Any, *args: Any, **kwargs: Any) -> Any:
+    return real(folds[-1:], *args, **kwargs)
+
+
+# --- parts
+
+
+def _not_moved(real: Any, self: Any, frame: Any, values: Any, loaded: Any) -> Any:
+    found = real(self, frame, values, loaded)
+    last = next(iter(found.values()))
+    return dict.fromkeys(found, last)
+
+
+def _parts_overlap(plan: Any, _: Any, part: Any) -> Any:
+    """The first part's loop goes on by a tile."""
+    later = apply("ge", read(block_start(part), (), "int32"), integer(1))
+    longer = apply("select", later, integer(0), integer(1))
+    return replace(plan, trips=(replace(plan.trips[0], stop=add(plan.trips[0].stop, longer)), *plan.trips[1:]))
+
+
+def _without_last_part(plan: Any, _: Any, part: Any) -> Any:
+    last = apply("ge", read(block_start(part), (), "int32"), integer(part.extent - 1))
+    return replace(plan, trips=tuple(replace(t, stop=apply("select", last, t.start, t.stop)) for t in plan.trips))
+
+
+def _tail_in_every_part(plan: Any, before: Any, part: Any) -> Any:
+    trips = [replace(t, stop=o.stop) if t.offset else t for t, o in zip(plan.trips, before.trips, strict=True)]
+    return replace(plan, trips=tuple(trips))
+
+
+def _parts_added(s: Statement) -> Statement:
+    return replace(s, reducer=SUM) if isinstance(s, Reduce) and s.joins else s
+
+
+def _whatever_is_read(real: Any, form: Any, rolled: Any, block: Any) -> Any:
+    known = integer(0)
+    for r, c in form.reads:
+        known = add(known, apply("mul", convert(r, "int32"), integer(c)))
+    return masks._interval(form, known, rolled, block)
 
 
 def _always_neutral(*_: Any) -> Contribution:
@@ -254,20 +292,20 @@ MUTANTS = (
         ("maxima_joined_by_addition", _lets(".next", renamed("max", "add")), "softmax"),
         (
             "tail_not_masked",
-            value_at(f"{_LOWER}:_Lowering._in_range", lambda self, value, *_: value),
+            value_at(f"{_VALUES}:Values._in_range", lambda self, value, *_: value),
             "softmax",
             "gpu proof",
         ),
         (
             "tail_mask_off_by_one",
-            result_of(f"{_LOWER}:_Lowering._in_range", lambda e, *_: renamed("lt", "le")(e)),
+            result_of(f"{_VALUES}:Values._in_range", lambda e, *_: renamed("lt", "le")(e)),
             "softmax",
             "gpu proof",
         ),
         (
             "tail_masked_with_zero",
             instead_of(
-                f"{_LOWER}:_Lowering._in_range", lambda real, self, v, padded, _, at: real(self, v, padded, 0.0, at)
+                f"{_VALUES}:Values._in_range", lambda real, self, v, padded, _, at: real(self, v, padded, 0.0, at)
             ),
             "total_and_largest",
             "gpu proof",
@@ -288,32 +326,55 @@ MUTANTS = (
         ),
         (
             "late_frame_never_comes",
-            instead_of(f"{_LOWER}:_Lowering._is_last", lambda real, self, frame, final: const(True, "bool")),
+            instead_of(f"{_PASSES}:Passes._is_last", lambda real, self, frame, final: const(True, "bool")),
             "picked",
         ),
         (
             "late_frame_leaves_from_elsewhere",
-            instead_of(f"{_LOWER}:_Lowering._last", lambda real, self, frame: const(1.0, frame.value.dtype)),
+            instead_of(f"{_PASSES}:Passes._last", lambda real, self, frame: const(1.0, frame.value.dtype)),
             "picked",
         ),
         ("old_frame_is_the_new", _lets(".from", _branch(1)), "softmax"),
         ("old_frame_at_the_first_tile_only", _lets(".from", _swapped_branches), "softmax"),
-        ("frame_lags_behind", instead_of(f"{_LOWER}:_Lowering._frame_value", _stale_frame), "softmax"),
+        ("frame_lags_behind", instead_of(f"{_PASSES}:Passes._frame_value", _stale_frame), "softmax"),
         (
             "extrapolation_inverted",
-            result_of(f"{_LOWER}:_Lowering._current", _ratio_inverted),
+            result_of(f"{_PASSES}:Passes._current", _ratio_inverted),
             "far_from_zero",
             "accuracy",
         ),
         (
             "extrapolation_left_out",
-            result_of(f"{_LOWER}:_Lowering._current", _not_extrapolated),
+            result_of(f"{_PASSES}:Passes._current", _not_extrapolated),
             "far_from_zero",
             "accuracy",
         ),
-        ("finish_forgotten", instead_of(f"{_LOWER}:_Lowering._finish", _without_finish), "attention"),
+        ("finish_forgotten", instead_of(f"{_PASSES}:Passes._finish", _without_finish), "attention"),
         ("stores_forget_the_tail", _loops(_without_last_segment, streams=True), "softmax", "tiles"),
         ("reductions_forget_the_tail", _loops(_without_last_segment), "softmax"),
+    ),
+    *_in(
+        "split",
+        ("parts_not_moved", instead_of(f"{_PASSES}:Passes._last_frame", _not_moved), "split_softmax"),
+        ("parts_not_moved_with_masks", instead_of(f"{_PASSES}:Passes._last_frame", _not_moved), "split_triangle"),
+        ("maxima_of_parts_added", in_tiles(_parts_added), "split_largest"),
+        ("parts_overlap", result_of(f"{_BOUNDS}:Plan.part", _parts_overlap), "split_softmax"),
+        ("last_part_forgotten", result_of(f"{_BOUNDS}:Plan.part", _without_last_part), "split_variance"),
+        ("tail_in_every_part", result_of(f"{_BOUNDS}:Plan.part", _tail_in_every_part), "split_variance"),
+    ),
+    *_in(
+        "lengths",
+        ("large_lengths_trusted", instead_of(f"{_MASKS}:_where_small", _whatever_is_read), "up_to", "xla"),
+        (
+            "length_rounded_down",
+            value_at(f"{_BOUNDS}:_tiles_covering", lambda p, t: apply("div", p, integer(t))),
+            "by_length",
+        ),
+        (
+            "length_of_another_row",
+            in_tiles(lambda s: replace(s, tensor="m") if isinstance(s, Load) and s.tensor == "n" else s),
+            "by_length",
+        ),
     ),
     *_in(
         "bounds",
@@ -394,7 +455,7 @@ MUTANTS = (
         ("divisor_lost", instead_of(f"{_PRODUCTS}:_join", _only_upper), "quantized"),
         (
             "operands_rounded",
-            value_at(f"{_LOWER}:narrow", lambda side: convert(side, "float16")),
+            value_at(f"{_VALUES}:narrow", lambda side: convert(side, "float16")),
             "attention",
             "xla",
         ),

@@ -25,7 +25,7 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.evaluate import evaluate as evaluate_loop_program
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.loop_program import External, Nest
-from pallasfuse.pipeline import Plan
+from pallasfuse.pipeline import Kernel, Plan
 from pallasfuse.stages import Tiled
 from tests.property.balls import Arithmetic, Ball, exactly
 from tests.property.error_bounds import evaluate
@@ -33,8 +33,11 @@ from tests.property.programs import Program
 
 OPERATIONS = 4.0
 FUSED, PLAIN, FLOAT64 = Arithmetic(operations=OPERATIONS), Arithmetic(), Arithmetic(2.0**-53, OPERATIONS)
-COMPILED = ("xla", "interpret")
-INTERPRETED = ("loop program", "tiles of xla", "tiles of interpret", "tiles of triton")
+SPLIT = " split"
+"""Suffix of an emitter whose kernels have the rolled axis in parts."""
+PARTS = 3
+COMPILED = ("xla", "interpret", "xla split")
+INTERPRETED = ("loop program", "tiles of xla", "tiles of interpret", "tiles of triton", "tiles of triton split")
 """The float64 interpreters of what each stage made; `tiles of ...`: of the kernels planned for a target, with its tails."""
 EMITTERS = (*COMPILED, *INTERPRETED)
 MOST_TRIPS = 600
@@ -144,7 +147,8 @@ def _largest(x: np.ndarray) -> float:
 
 
 def fuse_for(fn: Callable[..., Any], target: str, tiles: tuple[tuple[str, int], ...]) -> Callable[..., Any]:
-    return pf.fuse(fn, target=target, options=pf.FuseOptions(tiles=tiles))
+    parts = PARTS if target.endswith(SPLIT) else None
+    return pf.fuse(fn, target=target.removesuffix(SPLIT), options=pf.FuseOptions(tiles=tiles, parts=parts))
 
 
 class Case:
@@ -274,16 +278,24 @@ class Case:
         for kernel in plan.kernels:
             if kernel.schedule.trips * _blocks(kernel.program.grid) > MOST_TRIPS:
                 continue
-            inputs = {t.name: self.variables[t.name].value for t in kernel.program.inputs}
+            known = {name: self.variables[name].value for name in kernel.group.inputs}
             for back in (False, True) if plan.target.tails == "exact" else (False,):
                 try:
-                    outputs = evaluate_tiles(kernel.program, inputs, move_last_block_back=back)
+                    outputs = _evaluate(kernel, known, back=back)
                 except InvalidProgramError as error:
                     broken.append(f"{kernel.name}: {error}")
                     continue
                 for name, got in outputs.items():
                     findings.compare(f"{name} of {kernel.name}, back={back}", got, self.variables[name])
         return findings.verdict(plan, broken)
+
+
+def _evaluate(kernel: Kernel, known: Mapping[str, Any], *, back: bool) -> dict[str, Any]:
+    outputs: dict[str, Any] = {}
+    for phase in kernel.phases:
+        inputs = {t.name: {**known, **outputs}[t.name] for t in phase.program.inputs}
+        outputs |= evaluate_tiles(phase.program, inputs, move_last_block_back=back)
+    return {n.name: outputs[n.name] for n in kernel.group.outputs}
 
 
 def _blocks(grid: Iterable[tuple[Any, int]]) -> int:

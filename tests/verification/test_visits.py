@@ -30,14 +30,14 @@ MASKS = {
 def kernel(mask, target=XLA_CPU, length=BIG):
     shapes = [jax.ShapeDtypeStruct((length, 64), jnp.float32)] * 3
     jaxpr = jax.make_jaxpr(masked_attention(mask))(*shapes)
-    (only,) = make_plan(jaxpr, target, FuseOptions()).kernels
+    (only,) = make_plan(jaxpr, target, FuseOptions(parts=1)).kernels
     return only
 
 
 def checked(only, change=None):
     """What is wrong with the (changed) loop of a kernel."""
     (loop,) = [s for s in only.program.body if isinstance(s, Loop) and s.carries]
-    predicates, _ = guards(only.group.folds)
+    predicates, _ = guards(only.group.folds, only.group.rolled)
     changed = loop if change is None else change(loop)
     return wrong_visits(only.program, changed, predicates, np.random.default_rng(0))
 
