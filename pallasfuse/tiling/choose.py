@@ -59,6 +59,8 @@ def examine(group: Group) -> Shape:
 def choose(group: Group, target: Target) -> list[Schedule]:
     """Schedules for `target`, best first by prediction."""
     shape = examine(group)
+    if any(math.prod(a.extent for a in n.reduced) > target.max_inner for n in group.inner):
+        return [_for_library(group, target)]
     if target.platform == "gpu":
         return _for_gpu(group, shape, target)
     return [_for_cpu(group, shape)]
@@ -67,6 +69,26 @@ def choose(group: Group, target: Target) -> list[Schedule]:
 def _schedule(group: Group, tiles: dict[Axis, int], rolled_tile: int, warps: int = 4, stages: int = 2) -> Schedule:
     grid = tuple((a, min(tiles.get(a, 1), a.extent)) for a in group.parallel)
     return Schedule(grid, group.rolled, min(rolled_tile, group.rolled.extent), warps, stages)
+
+
+_LIBRARY_ROWS = 1 << 12
+"""Rows of a product beyond which more of them make it no faster."""
+_LIBRARY_ELEMENTS = {"cpu": 1 << 18, "gpu": 1 << 23}
+"""Of a tile of such a product: enough for all cores, and still within their cache."""
+_LIBRARY_COLUMNS = {"cpu": (128, 1024), "gpu": (2048, 8192)}
+"""The fewest and the most that the rolled axis gives it."""
+
+
+def _for_library(group: Group, target: Target) -> Schedule:
+    """Large tiles: the product in each is a call of a library."""
+    tiles: dict[Axis, int] = {}
+    rows = 1
+    for axis in reversed(group.parallel):
+        tiles[axis] = min(axis.extent, max(1, _LIBRARY_ROWS // rows))
+        rows *= tiles[axis]
+    fewest, most = _LIBRARY_COLUMNS[target.platform]
+    columns = min(most, max(fewest, power_of_two(_LIBRARY_ELEMENTS[target.platform] // rows)))
+    return _schedule(group, tiles, columns)
 
 
 _CACHE_ELEMENTS = 1 << 15
