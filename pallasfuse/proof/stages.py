@@ -104,16 +104,22 @@ def conversion(instance: Instance, delta: float, seed: int, record: Record) -> N
         variable = converted.variable[nest.name]
         eqn = maker[variable]
         values: dict[str, Value] = {}
-        operands = []
-        for atom in eqn.invars:
+
+        def operand(atom: Any, reads: frozenset[str] = nest.reads, values: dict[str, Value] = values) -> Value | None:
+            """A random value; what the nest has in another form, by the equation that it comes from."""
             if isinstance(atom, Literal):
-                operands.append(equations.literal(atom))
-            else:
-                name = names[atom]
-                if name not in values:
-                    values[name] = fields.random([a.extent for a in defined[name].axes], defined[name].dtype)
-                operands.append(values[name].reshape(shapes[atom]))
-        expected = equations.equation(eqn, operands)
+                return equations.literal(atom)
+            name = names[atom]
+            if name not in reads and atom in maker and nest.picks:
+                made = [operand(a) for a in maker[atom].invars]
+                return equations.equation(maker[atom], [v for v in made if v is not None]) if None not in made else None
+            if name not in values:
+                values[name] = fields.random([a.extent for a in defined[name].axes], defined[name].dtype)
+            return values[name].reshape(shapes[atom])
+
+        operands = [operand(atom) for atom in eqn.invars]
+        known = [v for v in operands if v is not None]
+        expected = equations.equation(eqn, known) if len(known) == len(operands) else None
         if expected is None:
             record.uncovered[f"{stage}: {nest.name}, a {eqn.primitive.name} at {nest.source}"] = None
             continue

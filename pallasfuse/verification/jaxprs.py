@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import REDUCERS, SUM
 from pallasfuse.verification.domain import FiniteFields
-from pallasfuse.verification.value import Value
+from pallasfuse.verification.value import Value, stack
 
 type Shapes = Callable[[Any], tuple[int, ...]]
 type Literals = Callable[[Any, str], Any]
@@ -156,6 +156,59 @@ class Equations:
         dtype = _dtype(eqn.outvars[0])
         known = self.fields.integers(at, "int32")
         return self.fields.apply("convert", [known], dtype).broadcast(shape)
+
+    def _concatenate(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
+        dim = int(eqn.params["dimension"])
+        if any(a.shape[:dim] != args[0].shape[:dim] or a.shape[dim + 1 :] != args[0].shape[dim + 1 :] for a in args):
+            return None
+        return stack([a.full() for a in args], dim) if len(args) > 1 else args[0]
+
+    def _gather(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
+        """Of single elements: each is compared with the indices."""
+        array, indices = args
+        numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+        by_index = [int(d) for d in numbers.start_index_map]
+        shape, dtype = self.shapes(eqn.outvars[0]), _dtype(eqn.outvars[0])
+        if any(int(n) != 1 for n in eqn.params["slice_sizes"]) or indices.shape[-1] != len(by_index):
+            return None
+        rank = indices.rank - 1
+        columns = [indices.take((Ellipsis, n, slice(None))) for n in range(len(by_index))]
+        limits = [array.shape[d] for d in by_index]
+        limited = []
+        for column, limit in zip(columns, limits, strict=True):
+            low, high = (self.fields.constant(n, column.dtype, rank) for n in (0, limit - 1))
+            limited.append(self.fields.apply("min", [self.fields.apply("max", [column, low], column.dtype), high], column.dtype))
+        # rows of the array stand where the indices that belong to them do
+        order = [int(d) for d in numbers.operand_batching_dims]
+        to = [int(d) for d in numbers.start_indices_batching_dims]
+        result: Value | None = None
+        for place in np.ndindex(*limits):
+            at: list[Any] = [0] * array.rank
+            for d in order:
+                at[d] = slice(None)
+            for d, n in zip(by_index, place, strict=True):
+                at[d] = n
+            kept = sorted(order)
+            rows = array.take((*at, slice(None))).transpose(tuple(kept.index(d) for d, _ in sorted(zip(order, to, strict=True), key=lambda x: x[1])))
+            rows = rows.expand(tuple(d for d in range(rank) if d not in to))
+            if result is None:
+                result = rows
+                continue
+            for column, n in zip(limited, place, strict=True):
+                here = self.fields.apply("eq", [column, self.fields.constant(n, column.dtype, rank)], "bool")
+                matches = here if column is limited[0] else self.fields.apply("and", [matches, here], "bool")
+            result = self.fields.apply("select", [matches, rows, result], dtype)
+        assert result is not None
+        if str(mode).endswith("FILL_OR_DROP"):
+            fill = eqn.params["fill_value"]
+            missing = self.fields.constant(float("nan") if fill is None else float(fill), dtype, rank)
+            for column, limit in zip(columns, limits, strict=True):
+                for op, n in (("ge", 0), ("lt", limit)):
+                    inside = self.fields.apply(op, [column, self.fields.constant(n, column.dtype, rank)], "bool")
+                    result = self.fields.apply("select", [inside, result, missing], dtype)
+        elif not str(mode).endswith(("CLIP", "PROMISE_IN_BOUNDS")):
+            return None
+        return result.reshape(shape)
 
     # --- contractions
 
