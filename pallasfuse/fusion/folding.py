@@ -73,7 +73,13 @@ def picked_fold(nest: Nest, rolled: Axis, pass_index: int, unfinished: Collectio
     term = select(here, convert(source, wide), const(0.0, wide))
     name = f"{nest.name}.acc0"
     finish = substitute(value, {source: convert(read(name, nest.axes, wide), source.dtype)})
-    return Fold(nest, pass_index, (Accumulator(name, nest.axes, SUM, term, None),), (), convert(finish, dtypes.accumulator(body.dtype)))
+    return Fold(
+        nest,
+        pass_index,
+        (Accumulator(name, nest.axes, SUM, term, None),),
+        (),
+        convert(finish, dtypes.accumulator(body.dtype)),
+    )
 
 
 def _varying(root: Expr, rolled: Axis, unfinished: frozenset[str]) -> list[Expr]:

@@ -89,9 +89,7 @@ def _variables(jaxpr: Jaxpr) -> Iterator[Var]:
         yield from eqn.outvars
 
 
-def _plan(
-    eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: Mapping[str, Rule]
-) -> Plan | Refusal:
+def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: Mapping[str, Rule]) -> Plan | Refusal:
     """The plan of an equation, with its views matched to the definitions of what it reads."""
     name = eqn.primitive.name
     if eqn.effects:

@@ -2,7 +2,7 @@
 elsewhere. It can share a pass with other reductions along the dimension."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,9 +15,10 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, apply, const, convert, select
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions
-from pallasfuse.jaxpr_frontend.plans import Plan, Position, Rule, dtype_of, flat, shape_of
+from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 
 type Makers = Mapping[Var, JaxprEqn]
+type _Term = Callable[[tuple[Expr, ...], Expr], Expr]
 
 _LARGEST = 2**30
 _NO_PICK = "gather of anything but one element along one axis, for every row, is left to XLA"
@@ -41,7 +42,10 @@ def _gather(eqn: JaxprEqn, dims: Dimensions, space: int, makers: Makers) -> Plan
         return Refusal(_NO_PICK)
     # the dimensions of the result that are no offsets are those of the indices, in order
     of_indices = [d for d in range(len(out)) if d not in {int(o) for o in numbers.offset_dims}]
-    rows = {int(a): of_indices[int(i)] for a, i in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)}
+    rows = {
+        int(a): of_indices[int(i)]
+        for a, i in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    }
     picked: list[tuple[int, Any]] = []
     for column, dim in enumerate(int(d) for d in numbers.start_index_map):
         component = _component(indices, column, len(numbers.start_index_map), makers)
@@ -55,7 +59,7 @@ def _gather(eqn: JaxprEqn, dims: Dimensions, space: int, makers: Makers) -> Plan
     others = [d for d, n in enumerate(out) if n != 1 and d not in rows.values()]
     if len(picked) != 1 or len(set(rows.values())) != len(rows) or others:
         return Refusal(_NO_PICK)
-    (along_dim, index), = picked
+    ((along_dim, index),) = picked
     if not dtypes.is_float(dtype_of(array)) or any(n > _LARGEST for n in shape):
         return Refusal(f"gather of {dtype_of(array)} along {shape[along_dim]} elements is left to XLA")
     body = _body(eqn, dtype_of(index), shape[along_dim])
@@ -71,7 +75,7 @@ def _gather(eqn: JaxprEqn, dims: Dimensions, space: int, makers: Makers) -> Plan
                 operands=(array, index), picks=True)  # fmt: skip
 
 
-def _body(eqn: JaxprEqn, index_dtype: str, extent: int) -> Any:
+def _body(eqn: JaxprEqn, index_dtype: str, extent: int) -> _Term | Refusal:
     """`(array element, index), position -> term`, with what an index out of range means."""
     dtype = dtype_of(eqn.outvars[0])
     mode, fill = eqn.params["mode"], eqn.params["fill_value"]
@@ -92,7 +96,9 @@ def _body(eqn: JaxprEqn, index_dtype: str, extent: int) -> Any:
         value = args[0]
         if fills:
             inside = apply("and", apply("ge", index, const(0, compared)), apply("lt", index, end))
-            value = select(inside, value, const(math.nan if fill is None else float(np.asarray(fill, jnp.dtype(dtype))), dtype))
+            value = select(
+                inside, value, const(math.nan if fill is None else float(np.asarray(fill, jnp.dtype(dtype))), dtype)
+            )
         return select(apply("eq", convert(position, compared), nearest), value, const(0.0, dtype))
 
     return body
@@ -123,22 +129,21 @@ def _position_along(atom: Any, makers: Makers) -> int | None:
     if maker is None or not dtypes.is_integer(dtype_of(atom)):
         return None
     source = maker.invars[0] if maker.invars else None
+    along: int | None = None
     match maker.primitive.name:
-        case "iota":
-            dim = int(maker.params["dimension"])
-            return dim if not maker.invars and shape_of(atom)[dim] - 1 <= np.iinfo(dtype_of(atom)).max else None
+        case "iota" if not maker.invars:
+            along = int(maker.params["dimension"])
         case "copy" | "convert_element_type" | "stop_gradient":
-            dim = _position_along(source, makers)
-            return dim if dim is not None and shape_of(atom)[dim] - 1 <= np.iinfo(dtype_of(atom)).max else None
+            along = _position_along(source, makers)
         case "broadcast_in_dim" if len(maker.invars) == 1:
-            dim = _position_along(source, makers)
-            if dim is None:
-                return None
-            to = int(maker.params["broadcast_dimensions"][dim])
-            return to if shape_of(atom)[to] == shape_of(source)[dim] else None
-        case "select_n" if _is_negative(maker.invars[0], maker.invars[1], makers):
-            return _position_along(maker.invars[1], makers)  # no position is
-    return None
+            before = _position_along(source, makers)
+            if before is not None:
+                along = int(maker.params["broadcast_dimensions"][before])
+                along = along if shape_of(atom)[along] == shape_of(source)[before] else None
+        case "select_n" if len(maker.invars) == 3 and _is_negative(maker.invars[0], maker.invars[1], makers):
+            along = _position_along(maker.invars[1], makers)  # no position is negative
+    fits = along is not None and shape_of(atom)[along] - 1 <= np.iinfo(dtype_of(atom)).max
+    return along if fits else None
 
 
 def _is_negative(predicate: Any, of: Any, makers: Makers) -> bool:

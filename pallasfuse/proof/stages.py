@@ -105,14 +105,14 @@ def conversion(instance: Instance, delta: float, seed: int, record: Record) -> N
         eqn = maker[variable]
         values: dict[str, Value] = {}
 
-        def operand(atom: Any, reads: frozenset[str] = nest.reads, values: dict[str, Value] = values) -> Value | None:
-            """A random value; what the nest has in another form, by the equation that it comes from."""
+        def operand(atom: Any, nest: Nest = nest, values: dict[str, Value] = values) -> Value | None:
+            """A random value; of what the nest reads in another form, what its equation makes of that."""
             if isinstance(atom, Literal):
                 return equations.literal(atom)
             name = names[atom]
-            if name not in reads and atom in maker and nest.picks:
-                made = [operand(a) for a in maker[atom].invars]
-                return equations.equation(maker[atom], [v for v in made if v is not None]) if None not in made else None
+            if nest.picks and name not in nest.reads and atom in maker:
+                made = [v for a in maker[atom].invars if (v := operand(a)) is not None]
+                return equations.equation(maker[atom], made) if len(made) == len(maker[atom].invars) else None
             if name not in values:
                 values[name] = fields.random([a.extent for a in defined[name].axes], defined[name].dtype)
             return values[name].reshape(shapes[atom])

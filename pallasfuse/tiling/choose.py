@@ -247,7 +247,8 @@ def _products_on_gpu(group: Group, shape: Shape, row: Axis, target: Target) -> l
     ]
     if not target.warpgroup_rows:
         return [
-            replace(_schedule(group, _packed(t.rows, shape), t.rolled, t.warps, t.stages), relative_time=t.time) for t in fitting
+            replace(_schedule(group, _packed(t.rows, shape), t.rolled, t.warps, t.stages), relative_time=t.time)
+            for t in fitting
         ]
     rows_last = replace(group, parallel=(*(a for a in group.parallel if a != row), row))
     streams = [r for r in operands if group.rolled in r.indices]

@@ -177,31 +177,34 @@ class Equations:
         limited = []
         for column, limit in zip(columns, limits, strict=True):
             low, high = (self.fields.constant(n, column.dtype, rank) for n in (0, limit - 1))
-            limited.append(self.fields.apply("min", [self.fields.apply("max", [column, low], column.dtype), high], column.dtype))
+            limited.append(
+                self.fields.apply("min", [self.fields.apply("max", [column, low], column.dtype), high], column.dtype)
+            )
         # rows of the array stand where the indices that belong to them do
-        order = [int(d) for d in numbers.operand_batching_dims]
-        to = [int(d) for d in numbers.start_indices_batching_dims]
+        rows = {
+            int(a): int(i)
+            for a, i in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+        }
+        order = tuple(sorted(rows).index(a) for a in sorted(rows, key=rows.__getitem__))
+        others = tuple(d for d in range(rank) if d not in rows.values())
         result: Value | None = None
         for place in np.ndindex(*limits):
-            at: list[Any] = [0] * array.rank
-            for d in order:
-                at[d] = slice(None)
-            for d, n in zip(by_index, place, strict=True):
-                at[d] = n
-            kept = sorted(order)
-            rows = array.take((*at, slice(None))).transpose(tuple(kept.index(d) for d, _ in sorted(zip(order, to, strict=True), key=lambda x: x[1])))
-            rows = rows.expand(tuple(d for d in range(rank) if d not in to))
+            at = dict(zip(by_index, place, strict=True))
+            index = tuple(slice(None) if d in rows else at.get(d, 0) for d in range(array.rank))
+            elements = array.take((*index, slice(None))).transpose(order).expand(others)
             if result is None:
-                result = rows
+                result = elements
                 continue
-            for column, n in zip(limited, place, strict=True):
-                here = self.fields.apply("eq", [column, self.fields.constant(n, column.dtype, rank)], "bool")
-                matches = here if column is limited[0] else self.fields.apply("and", [matches, here], "bool")
-            result = self.fields.apply("select", [matches, rows, result], dtype)
+            matches = [self.fields.apply("eq", [c, self.fields.constant(n, c.dtype, rank)], "bool")
+                       for c, n in zip(limited, place, strict=True)]  # fmt: skip
+            here = matches[0]
+            for other in matches[1:]:
+                here = self.fields.apply("and", [here, other], "bool")
+            result = self.fields.apply("select", [here, elements, result], dtype)
         assert result is not None
         if str(mode).endswith("FILL_OR_DROP"):
             fill = eqn.params["fill_value"]
-            missing = self.fields.constant(float("nan") if fill is None else float(fill), dtype, rank)
+            missing = self.fields.constant(float("nan") if fill is None else float(np.asarray(fill)), dtype, rank)
             for column, limit in zip(columns, limits, strict=True):
                 for op, n in (("ge", 0), ("lt", limit)):
                     inside = self.fields.apply(op, [column, self.fields.constant(n, column.dtype, rank)], "bool")

@@ -69,12 +69,16 @@ class _XlaInterpreter(Interpreter):
 
     def _reduce(self, axes: tuple[Axis, ...], reducer: str, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile:
         picked = self._picked(value, over, scope) if reducer == "sum" else None
-        return super()._reduce(axes, reducer, value, over, scope) if picked is None else self._widen(picked, axes, scope)
+        return (
+            super()._reduce(axes, reducer, value, over, scope) if picked is None else self._widen(picked, axes, scope)
+        )
 
     def _picked(self, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile | None:
         """The sum over an axis of `select(axis == at, x, 0)`; None if `value` is something else."""
         match value:
-            case Apply("select", (Apply("eq", (Index(axis), at)), x, Const(0))) if over == (axis,) and axis not in at.axes:
+            case Apply("select", (Apply("eq", (Index(axis), at)), x, Const(0))) if (
+                over == (axis,) and axis not in at.axes
+            ):
                 pass
             case _:
                 return None
@@ -87,7 +91,9 @@ class _XlaInterpreter(Interpreter):
         offset = index.array - jnp.asarray(window.start, index.array.dtype)
         inside = (offset >= 0) & (offset < window.size)
         shape = tuple(scope.windows[a].size for a in rows)
-        here, inside = (jnp.broadcast_to(self._spread(Tile(jnp.asarray(v), index.axes), rows), shape) for v in (offset, inside))
+        here, inside = (
+            jnp.broadcast_to(self._spread(Tile(jnp.asarray(v), index.axes), rows), shape) for v in (offset, inside)
+        )
         here = jnp.expand_dims(jnp.clip(here, 0, window.size - 1), along)
         element = jnp.take_along_axis(tile.array, here, axis=along, mode="promise_in_bounds")
         return Tile(jnp.where(inside, jnp.squeeze(element, along), jnp.zeros((), tile.array.dtype)), rows)

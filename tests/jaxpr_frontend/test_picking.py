@@ -41,7 +41,7 @@ PICKS = {
     "position and index": lambda x, n: jnp.asarray(x)[jnp.arange(ROWS), n],
     "position and index, fill": lambda x, n: jnp.asarray(x).at[jnp.arange(ROWS), n].get(mode="fill", fill_value=-1.0),
     "position and index, clip": lambda x, n: jnp.asarray(x).at[jnp.arange(ROWS), n].get(mode="clip"),
-    "vmap": lambda x, n: jax.vmap(lambda row, i: row[i])(x, n),
+    "vmap": jax.vmap(lambda row, i: row[i]),
     "first axis": lambda x, n: jnp.asarray(x).T[n, jnp.arange(ROWS)],
     "gather, clip": raw("clip"),
     "gather, fill": raw("fill"),
@@ -76,7 +76,7 @@ def test_batches():
     for function in (
         lambda x, n: jnp.take_along_axis(x, n[..., None], axis=-1)[..., 0],
         lambda x, n: x[jnp.arange(2)[:, None], jnp.arange(ROWS), n],
-        lambda x, n: jax.vmap(lambda a, i: a[jnp.arange(ROWS), i])(x, n),
+        jax.vmap(lambda a, i: a[jnp.arange(ROWS), i]),
         lambda x, n: jnp.take_along_axis(jnp.swapaxes(x, 1, 2), n[:, None], axis=1)[:, 0],
         lambda x, n: jnp.take_along_axis(x.reshape(-1, COLUMNS), n.reshape(-1, 1), axis=-1),
     ):
@@ -87,7 +87,7 @@ def test_batches():
 LEFT = {
     "rows of a table": lambda x, n: jnp.exp(x)[n],
     "several elements of a row": lambda x, n: jnp.take_along_axis(x, jnp.stack([n, n + 1], 1), axis=-1),
-    "a slice at each index": lambda x, n: jax.vmap(lambda row, i: lax.dynamic_slice(row, (i,), (3,)))(x, n),
+    "a slice at each index": jax.vmap(lambda row, i: lax.dynamic_slice(row, (i,), (3,))),
     "two indices": lambda x, n: x[n % ROWS, n],
     "other rows": lambda x, n: x[jnp.arange(ROWS)[::-1], n],
     "shifted rows": lambda x, n: x[(jnp.arange(ROWS) + 1) % ROWS, n],
@@ -107,7 +107,9 @@ def test_other_gathers_are_left_to_xla(name):
 
 def test_a_pick_alone_is_no_kernel():
     """XLA reads one element of each row for it; nothing of ours may read them all."""
-    plan = pf.fuse(along).explain(jax.ShapeDtypeStruct((4096, 50_000), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.int32))
+    plan = pf.fuse(along).explain(
+        jax.ShapeDtypeStruct((4096, 50_000), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.int32)
+    )
     assert plan.kernels == ()
     assert [f.operation for f in plan.fallbacks if f.operation == "gather"] == ["gather"]
 
