@@ -209,7 +209,7 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
         for phase in kernel.phases:
-            if phase.target.platform == "gpu" and arithmetic.coarse_values(phase.program):
+            if phase.target.writes_kernels and arithmetic.coarse_values(phase.program):
                 conditions |= {arithmetic.CONDITION: None}
             if phase.target.name in _CONDITIONS:
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))

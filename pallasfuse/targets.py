@@ -57,6 +57,11 @@ class Target:
     unsupported_ops: frozenset[str] = frozenset()
     unsupported_reducers: frozenset[str] = frozenset()
 
+    @property
+    def writes_kernels(self) -> bool:
+        """Its kernels are for a GPU and written here: XLA does not see their arithmetic."""
+        return self.platform == "gpu" and not self.only_long_products
+
     def padded(self, extent: int) -> int:
         """The size of the tile that holds a whole axis."""
         if self.tails == "exact":
