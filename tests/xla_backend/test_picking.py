@@ -173,3 +173,42 @@ def test_no_product_is_computed_twice():
     for target in ("xla", "triton"):
         plan = pf.fuse(two_pass, target=target).explain(*shapes)
         assert all(not k.group.inner or k.group.passes == 1 for k in plan.kernels)
+
+
+def batched(h, w, n):
+    logits = h @ w
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, n[..., None], axis=-1)[..., 0]
+
+
+def biased(h, w, b, n):
+    logits = h @ w + b
+    return jax.nn.logsumexp(logits, axis=-1) - logits[jnp.arange(n.shape[0]), n]
+
+
+def tied(h, e, n):
+    logits = jnp.einsum("nd,vd->nv", h, e, preferred_element_type=jnp.float32)
+    return jax.nn.logsumexp(logits, axis=-1) - taken_along(logits, n)
+
+
+def some_ignored(h, w, n):
+    logits, counts = h @ w, n != -100
+    loss = jax.nn.logsumexp(logits, axis=-1) - taken_along(logits, jnp.where(counts, n, 0))
+    return jnp.where(counts, loss, 0.0)
+
+
+FORMS = {
+    "two axes of rows": (batched, ((2, 512, 2048), (2048, 32768)), (2, 512)),
+    "a bias": (biased, ((1024, 2048), (2048, 32768), (32768,)), (1024,)),
+    "a matrix whose rows are the columns": (tied, ((1024, 2048), (32768, 2048)), (1024,)),
+    "ignored labels": (some_ignored, ((1024, 2048), (2048, 32768)), (1024,)),
+}
+
+
+@pytest.mark.parametrize(("target", "dtype"), [("xla", "float32"), ("mosaic_gpu", "bfloat16")])
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms_are_one_kernel(name, target, dtype):
+    function, shapes, rows = FORMS[name]
+    arrays = [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in shapes]
+    plan = pf.fuse(function, target=target).explain(*arrays, jax.ShapeDtypeStruct(rows, jnp.int32))
+    (kernel,) = plan.kernels
+    assert plan.fallbacks == () and kernel.target.name == {"xla": "xla", "mosaic_gpu": "xla_gpu"}[target]
