@@ -132,6 +132,12 @@ def compile_for_h100(function: Callable[..., Any], arguments: Sequence[Any]) -> 
     return Compiled(lower_s, compile_s, executable.as_text(), tuple(_launches(thunks, resources)))
 
 
+def temporary_bytes(function: Callable[..., Any], arguments: Sequence[Any]) -> int:
+    """What `function` takes of an H100's memory besides its arguments and results."""
+    on_device = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding()) for a in arguments]
+    return int(lower(function, on_device).compile().memory_analysis().temp_size_in_bytes)
+
+
 @cache
 def _sharding() -> jax.sharding.Sharding:
     from jax.experimental import topologies

@@ -18,6 +18,7 @@ from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
+from pallasfuse.ir.axes import volume
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -40,6 +41,7 @@ Array = Any
 
 _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Array]]] = {
     "xla": loops.run,
+    "xla_gpu": loops.run,
     "interpret": interpret.run,
     "triton": triton_kernel.run,
     "mosaic_gpu": mosaic_gpu.run,
@@ -210,7 +212,7 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
         for phase in kernel.phases:
-            if phase.target.platform == "gpu" and arithmetic.coarse_values(phase.program):
+            if phase.target.writes_kernels and arithmetic.coarse_values(phase.program):
                 conditions |= {arithmetic.CONDITION: None}
             if phase.target.name in _CONDITIONS:
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
@@ -271,13 +273,27 @@ class _Placed:
 
 def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
     declined: list[str] = []
+    while (reason := _not_for(chosen, target)) is not None and target.otherwise:
+        declined.append(f"{target.name}: {reason}")
+        target = find(target.otherwise)
     while True:
         schedule, phases, problem = _fastest(chosen, target, tensors, options)
-        if problem is None or not target.otherwise:
+        other = find(target.otherwise) if target.otherwise else None
+        if problem is None or other is None or _not_for(chosen, other) is not None:
             # tiles that were asked for are refused by the last target's emitter, with the reason
-            return _Placed(schedule, phases, tuple(declined), None if options.tiles else problem)
+            return _Placed(schedule, phases, tuple(declined), reason or (None if options.tiles else problem))
         declined.append(f"{target.name}: {problem}")
-        target = find(target.otherwise)
+        target = other
+
+
+def _not_for(chosen: Group, target: Target) -> str | None:
+    """Why a target has no kernel for a group, whatever its tiles."""
+    long = next((n for n in chosen.inner if volume(n.reduced) > target.max_inner), None)
+    if long is None:
+        return "it only has kernels for products whose sum no tile holds" if target.only_long_products else None
+    if target.platform == "cpu" or target.only_long_products:
+        return None
+    return f"{long.name} sums {volume(long.reduced)} elements, too many to keep inside a tile"
 
 
 def _fastest(
@@ -332,6 +348,8 @@ def _phases(
         problem = _problem(phase)
         while number and problem is not None and phase.target.otherwise:
             other = find(phase.target.otherwise)
+            if _not_for(chosen, other) is not None:
+                break
             phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
             problem = _problem(phase)
         phases.append(phase)
@@ -389,7 +407,7 @@ def _alternatives(
     chosen: Group, schedule: Schedule, target: Target, rolling: Strategy, share: float, least_ms: float
 ) -> dict[Strategy, float]:
     """Predicted times of rolling and splitting, of a kernel whose own blocks do not fill the device."""
-    if target.platform != "gpu" or schedule.trips == 1 or fills(schedule, target):
+    if schedule.trips == 1 or fills(schedule, target):
         return {}
     parted = schedule if schedule.parts > 1 else replace(schedule, parts=min(2, schedule.trips))
     found, launch_ms = predict(chosen, parted, target, share), 1e-3 * target.launch_us

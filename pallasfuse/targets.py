@@ -52,8 +52,17 @@ class Target:
     """Loops are planned ahead: their bounds depend on no data."""
     otherwise: str = ""
     """The target whose kernels stand in where this one has none."""
+    long_products: bool = False
+    """It, or one that stands in, runs products whose sum is longer than `max_inner` as calls of a library."""
+    only_long_products: bool = False
+    """It has kernels for groups with such a product only: whatever else is faster without it."""
     unsupported_ops: frozenset[str] = frozenset()
     unsupported_reducers: frozenset[str] = frozenset()
+
+    @property
+    def writes_kernels(self) -> bool:
+        """Its kernels are for a GPU and written here: XLA does not see their arithmetic."""
+        return self.platform == "gpu" and not self.only_long_products
 
     def padded(self, extent: int) -> int:
         """The size of the tile that holds a whole axis."""
@@ -68,11 +77,11 @@ class Target:
         return 1e3 * max(arithmetic_s, traffic_s) + 1e-3 * self.launch_us * launches
 
 
-XLA_CPU = Target("xla", "cpu", "exact", 20.0, 0.15, 0.02, 5.0, 1024)
+XLA_CPU = Target("xla", "cpu", "exact", 20.0, 0.15, 0.02, 5.0, 1024, long_products=True)
 INTERPRET = Target("interpret", "cpu", "masked", 20.0, 0.15, 0.02, 5.0, 1024, smallest_dot=16)
 TRITON = Target(
     "triton", "gpu", "masked", 3000.0, 600.0, 60.0, 3.0, 256, smallest_dot=16, shared_memory_bytes=232448,
-    cache_bytes=50 << 20, multiprocessors=132,
+    cache_bytes=50 << 20, multiprocessors=132, otherwise="xla_gpu", long_products=True,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
     unsupported_reducers=frozenset({"prod", "and", "or"}),
 )  # fmt: skip
@@ -83,7 +92,13 @@ MOSAIC_GPU = replace(
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not"}),
 )  # fmt: skip
 
-TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON, MOSAIC_GPU)}
+XLA_GPU = replace(
+    TRITON, name="xla_gpu", tails="exact", smallest_dot=1, otherwise="", only_long_products=True,
+    unsupported_ops=frozenset(), unsupported_reducers=frozenset(),
+)  # fmt: skip
+"""Loops of XLA: a tile is large, and the product in it is XLA's own."""
+
+TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON, MOSAIC_GPU, XLA_GPU)}
 
 
 def find(name: str) -> Target:

@@ -78,6 +78,8 @@ def _elementwise_flops(roots: Iterable[Expr]) -> float:
 def apart(nest: Nest) -> Work:
     """One nest as XLA runs it: maps fuse into it, but operands of a matrix product are written to memory first."""
     out = float(tensor_bytes(nest.axes, nest.dtype))
+    if nest.picks:  # one element of the reduced axis is looked at
+        return Work(0.0, float(volume(nest.axes)), out, out, 1)
     space = float(volume(nest.axes + nest.reduced))
     operands = product_operands(nest)
     if operands is None:
@@ -108,7 +110,9 @@ def together(
     for node in postorder(*(n.body for n in everything)):
         if isinstance(node, Read) and node.tensor not in produced:
             leaves[node.tensor, frozenset(node.indices)] = float(tensor_bytes(node.indices, node.dtype))
-        elif isinstance(node, Apply) and node.op != "convert":
+    # to pick an element out of what is computed anyway costs nothing
+    for node in postorder(*(n.body for n in everything if not n.picks)):
+        if isinstance(node, Apply) and node.op != "convert":
             elementwise.add(node)
     matmul_flops, vector_flops = 0.0, 0.0
     for nest in everything:
@@ -121,8 +125,18 @@ def together(
         if product_operands(nest) is not None:
             matmul_flops += 2.0 * space
             elementwise.discard(nest.body)
-        elif nest.is_reduction:
+        elif nest.is_reduction and not nest.picks:
             vector_flops += space
     vector_flops += visited_share * sum(volume(n.axes) for n in elementwise)
     written = sum(float(tensor_bytes(n.axes, n.dtype)) for n in outputs)
     return Work(matmul_flops, vector_flops, sum(leaves.values()), written, 1)
+
+
+def sliced(inner: Iterable[Nest], rolled: Axis, longest: int, passes: int) -> Work:
+    """What products whose sum is longer than `longest` add: a library takes the matrix slice by slice, each of which is copied."""
+    copied = sum(
+        float(tensor_bytes(operand.axes, strip_exact_casts(operand).dtype))
+        for nest in inner if volume(nest.reduced) > longest
+        for operand in product_operands(nest) or () if rolled in operand.axes
+    )  # fmt: skip
+    return Work(bytes_read=passes * copied, bytes_written=passes * copied)

@@ -32,7 +32,7 @@ def deduplicate(program: LoopProgram) -> LoopProgram:
             if original is not nest:
                 same[nest.name] = original
                 copy = read(original.name, original.axes, original.dtype)
-                nests.append(replace(nest, body=copy, reduced=(), reducer=None, precision=None))
+                nests.append(replace(nest, body=copy, reduced=(), reducer=None, precision=None, picks=False))
                 continue
         nests.append(nest)
     return replace(program, nests=tuple(nests))

@@ -1,7 +1,7 @@
 """From a reduction that reads unfinished reductions to a proven, stable `Fold`, or the reason why not."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse import repair
@@ -21,7 +21,7 @@ from pallasfuse.fusion.stability import (
 )
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Read, convert, postorder, read, substitute
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, const, convert, postorder, read, select, substitute
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.neutrality import evaluate_under
@@ -38,13 +38,69 @@ class Folded:
     exceptions: tuple[str, ...] = ()
 
 
-def plain_fold(nest: Nest, pass_index: int) -> Fold:
+def plain_fold(nest: Nest, rolled: Axis, pass_index: int) -> Fold:
     """A reduction that reads nothing unfinished: one accumulator, no repair."""
+    picked = picked_fold(nest, rolled, pass_index, unfinished=())
+    if picked is not None:
+        return picked
     assert nest.reducer is not None
     term = convert(nest.body, dtypes.accumulator(nest.body.dtype))
     name = f"{nest.name}.acc0"
     accumulator = Accumulator(name, nest.axes, nest.reducer, term, None)
     return Fold(nest, pass_index, (accumulator,), (), read(name, nest.axes, term.dtype))
+
+
+def picked_fold(nest: Nest, rolled: Axis, pass_index: int, unfinished: Collection[str]) -> Fold | None:
+    """The fold of a sum with one term: what is computed from that term is computed after the sum.
+
+    None where the term is computed from several values that vary along the rolled axis.
+    """
+    if not nest.picks or nest.reduced != (rolled,):
+        return None
+    body = nest.body
+    match body:
+        case Apply("select", (Apply("eq", (position, at)) as here, value, Const(0))) if position.axes == {rolled}:
+            pass
+        case _:
+            return None
+    if rolled in at.axes or at.tensors & frozenset(unfinished):
+        return None
+    varying = _varying(value, rolled, frozenset(unfinished))
+    if len(varying) != 1 or not dtypes.is_float(varying[0].dtype):
+        return None
+    (source,) = varying
+    wide = dtypes.accumulator(source.dtype)
+    term = select(here, convert(source, wide), const(0.0, wide))
+    name = f"{nest.name}.acc0"
+    finish = substitute(value, {source: convert(read(name, nest.axes, wide), source.dtype)})
+    return Fold(
+        nest,
+        pass_index,
+        (Accumulator(name, nest.axes, SUM, term, None),),
+        (),
+        convert(finish, dtypes.accumulator(body.dtype)),
+    )
+
+
+def _varying(root: Expr, rolled: Axis, unfinished: frozenset[str]) -> list[Expr]:
+    """Maximal subexpressions that vary along the rolled axis and can be computed in the pass; constants aside, `root` reads
+    nothing else along the axis."""
+    found: dict[Expr, None] = {}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if rolled not in node.axes:
+            continue
+        if node.tensors & unfinished or _is_choice(node, rolled):
+            stack.extend(node.args)
+        else:
+            found[node] = None
+    return list(found)
+
+
+def _is_choice(node: Expr, rolled: Axis) -> bool:
+    """A choice that does not vary along the axis."""
+    return isinstance(node, Apply) and node.op == "select" and rolled not in node.args[0].axes
 
 
 def _frame_values(body: Expr, rolled: Axis, unfinished: frozenset[str]) -> list[Expr]:
@@ -79,7 +135,10 @@ def fold_over(
     assert nest.reducer is not None
     names = frozenset(unfinished)
     if not nest.reads & names:
-        return Folded(plain_fold(nest, pass_index))
+        return Folded(plain_fold(nest, rolled, pass_index))
+    picked = picked_fold(nest, rolled, pass_index, names)
+    if picked is not None:
+        return Folded(picked)
     kept = frozenset(nest.axes)
     hoisted = Hoisted(nest.body, (), ())
     if nest.reducer == SUM and dtypes.is_float(nest.body.dtype) and not strict:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.cost import apart, product_operands, together
+from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
@@ -237,7 +237,8 @@ def _build(
         conditions=folded.conditions, exceptions=folded.exceptions, strict=graph.strict, source=members[0].source,
     )  # fmt: skip
     passes = dict.fromkeys(inside, group.passes)
-    fused = together([f.nest for f in folded.folds], inner_nests, final, core, passes).milliseconds(target)
+    work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
+    fused = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).milliseconds(target)
     stored = frozenset(outputs)
     affected = [n for n in graph.roots() if n.name not in context.made
                 and (n.name in inside | stored or graph.depends(n.name, inside))]  # fmt: skip
@@ -318,7 +319,9 @@ def _inner_refusal(
     unsupported = _unsupported(nest, target)
     if unsupported is not None:
         return unsupported
-    if volume(nest.reduced) > target.max_inner:
+    if nest.picks:
+        return f"{nest.name} takes one element by its index: XLA reads no others"
+    if volume(nest.reduced) > target.max_inner and not _whole_product(nest, core, axis, target):
         return f"{nest.name} reduces {volume(nest.reduced)} elements, too many to keep inside a tile"
     stray = [a for a in nest.axes if a not in inside]
     if stray or any(a in core for a in nest.reduced):
@@ -335,6 +338,16 @@ def _inner_refusal(
             f"computing {nest.name} again in every block would cost {recompute_ms:.3g} ms, storing it {store_ms:.3g} ms"
         )
     return None
+
+
+def _whole_product(nest: Nest, core: tuple[Axis, ...], rolled: Axis, target: Target) -> bool:
+    """A product of all rows of the grid with a slice of one matrix along the rolled axis: nothing of it is computed twice, and
+    where a target calls a library for it, its sum may be long."""
+    operands = product_operands(nest)
+    if operands is None or not target.long_products or len(nest.reduced) != 1:
+        return False
+    sides = [frozenset(o.axes) - frozenset(nest.reduced) for o in operands]
+    return any(rows == frozenset(core) and columns == {rolled} for rows, columns in (sides, sides[::-1]))
 
 
 def _convexity_violation(
@@ -397,9 +410,11 @@ def _derive_folds(
             if isinstance(got, Refusal):
                 refusals.append(got.reason)
                 continue
-            fold = got.fold if got is not None else plain_fold(inlined, pass_index)
+            fold = got.fold if got is not None else plain_fold(inlined, axis, pass_index)
             finished = frozenset(t for t in inputs if t not in unfinished and (t in folds or graph.depends(t, folds)))
             folds[nest.name] = replace(fold, finished_reads=finished, refusals=tuple(refusals))
+            if nest.picks:
+                conditions.append("a -0.0 that is taken by its index is 0.0")
             if got is not None:
                 conditions.extend(got.conditions)
                 exceptions.extend(got.exceptions)

@@ -51,6 +51,8 @@ class Nest:
     source: Source = Source()
     precision: str | None = None
     """Of the products in a contraction, as JAX names it; None for a sum that the user wrote as a sum: full precision."""
+    picks: bool = False
+    """The program takes one element of the reduced axis by its index: the body is `select(axis == an index in range, x, 0)`."""
 
     @property
     def is_reduction(self) -> bool:

@@ -17,7 +17,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
-from pallasfuse.jaxpr_frontend import elementwise, layout, reductions
+from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
 from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import flatten
@@ -60,11 +60,12 @@ def convert(jaxpr: Jaxpr) -> Converted:
     known = {var: _Known(flat(dims.fresh_shape(shape_of(var), dims.space()))) for var in inputs}
     has_empty = any(0 in shape_of(v) for v in _variables(flattened))
     steps: list[_Step] = []
+    rules = _RULES | picking.rules(flattened)
     for eqn in flattened.eqns:
-        plan = Refusal("an axis is empty") if has_empty else _plan(eqn, dims, known)
+        plan = Refusal("an axis is empty") if has_empty else _plan(eqn, dims, known, rules)
         match plan:
             case Plan(kept=kept):
-                depth = max((known[a].depth for a in eqn.invars if isinstance(a, Var)), default=0)
+                depth = max((known[a].depth for a in plan.reads(eqn) if isinstance(a, Var)), default=0)
                 outputs: tuple[_Known, ...] = (_Known(kept, depth + (plan.reducer is not None)),)
             case Refusal():
                 outputs = tuple(_Known(flat(dims.fresh_shape(shape_of(v), dims.space()))) for v in eqn.outvars)
@@ -88,12 +89,12 @@ def _variables(jaxpr: Jaxpr) -> Iterator[Var]:
         yield from eqn.outvars
 
 
-def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known]) -> Plan | Refusal:
+def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: Mapping[str, Rule]) -> Plan | Refusal:
     """The plan of an equation, with its views matched to the definitions of what it reads."""
     name = eqn.primitive.name
     if eqn.effects:
         return Refusal(f"{name} has a side effect")
-    rule = _RULES.get(name)
+    rule = rules.get(name)
     if rule is None:
         return Refusal(f"{name} is left to XLA")
     for atom in (*eqn.outvars, *eqn.invars):
@@ -118,7 +119,7 @@ def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known]) -> Plan 
 
 
 def _tensors(eqn: JaxprEqn, plan: Plan, known: Mapping[Var, _Known]) -> Iterator[tuple[_Known, tuple[Symbol, ...]]]:
-    for atom, view in zip(eqn.invars, plan.views, strict=True):
+    for atom, view in zip(plan.reads(eqn), plan.views, strict=True):
         if isinstance(atom, Var):
             yield known[atom], view
 
@@ -211,7 +212,7 @@ class _Naming:
             case Plan() as plan:
                 var = step.eqn.outvars[0]
                 kept, reduced = self._over(plan.kept), self._over(plan.reduced)
-                args = tuple(self._operand(a, v) for a, v in zip(step.eqn.invars, plan.views, strict=True))
+                args = tuple(self._operand(a, v) for a, v in zip(plan.reads(step.eqn), plan.views, strict=True))
                 yield Nest(
                     name=self._tensor_names[var],
                     axes=kept,
@@ -221,6 +222,7 @@ class _Naming:
                     reducer=plan.reducer,
                     source=source,
                     precision=plan.precision,
+                    picks=plan.picks,
                 )
             case _:
                 assert_never(step.plan)

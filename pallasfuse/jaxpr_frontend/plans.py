@@ -26,6 +26,14 @@ class Plan:
     reduced: tuple[Symbol, ...] = ()
     reducer: Reducer | None = None
     precision: str | None = None
+    operands: tuple[Any, ...] = ()
+    """What is read instead of the equation's own operands, where it is not those."""
+    picks: bool = False
+    """As `Nest.picks`."""
+
+    def reads(self, eqn: JaxprEqn) -> tuple[Any, ...]:
+        """The variables and literals that `views` are of."""
+        return self.operands or tuple(eqn.invars)
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:

@@ -110,16 +110,22 @@ def conversion(instance: Instance, delta: float, seed: int, record: Record) -> N
         variable = converted.variable[nest.name]
         eqn = maker[variable]
         values: dict[str, Value] = {}
-        operands = []
-        for atom in eqn.invars:
+
+        def operand(atom: Any, nest: Nest = nest, values: dict[str, Value] = values) -> Value | None:
+            """A random value; of what the nest reads in another form, what its equation makes of that."""
             if isinstance(atom, Literal):
-                operands.append(equations.literal(atom))
-            else:
-                name = names[atom]
-                if name not in values:
-                    values[name] = fields.random([a.extent for a in defined[name].axes], defined[name].dtype)
-                operands.append(values[name].reshape(shapes[atom]))
-        expected = equations.equation(eqn, operands)
+                return equations.literal(atom)
+            name = names[atom]
+            if nest.picks and name not in nest.reads and atom in maker:
+                made = [v for a in maker[atom].invars if (v := operand(a)) is not None]
+                return equations.equation(maker[atom], made) if len(made) == len(maker[atom].invars) else None
+            if name not in values:
+                values[name] = fields.random([a.extent for a in defined[name].axes], defined[name].dtype)
+            return values[name].reshape(shapes[atom])
+
+        operands = [operand(atom) for atom in eqn.invars]
+        known = [v for v in operands if v is not None]
+        expected = equations.equation(eqn, known) if len(known) == len(operands) else None
         if expected is None:
             record.uncovered[f"{stage}: {nest.name}, a {eqn.primitive.name} at {nest.source}"] = None
             continue

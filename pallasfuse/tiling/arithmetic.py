@@ -44,7 +44,7 @@ CONDITION = "exp of a half-precision product is exp2 of the product times log2(e
 
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
     """The same kernel with the arithmetic that a target has, and the cheaper of it."""
-    if target.platform != "gpu":
+    if not target.writes_kernels:
         return program
     legal = legalize.rewrite(program, target.legalized_ops)
     if target.pins:

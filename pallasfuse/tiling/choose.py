@@ -55,6 +55,8 @@ def examine(group: Group) -> Shape:
 def choose(group: Group, target: Target) -> list[Schedule]:
     """Schedules for `target`, best first by prediction."""
     shape = examine(group)
+    if _calls_library(group, shape, target):
+        return [_for_library(group, target)]
     found = _for_gpu(group, shape, target) if target.platform == "gpu" else [_for_cpu(group, shape)]
     if target.static_bounds:
         return found
@@ -65,6 +67,38 @@ def choose(group: Group, target: Target) -> list[Schedule]:
 def _schedule(group: Group, tiles: dict[Axis, int], rolled_tile: int, warps: int = 4, stages: int = 2) -> Schedule:
     grid = tuple((a, min(tiles.get(a, 1), a.extent)) for a in group.parallel)
     return Schedule(grid, group.rolled, min(rolled_tile, group.rolled.extent), warps, stages)
+
+
+_LIBRARY_ROWS = 1 << 12
+"""Rows of a product beyond which more of them make it no faster."""
+_LIBRARY_COLUMNS = {"cpu": (128, 1024), "gpu": (1024, 4096)}
+"""The fewest that keep the device busy, and the most that are of use."""
+_LIBRARY_SHARE = 24
+"""What a tile and the slice of the matrix for it may take of the memory for the whole product: one of so many parts."""
+
+
+def _calls_library(group: Group, shape: Shape, target: Target) -> bool:
+    """Is the work one product of all rows with one matrix, which is reduced at once?"""
+    if any(math.prod(a.extent for a in n.reduced) > target.max_inner for n in group.inner):
+        return True
+    rows, products = frozenset(group.parallel), [n for n in group.inner if _is_product(n)]
+    if target.platform != "cpu" or len(products) != 1 or any(_is_product(f.nest) for f in group.folds):
+        return False
+    streams = [r for r in postorder(products[0].body) if isinstance(r, Read) and group.rolled in r.indices]
+    return bool(streams) and shape.row is not None and not any(rows & frozenset(r.indices) for r in streams)
+
+
+def _for_library(group: Group, target: Target) -> Schedule:
+    """Large tiles: the product in each is a call of a library, and few other operations follow."""
+    tiles: dict[Axis, int] = {}
+    rows = 1
+    for axis in reversed(group.parallel):
+        tiles[axis] = min(axis.extent, max(1, _LIBRARY_ROWS // rows))
+        rows *= tiles[axis]
+    summed = max(math.prod(a.extent for a in n.reduced) for n in group.inner)
+    fewest, most = _LIBRARY_COLUMNS[target.platform]
+    columns = power_of_two(1 + rows * group.rolled.extent // (_LIBRARY_SHARE * (summed + rows))) // 2
+    return _schedule(group, tiles, min(most, max(fewest, columns)))
 
 
 _CACHE_ELEMENTS = 1 << 15

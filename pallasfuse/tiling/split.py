@@ -44,8 +44,11 @@ def blocks(schedule: Schedule) -> int:
 
 
 def fills(schedule: Schedule, target: Target) -> bool:
-    """Are there blocks for nearly all multiprocessors? A split would only add traffic (measured with 128 blocks on an H100)."""
-    return 4 * blocks(schedule) >= 3 * target.multiprocessors
+    """Are there blocks for nearly all multiprocessors? A split would only add traffic (measured with 128 blocks on an H100).
+
+    Loops of XLA run one block after the other.
+    """
+    return not target.writes_kernels or 4 * blocks(schedule) >= 3 * target.multiprocessors
 
 
 def _occupancy(group: Group) -> _Occupancy:

@@ -12,7 +12,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import REDUCERS, SUM
 from pallasfuse.verification.domain import FiniteFields
-from pallasfuse.verification.value import Value
+from pallasfuse.verification.value import Value, stack
 
 type Shapes = Callable[[Any], tuple[int, ...]]
 type Literals = Callable[[Any, str], Any]
@@ -156,6 +156,62 @@ class Equations:
         dtype = _dtype(eqn.outvars[0])
         known = self.fields.integers(at, "int32")
         return self.fields.apply("convert", [known], dtype).broadcast(shape)
+
+    def _concatenate(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
+        dim = int(eqn.params["dimension"])
+        if any(a.shape[:dim] != args[0].shape[:dim] or a.shape[dim + 1 :] != args[0].shape[dim + 1 :] for a in args):
+            return None
+        return stack([a.full() for a in args], dim) if len(args) > 1 else args[0]
+
+    def _gather(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
+        """Of single elements: each is compared with the indices."""
+        array, indices = args
+        numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+        by_index = [int(d) for d in numbers.start_index_map]
+        shape, dtype = self.shapes(eqn.outvars[0]), _dtype(eqn.outvars[0])
+        if any(int(n) != 1 for n in eqn.params["slice_sizes"]) or indices.shape[-1] != len(by_index):
+            return None
+        rank = indices.rank - 1
+        columns = [indices.take((Ellipsis, n, slice(None))) for n in range(len(by_index))]
+        limits = [array.shape[d] for d in by_index]
+        limited = []
+        for column, limit in zip(columns, limits, strict=True):
+            low, high = (self.fields.constant(n, column.dtype, rank) for n in (0, limit - 1))
+            limited.append(
+                self.fields.apply("min", [self.fields.apply("max", [column, low], column.dtype), high], column.dtype)
+            )
+        # rows of the array stand where the indices that belong to them do
+        rows = {
+            int(a): int(i)
+            for a, i in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+        }
+        order = tuple(sorted(rows).index(a) for a in sorted(rows, key=rows.__getitem__))
+        others = tuple(d for d in range(rank) if d not in rows.values())
+        result: Value | None = None
+        for place in np.ndindex(*limits):
+            at = dict(zip(by_index, place, strict=True))
+            index = tuple(slice(None) if d in rows else at.get(d, 0) for d in range(array.rank))
+            elements = array.take((*index, slice(None))).transpose(order).expand(others)
+            if result is None:
+                result = elements
+                continue
+            matches = [self.fields.apply("eq", [c, self.fields.constant(n, c.dtype, rank)], "bool")
+                       for c, n in zip(limited, place, strict=True)]  # fmt: skip
+            here = matches[0]
+            for other in matches[1:]:
+                here = self.fields.apply("and", [here, other], "bool")
+            result = self.fields.apply("select", [here, elements, result], dtype)
+        assert result is not None
+        if str(mode).endswith("FILL_OR_DROP"):
+            fill = eqn.params["fill_value"]
+            missing = self.fields.constant(float("nan") if fill is None else float(np.asarray(fill)), dtype, rank)
+            for column, limit in zip(columns, limits, strict=True):
+                for op, n in (("ge", 0), ("lt", limit)):
+                    inside = self.fields.apply(op, [column, self.fields.constant(n, column.dtype, rank)], "bool")
+                    result = self.fields.apply("select", [inside, result, missing], dtype)
+        elif not str(mode).endswith(("CLIP", "PROMISE_IN_BOUNDS")):
+            return None
+        return result.reshape(shape)
 
     # --- contractions
 

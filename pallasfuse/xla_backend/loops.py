@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasfuse.emission.elementwise import dot_precision
-from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
+from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile, Window
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index
 from pallasfuse.ir.tile_program import TileProgram
 
 
@@ -63,6 +64,41 @@ class _XlaMachine:
         return carried
 
 
+class _XlaInterpreter(Interpreter):
+    """As any interpreter, but XLA can take one element of a tile without a look at the others."""
+
+    def _reduce(self, axes: tuple[Axis, ...], reducer: str, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile:
+        picked = self._picked(value, over, scope) if reducer == "sum" else None
+        return (
+            super()._reduce(axes, reducer, value, over, scope) if picked is None else self._widen(picked, axes, scope)
+        )
+
+    def _picked(self, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile | None:
+        """The sum over an axis of `select(axis == at, x, 0)`; None if `value` is something else."""
+        match value:
+            case Apply("select", (Apply("eq", (Index(axis), at)), x, Const(0))) if (
+                over == (axis,) and axis not in at.axes
+            ):
+                pass
+            case _:
+                return None
+        tile, index = self.value(x, scope), self.value(at, scope)
+        window = scope.windows[axis]
+        if axis not in tile.axes or axis in index.axes or not set(index.axes) <= set(tile.axes):
+            return None
+        along = tile.axes.index(axis)
+        rows = tuple(a for a in tile.axes if a != axis)
+        offset = index.array - jnp.asarray(window.start, index.array.dtype)
+        inside = (offset >= 0) & (offset < window.size)
+        shape = tuple(scope.windows[a].size for a in rows)
+        here, inside = (
+            jnp.broadcast_to(self._spread(Tile(jnp.asarray(v), index.axes), rows), shape) for v in (offset, inside)
+        )
+        here = jnp.expand_dims(jnp.clip(here, 0, window.size - 1), along)
+        element = jnp.take_along_axis(tile.array, here, axis=along, mode="promise_in_bounds")
+        return Tile(jnp.where(inside, jnp.squeeze(element, along), jnp.zeros((), tile.array.dtype)), rows)
+
+
 def _starts(indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> list[Array]:
     return [jnp.asarray(windows[a].start, jnp.int32) for a in indices]
 
@@ -84,7 +120,7 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.
             start = position * jnp.int32(tile)
             starts[axis] = jnp.minimum(start, jnp.int32(axis.extent - tile)) if axis.extent % tile else start
         machine = _XlaMachine(inputs, dict(zip(outputs, written, strict=True)))
-        Interpreter(program, machine).run_block(starts)
+        _XlaInterpreter(program, machine).run_block(starts)
         return tuple(machine.outputs[n] for n in outputs)
 
     if total == 1:

@@ -78,7 +78,18 @@ def _mutant(name: str, room: str, plant: Plant, subject: str, check: str = "xla"
     return Mutant(name, room, plant, subject, check)
 
 
+def _taken_from_the_next_tile(real: Any, self: Any, value: Any, over: Any, scope: Any) -> Any:
+    windows = {a: replace(w, start=w.start + 1) if a in over else w for a, w in scope.windows.items()}
+    return real(self, value, over, replace(scope, windows=windows))
+
+
 MUTANTS = (
+    _mutant(
+        "taken_one_place_late",
+        "xla_backend/loops",
+        instead_of("pallasfuse.xla_backend.loops:_XlaInterpreter._picked", _taken_from_the_next_tile),
+        "taken",
+    ),
     _mutant("exponential_of_base_two", "emission/elementwise", value_at(f"{_TABLE}[exp]", lax.exp2), "softmax"),
     _mutant("maximum_is_minimum", "emission/elementwise", value_at(f"{_TABLE}[max]", jnp.minimum), "softmax"),
     _mutant(

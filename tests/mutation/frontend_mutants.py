@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pallasfuse.errors import Refusal
-from pallasfuse.ir.expr import Expr, add, apply, const, index, mul
+from pallasfuse.ir.expr import Expr, add, apply, const, index, mul, select
 from pallasfuse.ir.reducers import MIN
 from tests.mutation.planting import Mutant, Plant, instead_of, result_of
 
@@ -33,6 +33,23 @@ def _body(primitive: str, change: Callable[..., Expr]) -> Plant:
         return replace(plan, body=lambda args, position: change(real, args, position))
 
     return _plan(primitive, changed)
+
+
+def _taken(change: Callable[..., Expr]) -> Plant:
+    """The body of a gather of single elements; `change(real body, args, position)`."""
+
+    def changed(plan: Any, eqn: Any, dims: Any, *_: Any) -> Any:
+        return (
+            plan
+            if isinstance(plan, Refusal)
+            else replace(plan, body=lambda args, at: change(lambda a, _: plan.body(a, at), args, at(plan.reduced)))
+        )
+
+    return result_of("pallasfuse.jaxpr_frontend.picking:_gather", changed)
+
+
+def eq_zero(position: Expr) -> Expr:
+    return apply("eq", position, const(0, "int32"))
 
 
 def _inverse(permutation: Any) -> tuple[int, ...]:
@@ -102,6 +119,17 @@ MUTANTS = (
         "positions_column_major",
         instead_of("pallasfuse.jaxpr_frontend.conversion:_Naming._position", _column_major),
         "weighted_by_number",
+    ),
+    _mutant("taken_off_by_one", _taken(lambda real, a, p: real((a[0], add(a[1], const(1, "int32"))), p)), "taken"),
+    _mutant(
+        "taken_without_fill",
+        _taken(lambda real, a, p: select(real(a, p).args[0], a[0], const(0.0, "float32"))),
+        "taken",
+    ),
+    _mutant(
+        "taken_from_two_places",
+        _taken(lambda real, a, p: add(real(a, p), select(eq_zero(p), a[0], const(0.0, "float32")))),
+        "taken",
     ),
     _mutant("results_of_a_call_swapped", _inner_body(_reversed_variables("outvars")), "calls"),
     _mutant("arguments_of_a_call_swapped", _inner_body(_reversed_variables("invars")), "calls"),

@@ -49,6 +49,14 @@ def _deduplicates(*, same_body: bool) -> Plant:
     )
 
 
+def _without_finish(fold: Fold | None, *_: Any, **__: Any) -> Fold | None:
+    """What is computed from the one term of a sum is forgotten."""
+    if fold is None:
+        return None
+    main = fold.accumulators[0]
+    return replace(fold, finish=read(main.name, main.axes, main.dtype))
+
+
 def _frames(change: Any) -> Plant:
     return in_folds(lambda f: replace(f, frames=tuple(change(x) for x in f.frames)))
 
@@ -306,6 +314,12 @@ MUTANTS = (
     # grouping
     Mutant("outputs_swapped", "fusion/grouping", in_groups(_outputs_swapped), "mean_and_variance"),
     Mutant("second_pass_joins_the_first", "fusion/grouping", in_folds(_first_pass), "fourth_moment"),
+    Mutant(
+        "nothing_follows_what_is_taken",
+        "fusion/folding",
+        result_of(f"{_FUSION}.folding:picked_fold", _without_finish),
+        "taken",
+    ),
     Mutant(
         "earliest_pass_is_too_early",
         "fusion/grouping",

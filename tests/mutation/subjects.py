@@ -245,6 +245,17 @@ def captured(x):
     return jax.nn.softmax(x * jnp.asarray(_SCALE) + jnp.asarray(_SHIFT), axis=-1)
 
 
+def largest_less_taken(x, n):
+    """What is taken is changed by a maximum of its row, which is not finished while it is taken."""
+    taken = jnp.take_along_axis(x - x.max(-1, keepdims=True), n[:, None], axis=-1)[:, 0]
+    return jnp.log(jnp.exp(x - x.max(-1, keepdims=True)).sum(-1)) - taken
+
+
+def _labelled() -> list[Array]:
+    random = np.random.default_rng(4)
+    return [random.normal(size=(5, 13)).astype(np.float32), np.array([0, 12, 7, -1, 5], np.int32)]
+
+
 def _rows(*rows: Any) -> Callable[[], list[Array]]:
     return lambda: [np.asarray(rows, np.float32)]
 
@@ -346,6 +357,7 @@ OWN: dict[str, Subject] = {
         lambda q, k: jnp.sum(jax.nn.softmax(jnp.einsum("ide,jde->ij", q, k), axis=-1) ** 2, -1), ((5, 3, 2), (13, 3, 2))
     ),
     "captured": Subject(captured, ((5, 13),)),
+    "taken": Subject(largest_less_taken, (), data=_labelled),
     "two_arguments": Subject(lambda x, y: jax.nn.softmax(x, axis=-1) - y, ((5, 13), (5, 13))),
     "batched": Subject(
         lambda x: jax.nn.softmax(x, axis=-1), ((4, 4, 4),), transform=lambda f: jax.vmap(f, in_axes=1, out_axes=2)

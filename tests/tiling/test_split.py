@@ -36,7 +36,9 @@ def test_few_blocks_are_split_and_many_are_not():
 
 
 def test_rows_that_share_operands_are_one_tile():
-    assert dict(kernel(8, 8, 8192).program.grid)[few_axis(kernel(8, 8, 8192), 1)] == 16  # padded to what a product takes
+    assert (
+        dict(kernel(8, 8, 8192).program.grid)[few_axis(kernel(8, 8, 8192), 1)] == 16
+    )  # padded to what a product takes
 
 
 def few_axis(only, number):
@@ -104,7 +106,9 @@ def test_lengths_at_run_time_bound_the_loop(target, parts):
 
 def test_a_length_of_zero_is_not_a_number_where_the_program_says_so():
     def chain(x, n):
-        return jax.nn.softmax(jnp.where(jnp.arange(x.shape[1]) < n[:, None], x, -jnp.inf), axis=-1) @ jnp.ones((x.shape[1], 2))
+        return jax.nn.softmax(jnp.where(jnp.arange(x.shape[1]) < n[:, None], x, -jnp.inf), axis=-1) @ jnp.ones(
+            (x.shape[1], 2)
+        )
 
     x, n = np.ones((2, 64), np.float32), np.asarray([0, 3], np.int32)
     for parts in (1, 4):

@@ -28,7 +28,31 @@ def run(function, fields, *values):
     return known[jaxpr.outvars[0]]
 
 
+def take(mode, fill=None):
+    """One element of every row: indices -1, 2 and 5 of four columns."""
+
+    def function(x, y):
+        at = 3 * lax.broadcasted_iota(jnp.int32, (3, 1), 0) - 1
+        numbers = lax.GatherDimensionNumbers((), (1,), (1,), (0,), (0,))
+        return lax.gather(x, at, numbers, (1, 1), mode=mode, fill_value=fill)
+
+    return function
+
+
+def take_columns(x, y):
+    """By two indices that are joined, of which one is the row; the second of them is the row of the result."""
+    row, column = lax.broadcasted_iota(jnp.int32, (4, 1), 0) - 1, lax.broadcasted_iota(jnp.int32, (4, 1), 0)
+    numbers = lax.GatherDimensionNumbers((), (0, 1), (0, 1))
+    return lax.gather(x, lax.concatenate([row, column], 1), numbers, (1, 1), mode="clip")
+
+
 KNOWN = {
+    "taken, clip": take("clip"),
+    "taken, promise": take("promise_in_bounds"),
+    "taken, fill": take("fill", 0.25),
+    "taken, fill with NaN": take("fill"),
+    "taken by two indices": take_columns,
+    "joined": lambda x, y: lax.concatenate([x, y], 1),
     "arithmetic": lambda x, y: x * y - x / y + 2.0,
     "power": lambda x, y: x**3 + lax.integer_pow(y, -2),
     "sums": lambda x, y: jnp.sum(x, 1) * jnp.sum(y),
