@@ -73,7 +73,7 @@ _LIBRARY_ROWS = 1 << 12
 """Rows of a product beyond which more of them make it no faster."""
 _LIBRARY_COLUMNS = {"cpu": (128, 1024), "gpu": (1024, 4096)}
 """The fewest that keep the device busy, and the most that are of use."""
-_LIBRARY_SHARE = 24
+_LIBRARY_SHARE = 20
 """What a tile and the slice of the matrix for it may take of the memory for the whole product: one of so many parts."""
 
 
@@ -97,7 +97,7 @@ def _for_library(group: Group, target: Target) -> Schedule:
         rows *= tiles[axis]
     summed = max(math.prod(a.extent for a in n.reduced) for n in group.inner)
     fewest, most = _LIBRARY_COLUMNS[target.platform]
-    columns = power_of_two(1 + rows * group.rolled.extent // (_LIBRARY_SHARE * (summed + rows))) // 2
+    columns = rows * group.rolled.extent // (_LIBRARY_SHARE * (summed + rows)) // fewest * fewest
     return _schedule(group, tiles, min(most, max(fewest, columns)))
 
 
