@@ -80,9 +80,7 @@ def _rounded_products(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     rounded: dict[str, str] = {}
     for s in body:
         match s:
-            case Let(_, _, Apply("convert", (Read(tensor) as product,), "float16" | "bfloat16" as dtype)) if (
-                used[product] == 1
-            ):
+            case Let(_, _, Apply("convert", (Read(tensor) as product,), dtype)) if used[product] == 1:
                 rounded[tensor] = dtype
     result: list[Statement] = []
     for s in body:
