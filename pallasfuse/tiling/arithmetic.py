@@ -14,7 +14,6 @@ proportion to its size, beside which one more rounding of that kind does not cou
 """
 
 import math
-from collections import Counter
 from dataclasses import replace
 from typing import assert_never
 
@@ -23,13 +22,11 @@ from pallasfuse.ir.expr import (
     Const,
     Expr,
     Index,
-    Read,
     apply,
     const,
     convert,
     div,
     mul,
-    postorder,
     read,
     rebuild,
     select,
@@ -46,7 +43,6 @@ from pallasfuse.ir.tile_program import (
     Statement,
     Store,
     TileProgram,
-    expressions,
 )
 from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
@@ -58,8 +54,6 @@ CONDITION = "exp of a half-precision product is exp2 of the product times log2(e
 
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
     """The same kernel with the arithmetic that a target has, and the cheaper of it."""
-    if target.only_long_products:
-        return replace(program, body=_rounded_products(program.body))
     if not target.writes_kernels:
         return program
     legal = legalize.rewrite(program, target.legalized_ops)
@@ -72,33 +66,6 @@ def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
 def rewrite(program: TileProgram, *, pins: bool = False) -> TileProgram:
     """The same kernel with cheaper arithmetic. pins: as `Target.pins`; its maxima and scores have one factor already."""
     return replace(program, body=_block(program.body, coarse_values(program), pins))
-
-
-def _rounded_products(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """A product whose sum is only rounded to half precision leaves the library's call as that: it sums in float32 anyway."""
-    used = Counter(n for s in body for root in expressions(s) for n in postorder(root) if isinstance(n, Read))
-    rounded: dict[str, str] = {}
-    for s in body:
-        match s:
-            case Let(_, _, Apply("convert", (Read(tensor) as product,), dtype)) if used[product] == 1:
-                rounded[tensor] = dtype
-    result: list[Statement] = []
-    for s in body:
-        match s:
-            case Contract(name, dtype="float32") if name in rounded and s.lhs.dtype == s.rhs.dtype == rounded[name]:
-                result.append(replace(s, dtype=rounded[name]))
-            case Let(_, _, Apply("convert", (Read(tensor, axes),), dtype)) if _is_narrow(result, tensor, dtype):
-                result.append(replace(s, value=read(tensor, axes, dtype)))
-            case Loop():
-                segments = tuple(replace(g, body=_rounded_products(g.body)) for g in s.segments)
-                result.append(replace(s, segments=segments))
-            case _:
-                result.append(s)
-    return tuple(result)
-
-
-def _is_narrow(before: list[Statement], name: str, dtype: str) -> bool:
-    return any(isinstance(s, Contract) and s.name == name and s.dtype == dtype for s in before)
 
 
 def coarse_values(program: TileProgram) -> frozenset[str]:

@@ -73,8 +73,9 @@ _LIBRARY_ROWS = 1 << 12
 """Rows of a product beyond which more of them make it no faster."""
 _LIBRARY_COLUMNS = {"cpu": (128, 1024), "gpu": (1024, 4096)}
 """The fewest that keep the device busy, and the most that are of use."""
-_LIBRARY_SHARE = 20
-"""What a tile and the slice of the matrix for it may take of the memory for the whole product: one of so many parts."""
+_LIBRARY_SHARE = 40
+"""What a tile and the slice of the matrix for it may take of the memory for the whole product: one of so many parts. (The library
+may leave sums in float32 beside it.)"""
 
 
 def _calls_library(group: Group, shape: Shape, target: Target) -> bool:
@@ -97,7 +98,7 @@ def _for_library(group: Group, target: Target) -> Schedule:
         rows *= tiles[axis]
     summed = max(math.prod(a.extent for a in n.reduced) for n in group.inner)
     fewest, most = _LIBRARY_COLUMNS[target.platform]
-    columns = rows * group.rolled.extent // (_LIBRARY_SHARE * (summed + rows)) // fewest * fewest
+    columns = rows * group.rolled.extent // (_LIBRARY_SHARE * (summed + rows)) // (fewest // 2) * (fewest // 2)
     return _schedule(group, tiles, min(most, max(fewest, columns)))
 
 
@@ -204,7 +205,7 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     row_bytes = n * inner * sum(dtypes.itemsize_bytes(r.dtype) for r in streams(group))
     if again and row_bytes * target.multiprocessors <= _CACHED_SHARE * target.cache_bytes:
         # one block for each multiprocessor, so that what it reads again is still in the cache
-        return [_schedule(group, tiles, max(16, 16384 // inner), 32, 2)]
+        return [_schedule(group, tiles, max(16, 8192 // inner), 16, 2)]
     rows = _SMALL_BLOCK // (power_of_two(min(rolled_tile, n)) * inner)
     for axis in reversed(group.parallel):
         if axis not in tiles and rows > 1:
