@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax._src import core, source_info_util
+from jax._src.lax.parallel import all_gather_invariant
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -102,3 +104,19 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 def dtype_of(atom: Any) -> Any:
     """The dtype of a variable or literal of a jaxpr."""
     return atom.aval.dtype
+
+
+def all_gather(x: Any, axis_name: Any) -> Any:
+    """`x` of every device along a named axis, stacked in front: the same on each device, and typed so."""
+    return all_gather_invariant(x, axis_name) if _varies(x) else jax.lax.all_gather(x, axis_name)
+
+
+def _varies(*arrays: Any) -> frozenset[str]:
+    """The mesh axes along which values differ, inside a `shard_map` that tracks them."""
+    return frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in arrays))
+
+
+def varying_alike(values: Sequence[Any], among: Sequence[Any]) -> list[Any]:
+    """`values`, typed to vary along every mesh axis along which any of `among` does: what a loop carries has one type."""
+    axes = _varies(*among)
+    return [jax.lax.pcast(v, tuple(axes - _varies(v)), to="varying") if axes - _varies(v) else v for v in values]

@@ -465,20 +465,25 @@ def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
     converted = plan.converted
     jaxpr = converted.jaxpr
     values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
-
-    def look_up(atom: Var | JaxprLiteral) -> Array:
-        return atom.val if isinstance(atom, JaxprLiteral) else values[atom]
-
     for step in plan.steps:
-        if isinstance(step, Kernel):
-            arrays = {name: values[converted.variable[name]] for name in step.group.inputs}
-            for phase in step.phases:
-                inputs = {t.name: arrays[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
-                arrays |= emit(phase.target, phase.program, inputs)
-            for nest in step.group.outputs:
-                var = converted.variable[nest.name]
-                values[var] = arrays[nest.name].reshape(_compat.shape_of(var))
-        else:
-            results = _compat.bind(step, [look_up(a) for a in step.invars])
-            values.update(zip(step.outvars, results, strict=True))
-    return [jnp.asarray(look_up(v), _compat.dtype_of(v)) for v in jaxpr.outvars]
+        run_step(plan, step, values)
+    return [jnp.asarray(_look_up(v, values), _compat.dtype_of(v)) for v in jaxpr.outvars]
+
+
+def run_step(plan: Plan, step: Step, values: dict[Var, Array]) -> None:
+    """Add to `values` what a step defines."""
+    variable = plan.converted.variable
+    if isinstance(step, Kernel):
+        arrays = {name: values[variable[name]] for name in step.group.inputs}
+        for phase in step.phases:
+            inputs = {t.name: arrays[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
+            arrays |= emit(phase.target, phase.program, inputs)
+        for nest in step.group.outputs:
+            values[variable[nest.name]] = arrays[nest.name].reshape(_compat.shape_of(variable[nest.name]))
+    else:
+        results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
+        values.update(zip(step.outvars, results, strict=True))
+
+
+def _look_up(atom: Var | JaxprLiteral, values: Mapping[Var, Array]) -> Array:
+    return atom.val if isinstance(atom, JaxprLiteral) else values[atom]

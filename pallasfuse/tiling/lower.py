@@ -39,14 +39,14 @@ def lower(
     its state. What follows begins with the states of all parts. The last phase stores the results.
     """
     if schedule.parts == 1 or schedule.trips == 1:
-        return (_Lowering(group, schedule, tails, tensors, smallest_dot, multiple).run(),)
+        return (Lowering(group, schedule, tails, tensors, smallest_dot, multiple).run(),)
     along = any(group.rolled in n.axes for n in group.outputs)
     programs: list[TileProgram] = []
     for phase in range(group.passes + 1):
         last = phase == group.passes
         own = combining(group, schedule) if last and not along else schedule
         known = {**tensors, **{t.name: t for p in programs for t in p.outputs}}
-        lowering = _Lowering(group, own, tails, known, smallest_dot, multiple, own_part=not last or along)
+        lowering = Lowering(group, own, tails, known, smallest_dot, multiple, own_part=not last or along)
         programs.append(lowering.run(phase))
     return tuple(programs)
 
@@ -73,7 +73,9 @@ def combining(group: Group, schedule: Schedule) -> Schedule:
                    interleave=1, eager=False)  # fmt: skip
 
 
-class _Lowering(Passes):
+class Lowering(Passes):
+    """A kernel under construction, or one phase of it."""
+
     def run(self, phase: int | None = None) -> TileProgram:
         """The kernel, or one phase of it."""
         states: list[tuple[Tensor, Read]] = []
@@ -97,7 +99,7 @@ class _Lowering(Passes):
         descending = tuple(a for a, _ in self.schedule.grid if block_start(a) in ends)
         unequal = bool(descending) and ends.isdisjoint(*(g.start.tensors for g in segments[:1]))
         outputs = tuple(t for t, _ in states) or tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
-        loaded = dict.fromkeys(self.group.inputs if phase is None else _loaded(self.top.statements))
+        loaded = dict.fromkeys(self.group.inputs if phase is None else loaded(self.top.statements))
         return verify(TileProgram(
             self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in loaded), outputs,
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
@@ -162,10 +164,11 @@ class _Lowering(Passes):
         scope.statements.append(Store(nest.name, nest.axes, convert(self._expr(nest.body, scope), nest.dtype)))
 
 
-def _loaded(body: list[Statement]) -> Iterator[str]:
+def loaded(body: list[Statement]) -> Iterator[str]:
+    """The tensors that statements load, in order."""
     for s in body:
         if isinstance(s, Load):
             yield s.tensor
         elif isinstance(s, Loop):
             for segment in s.segments:
-                yield from _loaded(list(segment.body))
+                yield from loaded(list(segment.body))
