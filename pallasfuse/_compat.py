@@ -113,7 +113,7 @@ def all_gather(x: Any, axis_name: Any) -> Any:
 
 def _varies(*arrays: Any) -> frozenset[str]:
     """The mesh axes along which values differ, inside a `shard_map` that tracks them."""
-    return frozenset().union(*(getattr(jax.typeof(x), "vma", frozenset()) for x in arrays))
+    return frozenset().union(*(jax.typeof(x).mat.varying for x in arrays))
 
 
 def varying_alike(values: Sequence[Any], among: Sequence[Any]) -> list[Any]:
