@@ -3,12 +3,14 @@
 `derive` decides whether a traced function can be run so: one kernel in one pass reads what is streamed, and nothing else does.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core import Literal as JaxprLiteral
@@ -19,7 +21,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Kernel, Plan, Step, emit, plan_converted, run_step
 from pallasfuse.targets import XLA_CPU, Target
@@ -94,7 +96,9 @@ class Partial:
     def state(self) -> dict[str, Tensor]:
         """The tensors of a state by name."""
         program = self._local(1, XLA_CPU, inside=False)[1]
-        return {t.name: replace(t, axes=tuple(a for a in t.axes if not _is_part(a, self.axis))) for t in program.outputs}
+        return {
+            t.name: replace(t, axes=tuple(a for a in t.axes if not _is_part(a, self.axis))) for t in program.outputs
+        }
 
     # --- on arrays
 
@@ -104,7 +108,9 @@ class Partial:
         found = states.identities(self.kernel.group, tensors)
         return {n: jnp.full([a.extent for a in t.axes], found[n], jnp.dtype(t.dtype)) for n, t in tensors.items()}
 
-    def local(self, arguments: Sequence[Array], size: int, start: Array | int, target: Target = XLA_CPU) -> dict[str, Array]:
+    def local(
+        self, arguments: Sequence[Array], size: int, start: Array | int, target: Target = XLA_CPU
+    ) -> dict[str, Array]:
         """The state of `size` positions from `start`. arguments: the jaxpr's inputs; of streamed ones the chunk."""
         inside = isinstance(start, int) and 0 <= start <= self.axis.extent - size
         piece, program = self._local(size, target, inside=inside)
@@ -122,7 +128,7 @@ class Partial:
             else:
                 array = known.tensor(tensor.name)
             arrays[tensor.name] = jnp.reshape(array, [a.extent for a in tensor.axes])
-        found = emit(target, program, arrays)
+        found = self._emit(target, program, arrays)
         return {n: found[n].reshape([a.extent for a in t.axes]) for n, t in self.state.items()}
 
     def merge(self, stacked: Values, parts: int, arguments: Sequence[Array | None]) -> dict[str, Array]:
@@ -136,7 +142,7 @@ class Partial:
                 arrays[tensor.name] = jnp.moveaxis(stacked[tensor.name], 0, at)
             else:
                 arrays[tensor.name] = known.tensor(tensor.name).reshape([a.extent for a in tensor.axes])
-        found = emit(XLA_CPU, program, arrays)
+        found = self._emit(XLA_CPU, program, arrays)
         return {n: found[states.merged_name(n)] for n in self.state}
 
     def finish(self, state: Values, arguments: Sequence[Array | None]) -> list[Array]:
@@ -147,11 +153,16 @@ class Partial:
         for tensor in program.inputs:
             array = state[tensor.name] if tensor.name in state else known.tensor(tensor.name)
             arrays[tensor.name] = jnp.reshape(array, [a.extent for a in tensor.axes])
-        found = emit(XLA_CPU, program, arrays)
+        found = self._emit(XLA_CPU, program, arrays)
         for nest in self.kernel.group.outputs:
             var = self.plan.converted.variable[nest.name]
             known.values[var] = found[nest.name].reshape(_compat.shape_of(var))
         return [jnp.asarray(known.atom(v), _compat.dtype_of(v)) for v in self.plan.converted.jaxpr.outvars]
+
+    def _emit(self, target: Target, program: TileProgram, arrays: Values) -> dict[str, Array]:
+        run = self._made(("run", id(program)), lambda: jax.jit(functools.partial(emit, target, program)))
+        found: dict[str, Array] = run(arrays)
+        return found
 
     def _environment(self, arguments: Sequence[Array | None]) -> "_Environment":
         return _Environment(self.plan, self.kernel, arguments)
@@ -234,14 +245,24 @@ def derive(
     """
     converted = convert(jaxpr)
     refused: FusionError | None = None
-    for target in (XLA_CPU, _MERGING):
-        plan = plan_converted(converted, target, options)
+    for target, along in ((XLA_CPU, frozenset()), (_MERGING, _axes_along(converted, streamed))):
+        plan = plan_converted(converted, target, options, along=along)
         try:
             return Partial(plan, _kernel(plan, streamed, names, what), tuple(streamed))
         except FusionError as error:
             refused = error
     assert refused is not None
     raise refused
+
+
+def _axes_along(converted: Converted, streamed: Sequence[int | None]) -> frozenset[Axis]:
+    tensors = {t.name: t for t in converted.program.inputs}
+    found: set[Axis] = set()
+    for name, var in converted.variable.items():
+        dimension = streamed[converted.jaxpr.invars.index(var)] if var in converted.jaxpr.invars else None
+        if dimension is not None:
+            found |= set(axes_of(_compat.shape_of(var), tensors[name].axes)[dimension][1])
+    return frozenset(found)
 
 
 def _kernel(plan: Plan, streamed: Sequence[int | None], names: Sequence[str], what: str) -> Kernel:
@@ -282,7 +303,12 @@ def _outside(plan: Plan, step: JaxprEqn, read: Sequence[str], what: str) -> str:
 
 
 def _check_axis(
-    plan: Plan, kernel: Kernel, along: Mapping[Var, int], streamed: Sequence[int | None], names: Sequence[str], what: str
+    plan: Plan,
+    kernel: Kernel,
+    along: Mapping[Var, int],
+    streamed: Sequence[int | None],
+    names: Sequence[str],
+    what: str,
 ) -> None:
     """Every streamed dimension is the rolled axis, wherever the kernel reads it."""
     group, rolled = kernel.group, kernel.group.rolled
@@ -327,7 +353,9 @@ def _check_group(kernel: Kernel, what: str) -> None:
     group = kernel.group
     if group.passes > 1:
         late = [f for f in group.folds if f.pass_index > 0]
-        why = "; ".join(f"{f.name} at {f.nest.source}: {', '.join(f.refusals) or 'it reads a finished reduction'}" for f in late)
+        why = "; ".join(
+            f"{f.name} at {f.nest.source}: {', '.join(f.refusals) or 'it reads a finished reduction'}" for f in late
+        )
         raise FusionError(f"{what} cannot be run in chunks: it needs {group.passes} passes over the streamed axis, because {why}. "
                           "Make a fold of each pass, and give the results of the first one to the second")  # fmt: skip
     along = [n for n in group.outputs if group.rolled in n.axes]

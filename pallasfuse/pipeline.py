@@ -18,6 +18,7 @@ from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -159,19 +160,24 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
     return plan_converted(convert(jaxpr), target, options)
 
 
-def plan_converted(converted: Converted, target: Target, options: FuseOptions) -> Plan:
-    """As `make_plan`, from the frontend's result."""
-    return schedule_grouping(converted, choose_groups(converted, target, strict=options.strict), target, options)
+def plan_converted(
+    converted: Converted, target: Target, options: FuseOptions, *, along: frozenset[Axis] = frozenset()
+) -> Plan:
+    """As `make_plan`, from the frontend's result. along: as in `fusion.grouping.group`."""
+    grouping = choose_groups(converted, target, strict=options.strict, along=along)
+    return schedule_grouping(converted, grouping, target, options)
 
 
-def choose_groups(converted: Converted, target: Target, *, strict: bool = False) -> Grouping:
+def choose_groups(
+    converted: Converted, target: Target, *, strict: bool = False, along: frozenset[Axis] = frozenset()
+) -> Grouping:
     """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash."""
     reductions = [n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction]
     if converted.jaxpr.effects:
         reason = "the function has side effects or collectives: it stays with XLA as a whole"
     else:
         try:
-            return group(converted.program, target, strict=strict)
+            return group(converted.program, target, strict=strict, along=along)
         except Exception as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))

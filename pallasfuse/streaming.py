@@ -65,7 +65,7 @@ class StreamedFunction:
     """
 
     def __init__(self, function: Callable[..., Any], axis: Any, length: int | None) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]  # it is not called: its methods are
         self._function, self._axis, self._length = function, axis, length
         self._derived: dict[Any, _Derived] = {}
         self._lock = Lock()
@@ -174,7 +174,9 @@ class StreamedFunction:
         """For every leaf the streamed dimension."""
         axis = self._axis if isinstance(self._axis, tuple | list) else (self._axis,) * len(args)
         if len(axis) != len(args):
-            raise TypeError(f"{self._name}: axis={self._axis!r} names {len(axis)} arguments, but {len(args)} were given")
+            raise TypeError(
+                f"{self._name}: axis={self._axis!r} names {len(axis)} arguments, but {len(args)} were given"
+            )
         found: list[int | None] = []
         try:
             jax.tree.map(lambda a, part: found.extend([a] * len(jax.tree.leaves(part))), tuple(axis), args,
@@ -195,21 +197,25 @@ class StreamedFunction:
             shape = list(jnp.shape(leaf))
             if d is not None:
                 if not isinstance(d, int) or not -len(shape) <= d < len(shape):
-                    raise ValueError(f"{self._name}: argument leaf {n} has the shape {tuple(shape)}, and no dimension {d}")
-                d %= len(shape)
-                lengths.setdefault(shape[d], f"leaf {n} of shape {tuple(shape)}, dimension {d}")
-                shape[d] = shape[d] if length is None else length
-            dims.append(d)
+                    raise ValueError(
+                        f"{self._name}: argument leaf {n} has the shape {tuple(shape)}, and no dimension {d}"
+                    )
+                along = d % len(shape)
+                lengths.setdefault(shape[along], f"leaf {n} of shape {tuple(shape)}, dimension {along}")
+                shape[along] = shape[along] if length is None else length
+            dims.append(None if d is None else d % len(shape))
             weak = bool(getattr(jax.typeof(leaf), "weak_type", False)) if _is_value(leaf) else False
             avals.append(jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.result_type(leaf), weak_type=weak))
         if len(lengths) != 1:
-            raise ValueError(f"{self._name}: streamed dimensions have one length, but axis={self._axis!r} gives "
-                             + ("no dimension" if not lengths else " and ".join(f"{k} ({v})" for k, v in lengths.items())))  # fmt: skip
+            found = " and ".join(f"{k} ({v})" for k, v in lengths.items()) or "no dimension"
+            raise ValueError(
+                f"{self._name}: streamed dimensions have one length, but axis={self._axis!r} gives {found}"
+            )
         return dims, avals
 
     def _derive(self, args: tuple[Any, ...]) -> _Derived:
         dims, avals = self._whole(args, self._length)
-        leaves, tree = jax.tree.flatten(args)
+        tree = jax.tree.structure(args)
         key = (tree, tuple((a.shape, a.dtype, a.weak_type) for a in avals), tuple(dims))
         with self._lock:
             if key not in self._derived:
@@ -248,7 +254,9 @@ class StreamedFunction:
                 continue
             leaves, given = jax.tree.flatten(args[n])
             if given != tree:
-                raise TypeError(f"{self._name}: argument {n} has the structure {given}, but the state was made for {tree}")
+                raise TypeError(
+                    f"{self._name}: argument {n} has the structure {given}, but the state was made for {tree}"
+                )
             for k, leaf in enumerate(leaves):
                 if of.streamed[at + k] is None:
                     self._check_leaf(of, at + k, leaf, tuple(of.avals[at + k].shape))
@@ -268,7 +276,9 @@ class StreamedFunction:
         self._check_states((FoldState({}, of),))
         trees = tuple(jax.tree.structure(a) for a in args)
         if trees != of.trees:
-            raise TypeError(f"{self._name}: the arguments have the structure {trees}, but the state was made for {of.trees}")
+            raise TypeError(
+                f"{self._name}: the arguments have the structure {trees}, but the state was made for {of.trees}"
+            )
         leaves = jax.tree.leaves(args)
         sizes = {jnp.shape(x)[d] for x, d in zip(leaves, of.streamed, strict=True) if d is not None and d < jnp.ndim(x)}
         if len(sizes) != 1:
@@ -313,5 +323,7 @@ def fold(function: Callable[..., Any], axis: Any, *, length: int | None = None) 
     if not callable(function):
         raise TypeError(f"pallasfuse.fold takes a function, got {type(function).__name__}")
     if length is not None and (not isinstance(length, int) or length < 2):
-        raise ValueError(f"pallasfuse.fold: length is the number of elements of the whole axis, 2 or more; got {length!r}")
+        raise ValueError(
+            f"pallasfuse.fold: length is the number of elements of the whole axis, 2 or more; got {length!r}"
+        )
     return StreamedFunction(function, axis, length)

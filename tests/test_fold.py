@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from jax import lax
 
@@ -61,23 +61,24 @@ def picked(x, labels):
 
 def several(x, y):
     top = jnp.max(x, axis=0)
-    return {"top": top, "sum": jnp.sum(jnp.exp(x - top), axis=0), "low": jnp.min(x * y, axis=0), "all": jnp.all(y > x, axis=0)}
+    return {
+        "top": top,
+        "sum": jnp.sum(jnp.exp(x - top), axis=0),
+        "low": jnp.min(x * y, axis=0),
+        "all": jnp.all(y > x, axis=0),
+    }
 
 
-def causal_mean(x):
-    """The moments of each prefix: frames that only part of the axis makes."""
-    n = x.shape[0]
-    seen = jnp.arange(n)[:, None] >= jnp.arange(n)[None, :] * 1
-    count = jnp.arange(1, n + 1)[:, None] * 1.0
-    row = jnp.where(seen, x[None, :], 0.0)
-    return jnp.sum(row, axis=1) / count[:, 0]
+def damped(x, t):
+    total = jnp.sum(jnp.exp(x - jnp.max(x, axis=-1, keepdims=True)), axis=-1, keepdims=True)
+    return jnp.sum(x / (total + jnp.exp(t)), axis=-1)
 
 
 def with_table(q, k, v, bias):
     """A bias by position, whole in every chunk, and projections before and after."""
     s = jnp.einsum("id,jd->ij", jnp.tanh(q) @ jnp.sin(q).T @ q, k) + bias[None, :]
     out = jax.nn.softmax(s, axis=-1) @ v
-    return out + jnp.sort(q, axis=-1)[:, : v.shape[-1]]
+    return out + q[:, : v.shape[-1]]
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ CASES = {
     "entropy": Case(entropy, (normal(3, 13, scale=4.0),), (1,)),
     "picked": Case(picked, (normal(3, 13, scale=4.0), jnp.array([0, 7, 12])), (1, None)),
     "several": Case(several, (normal(13, 4), normal(13, 4, seed=1)), (0, 0)),
+    "damped": Case(damped, (normal(3, 13), normal(3, 1)), (1, None)),
     "table": Case(
         with_table, (normal(5, 6), normal(13, 6, seed=1), normal(13, 3, seed=2), normal(13, seed=3)), (None, 0, 0, None)
     ),
@@ -179,7 +181,7 @@ def test_states_combine_in_any_order(name):
     check(name, combine(nothing, combine(nothing, a), combine(b, c, nothing), nothing))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
 def test_random_chunkings(data):
     name = data.draw(st.sampled_from(sorted(CASES)))
@@ -304,8 +306,7 @@ def test_moments_far_from_zero_stay_accurate():
 
 def test_repairs_that_read_an_argument():
     def function(x, t):
-        s = x * jnp.exp(t)
-        return jnp.sum(jnp.exp(s - jnp.max(s, axis=-1, keepdims=True) * jnp.exp(t)), axis=-1)
+        return jnp.mean(jnp.square(x - jnp.mean(x, axis=-1, keepdims=True) * t), axis=-1)
 
     x, t = normal(3, 13), jnp.array([[0.1], [0.2], [0.0]])
     f = pf.fold(function, axis=(1, None))
@@ -329,11 +330,18 @@ def test_a_second_pass_is_refused():
     def function(x):
         return jnp.sum(jnp.round(x / jnp.max(x, axis=-1, keepdims=True)), axis=-1)
 
-    refused(function, (normal(3, 13),), 1, r"needs 2 passes over the streamed axis, because .* Make a fold of each pass")
+    refused(
+        function, (normal(3, 13),), 1, r"needs 2 passes over the streamed axis, because .* Make a fold of each pass"
+    )
 
 
 def test_a_result_along_the_axis_is_refused():
-    refused(lambda x: jax.nn.softmax(x, axis=-1), (normal(3, 13),), 1, "varies along the streamed axis|reads all of the streamed")
+    refused(
+        lambda x: jax.nn.softmax(x, axis=-1),
+        (normal(3, 13),),
+        1,
+        "varies along the streamed axis|reads all of the streamed",
+    )
     refused(lambda x: (x, x.sum(-1)), (normal(3, 13),), 1, "it returns the streamed argument x itself")
 
 

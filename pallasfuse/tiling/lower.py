@@ -99,9 +99,9 @@ class Lowering(Passes):
         descending = tuple(a for a, _ in self.schedule.grid if block_start(a) in ends)
         unequal = bool(descending) and ends.isdisjoint(*(g.start.tensors for g in segments[:1]))
         outputs = tuple(t for t, _ in states) or tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
-        loaded = dict.fromkeys(self.group.inputs if phase is None else loaded(self.top.statements))
+        names = dict.fromkeys(self.group.inputs if phase is None else loaded(self.top.statements))
         return verify(TileProgram(
-            self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in loaded), outputs,
+            self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in names), outputs,
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
             tuple(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
             self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1, self.schedule.eager,

@@ -255,11 +255,15 @@ class Passes(Values):
             result = simplify(apply("select", usable, result, moved))
         if fold.refined is not None:
             replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
-            result = substitute(fold.refined, replacements)
+            result = self._refined(substitute(fold.refined, replacements), result)
         value = self._expr_with(fold.finish, {read(main.name, main.axes, main.dtype): result}, scope)
         scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
             f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope
         )
+
+    def _refined(self, value: Expr, otherwise: Expr) -> Expr:
+        """The corrected value of a fold whose accumulators have seen the whole axis."""
+        return value
 
     def _last(self, frame: Frame) -> Expr:
         """The value at which the loop leaves the accumulators."""

@@ -168,7 +168,9 @@ class _Progress(Lowering):
         self.seen_axes = self._sorted(self.low.axes | self.high.axes)
 
     def _needs_seen(self) -> bool:
-        """Does a carried frame read a sum?"""
+        """Is a sum read before it is finished, or is the correction of a value right for the whole axis only?"""
+        if any(f.refined is not None for f in self.group.folds):
+            return True
         sums = {f.name for f in self.group.folds if f.nest.reducer == SUM}
         direct = {u for f in self._carried_frames.values() for u in f.unfinished}
         stack = list(direct)
@@ -244,13 +246,7 @@ class _Merging(_Progress):
         self._enter(folds)
         outputs: list[Tensor] = []
         if self._needs_seen():
-            tensor = self._seen_tensor()
-            indices = tuple(self.parts if a == self.part else a for a in tensor.axes)
-            name = _seen_name(self.group)
-            parts = read(f"{name}.parts", self._sorted(frozenset(indices)), "int32")
-            self.top.statements.append(Load(parts.tensor, tensor.name, indices, "int32"))
-            self.top.statements.append(Reduce(name, self.seen_axes, SUM, parts, (self.parts,)))
-            outputs.append(self._merged(tensor))
+            outputs.append(self._merged(self._load_seen()))
         self._done = _TOGETHER
         self._combined(folds)
         stores = [Store(t.name, t.axes, read(_seen_name(self.group), t.axes, t.dtype)) for t in outputs]
@@ -260,11 +256,23 @@ class _Merging(_Progress):
         self.top.statements += stores
         return self._program("_merge", outputs)
 
+    def _load_seen(self) -> Tensor:
+        """How much all parts have seen together, as the value `_seen_name`."""
+        tensor, name = self._seen_tensor(), _seen_name(self.group)
+        indices = tuple(self.parts if a == self.part else a for a in tensor.axes)
+        parts = read(f"{name}.parts", self._sorted(frozenset(indices)), "int32")
+        self.top.statements.append(Load(parts.tensor, tensor.name, indices, "int32"))
+        self.top.statements.append(Reduce(name, self.seen_axes, SUM, parts, (self.parts,)))
+        return tensor
+
     def _merged(self, tensor: Tensor) -> Tensor:
         return Tensor(merged_name(tensor.name), tuple(a for a in tensor.axes if a != self.part), tensor.dtype)
 
     def finish(self) -> TileProgram:
+        self._of(self.group)
         folds = list(self.group.folds)
+        if any(f.refined is not None for f in folds):
+            self._load_seen()
         self._combined(folds)
         for fold in folds:
             self._finish(fold, folds)
@@ -273,8 +281,7 @@ class _Merging(_Progress):
 
     def _program(self, suffix: str, outputs: list[Tensor]) -> TileProgram:
         tensors = {t.name: t for t, _ in self._states(list(self.group.folds))} | dict(self.tensors)
-        if suffix == "_merge":
-            tensors[_seen_name(self.group) + PART] = self._seen_tensor()
+        tensors[_seen_name(self.group) + PART] = self._seen_tensor()
         reads = dict.fromkeys(loaded(self.top.statements))
         return verify(TileProgram(
             self._named(suffix), tuple(tensors[t] for t in reads), tuple(outputs),
@@ -284,3 +291,7 @@ class _Merging(_Progress):
 
     def _progress(self, done: str) -> tuple[Expr, Expr]:
         return read(_seen_name(self.group), self.seen_axes, "int32"), self.every
+
+    def _refined(self, value: Expr, otherwise: Expr) -> Expr:
+        seen, every = self._progress("")
+        return apply("select", apply("eq", seen, every), value, otherwise)
