@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src import core, source_info_util
+from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src.lax.parallel import all_gather_invariant
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -120,3 +120,16 @@ def varying_alike(values: Sequence[Any], among: Sequence[Any]) -> list[Any]:
     """`values`, typed to vary along every mesh axis along which any of `among` does: what a loop carries has one type."""
     axes = _varies(*among)
     return [jax.lax.pcast(v, tuple(axes - _varies(v)), to="varying") if axes - _varies(v) else v for v in values]
+
+
+def require_devices(primitive: Any) -> None:
+    """Its lowering asks for how many devices the program is."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def is_partitioned(context: Any) -> bool:
+    """Is a lowering for several devices, among which XLA partitions the program?"""
+    axis_context = context.module_context.axis_context
+    if isinstance(axis_context, sharding_impls.ShardingContext):
+        return bool(axis_context.num_devices > 1 and axis_context.device_assignment)
+    return False

@@ -70,18 +70,22 @@ class Partial:
     def _all_tensors(self) -> dict[str, Tensor]:
         return {d.name: Tensor(d.name, d.axes, d.dtype) for d in self.plan.program.definitions()}
 
-    def _streamed_names(self) -> frozenset[str]:
-        names = {v: n for n, v in self.plan.converted.variable.items()}
-        invars = self.plan.converted.jaxpr.invars
-        return frozenset(names[v] for v, d in zip(invars, self.streamed, strict=True) if d is not None and v in names)
+    def _given(self) -> dict[str, dict[int, Axis]]:
+        """Of every streamed tensor the dimension that lies along the axis."""
+        found: dict[str, dict[int, Axis]] = {}
+        for var, d in zip(self.plan.converted.jaxpr.invars, self.streamed, strict=True):
+            name = next((n for n, v in self.plan.converted.variable.items() if v is var), "")
+            if d is not None and name in self.kernel.group.inputs:
+                found[name] = {axes_of(_compat.shape_of(var), self._tensors[name].axes)[d][0]: self.axis}
+        return found
 
-    def _local(self, size: int, target: Target, *, inside: bool) -> tuple[states.Chunk, TileProgram]:
-        def make() -> tuple[states.Chunk, TileProgram]:
+    def _local(self, size: int, target: Target, *, inside: bool) -> tuple[states.Piece, TileProgram]:
+        def make() -> tuple[states.Piece, TileProgram]:
             group = self.kernel.group
-            piece = states.chunk(group, tensors, streamed, size)
+            piece = states.localize(group, tensors, {self.axis: size}, given)
             return piece, states.local(group, piece, choose(piece.group, target)[0], target, inside=inside)
 
-        tensors, streamed = self._tensors, self._streamed_names()
+        tensors, given = self._tensors, self._given()
         return self._made(("local", size, target.name, inside), make)
 
     def _merge(self, parts: int) -> TileProgram:
@@ -97,7 +101,7 @@ class Partial:
         """The tensors of a state by name."""
         program = self._local(1, XLA_CPU, inside=False)[1]
         return {
-            t.name: replace(t, axes=tuple(a for a in t.axes if not _is_part(a, self.axis))) for t in program.outputs
+            t.name: replace(t, axes=tuple(a for a in t.axes if not is_part(a, self.axis))) for t in program.outputs
         }
 
     # --- on arrays
@@ -115,19 +119,7 @@ class Partial:
         inside = isinstance(start, int) and 0 <= start <= self.axis.extent - size
         piece, program = self._local(size, target, inside=inside)
         known = self._environment(arguments)
-        arrays: dict[str, Array] = {}
-        for tensor in program.inputs:
-            if tensor.name == states.start_of(self.axis):
-                array = jnp.asarray(start, jnp.int32)
-            elif tensor.name in piece.sliced:
-                whole, dims = piece.sliced[tensor.name]
-                array = known.tensor(whole).reshape([a.extent for a in self._tensors[whole].axes])
-                for d in dims:
-                    at = jnp.asarray(start, jnp.int32) + jnp.arange(size, dtype=jnp.int32)
-                    array = jnp.take(array, at, axis=d, mode="clip")
-            else:
-                array = known.tensor(tensor.name)
-            arrays[tensor.name] = jnp.reshape(array, [a.extent for a in tensor.axes])
+        arrays = piece_inputs(program.inputs, piece, known.tensor, {states.start_of(self.axis): start})
         found = self._emit(target, program, arrays)
         return {n: found[n].reshape([a.extent for a in t.axes]) for n, t in self.state.items()}
 
@@ -138,7 +130,7 @@ class Partial:
         known = self._environment(arguments)
         for tensor in program.inputs:
             if tensor.name in stacked:
-                at = next(d for d, a in enumerate(tensor.axes) if _is_part(a, self.axis))
+                at = next(d for d, a in enumerate(tensor.axes) if is_part(a, self.axis))
                 arrays[tensor.name] = jnp.moveaxis(stacked[tensor.name], 0, at)
             else:
                 arrays[tensor.name] = known.tensor(tensor.name).reshape([a.extent for a in tensor.axes])
@@ -166,6 +158,30 @@ class Partial:
 
     def _environment(self, arguments: Sequence[Array | None]) -> "_Environment":
         return _Environment(self.plan, self.kernel, arguments)
+
+
+def piece_inputs(
+    wanted: Sequence[Tensor], piece: states.Piece, look_up: Callable[[str], Array], starts: Mapping[str, Array | int]
+) -> dict[str, Array]:
+    """Inputs of a program over a piece. look_up: arrays of the group's inputs. starts: where the pieces begin, by input."""
+    arrays: dict[str, Array] = {}
+    for tensor in wanted:
+        name = tensor.name
+        if name in starts:
+            array = jnp.asarray(starts[name], jnp.int32)
+        elif name in piece.sliced:
+            whole, cuts = piece.sliced[name]
+            dims = dict(cuts)
+            array = look_up(whole)
+            array = array.reshape([dims[d].extent if d in dims else a.extent for d, a in enumerate(tensor.axes)])
+            for d, axis in cuts:
+                at = jnp.asarray(starts[states.start_of(axis)], jnp.int32)
+                positions = at + jnp.arange(tensor.axes[d].extent, dtype=jnp.int32)
+                array = jnp.take(array, positions, axis=d, mode="clip")
+        else:
+            array = look_up(name)
+        arrays[name] = jnp.reshape(array, [a.extent for a in tensor.axes])
+    return arrays
 
 
 class MissingArgument(Exception):
@@ -226,7 +242,8 @@ def read_by(plan: Plan, step: Step) -> list[Var]:
     return [v for v in step.invars if isinstance(v, Var)]
 
 
-def _is_part(axis: Axis, rolled: Axis) -> bool:
+def is_part(axis: Axis, rolled: Axis) -> bool:
+    """Does a tensor's axis number the parts of the rolled axis?"""
     return axis.name in (f"{rolled.name}.part", f"{rolled.name}.parts")
 
 

@@ -27,8 +27,8 @@ from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
 from pallasfuse.proof import Part, Proof, prove
-from pallasfuse.targets import Target, find
-from pallasfuse.tiling import arithmetic, bounds
+from pallasfuse.targets import XLA_CPU, Target, find
+from pallasfuse.tiling import arithmetic, bounds, states
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
@@ -275,6 +275,29 @@ class _Placed:
     problem: str | None
 
 
+def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[Phase, ...]:
+    """The phases of a kernel for a group that is not of the plan's own grouping.
+
+    Raises:
+      TargetError: no target has a kernel for it.
+    """
+    placed = _placed(group, target, tensors, FuseOptions())
+    if placed.problem is not None:
+        raise TargetError(f"target {target.name!r} has no kernel for {group.name}: {placed.problem}")
+    return placed.phases
+
+
+def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
+    """What makes the state of a piece, on the first of the targets that can stand in for each other."""
+    while True:
+        for schedule in choose(piece.group, target):
+            program = states.local(group, piece, schedule, target)
+            phase = Phase(arithmetic.rewrite_for(target, program), target)
+            if _problem(phase) is None:
+                return phase
+        target = find(target.otherwise) if target.otherwise else XLA_CPU
+
+
 def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
     declined: list[str] = []
     while True:
@@ -462,8 +485,8 @@ def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> d
     return emitter(program, inputs)
 
 
-def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
-    """Run a plan on the values of the jaxpr's constants and inputs, in this order.
+def execute(plan: Plan, arguments: Sequence[Array], run: "RunKernel | None" = None) -> list[Array]:
+    """Run a plan on the values of the jaxpr's constants and inputs, in this order. run: what runs a kernel.
 
     Raises:
       TargetError: the plan's target has no emitter.
@@ -472,23 +495,39 @@ def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
     jaxpr = converted.jaxpr
     values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
     for step in plan.steps:
-        run_step(plan, step, values)
+        run_step(plan, step, values, run)
     return [jnp.asarray(_look_up(v, values), _compat.dtype_of(v)) for v in jaxpr.outvars]
 
 
-def run_step(plan: Plan, step: Step, values: dict[Var, Array]) -> None:
+def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: "RunKernel | None" = None) -> None:
     """Add to `values` what a step defines."""
     variable = plan.converted.variable
     if isinstance(step, Kernel):
         arrays = {name: values[variable[name]] for name in step.group.inputs}
-        for phase in step.phases:
-            inputs = {t.name: arrays[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
-            arrays |= emit(phase.target, phase.program, inputs)
+        found = (run or run_kernel)(plan, step, arrays)
         for nest in step.group.outputs:
-            values[variable[nest.name]] = arrays[nest.name].reshape(_compat.shape_of(variable[nest.name]))
+            values[variable[nest.name]] = found[nest.name].reshape(_compat.shape_of(variable[nest.name]))
     else:
         results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
         values.update(zip(step.outvars, results, strict=True))
+
+
+type RunKernel = Callable[[Plan, Kernel, Mapping[str, Array]], Mapping[str, Array]]
+
+
+def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters."""
+    return run_phases(kernel.phases, arrays)
+
+
+def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """What all phases store, by name."""
+    known, stored = dict(arrays), {}
+    for phase in phases:
+        inputs = {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
+        stored |= emit(phase.target, phase.program, inputs)
+        known |= stored
+    return stored
 
 
 def _look_up(atom: Var | JaxprLiteral, values: Mapping[Var, Array]) -> Array:

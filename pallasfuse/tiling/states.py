@@ -48,63 +48,87 @@ def start_of(axis: Axis) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """A group whose rolled axis is only a chunk; `Index` of it is counted from the start of the whole axis."""
+class Piece:
+    """A group some of whose axes are only pieces; their `Index` is counted from the start of the whole axis."""
 
     group: Group
     tensors: Mapping[str, Tensor]
-    """What the group reads, over the chunk's axis."""
-    sliced: Mapping[str, tuple[str, tuple[int, ...]]]
-    """Tensors that hold the chunk's positions of another one: (its name, the dimensions along the rolled axis)."""
+    """What the group reads, over the pieces."""
+    sliced: Mapping[str, tuple[str, tuple[tuple[int, Axis], ...]]]
+    """Tensors that hold a piece of another one: (its name, the dimensions to cut and the whole axis that each lies along)."""
+    origins: Mapping[str, Axis]
+    """The int32 inputs that hold where a piece of a whole axis starts."""
 
 
-def chunk(group: Group, tensors: Mapping[str, Tensor], streamed: frozenset[str], size: int) -> Chunk:
-    """`group` over `size` positions. Of `streamed` inputs a chunk is given, of others the whole axis."""
-    axis = Axis(group.rolled.name, size)
+def localize(
+    group: Group, tensors: Mapping[str, Tensor], sizes: Mapping[Axis, int], given: Mapping[str, Mapping[int, Axis]]
+) -> Piece:
+    """`group` over pieces of the axes in `sizes`.
+
+    given: the dimensions of each input along which it is a piece already, and the whole axis that each lies along.
+    """
+    pieces = {axis: Axis(axis.name, size) for axis, size in sizes.items()}
     known = {name: tensors[name] for name in group.inputs}
-    sliced: dict[str, tuple[str, tuple[int, ...]]] = {}
-    origin = read(start_of(group.rolled), (), "int32")
-    known[origin.tensor] = Tensor(origin.tensor, (), "int32")
+    sliced: dict[str, tuple[str, tuple[tuple[int, Axis], ...]]] = {}
+    origins = {start_of(axis): axis for axis in sizes}
+    known |= {name: Tensor(name, (), "int32") for name in origins}
+    for name, dims in given.items():
+        own = tensors[name].axes
+        cut_axes = (Axis(a.name, sizes[dims[d]]) if d in dims else a for d, a in enumerate(own))
+        known[name] = replace(tensors[name], axes=tuple(cut_axes))
+    used: dict[str, None] = {}
+
+    def of_input(node: Read) -> Read:
+        along = [(d, a) for d, a in enumerate(node.indices) if a in sizes]
+        cut = tuple((d, a) for d, a in along if d not in given.get(node.tensor, {}))
+        name = node.tensor
+        if cut:
+            name = f"{node.tensor}.{'_'.join(f'{d}{a.name}' for d, a in cut)}.here"
+            dims = dict(along)
+            axes = (Axis(a.name, sizes[dims[d]]) if d in dims else a for d, a in enumerate(tensors[node.tensor].axes))
+            known[name] = Tensor(name, tuple(axes), node.dtype)
+            sliced[name] = node.tensor, cut
+        return read(name, (pieces.get(a, a) for a in node.indices), node.dtype)
 
     def here(root: Expr) -> Expr:
         replacements: dict[Expr, Expr] = {}
         for node in postorder(root):
-            if isinstance(node, Index) and node.axis == group.rolled:
-                position = add(index(axis, "int32"), origin)
+            if isinstance(node, Index) and node.axis in sizes:
+                position = add(index(pieces[node.axis], "int32"), read(start_of(node.axis), (), "int32"))
                 replacements[node] = convert(position, node.dtype)
-            elif isinstance(node, Read) and node.tensor in group.inputs and group.rolled in node.indices:
-                indices = tuple(axis if a == group.rolled else a for a in node.indices)
-                dims = tuple(d for d, a in enumerate(node.indices) if a == group.rolled)
-                name = node.tensor if node.tensor in streamed else f"{node.tensor}.{'_'.join(map(str, dims))}.here"
-                own = tensors[node.tensor].axes
-                known[name] = Tensor(name, tuple(axis if d in dims else a for d, a in enumerate(own)), node.dtype)
-                if node.tensor not in streamed:
-                    sliced[name] = node.tensor, dims
-                replacements[node] = read(name, indices, node.dtype)
-        return rename_axes(substitute(root, replacements), {group.rolled: axis})
+            elif isinstance(node, Read) and node.tensor in group.inputs:
+                replacements[node] = of_input(node)
+        result = rename_axes(substitute(root, replacements), pieces)
+        used.update(dict.fromkeys(t for t in sorted(result.tensors) if t in known))
+        return result
 
     def over(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(axis if a == group.rolled else a for a in axes)
+        return tuple(pieces.get(a, a) for a in axes)
 
     def nest_here(nest: Nest) -> Nest:
         return replace(nest, axes=over(nest.axes), reduced=over(nest.reduced), body=here(nest.body))
 
     def accumulator_here(a: Accumulator) -> Accumulator:
-        return replace(a, term=here(a.term))
+        update = None if a.update is None else here(a.update)
+        return replace(a, axes=over(a.axes), term=here(a.term), update=update)
 
     def fold_here(fold: Fold) -> Fold:
         return replace(
-            fold, nest=nest_here(fold.nest), accumulators=tuple(accumulator_here(a) for a in fold.accumulators)
-        )
+            fold, nest=nest_here(fold.nest), accumulators=tuple(map(accumulator_here, fold.accumulators)),
+            frames=tuple(replace(f, axes=over(f.axes), value=here(f.value)) for f in fold.frames), finish=here(fold.finish),
+            refined=None if fold.refined is None else here(fold.refined),
+        )  # fmt: skip
 
+    outputs = () if group.rolled in sizes else tuple(map(nest_here, group.outputs))
     moved = replace(
-        group, rolled=axis, folds=tuple(map(fold_here, group.folds)), inner=tuple(map(nest_here, group.inner)),
-        outputs=(),
+        group, rolled=pieces.get(group.rolled, group.rolled), parallel=over(group.parallel),
+        folds=tuple(map(fold_here, group.folds)), inner=tuple(map(nest_here, group.inner)), outputs=outputs,
     )  # fmt: skip
-    return Chunk(replace(moved, inputs=(*group.inputs, *sliced, origin.tensor)), known, sliced)
+    known |= {n.name: Tensor(n.name, n.axes, n.dtype) for n in outputs}
+    return Piece(replace(moved, inputs=tuple(used)), known, sliced, origins)
 
 
-def local(group: Group, piece: Chunk, schedule: Schedule, target: Target, *, inside: bool = False) -> TileProgram:
+def local(group: Group, piece: Piece, schedule: Schedule, target: Target, *, inside: bool = False) -> TileProgram:
     """The state of one chunk: outputs `<name>.part`, with an axis of one part.
 
     inside: the chunk lies within the axis. Else positions outside of it contribute nothing.
