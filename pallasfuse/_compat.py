@@ -133,3 +133,13 @@ def is_partitioned(context: Any) -> bool:
     if isinstance(axis_context, sharding_impls.ShardingContext):
         return bool(axis_context.num_devices > 1 and axis_context.device_assignment)
     return False
+
+
+def asks_for_sharding(sharding: Any) -> bool:
+    """Does an equation's parameter say how its result is sharded? Over a mesh of automatic axes it is there, but says nothing."""
+    if sharding is None:
+        return False
+    spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
+    if spec is None or mesh is None or any(entry is not None for entry in spec):
+        return True
+    return any(t != jax.sharding.AxisType.Auto for t in mesh.axis_types)

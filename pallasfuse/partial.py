@@ -23,7 +23,8 @@ from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Kernel, Plan, Step, emit, plan_converted, run_step
+from pallasfuse.execution import emit, run_step
+from pallasfuse.pipeline import Kernel, Plan, Step, plan_converted
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
 from pallasfuse.tiling.choose import choose
@@ -100,9 +101,7 @@ class Partial:
     def state(self) -> dict[str, Tensor]:
         """The tensors of a state by name."""
         program = self._local(1, XLA_CPU, inside=False)[1]
-        return {
-            t.name: replace(t, axes=tuple(a for a in t.axes if not is_part(a, self.axis))) for t in program.outputs
-        }
+        return {t.name: replace(t, axes=tuple(a for a in t.axes if not is_part(a, self.axis))) for t in program.outputs}
 
     # --- on arrays
 

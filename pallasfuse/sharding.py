@@ -1,6 +1,6 @@
 """Kernels over sharded arrays: every device runs its piece, and states are merged where the reduced axis is sharded.
 
-A kernel's axes are the factors of its sharding rule: XLA's partitioner propagates them, and asks for the program of one device. Axes
+A kernel's axes are the factors of its sharding rule: XLA's partitioner propagates them, and asks for one device's program. Axes
 that every fold keeps need no communication. The rolled axis needs as little as its states: each device makes that of its piece,
 and what is gathered has no rolled axis. Everything else that a kernel reads is replicated.
 """
@@ -21,7 +21,8 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.partial import is_part, piece_inputs
-from pallasfuse.pipeline import Kernel, Plan, emit, phase_of_state, place, run_phases
+from pallasfuse.execution import emit, run_phases
+from pallasfuse.pipeline import Kernel, Plan, phase_of_state, place
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
 
@@ -175,7 +176,9 @@ def _on_device(
 
     def from_states(program: Any, known: Mapping[str, Array]) -> dict[str, Array]:
         inputs = {t.name: known[t.name] if t.name in known else look_up(t.name) for t in program.inputs}
-        return emit(XLA_CPU, program, {t.name: inputs[t.name].reshape([a.extent for a in t.axes]) for t in program.inputs})
+        return emit(
+            XLA_CPU, program, {t.name: inputs[t.name].reshape([a.extent for a in t.axes]) for t in program.inputs}
+        )
 
     together = from_states(merged, stacked)
     found = from_states(finished, {n: together[states.merged_name(n)] for n in state})
