@@ -17,13 +17,13 @@ from jax.extend.core import Literal as JaxprLiteral
 
 from pallasfuse import _compat
 from pallasfuse.errors import FusionError
+from pallasfuse.execution import emit, run_step
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.execution import emit, run_step
 from pallasfuse.pipeline import Kernel, Plan, Step, plan_converted
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states

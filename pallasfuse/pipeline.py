@@ -23,7 +23,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
+from pallasfuse.pallas_backend import mosaic_rules
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import XLA_CPU, Target, find
 from pallasfuse.tiling import arithmetic, bounds, states
@@ -31,8 +31,6 @@ from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
 from pallasfuse.tiling.split import blocks, predict, split
-from pallasfuse.triton_gpu import kernel as triton_kernel
-from pallasfuse.xla_backend import loops
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
 _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {

@@ -17,8 +17,8 @@ from jax.interpreters import ad, batching, mlir
 
 from pallasfuse import _compat
 from pallasfuse.errors import TargetError
-from pallasfuse.options import FuseOptions
 from pallasfuse.execution import execute
+from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
 from pallasfuse.sharding import run_sharded
 from pallasfuse.targets import Target, default_for, find

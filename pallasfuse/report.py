@@ -11,8 +11,8 @@ import numpy as np
 
 from pallasfuse.api import FusedFunction
 from pallasfuse.errors import PallasfuseError
-from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.execution import emit
+from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.pipeline import Plan, parts_of, prove_plan
 from pallasfuse.proof import Counterexample, Proof, short_kernels
 from pallasfuse.stages import Tiled

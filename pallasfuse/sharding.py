@@ -16,12 +16,12 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pallasfuse.execution import emit, run_phases
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.partial import is_part, piece_inputs
-from pallasfuse.execution import emit, run_phases
 from pallasfuse.pipeline import Kernel, Plan, phase_of_state, place
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
