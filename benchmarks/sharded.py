@@ -48,7 +48,9 @@ def median_ms(run: Callable[[], Any], repeats: int) -> float:
 def exchanged_bytes(text: str) -> int:
     """Bytes of the results of all collectives in compiled HLO, on one device."""
     total = 0
-    for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]\{[^}]*\}[^=(]* (?:all-gather|all-reduce|all-to-all)(?:-start)?\(", text):
+    for dtype, shape in re.findall(
+        r"(\w+)\[([\d,]*)\]\{[^}]*\}[^=(]* (?:all-gather|all-reduce|all-to-all)(?:-start)?\(", text
+    ):
         size = {"pred": 1, "bf16": 2, "f16": 2}.get(dtype, 4)
         total += size * int(np.prod([int(n) for n in shape.split(",") if n], initial=1))
     return total
@@ -68,7 +70,9 @@ def main() -> None:
     devices = jax.devices()
     print(f"{len(devices)} x {devices[0].device_kind}, jax {jax.__version__}: {arguments.heads} heads of {arguments.dimension}, "
           f"{arguments.keys} keys, {arguments.dtype}")  # fmt: skip
-    print(f"{'queries':>8} {'sharded':>8} {'devices':>8} {'ms':>10} {'speedup':>8} {'exchanged kB':>13} {'max difference':>15}")
+    print(
+        f"{'queries':>8} {'sharded':>8} {'devices':>8} {'ms':>10} {'speedup':>8} {'exchanged kB':>13} {'max difference':>15}"
+    )
     mesh = jax.make_mesh((len(devices),), ("devices",), axis_types=(AxisType.Auto,))
     fused = jax.jit(pf.fuse(attend, target=arguments.target))
     for queries in arguments.queries:
@@ -86,7 +90,10 @@ def main() -> None:
             ms = median_ms(lambda c=compiled, p=placed: c(*p), arguments.repeats)
             kilobytes = exchanged_bytes(compiled.as_text()) / 1e3
             far = "" if want is None else f"{np.abs(np.asarray(compiled(*placed), np.float32) - want).max():.3g}"
-            print(f"{queries:>8} {name:>8} {len(devices):>8} {ms:>10.3f} {alone_ms / ms:>8.2f} {kilobytes:>13.1f} {far:>15}", flush=True)
+            print(
+                f"{queries:>8} {name:>8} {len(devices):>8} {ms:>10.3f} {alone_ms / ms:>8.2f} {kilobytes:>13.1f} {far:>15}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -79,8 +79,12 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
 
 
 def plain_aval(aval: Any) -> Any:
-    """Shape, type and weak type of an abstract value, without sharding."""
-    return core.ShapedArray(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    """Shape, type and weak type of an abstract value, without sharding; inside a `shard_map` also how it varies over the mesh."""
+    weak = getattr(aval, "weak_type", False)
+    varies = getattr(aval, "mat", None)
+    if varies is None or varies.empty:
+        return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
+    return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak, sharding=aval.sharding, manual_axis_type=varies)
 
 
 def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:

@@ -254,20 +254,20 @@ MUTANTS = (
         ("maxima_joined_by_addition", _lets(".next", renamed("max", "add")), "softmax"),
         (
             "tail_not_masked",
-            value_at(f"{_LOWER}:_Lowering._in_range", lambda self, value, *_: value),
+            value_at(f"{_LOWER}:Lowering._in_range", lambda self, value, *_: value),
             "softmax",
             "gpu proof",
         ),
         (
             "tail_mask_off_by_one",
-            result_of(f"{_LOWER}:_Lowering._in_range", lambda e, *_: renamed("lt", "le")(e)),
+            result_of(f"{_LOWER}:Lowering._in_range", lambda e, *_: renamed("lt", "le")(e)),
             "softmax",
             "gpu proof",
         ),
         (
             "tail_masked_with_zero",
             instead_of(
-                f"{_LOWER}:_Lowering._in_range", lambda real, self, v, padded, _, at: real(self, v, padded, 0.0, at)
+                f"{_LOWER}:Lowering._in_range", lambda real, self, v, padded, _, at: real(self, v, padded, 0.0, at)
             ),
             "total_and_largest",
             "gpu proof",
@@ -288,30 +288,30 @@ MUTANTS = (
         ),
         (
             "late_frame_never_comes",
-            instead_of(f"{_LOWER}:_Lowering._is_last", lambda real, self, frame, final: const(True, "bool")),
+            instead_of(f"{_LOWER}:Lowering._is_last", lambda real, self, frame, final: const(True, "bool")),
             "picked",
         ),
         (
             "late_frame_leaves_from_elsewhere",
-            instead_of(f"{_LOWER}:_Lowering._last", lambda real, self, frame: const(1.0, frame.value.dtype)),
+            instead_of(f"{_LOWER}:Lowering._last", lambda real, self, frame: const(1.0, frame.value.dtype)),
             "picked",
         ),
         ("old_frame_is_the_new", _lets(".from", _branch(1)), "softmax"),
         ("old_frame_at_the_first_tile_only", _lets(".from", _swapped_branches), "softmax"),
-        ("frame_lags_behind", instead_of(f"{_LOWER}:_Lowering._frame_value", _stale_frame), "softmax"),
+        ("frame_lags_behind", instead_of(f"{_LOWER}:Lowering._frame_value", _stale_frame), "softmax"),
         (
             "extrapolation_inverted",
-            result_of(f"{_LOWER}:_Lowering._current", _ratio_inverted),
+            result_of(f"{_LOWER}:Lowering._current", _ratio_inverted),
             "far_from_zero",
             "accuracy",
         ),
         (
             "extrapolation_left_out",
-            result_of(f"{_LOWER}:_Lowering._current", _not_extrapolated),
+            result_of(f"{_LOWER}:Lowering._current", _not_extrapolated),
             "far_from_zero",
             "accuracy",
         ),
-        ("finish_forgotten", instead_of(f"{_LOWER}:_Lowering._finish", _without_finish), "attention"),
+        ("finish_forgotten", instead_of(f"{_LOWER}:Lowering._finish", _without_finish), "attention"),
         ("stores_forget_the_tail", _loops(_without_last_segment, streams=True), "softmax", "tiles"),
         ("reductions_forget_the_tail", _loops(_without_last_segment), "softmax"),
     ),

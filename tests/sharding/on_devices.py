@@ -116,10 +116,41 @@ def check_vmap():
     np.testing.assert_allclose(have, jax.vmap(attend)(q, k, v), rtol=2e-5, atol=2e-5)
 
 
+def check_inside_shard_map():
+    """A fused function keeps track of what varies over the mesh."""
+    mesh = jax.make_mesh((COUNT,), ("x",), axis_types=(AxisType.Auto,))
+    fused = pf.fuse(attend, target="xla")
+    have = jax.jit(jax.shard_map(fused, mesh=mesh, in_specs=P("x"), out_specs=P("x")))(*QKV)
+    np.testing.assert_allclose(have, attend(*QKV), rtol=2e-5, atol=2e-5)
+    try:
+        jax.jit(jax.shard_map(fused, mesh=mesh, in_specs=P("x"), out_specs=P()))(*QKV)
+    except ValueError as error:
+        assert "require replication" in str(error)
+    else:
+        raise AssertionError("a result that varies was taken for a replicated one")
+
+
+def check_merge():
+    """States merged over two mesh axes, with tracked types and without."""
+    f = pf.fold(attend, axis=(None, 1, 1), length=64)
+
+    def part(q, k, v):
+        state = f.update(f.init(q, k, v), q, k, v, start=jax.lax.axis_index(BOTH) * k.shape[1])
+        return f.finish(f.merge(state, BOTH))
+
+    specs = (P(), P(None, BOTH), P(None, BOTH))
+    for tracked in (False, True):
+        run = jax.jit(jax.shard_map(part, mesh=MESH, in_specs=specs, out_specs=P(), check_vma=tracked))
+        np.testing.assert_allclose(run(*QKV), attend(*QKV), rtol=2e-5, atol=2e-5)
+        assert 0 < gathered(run.lower(*QKV).compile().as_text()) <= 8 * 16 * 8 * COUNT
+
+
 if __name__ == "__main__":
     for case in CASES:
         check(case, "xla")
     for case in ("keys over both", "moments", "rows"):
         check(case, "interpret")
     check_vmap()
+    check_inside_shard_map()
+    check_merge()
     print("ok")
