@@ -1,7 +1,7 @@
 """Attention over keys and values that are sharded over the devices of this machine, beside one device: times and what is exchanged.
 
-`--check` compares with one device. `XLA_FLAGS=--xla_force_host_platform_device_count=4` makes devices of a CPU; give small sizes then:
-`python benchmarks/sharded.py --keys 2048 --queries 64 --heads 4 --check`.
+`--check` compares with one device. `XLA_FLAGS=--xla_force_host_platform_device_count=4` makes devices of a CPU; give small sizes
+then: `python benchmarks/sharded.py --keys 2048 --queries 64 --heads 4 --check`.
 """
 
 import argparse

@@ -276,12 +276,15 @@ def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[
 
 
 def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
-    """What makes the state of a piece, on the first of the targets that can stand in for each other."""
+    """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other."""
     while True:
         for schedule in choose(piece.group, target):
-            program = states.local(group, piece, schedule, target)
+            program = states.local(group, piece, schedule, target, inside=True)
+            parted = split(piece.group, schedule, target)
+            if parted.parts > 1 and not states.counts_positions(program, group):
+                program = states.local(group, piece, parted, target, inside=True)
             phase = Phase(arithmetic.rewrite_for(target, program), target)
-            if _problem(phase) is None:
+            if _problem(phase) is None and operations_per_score(phase.program) <= schedule.most_operations:
                 return phase
         target = find(target.otherwise) if target.otherwise else XLA_CPU
 

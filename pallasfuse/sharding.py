@@ -7,7 +7,7 @@ and what is gathered has no rolled axis. Everything else that a kernel reads is 
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,13 +166,13 @@ def _on_device(
         return piece_inputs([own.tensors[name]], own, arrays.__getitem__, starts)[name]
 
     state = emit(phase.target, phase.program, piece_inputs(phase.program.inputs, piece, look_up, starts))
-    parts = math.prod(mesh.shape[n] for n in mesh_axes[group.rolled])
-    merged, finished = (make(own.group, own.tensors) for make in (_merging(parts), states.finish))
     stacked: dict[str, Array] = {}
-    for tensor in (t for t in merged.inputs if t.name in state):
+    parts = 0
+    for tensor in phase.program.outputs:
         at = next(d for d, a in enumerate(tensor.axes) if is_part(a, group.rolled))
-        one = jnp.squeeze(state[tensor.name], at)
-        stacked[tensor.name] = lax.all_gather(one, mesh_axes[group.rolled], axis=at)
+        stacked[tensor.name] = lax.all_gather(state[tensor.name], mesh_axes[group.rolled], axis=at, tiled=True)
+        parts = stacked[tensor.name].shape[at]
+    merged, finished = states.merge(own.group, own.tensors, parts), states.finish(own.group, own.tensors)
 
     def from_states(program: Any, known: Mapping[str, Array]) -> dict[str, Array]:
         inputs = {t.name: known[t.name] if t.name in known else look_up(t.name) for t in program.inputs}
@@ -183,7 +183,3 @@ def _on_device(
     together = from_states(merged, stacked)
     found = from_states(finished, {n: together[states.merged_name(n)] for n in state})
     return [found[n] for n in outputs]
-
-
-def _merging(parts: int) -> Callable[[Group, Mapping[str, Tensor]], Any]:
-    return lambda group, tensors: states.merge(group, tensors, parts)

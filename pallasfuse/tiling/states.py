@@ -129,14 +129,14 @@ def localize(
 
 
 def local(group: Group, piece: Piece, schedule: Schedule, target: Target, *, inside: bool = False) -> TileProgram:
-    """The state of one chunk: outputs `<name>.part`, with an axis of one part.
+    """The state of one chunk: outputs `<name>.part`, with an axis of as many parts as the schedule splits the chunk into.
 
     inside: the chunk lies within the axis. Else positions outside of it contribute nothing.
     """
     multiple, least = target.tile_multiple, target.smallest_dot
-    return _Local(
-        piece.group, replace(schedule, parts=1), target.tails, piece.tensors, least, multiple, own_part=True
-    ).local(group, inside=inside)
+    return _Local(piece.group, schedule, target.tails, piece.tensors, least, multiple, own_part=True).local(
+        group, inside=inside
+    )
 
 
 def merge(group: Group, tensors: Mapping[str, Tensor], parts: int) -> TileProgram:
@@ -147,6 +147,11 @@ def merge(group: Group, tensors: Mapping[str, Tensor], parts: int) -> TileProgra
 def finish(group: Group, tensors: Mapping[str, Tensor]) -> TileProgram:
     """The results of the group from one state, whatever part of the axis it has seen."""
     return _Merging(group, _at_once(group, 1), "exact", tensors, 1, 0).finish()
+
+
+def counts_positions(program: TileProgram, group: Group) -> bool:
+    """Does a state tell how much of the axis it has seen? Then a chunk is not split into parts."""
+    return any(t.name == _seen_name(group) + PART for t in program.outputs)
 
 
 def merged_name(tensor: str) -> str:
@@ -205,8 +210,13 @@ class _Progress(Lowering):
             stack += more
         return not sums.isdisjoint(direct)
 
+    def _states(self, folds: list[Fold]) -> list[tuple[Tensor, Read]]:
+        """As in a split kernel, but part after part: what a block stores is contiguous, and parts are joined by appending."""
+        found = super()._states(folds)
+        return [(replace(t, axes=(self.part, *(a for a in t.axes if a != self.part))), value) for t, value in found]
+
     def _seen_tensor(self) -> Tensor:
-        return Tensor(_seen_name(self.group) + PART, (*self.seen_axes, self.part), "int32")
+        return Tensor(_seen_name(self.group) + PART, (self.part, *self.seen_axes), "int32")
 
     def _named(self, suffix: str) -> str:
         return self.group.name + suffix
@@ -222,6 +232,7 @@ class _Local(_Progress):
         stores = [Store(t.name, t.axes, value) for t, value in states]
         tensors = [t for t, _ in states]
         if self._needs_seen():
+            assert self.schedule.parts == 1, "positions are counted from the start of the chunk"
             tensors.append(self._seen_tensor())
             stores.append(Store(tensors[-1].name, tensors[-1].axes, self._seen(integer(self.rolled.extent))))
         self.top.statements += stores
@@ -232,7 +243,8 @@ class _Local(_Progress):
         return verify(TileProgram(
             self._named(suffix), tuple(self.tensors[t] for t in reads), tuple(outputs),
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
-            tuple(self.top.statements), self.schedule.warps, self.schedule.stages,
+            tuple(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate,
+            ahead=self.schedule.ahead, persistent=self.schedule.persistent, eager=self.schedule.eager,
         ))  # fmt: skip
 
     def _origin(self) -> Expr:

@@ -1,5 +1,6 @@
 """States of pieces, with every target's tiles, in float64: made, merged in any grouping, and finished."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -22,10 +23,13 @@ def cut(name):
     return group, tensors, known, given
 
 
-def state_of(name, target, start, stop):
+def state_of(name, target, start, stop, rolled_tile=None):
     group, tensors, known, given = cut(name)
     piece = states.localize(group, tensors, {group.rolled: stop - start}, given)
-    local = arithmetic.rewrite_for(target, states.local(group, piece, choose(piece.group, target)[0], target))
+    schedule = choose(piece.group, target)[0]
+    if rolled_tile is not None:
+        schedule = replace(schedule, rolled_tile=rolled_tile, parts=2)
+    local = arithmetic.rewrite_for(target, states.local(group, piece, schedule, target, inside=rolled_tile is not None))
     inputs = {}
     for t in local.inputs:
         if t.name == states.start_of(group.rolled):
@@ -38,7 +42,9 @@ def state_of(name, target, start, stop):
 
 def merged(name, parts):
     group, tensors, known, _ = cut(name)
-    merge = states.merge(group, tensors, len(parts))
+    merge = states.merge(
+        group, tensors, sum(next(iter(p.values())).shape[0] for p in parts)
+    )  # the axis of parts comes first
     stacked = {}
     for t in merge.inputs:
         at = next((d for d, a in enumerate(t.axes) if a.name == f"{group.rolled.name}.part"), None)
@@ -63,6 +69,19 @@ def test_states(name, target):
         have = evaluate_tiles(finish, {t.name: state.get(t.name, known.get(t.name)) for t in finish.inputs})
         for nest in group.outputs:
             close(have[nest.name], known[nest.name], tolerance=1e-9, message=name)
+
+
+@pytest.mark.parametrize("name", ["attention", "causal", "log_sum_exp", "entropy", "grouped_queries"])
+def test_a_piece_in_parts(name):
+    group, tensors, known, _ = cut(name)
+    n = group.rolled.extent
+    state = merged(
+        name, [state_of(name, TARGETS["triton"], *piece, rolled_tile=2) for piece in [(0, n // 2), (n // 2, n)]]
+    )
+    finish = states.finish(group, tensors)
+    have = evaluate_tiles(finish, {t.name: state.get(t.name, known.get(t.name)) for t in finish.inputs})
+    for nest in group.outputs:
+        close(have[nest.name], known[nest.name], message=name)
 
 
 def test_positions_outside_of_the_axis_are_neutral():
