@@ -13,10 +13,12 @@ from pallasfuse.errors import (
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Kernel, Plan
 from pallasfuse.report import Report, verify
+from pallasfuse.streaming import FoldState, StreamedFunction, fold
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FoldState",
     "FuseOptions",
     "FusedFunction",
     "FusionError",
@@ -26,9 +28,11 @@ __all__ = [
     "Plan",
     "Refusal",
     "Report",
+    "StreamedFunction",
     "TargetError",
     "TraceError",
     "VerificationError",
+    "fold",
     "fuse",
     "verify",
 ]

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src import core, source_info_util
+import jax
+from jax._src import core, dispatch, sharding_impls, source_info_util
+from jax._src.lax.parallel import all_gather_invariant
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -77,8 +79,12 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
 
 
 def plain_aval(aval: Any) -> Any:
-    """Shape, type and weak type of an abstract value, without sharding."""
-    return core.ShapedArray(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+    """Shape, type and weak type of an abstract value, without sharding; inside a `shard_map` also how it varies over the mesh."""
+    weak = getattr(aval, "weak_type", False)
+    varies = getattr(aval, "mat", None)
+    if varies is None or varies.empty:
+        return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
+    return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak, sharding=aval.sharding, manual_axis_type=varies)
 
 
 def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
@@ -102,3 +108,42 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 def dtype_of(atom: Any) -> Any:
     """The dtype of a variable or literal of a jaxpr."""
     return atom.aval.dtype
+
+
+def all_gather(x: Any, axis_name: Any) -> Any:
+    """`x` of every device along a named axis, stacked in front: the same on each device, and typed so."""
+    return all_gather_invariant(x, axis_name) if _varies(x) else jax.lax.all_gather(x, axis_name)
+
+
+def _varies(*arrays: Any) -> frozenset[str]:
+    """The mesh axes along which values differ, inside a `shard_map` that tracks them."""
+    return frozenset().union(*(jax.typeof(x).mat.varying for x in arrays))
+
+
+def varying_alike(values: Sequence[Any], among: Sequence[Any]) -> list[Any]:
+    """`values`, typed to vary along every mesh axis along which any of `among` does: what a loop carries has one type."""
+    axes = _varies(*among)
+    return [jax.lax.pcast(v, tuple(axes - _varies(v)), to="varying") if axes - _varies(v) else v for v in values]
+
+
+def require_devices(primitive: Any) -> None:
+    """Its lowering asks for how many devices the program is."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def is_partitioned(context: Any) -> bool:
+    """Is a lowering for several devices, among which XLA partitions the program?"""
+    axis_context = context.module_context.axis_context
+    if isinstance(axis_context, sharding_impls.ShardingContext):
+        return bool(axis_context.num_devices > 1 and axis_context.device_assignment)
+    return False
+
+
+def asks_for_sharding(sharding: Any) -> bool:
+    """Does an equation's parameter say how its result is sharded? Over a mesh of automatic axes it is there, but says nothing."""
+    if sharding is None:
+        return False
+    spec, mesh = getattr(sharding, "spec", None), getattr(sharding, "mesh", None)
+    if spec is None or mesh is None or any(entry is not None for entry in spec):
+        return True
+    return any(t != jax.sharding.AxisType.Auto for t in mesh.axis_types)

@@ -1,4 +1,4 @@
-"""From a jaxpr to a `Plan`: convert, group, schedule, lower; and the execution of a plan.
+"""From a jaxpr to a `Plan`: convert, group, schedule, lower.
 
 A plan is a list of steps: kernels, and equations of the original jaxpr that XLA keeps. Every value that passes between
 steps is a variable of the jaxpr.
@@ -9,43 +9,30 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from jax import numpy as jnp
 from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core import Literal as JaxprLiteral
 
 from pallasfuse import _compat
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
-from pallasfuse.ir.axes import volume
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
+from pallasfuse.pallas_backend import mosaic_rules
 from pallasfuse.proof import Part, Proof, prove
-from pallasfuse.targets import Target, find
-from pallasfuse.tiling import arithmetic, bounds
+from pallasfuse.targets import XLA_CPU, Target, find
+from pallasfuse.tiling import arithmetic, bounds, states
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
 from pallasfuse.tiling.split import fills, predict, split
-from pallasfuse.triton_gpu import kernel as triton_kernel
-from pallasfuse.xla_backend import loops
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
-Array = Any
-
-_EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Array]]] = {
-    "xla": loops.run,
-    "xla_gpu": loops.run,
-    "interpret": interpret.run,
-    "triton": triton_kernel.run,
-    "mosaic_gpu": mosaic_gpu.run,
-}
 _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "interpret": pallas_kernel.product_too_large,
     "triton": pallas_kernel.product_too_large,
@@ -161,19 +148,24 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
     return plan_converted(convert(jaxpr), target, options)
 
 
-def plan_converted(converted: Converted, target: Target, options: FuseOptions) -> Plan:
-    """As `make_plan`, from the frontend's result."""
-    return schedule_grouping(converted, choose_groups(converted, target, strict=options.strict), target, options)
+def plan_converted(
+    converted: Converted, target: Target, options: FuseOptions, *, along: frozenset[Axis] = frozenset()
+) -> Plan:
+    """As `make_plan`, from the frontend's result. along: as in `fusion.grouping.group`."""
+    grouping = choose_groups(converted, target, strict=options.strict, along=along)
+    return schedule_grouping(converted, grouping, target, options)
 
 
-def choose_groups(converted: Converted, target: Target, *, strict: bool = False) -> Grouping:
+def choose_groups(
+    converted: Converted, target: Target, *, strict: bool = False, along: frozenset[Axis] = frozenset()
+) -> Grouping:
     """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash."""
     reductions = [n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction]
     if converted.jaxpr.effects:
         reason = "the function has side effects or collectives: it stays with XLA as a whole"
     else:
         try:
-            return group(converted.program, target, strict=strict)
+            return group(converted.program, target, strict=strict, along=along)
         except Exception as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
@@ -269,6 +261,32 @@ class _Placed:
     phases: tuple[Phase, ...]
     declined: tuple[str, ...]
     problem: str | None
+
+
+def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[Phase, ...]:
+    """The phases of a kernel for a group that is not of the plan's own grouping.
+
+    Raises:
+      TargetError: no target has a kernel for it.
+    """
+    placed = _placed(group, target, tensors, FuseOptions())
+    if placed.problem is not None:
+        raise TargetError(f"target {target.name!r} has no kernel for {group.name}: {placed.problem}")
+    return placed.phases
+
+
+def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
+    """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other."""
+    while True:
+        for schedule in choose(piece.group, target):
+            program = states.local(group, piece, schedule, target, inside=True)
+            parted = split(piece.group, schedule, target)
+            if parted.parts > 1 and not states.counts_positions(program, group):
+                program = states.local(group, piece, parted, target, inside=True)
+            phase = Phase(arithmetic.rewrite_for(target, program), target)
+            if _problem(phase) is None and operations_per_score(phase.program) <= schedule.most_operations:
+                return phase
+        target = find(target.otherwise) if target.otherwise else XLA_CPU
 
 
 def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
@@ -461,43 +479,3 @@ def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step]) 
         reason = next((reasons[n] for n in names if n in reasons), "elementwise, outside every kernel: XLA fuses it")
         found.append(Fallback(step.primitive.name, _compat.source_summary(step) or "<unknown line>", reason))
     return found
-
-
-def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run one kernel on arrays with one dimension per axis.
-
-    Raises:
-      TargetError: the target has no emitter.
-    """
-    emitter = _EMITTERS.get(target.name)
-    if emitter is None:
-        raise TargetError(f"target {target.name!r} has no emitter yet")
-    return emitter(program, inputs)
-
-
-def execute(plan: Plan, arguments: Sequence[Array]) -> list[Array]:
-    """Run a plan on the values of the jaxpr's constants and inputs, in this order.
-
-    Raises:
-      TargetError: the plan's target has no emitter.
-    """
-    converted = plan.converted
-    jaxpr = converted.jaxpr
-    values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
-
-    def look_up(atom: Var | JaxprLiteral) -> Array:
-        return atom.val if isinstance(atom, JaxprLiteral) else values[atom]
-
-    for step in plan.steps:
-        if isinstance(step, Kernel):
-            arrays = {name: values[converted.variable[name]] for name in step.group.inputs}
-            for phase in step.phases:
-                inputs = {t.name: arrays[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
-                arrays |= emit(phase.target, phase.program, inputs)
-            for nest in step.group.outputs:
-                var = converted.variable[nest.name]
-                values[var] = arrays[nest.name].reshape(_compat.shape_of(var))
-        else:
-            results = _compat.bind(step, [look_up(a) for a in step.invars])
-            values.update(zip(step.outvars, results, strict=True))
-    return [jnp.asarray(look_up(v), _compat.dtype_of(v)) for v in jaxpr.outvars]

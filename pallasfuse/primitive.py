@@ -17,8 +17,10 @@ from jax.interpreters import ad, batching, mlir
 
 from pallasfuse import _compat
 from pallasfuse.errors import TargetError
+from pallasfuse.execution import execute
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan, execute, make_plan
+from pallasfuse.pipeline import Plan, make_plan
+from pallasfuse.sharding import run_sharded
 from pallasfuse.targets import Target, default_for, find
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -65,6 +67,7 @@ class FusedCall:
 
 fused_p = Primitive("pallasfuse")
 fused_p.multiple_results = True
+_compat.require_devices(fused_p)
 
 
 def _apply(*args: Any, call: FusedCall) -> Any:
@@ -129,8 +132,10 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
 
 
 def _lower_plan(plan: Plan, ctx: Any, nodes: Sequence[Any]) -> Any:
+    runner = run_sharded if _compat.is_partitioned(ctx) else None
+
     def run(*args: Any) -> list[Any]:
-        return execute(plan, [*call_consts(plan), *args])
+        return execute(plan, [*call_consts(plan), *args], runner)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)

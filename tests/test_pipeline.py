@@ -7,8 +7,9 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse.errors import FusionError, TargetError
+from pallasfuse.execution import execute
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import execute, make_plan
+from pallasfuse.pipeline import make_plan
 from pallasfuse.targets import INTERPRET, TARGETS, TRITON, XLA_CPU, Target, default_for, find
 from tests.programs_by_name import attention, masked_attention, softmax, variance
 

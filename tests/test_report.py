@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import pipeline, report
+from pallasfuse import execution, pipeline, report
 from pallasfuse.errors import Refusal, TargetError, TraceError, VerificationError
 from pallasfuse.fusion import folding, grouping
 from pallasfuse.ir.expr import apply
@@ -140,7 +140,7 @@ def with_uncovered(prove):
 
 def planted(change):
     """An emitter whose results are changed."""
-    right = pipeline._EMITTERS["xla"]
+    right = execution._EMITTERS["xla"]
 
     def run(program, inputs):
         return {name: change(value) for name, value in right(program, inputs).items()}
@@ -159,7 +159,7 @@ CHANGES = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_wrong_result_is_a_counterexample_of_the_execution(monkeypatch, name):
     change, index = CHANGES[name]
-    monkeypatch.setitem(pipeline._EMITTERS, "xla", planted(change))
+    monkeypatch.setitem(execution._EMITTERS, "xla", planted(change))
     found = pf.verify(pf.fuse(attention), *QKV, delta=1e-2)
     assert found.equivalent is False
     assert found.proof.holds  # the plan is right
@@ -176,7 +176,7 @@ def test_a_wrong_integer_is_a_counterexample(monkeypatch):
 
     found = pf.verify(pf.fuse(function), X[:, :40], delta=1e-2)
     assert found.counterexample is None
-    monkeypatch.setitem(pipeline._EMITTERS, "xla", planted(lambda x: x.at[1].add(1)))
+    monkeypatch.setitem(execution._EMITTERS, "xla", planted(lambda x: x.at[1].add(1)))
     if found.plan.kernels:
         wrong = pf.verify(pf.fuse(function), X[:, :40], delta=1e-2).counterexample
         assert (wrong.stage, wrong.index) == ("execution", (1,))

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
@@ -10,8 +11,8 @@ from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 class Graph:
     """Who reads whom, transitively. Immutable after construction."""
 
-    def __init__(self, program: LoopProgram, *, strict: bool = False) -> None:
-        self.program, self.strict = program, strict
+    def __init__(self, program: LoopProgram, *, strict: bool = False, along: frozenset[Axis] = frozenset()) -> None:
+        self.program, self.strict, self.along = program, strict, along
         self.nests = {n.name: n for n in program.nests if isinstance(n, Nest)}
         self.order = {n.name: i for i, n in enumerate(program.nests)}
         self.reads: dict[str, frozenset[str]] = {n.name: n.reads for n in program.nests}

@@ -63,20 +63,31 @@ class Grouping:
     left: tuple[Left, ...]
 
 
-def group(program: LoopProgram, target: Target, *, strict: bool = False) -> Grouping:
-    """Choose the groups of `program` for `target`, best saving first. `strict`: groups without exceptions only."""
-    parts = [_group_segment(segment, target, strict) for segment in segments(program)]
+def group(
+    program: LoopProgram, target: Target, *, strict: bool = False, along: frozenset[Axis] = frozenset()
+) -> Grouping:
+    """Choose the groups of `program` for `target`, best saving first. `strict`: groups without exceptions only.
+
+    along: axes whose reductions belong in kernels, whatever that costs.
+    """
+    parts = [_group_segment(segment, target, strict, along) for segment in segments(program)]
     return Grouping(tuple(g for p in parts for g in p.groups), tuple(left for p in parts for left in p.left))
 
 
-def _group_segment(program: LoopProgram, target: Target, strict: bool) -> Grouping:
-    graph = Graph(deduplicate(program), strict=strict)
+def _group_segment(program: LoopProgram, target: Target, strict: bool, along: frozenset[Axis]) -> Grouping:
+    graph = Graph(deduplicate(program), strict=strict, along=along)
     reasons: dict[str, str] = {}
     candidates: list[Candidate] = []
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in _components(graph, axis):
             candidates.extend(_candidates(graph, axis, members, target, reasons))
-    candidates.sort(key=lambda c: (strict and -len(c.covers), -c.saved_ms, graph.order[c.group.folds[0].name]))
+    candidates.sort(
+        key=lambda c: (
+            (strict or c.group.rolled in along) and -len(c.covers),
+            -c.saved_ms,
+            graph.order[c.group.folds[0].name],
+        )
+    )
     chosen: list[Candidate] = []
     for candidate in candidates:
         if not _pays(graph, candidate):
@@ -102,7 +113,8 @@ def _group_segment(program: LoopProgram, target: Target, strict: bool) -> Groupi
 
 def _pays(graph: Graph, candidate: Candidate) -> bool:
     """Is one kernel faster? A strict user has ruled out leaving dependent reductions to XLA, and passes have been added."""
-    return candidate.saved_ms > 0 or (graph.strict and len(candidate.group.folds) > 1)
+    asked = graph.strict and len(candidate.group.folds) > 1
+    return candidate.saved_ms > 0 or asked or candidate.group.rolled in graph.along
 
 
 def _join(graph: Graph, chosen: list[Candidate], candidate: Candidate, target: Target) -> list[Candidate] | None:

@@ -102,7 +102,7 @@ def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: M
             return Refusal(f"{name} on elements of type {dtype_of(atom)}")
         if isinstance(atom, Literal) and np.size(atom.val) != 1:
             return Refusal(f"{name} of a literal array")
-    if any(eqn.params.get(key) is not None for key in ("sharding", "out_sharding")):
+    if any(_compat.asks_for_sharding(eqn.params.get(key)) for key in ("sharding", "out_sharding")):
         return Refusal(f"{name} asks for a sharding")
     if eqn.params.get("accuracy") is not None:
         return Refusal(f"{name} asks for an accuracy")

@@ -40,14 +40,14 @@ def lower(
     its state. What follows begins with the states of all parts. The last phase stores the results.
     """
     if schedule.parts == 1 or schedule.trips == 1:
-        return (_Lowering(group, schedule, tails, tensors, smallest_dot, multiple, static_bounds=static_bounds).run(),)
+        return (Lowering(group, schedule, tails, tensors, smallest_dot, multiple, static_bounds=static_bounds).run(),)
     along = any(group.rolled in n.axes for n in group.outputs)
     programs: list[TileProgram] = []
     for phase in range(group.passes + 1):
         last = phase == group.passes
         own = combining(group, schedule) if last and not along else schedule
         known = {**tensors, **{t.name: t for p in programs for t in p.outputs}}
-        lowering = _Lowering(
+        lowering = Lowering(
             group, own, tails, known, smallest_dot, multiple, own_part=not last or along, static_bounds=static_bounds
         )
         programs.append(lowering.run(phase))
@@ -76,7 +76,9 @@ def combining(group: Group, schedule: Schedule) -> Schedule:
                    interleave=1, eager=False)  # fmt: skip
 
 
-class _Lowering(Passes):
+class Lowering(Passes):
+    """A kernel under construction, or one phase of it."""
+
     def run(self, phase: int | None = None) -> TileProgram:
         """The kernel, or one phase of it."""
         states: list[tuple[Tensor, Read]] = []
@@ -100,9 +102,9 @@ class _Lowering(Passes):
         descending = tuple(a for a, _ in self.schedule.grid if block_start(a) in ends)
         unequal = bool(descending) and ends.isdisjoint(*(g.start.tensors for g in segments[:1]))
         outputs = tuple(t for t, _ in states) or tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
-        loaded = dict.fromkeys(self.group.inputs if phase is None else _loaded(self.top.statements))
+        names = dict.fromkeys(self.group.inputs if phase is None else loaded(self.top.statements))
         return verify(TileProgram(
-            self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in loaded), outputs,
+            self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in names), outputs,
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
             _with_reuse(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
             self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1, self.schedule.eager,
@@ -168,14 +170,14 @@ class _Lowering(Passes):
 
 def _with_reuse(body: list[Statement]) -> tuple[Statement, ...]:
     """What several loops load is marked."""
-    loaded = {n: set(_loaded([s])) for n, s in enumerate(body) if isinstance(s, Loop)}
+    tensors_of = {n: set(loaded([s])) for n, s in enumerate(body) if isinstance(s, Loop)}
     result = list(body)
     for n, s in enumerate(body):
         if not isinstance(s, Loop):
             continue
-        later = frozenset().union(*(tensors for m, tensors in loaded.items() if m > n))
-        earlier = frozenset().union(*(tensors for m, tensors in loaded.items() if m < n))
-        if loaded[n].isdisjoint(later | earlier):
+        later = frozenset().union(*(tensors for m, tensors in tensors_of.items() if m > n))
+        earlier = frozenset().union(*(tensors for m, tensors in tensors_of.items() if m < n))
+        if tensors_of[n].isdisjoint(later | earlier):
             continue
 
         def mark(x: Statement, later: frozenset[str] = later, earlier: frozenset[str] = earlier) -> Statement:
@@ -188,10 +190,11 @@ def _with_reuse(body: list[Statement]) -> tuple[Statement, ...]:
     return tuple(result)
 
 
-def _loaded(body: list[Statement]) -> Iterator[str]:
+def loaded(body: list[Statement]) -> Iterator[str]:
+    """The tensors that statements load, in order."""
     for s in body:
         if isinstance(s, Load):
             yield s.tensor
         elif isinstance(s, Loop):
             for segment in s.segments:
-                yield from _loaded(list(segment.body))
+                yield from loaded(list(segment.body))

@@ -20,6 +20,12 @@ class Passes(Values):
     _carried_frames: Mapping[str, Frame]
     """Of the current pass: every carried frame's name -> the frame that is carried for it."""
     _late_frames: frozenset[str]
+    _done = ""
+    """What counts the positions in the states that are combined; empty: they are those of all parts."""
+
+    def _progress(self, done: str) -> tuple[Expr, Expr]:
+        """How many positions the scalar `done` counts, and how many there are in all."""
+        return read(done, (), "int32"), read(to_visit(self.rolled), (), "int32")
 
     def _enter(self, folds: list[Fold]) -> None:
         self._late_frames = _late_frames(folds)
@@ -98,8 +104,7 @@ class Passes(Values):
         main = fold.accumulators[0]
         value: Expr = read(main.name + suffix, self._sorted(frozenset(main.axes)), main.dtype)
         if done and fold.nest.reducer == SUM and dtypes.is_float(main.dtype):
-            seen = read(done, (), "int32")
-            every = read(to_visit(self.rolled), (), "int32")
+            seen, every = self._progress(done)
             ratio = apply("div", convert(every, main.dtype), convert(seen, main.dtype))
             value = apply("select", apply("eq", seen, every), value, apply("mul", value, ratio))
         replacements: dict[Expr, Expr] = {read(main.name, main.axes, main.dtype): value}
@@ -218,7 +223,7 @@ class Passes(Values):
         axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
         last = read(shared.name + OLD, axes, dtype)
         if last not in self.top.known:
-            value = self._frame_value(shared, values, self.top, "", "")
+            value = self._frame_value(shared, values, self.top, "", self._done)
             self.top.statements.append(Let(shared.name + OLD, axes, guards.guarded(value, shared), pinned=True))
             self.top.known[last] = last
         return {
@@ -251,11 +256,15 @@ class Passes(Values):
             result = simplify(apply("select", usable, result, moved))
         if fold.refined is not None:
             replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
-            result = substitute(fold.refined, replacements)
+            result = self._refined(substitute(fold.refined, replacements), result)
         value = self._expr_with(fold.finish, {read(main.name, main.axes, main.dtype): result}, scope)
         scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
             f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope
         )
+
+    def _refined(self, value: Expr, otherwise: Expr) -> Expr:
+        """The corrected value of a fold whose accumulators have seen the whole axis."""
+        return value
 
     def _last(self, frame: Frame) -> Expr:
         """The value at which the loop leaves the accumulators."""

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision
 from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile, Window
 from pallasfuse.ir.axes import Axis
@@ -43,6 +44,10 @@ class _XlaMachine:
     def pin(self, value: Array) -> Array:
         return lax.optimization_barrier(value)
 
+    def _alike(self, values: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Inside a `shard_map`: typed to vary as the inputs do."""
+        return tuple(_compat.varying_alike(values, tuple(self.inputs.values())))
+
     def loop(
         self,
         start: Array,
@@ -55,11 +60,12 @@ class _XlaMachine:
         def step(trip: Array, state: tuple[tuple[Array, ...], tuple[Array, ...]]) -> Any:
             carried, written = state
             self.outputs = dict(zip(names, written, strict=True))
-            carried = body(trip, carried)
-            return carried, tuple(self.outputs[n] for n in names)
+            carried = self._alike(body(trip, carried))
+            return carried, self._alike(tuple(self.outputs[n] for n in names))
 
         carried: tuple[Array, ...]
-        carried, written = lax.fori_loop(start, stop, step, (init, tuple(self.outputs[n] for n in names)))
+        outputs = tuple(self.outputs[n] for n in names)
+        carried, written = lax.fori_loop(start, stop, step, (self._alike(init), self._alike(outputs)))
         self.outputs = dict(zip(names, written, strict=True))
         return carried
 
@@ -121,9 +127,10 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.
             starts[axis] = jnp.minimum(start, jnp.int32(axis.extent - tile)) if axis.extent % tile else start
         machine = _XlaMachine(inputs, dict(zip(outputs, written, strict=True)))
         _XlaInterpreter(program, machine).run_block(starts)
-        return tuple(machine.outputs[n] for n in outputs)
+        return tuple(_compat.varying_alike([machine.outputs[n] for n in outputs], tuple(inputs.values())))
 
+    initial = tuple(_compat.varying_alike(tuple(outputs.values()), tuple(inputs.values())))
     if total == 1:
-        return dict(zip(outputs, block(jnp.int32(0), tuple(outputs.values())), strict=True))
-    written = lax.fori_loop(jnp.int32(0), jnp.int32(total), block, tuple(outputs.values()))
+        return dict(zip(outputs, block(jnp.int32(0), initial), strict=True))
+    written = lax.fori_loop(jnp.int32(0), jnp.int32(total), block, initial)
     return dict(zip(outputs, written, strict=True))

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pallasfuse as pf
 from benchmarks import h100
-from pallasfuse import pipeline, primitive
+from pallasfuse import execution, pipeline, primitive
 from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
@@ -32,12 +32,12 @@ def kernel_of(function, arrays, **options):
 def interpreted(monkeypatch, capfd):
     """Runs the only kernel of a function, and the rest of it, on the CPU; a race is an error."""
     interpret = functools.partial(mosaic_gpu.run, interpret=True)
-    monkeypatch.setitem(pipeline._EMITTERS, TARGET, interpret)
+    monkeypatch.setitem(execution._EMITTERS, TARGET, interpret)
 
     def run(function, arrays, **options):
         plan, kernel = kernel_of(function, arrays, **options)
         assert kernel.target.name == TARGET, kernel.declined
-        results = jax.block_until_ready(pipeline.execute(plan, [*plan.converted.jaxpr.consts, *arrays]))
+        results = jax.block_until_ready(execution.execute(plan, [*plan.converted.jaxpr.consts, *arrays]))
         if "RACE DETECTED" in capfd.readouterr().out:
             raise RuntimeError("a race")
         return results
@@ -124,7 +124,7 @@ def test_switches_do_not_change_the_result(interpreted, monkeypatch, switches):
 def test_split(interpreted, monkeypatch, name):
     """Each part's state, some of parts that see nothing, combined by a kernel of another target."""
     monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 3)
-    monkeypatch.setitem(pipeline._EMITTERS, "triton", interpret.run)
+    monkeypatch.setitem(execution._EMITTERS, "triton", interpret.run)
     variant = replace(VARIANTS[name], queries=160, keys=700)
     arrays = variant.arrays("bfloat16")
     results = interpreted(variant.function, arrays, parts=3)
@@ -222,7 +222,7 @@ def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
 
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in VARIANTS["plain"].arrays("bfloat16")]
     monkeypatch.setattr(primitive, "_capabilities", lambda: frozenset({"9.0"}))
-    monkeypatch.setitem(pipeline._EMITTERS, TARGET, broken)
+    monkeypatch.setitem(execution._EMITTERS, TARGET, broken)
     with pytest.warns(UserWarning, match=r"no kernel of mosaic_gpu could be built.*K must be.*triton is used instead"):
         text = h100.lower(pf.fuse(plain), arrays).as_text()
     assert h100.triton_calls(text) == 1

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import pipeline
+from pallasfuse import execution
 from pallasfuse.pallas_backend import interpret
 from tests.pallas_backend.variants import VARIANTS
 
@@ -13,12 +13,12 @@ from tests.pallas_backend.variants import VARIANTS
 @pytest.mark.parametrize("name", ["finite mask", "deep finite mask"])
 def test_equal_masked_scores_cancel(monkeypatch, name):
     """exp2(a L - b L) of two equal scores of -1e9 is not 1 when one of the products is contracted into the difference."""
-    monkeypatch.setitem(pipeline._EMITTERS, "triton", interpret.run)
+    monkeypatch.setitem(execution._EMITTERS, "triton", interpret.run)
     variant = VARIANTS[name]
     arrays = variant.arrays("bfloat16")
     plan = pf.fuse(variant.function).explain(*arrays, target="triton")
     assert "exp2(" in str(plan.kernels[0].program)
-    (ours,) = pipeline.execute(plan, [*plan.converted.jaxpr.consts, *arrays])
+    (ours,) = execution.execute(plan, [*plan.converted.jaxpr.consts, *arrays])
     theirs = jax.jit(variant.function)(*arrays)
     with jax.enable_x64(True):
         exact = np.asarray(variant.function(*(np.asarray(a, np.float64) for a in arrays)))

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pallasfuse as pf
-from pallasfuse import pipeline
+from pallasfuse import execution
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.targets import XLA_CPU
 
@@ -22,7 +22,7 @@ def fused(function, *arguments, tiles=TILES):
     """The results of a plan whose kernels cost nothing, and the plan."""
     jaxpr = jax.make_jaxpr(function)(*arguments)
     plan = pipeline.plan_converted(convert(jaxpr), FREE, pf.FuseOptions(tiles=tiles))
-    (result,) = jax.jit(lambda *a: pipeline.execute(plan, [*jaxpr.consts, *a]))(*arguments)
+    (result,) = jax.jit(lambda *a: execution.execute(plan, [*jaxpr.consts, *a]))(*arguments)
     return np.asarray(result), plan
 
 

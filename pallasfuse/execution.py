@@ -1,0 +1,89 @@
+"""Plans on arrays: every kernel by the emitter of its target, what XLA keeps as it is."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax import numpy as jnp
+from jax.extend.core import Literal as JaxprLiteral
+from jax.extend.core import Var
+
+from pallasfuse import _compat
+from pallasfuse.errors import TargetError
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.pallas_backend import interpret, mosaic_gpu
+from pallasfuse.pipeline import Kernel, Plan, Step
+from pallasfuse.targets import Target
+from pallasfuse.tiling.lower import Phase
+from pallasfuse.triton_gpu import kernel as triton_kernel
+from pallasfuse.xla_backend import loops
+
+Array = Any
+
+_EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Array]]] = {
+    "xla": loops.run,
+    "xla_gpu": loops.run,
+    "interpret": interpret.run,
+    "triton": triton_kernel.run,
+    "mosaic_gpu": mosaic_gpu.run,
+}
+
+type RunKernel = Callable[[Plan, Kernel, Mapping[str, Array]], Mapping[str, Array]]
+
+
+def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Run one kernel on arrays with one dimension per axis.
+
+    Raises:
+      TargetError: the target has no emitter.
+    """
+    emitter = _EMITTERS.get(target.name)
+    if emitter is None:
+        raise TargetError(f"target {target.name!r} has no emitter yet")
+    return emitter(program, inputs)
+
+
+def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None) -> list[Array]:
+    """Run a plan on the values of the jaxpr's constants and inputs, in this order. run: what runs a kernel.
+
+    Raises:
+      TargetError: the plan's target has no emitter.
+    """
+    converted = plan.converted
+    jaxpr = converted.jaxpr
+    values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
+    for step in plan.steps:
+        run_step(plan, step, values, run)
+    return [jnp.asarray(_look_up(v, values), _compat.dtype_of(v)) for v in jaxpr.outvars]
+
+
+def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | None = None) -> None:
+    """Add to `values` what a step defines."""
+    variable = plan.converted.variable
+    if isinstance(step, Kernel):
+        arrays = {name: values[variable[name]] for name in step.group.inputs}
+        found = (run or run_kernel)(plan, step, arrays)
+        for nest in step.group.outputs:
+            values[variable[nest.name]] = found[nest.name].reshape(_compat.shape_of(variable[nest.name]))
+    else:
+        results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
+        values.update(zip(step.outvars, results, strict=True))
+
+
+def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters."""
+    return run_phases(kernel.phases, arrays)
+
+
+def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """What all phases store, by name."""
+    known: dict[str, Array] = dict(arrays)
+    stored: dict[str, Array] = {}
+    for phase in phases:
+        inputs = {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
+        stored |= emit(phase.target, phase.program, inputs)
+        known |= stored
+    return stored
+
+
+def _look_up(atom: Var | JaxprLiteral, values: Mapping[Var, Array]) -> Array:
+    return atom.val if isinstance(atom, JaxprLiteral) else values[atom]

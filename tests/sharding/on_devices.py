@@ -1,0 +1,156 @@
+"""Fused functions over sharded arrays, on as many CPU devices as the first argument says; run by `test_sharding.py`.
+
+Each result is that of the plain function on one device, and what devices exchange is no larger than the states.
+"""
+
+import os
+import re
+import sys
+
+COUNT = int(sys.argv[1])
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={COUNT}"
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import pallasfuse as pf  # noqa: E402
+
+MESH = jax.make_mesh((2, COUNT // 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
+BOTH = ("a", "b")
+
+
+def normal(*shape, seed=0, offset=0.0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape) + offset, jnp.float32)
+
+
+def attend(q, k, v):
+    s = jnp.einsum("hid,hjd->hij", q, k)
+    i, j = jnp.arange(q.shape[1])[:, None], jnp.arange(k.shape[1])
+    return jnp.einsum("hij,hje->hie", jax.nn.softmax(jnp.where(j <= i + 8, s, -jnp.inf), axis=-1), v)
+
+
+def attend_lengths(q, k, v, lengths):
+    s = jnp.einsum("hid,hjd->hij", q, k)
+    s = jnp.where(jnp.arange(k.shape[1]) < lengths[:, None, None], s, -jnp.inf)
+    return jnp.einsum("hij,hje->hie", jax.nn.softmax(s, axis=-1), v)
+
+
+def grouped(q, k, v):
+    q = q.reshape(k.shape[0], -1, *q.shape[1:])
+    s = jnp.einsum("gaid,gjd->gaij", q, k) + 0.01 * jnp.arange(k.shape[1])
+    return jnp.einsum("gaij,gje->gaie", jax.nn.softmax(s, axis=-1), v)
+
+
+def moments(x):
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    return mean[:, 0], jnp.mean(jnp.square(x - mean), axis=-1)
+
+
+def normalized(x):
+    return (x - jnp.mean(x, axis=-1, keepdims=True)) / jnp.sqrt(jnp.var(x, axis=-1, keepdims=True) + 1e-5)
+
+
+def entropy(x):
+    p = jax.nn.log_softmax(x, axis=-1)
+    return -jnp.sum(jnp.exp(p) * p, axis=-1)
+
+
+def two_passes(x):
+    return jnp.sum(jnp.round(8 * x / jnp.max(x, axis=-1, keepdims=True)), axis=-1)
+
+
+QKV = (normal(8, 16, 6), normal(8, 64, 6, seed=1), normal(8, 64, 8, seed=2))
+GQA = (normal(8, 16, 6), normal(4, 64, 6, seed=1), normal(4, 64, 8, seed=2))
+LENGTHS = jnp.array([1, 64, 0, 30, 31, 32, 33, 5])
+X = normal(8, 256, offset=10.0)
+# name: function, arguments, shardings, elements that may be gathered (None: any number)
+CASES = {
+    "heads": (attend, QKV, (P("a"),) * 3, 0),
+    "rows": (attend, QKV, (P(None, "a"), P(), P()), 0),
+    "rows over both": (attend, QKV, (P(None, BOTH), P(), P()), 0),
+    "keys": (attend, QKV, (P(), P(None, "a"), P(None, "a")), 8 * 16 * 8 * 2),
+    "keys over both": (attend, QKV, (P(), P(None, BOTH), P(None, BOTH)), 8 * 16 * 8 * COUNT),
+    "heads and keys": (attend, QKV, (P("a"), P("a", "b"), P("a", "b")), 4 * 16 * 8 * COUNT // 2),
+    "rows and keys": (attend, QKV, (P(None, "a"), P(None, "b"), P(None, "b")), 8 * 8 * 8 * COUNT // 2),
+    "lengths": (attend_lengths, (*QKV, LENGTHS), (P("a"), P("a", "b"), P("a", "b"), P("a")), 4 * 16 * 8 * COUNT // 2),
+    "grouped": (grouped, GQA, (P("a"), P("a", "b"), P("a", "b")), 4 * 16 * 8 * COUNT // 2),
+    "moments": (moments, (X,), (P("a", "b"),), 4 * COUNT // 2),
+    "entropy": (entropy, (X,), (P(None, BOTH),), 8 * COUNT),
+    "rows of a norm": (normalized, (X,), (P("a"),), 0),
+    # what no state can carry is gathered
+    "results along the axis": (normalized, (X,), (P(None, "a"),), None),
+    "two passes": (two_passes, (X,), (P(None, "a"),), None),
+    "rows and keys on one mesh axis": (attend, QKV, (P(None, "a"),) * 3, None),
+    "few rows": (attend, (QKV[0][:, :3], *QKV[1:]), (P(), P(None, "a"), P(None, "a")), 8 * 3 * 8 * 2),
+}  # fmt: skip
+
+
+def gathered(text):
+    """Elements of the largest result of a collective in compiled HLO."""
+    found = re.findall(r"= \(?\w+\[([\d,]*)\][^=]*? (?:all-gather|all-reduce|all-to-all|collective-permute)", text)
+    return max((int(np.prod([int(n) for n in s.split(",") if n], initial=1)) for s in found), default=0)
+
+
+def check(name, target):
+    function, args, specs, most = CASES[name]
+    want = jax.tree.leaves(jax.jit(function)(*args))
+    placed = [jax.device_put(x, NamedSharding(MESH, s)) for x, s in zip(args, specs, strict=True)]
+    compiled = jax.jit(pf.fuse(function, target=target)).lower(*placed).compile()
+    have = jax.tree.leaves(compiled(*placed))
+    for a, b in zip(have, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5, err_msg=name)
+    found = gathered(compiled.as_text())
+    assert most is None or found <= most, (name, found, most)
+    assert most == 0 or found > 0, (name, "nothing was exchanged")
+    print(name, target, found)
+
+
+def check_vmap():
+    q, k, v = (jnp.stack([x, 2 * x]) for x in QKV)
+    specs = (P("a"), P("a", None, "b"), P("a", None, "b"))
+    placed = [jax.device_put(x, NamedSharding(MESH, s)) for x, s in zip((q, k, v), specs, strict=True)]
+    have = jax.jit(jax.vmap(pf.fuse(attend, target="xla")))(*placed)
+    np.testing.assert_allclose(have, jax.vmap(attend)(q, k, v), rtol=2e-5, atol=2e-5)
+
+
+def check_inside_shard_map():
+    """A fused function keeps track of what varies over the mesh."""
+    mesh = jax.make_mesh((COUNT,), ("x",), axis_types=(AxisType.Auto,))
+    fused = pf.fuse(attend, target="xla")
+    have = jax.jit(jax.shard_map(fused, mesh=mesh, in_specs=P("x"), out_specs=P("x")))(*QKV)
+    np.testing.assert_allclose(have, attend(*QKV), rtol=2e-5, atol=2e-5)
+    try:
+        jax.jit(jax.shard_map(fused, mesh=mesh, in_specs=P("x"), out_specs=P()))(*QKV)
+    except ValueError as error:
+        assert "require replication" in str(error)
+    else:
+        raise AssertionError("a result that varies was taken for a replicated one")
+
+
+def check_merge():
+    """States merged over two mesh axes, with tracked types and without."""
+    f = pf.fold(attend, axis=(None, 1, 1), length=64)
+
+    def part(q, k, v):
+        state = f.update(f.init(q, k, v), q, k, v, start=jax.lax.axis_index(BOTH) * k.shape[1])
+        return f.finish(f.merge(state, BOTH))
+
+    specs = (P(), P(None, BOTH), P(None, BOTH))
+    for tracked in (False, True):
+        run = jax.jit(jax.shard_map(part, mesh=MESH, in_specs=specs, out_specs=P(), check_vma=tracked))
+        np.testing.assert_allclose(run(*QKV), attend(*QKV), rtol=2e-5, atol=2e-5)
+        assert 0 < gathered(run.lower(*QKV).compile().as_text()) <= 8 * 16 * 8 * COUNT
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        check(case, "xla")
+    for case in ("keys over both", "moments", "rows"):
+        check(case, "interpret")
+    check_vmap()
+    check_inside_shard_map()
+    check_merge()
+    print("ok")
