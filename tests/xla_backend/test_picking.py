@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pallasfuse as pf
-from pallasfuse import execution
+from pallasfuse import execution, pipeline
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.targets import XLA_CPU
 
