@@ -120,12 +120,12 @@ def test_switches_do_not_change_the_result(interpreted, monkeypatch, switches):
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "log sum", "gate"])
+@pytest.mark.parametrize("name", ["causal", "log sum"])
 def test_split(interpreted, monkeypatch, name):
     """Each part's state, some of parts that see nothing, combined by a kernel of another target."""
     monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 3)
     monkeypatch.setitem(execution._EMITTERS, "triton", interpret.run)
-    variant = replace(VARIANTS[name], queries=160, keys=700)
+    variant = replace(VARIANTS[name], queries=160, keys=400)
     arrays = variant.arrays("bfloat16")
     results = interpreted(variant.function, arrays, parts=3)
     for ours, exact in zip(results, in_float64(variant.function, arrays), strict=True):
