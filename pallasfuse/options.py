@@ -14,7 +14,8 @@ class FuseOptions:
         NaN and infinities are exactly where the program has them. Costs passes: a chain may compute its terms twice, and
         visits the tiles that a mask hides.
       tiles: tile sizes that override the chosen schedule: (axis name, size) pairs, for tuning and tests.
-      parts: into how many parts the reduced axis of every kernel is split, each left to blocks of its own (split-k); 1: not at all.
+      parts: into how many parts the reduced axis of every kernel is split (at most one for each tile), each left to blocks of its
+        own (split-k); 1: not at all; None: as the cost model says.
       warps, stages: override the GPU hints of the chosen schedule.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.

@@ -332,7 +332,8 @@ def _fastest(
             continue
         share = visited_shares(programs, schedule)[0]
         if options.parts is None:
-            schedule, phases = _split(chosen, schedule, phases, tensors, share)
+            keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
+            schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
         if best is None or schedule.time(share) < best[0]:
             best = schedule.time(share), schedule, phases
         if (share == 1.0 and schedule.parts == 1) or options.tiles:
@@ -344,11 +345,12 @@ def _fastest(
 
 
 def _split(
-    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], share: float
-) -> tuple[Schedule, tuple[Phase, ...]]:
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], share: float, *,
+    keep_tile: bool,
+) -> tuple[Schedule, tuple[Phase, ...]]:  # fmt: skip
     """The same kernel with its rolled axis split, where that is faster and possible."""
     target = phases[0].target
-    parted = split(chosen, schedule, target, share)
+    parted = split(chosen, schedule, target, share, keep_tile=keep_tile)
     if parted.parts > 1:
         several, problem = _phases(chosen, parted, target, tensors)
         if problem is None:

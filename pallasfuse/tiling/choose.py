@@ -186,6 +186,11 @@ _WARPGROUP_TILES = {
 }  # fmt: skip
 
 
+def _power_below(n: int) -> int:
+    """The largest power of two that is not more than n: larger tiles would be padded to the next one."""
+    return power_of_two(n + 1) // 2
+
+
 _CACHED_SHARE = 0.8
 """Of the cache, what the operands of blocks that run side by side may take."""
 
@@ -200,12 +205,12 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     if fastest != group.rolled and fastest in group.parallel:
         tiles[fastest] = min(64, power_of_two(fastest.extent))
         inner *= tiles[fastest]
-    rolled_tile = n if power_of_two(n) * inner <= _REGISTER_ELEMENTS else max(16, 8192 // inner)
+    rolled_tile = n if power_of_two(n) * inner <= _REGISTER_ELEMENTS else max(16, _power_below(8192 // inner))
     again = any(group.rolled in o.axes for o in group.outputs) and rolled_tile < n
     row_bytes = n * inner * sum(dtypes.itemsize_bytes(r.dtype) for r in streams(group))
     if again and row_bytes * target.multiprocessors <= _CACHED_SHARE * target.cache_bytes:
         # one block for each multiprocessor, so that what it reads again is still in the cache
-        return [_schedule(group, tiles, max(16, 8192 // inner), 16, 2)]
+        return [_schedule(group, tiles, max(16, _power_below(8192 // inner)), 16, 2)]
     rows = _SMALL_BLOCK // (power_of_two(min(rolled_tile, n)) * inner)
     for axis in reversed(group.parallel):
         if axis not in tiles and rows > 1:

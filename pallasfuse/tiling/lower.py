@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Expr, Read, convert, read
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import Nest, Tensor
@@ -12,6 +11,7 @@ from pallasfuse.ir.tile_program import Load, Loop, Segment, Statement, Store, Ti
 from pallasfuse.targets import Tails, Target
 from pallasfuse.tiling.bounds import plan_loop
 from pallasfuse.tiling.passes import Passes
+from pallasfuse.tiling.split import state_elements
 from pallasfuse.tiling.values import Scope
 
 _COMBINED_ELEMENTS = 1 << 11
@@ -64,8 +64,7 @@ def lower_for(
 
 def combining(group: Group, schedule: Schedule) -> Schedule:
     """The schedule of a phase that only combines states and stores results: as many blocks as there is work for."""
-    kept = frozenset(a for a, _ in schedule.grid)
-    inner = max(volume(a for a in f.nest.axes if a not in kept) for f in group.folds)
+    inner = state_elements(group, schedule)
     rows = max(1, _COMBINED_ELEMENTS // (schedule.parts * inner))
     tiles = []
     for axis, _ in reversed(schedule.grid):

@@ -186,7 +186,11 @@ class Passes(Values):
         return found
 
     def _combined(self, folds: list[Fold]) -> None:
-        """The accumulators of a pass from those of all parts, each moved to the last frame (Neptune, equation 8)."""
+        """The accumulators of a pass from those of all parts, each moved to the last frame (Neptune, equation 8).
+
+        A part that has seen nothing left its accumulators at their identities, and its frame at a stand-in: it is not moved. Nor
+        would it make a difference for another part whose accumulators are all identities, as repairs are linear in them.
+        """
         self._enter(folds)
         loaded: dict[str, Read] = {}
         for tensor, state in self._states(folds):

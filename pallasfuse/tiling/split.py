@@ -55,7 +55,13 @@ def _occupancy(group: Group) -> _Occupancy:
     return _WITH_PRODUCTS if examine(group).has_products else _WITHOUT
 
 
-def _state_elements(group: Group) -> int:
+def state_elements(group: Group, schedule: Schedule) -> int:
+    """Of the largest accumulator, for one row of the grid."""
+    kept = frozenset(a for a, _ in schedule.grid)
+    return max(volume(a for a in f.nest.axes if a not in kept) for f in group.folds)
+
+
+def _all_states(group: Group) -> int:
     """Of one part: accumulators and frames of all passes."""
     axes = [a.axes for f in group.folds for a in f.accumulators] + [x.axes for f in group.folds for x in f.frames]
     return sum(map(volume, axes))
@@ -75,24 +81,24 @@ def predict(group: Group, schedule: Schedule, target: Target, share: float = 1.0
         waits = _TRIP_MS * -(-schedule.trips // parts) * share
         return moved / at_once * (1 + half / (parts * blocks(schedule))) + waits
 
-    states = 8.0 * schedule.parts * _state_elements(group)  # written and read
+    states = 8.0 * schedule.parts * _all_states(group)  # written and read
     launches = 1e-3 * target.launch_us * group.passes
     return Prediction(ms(1), ms(schedule.parts) + states / at_once + launches)
 
 
-def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0) -> Schedule:
+def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, *, keep_tile: bool = False) -> Schedule:
     """The schedule with the number of parts that is predicted to be fastest; 1 where it is not faster.
 
-    share: of the tiles along the rolled axis that masks leave to visit.
+    share: of the tiles along the rolled axis that masks leave to visit. keep_tile: tiles of the rolled axis are not made smaller.
     """
     if fills(schedule, target) or schedule.trips * share <= 1:
         return schedule
-    kept = frozenset(a for a, _ in schedule.grid)
-    inner = max(volume(a for a in f.nest.axes if a not in kept) for f in group.folds)
+    inner = state_elements(group, schedule)
     most = min(_occupancy(group).most * target.multiprocessors // blocks(schedule), _MOST_STATES // inner)
     rows = max(t for _, t in schedule.grid) if schedule.grid else 1
     candidate = schedule
-    while rows == 1 and candidate.trips * share < most and candidate.rolled_tile * inner > _SMALL_TILE:
+    smallest = candidate.rolled_tile if keep_tile else max(1, _SMALL_TILE // inner)
+    while rows == 1 and candidate.trips * share < most and candidate.rolled_tile > smallest:
         candidate = replace(candidate, rolled_tile=candidate.rolled_tile // 2)
     trips = math.ceil(candidate.trips * share)
     found = [schedule]

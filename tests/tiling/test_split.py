@@ -126,3 +126,19 @@ def test_huge_lengths(n):
     x, n = np.ones((1, 64), np.float32), np.asarray([n], np.int32)
     fused = pf.fuse(chain, target="xla", options=pf.FuseOptions(tiles=(("i", 1), ("j", 8))))
     np.testing.assert_allclose(fused(x, n), chain(x, n), rtol=1e-6)
+
+
+def test_tiles_that_are_asked_for_stay():
+    rows = jax.ShapeDtypeStruct((4, 1 << 20), jnp.float32)
+    options = pf.FuseOptions(target="triton", tiles=(("j", 16384), ("i", 1)))
+    (only,) = pf.fuse(lambda x: jax.nn.softmax(x, -1), options=options).explain(rows).kernels
+    assert only.schedule.rolled_tile == 16384 and only.schedule.parts > 1
+
+
+def test_parts_are_counted_in_tiles_that_exist():
+    def chain(x):
+        return jnp.max(x), jnp.sum(jnp.exp(x - jnp.max(x)))
+
+    for columns in (1500, 4500):
+        (only,) = pf.fuse(chain, target="triton").explain(jax.ShapeDtypeStruct((6, columns), jnp.float32)).kernels
+        assert only.tiles[only.schedule.rolled.name] == only.schedule.rolled_tile
