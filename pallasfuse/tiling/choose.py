@@ -73,7 +73,7 @@ _LIBRARY_ROWS = 1 << 12
 """Rows of a product beyond which more of them make it no faster."""
 _LIBRARY_COLUMNS = {"cpu": (128, 1024), "gpu": (1024, 4096)}
 """The fewest that keep the device busy, and the most that are of use."""
-_LIBRARY_SHARE = 40
+_LIBRARY_SHARE = 30
 """What a tile and the slice of the matrix for it may take of the memory for the whole product: one of so many parts. (The library
 may leave sums in float32 beside it.)"""
 

@@ -139,6 +139,6 @@ def test_parts_are_counted_in_tiles_that_exist():
     def chain(x):
         return jnp.max(x), jnp.sum(jnp.exp(x - jnp.max(x)))
 
-    for columns in (1500, 4500):
+    for columns in (4500, 9000):
         (only,) = pf.fuse(chain, target="triton").explain(jax.ShapeDtypeStruct((6, columns), jnp.float32)).kernels
         assert only.tiles[only.schedule.rolled.name] == only.schedule.rolled_tile
