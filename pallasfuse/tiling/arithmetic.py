@@ -33,17 +33,7 @@ from pallasfuse.ir.expr import (
     with_args,
 )
 from pallasfuse.ir.reducers import MAX, MIN
-from pallasfuse.ir.tile_program import (
-    Contract,
-    Let,
-    Load,
-    Loop,
-    Reduce,
-    Segment,
-    Statement,
-    Store,
-    TileProgram,
-)
+from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
 from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E

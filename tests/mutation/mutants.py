@@ -1,11 +1,19 @@
 """All mutants, by room."""
 
-from tests.mutation import emission_mutants, frontend_mutants, fusion_mutants, repair_mutants, tiling_mutants
+from tests.mutation import (
+    emission_mutants,
+    frontend_mutants,
+    fusion_mutants,
+    repair_mutants,
+    split_mutants,
+    tiling_mutants,
+)
 
 MUTANTS = (
     *frontend_mutants.MUTANTS,
     *fusion_mutants.MUTANTS,
     *repair_mutants.MUTANTS,
     *tiling_mutants.MUTANTS,
+    *split_mutants.MUTANTS,
     *emission_mutants.MUTANTS,
 )

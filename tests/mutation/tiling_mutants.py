@@ -6,7 +6,7 @@ from typing import Any
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, const, convert, mul, read, sub
 from pallasfuse.ir.neutrality import Contribution
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.ir.tile_program import Let, Load, Loop, Reduce, Statement, Store, block_start
+from pallasfuse.ir.tile_program import Let, Load, Loop, Statement, Store
 from pallasfuse.tiling import masks
 from pallasfuse.tiling.masks import Affine, Extent, Interval, integer
 from pallasfuse.tiling.units import LOG2_E
@@ -139,43 +139,6 @@ def _some_accumulator(real: Any, folds: Any, *args: Any, **kwargs: Any) -> Any:
     return real(folds[-1:], *args, **kwargs)
 
 
-# --- parts
-
-
-def _not_moved(real: Any, self: Any, frame: Any, values: Any, loaded: Any) -> Any:
-    found = real(self, frame, values, loaded)
-    last = next(iter(found.values()))
-    return dict.fromkeys(found, last)
-
-
-def _parts_overlap(plan: Any, _: Any, part: Any) -> Any:
-    """The first part's loop goes on by a tile."""
-    later = apply("ge", read(block_start(part), (), "int32"), integer(1))
-    longer = apply("select", later, integer(0), integer(1))
-    return replace(plan, trips=(replace(plan.trips[0], stop=add(plan.trips[0].stop, longer)), *plan.trips[1:]))
-
-
-def _without_last_part(plan: Any, _: Any, part: Any) -> Any:
-    last = apply("ge", read(block_start(part), (), "int32"), integer(part.extent - 1))
-    return replace(plan, trips=tuple(replace(t, stop=apply("select", last, t.start, t.stop)) for t in plan.trips))
-
-
-def _tail_in_every_part(plan: Any, before: Any, part: Any) -> Any:
-    trips = [replace(t, stop=o.stop) if t.offset else t for t, o in zip(plan.trips, before.trips, strict=True)]
-    return replace(plan, trips=tuple(trips))
-
-
-def _parts_added(s: Statement) -> Statement:
-    return replace(s, reducer=SUM) if isinstance(s, Reduce) and s.joins else s
-
-
-def _whatever_is_read(real: Any, form: Any, rolled: Any, block: Any) -> Any:
-    known = integer(0)
-    for r, c in form.reads:
-        known = add(known, apply("mul", convert(r, "int32"), integer(c)))
-    return masks._interval(form, known, rolled, block)
-
-
 def _always_neutral(*_: Any) -> Contribution:
     return Contribution(0.0, False)
 
@@ -202,7 +165,6 @@ def _truncating(x: Expr, k: int) -> Expr:
 
 
 def _hull(a: Interval | None, b: Interval | None) -> Interval | None:
-    from pallasfuse.tiling import masks
 
     return a or b if a is None or b is None else masks._hull(a, b)
 
@@ -352,29 +314,6 @@ MUTANTS = (
         ("finish_forgotten", instead_of(f"{_PASSES}:Passes._finish", _without_finish), "attention"),
         ("stores_forget_the_tail", _loops(_without_last_segment, streams=True), "softmax", "tiles"),
         ("reductions_forget_the_tail", _loops(_without_last_segment), "softmax"),
-    ),
-    *_in(
-        "split",
-        ("parts_not_moved", instead_of(f"{_PASSES}:Passes._last_frame", _not_moved), "split_softmax"),
-        ("parts_not_moved_with_masks", instead_of(f"{_PASSES}:Passes._last_frame", _not_moved), "split_triangle"),
-        ("maxima_of_parts_added", in_tiles(_parts_added), "split_largest"),
-        ("parts_overlap", result_of(f"{_BOUNDS}:Plan.part", _parts_overlap), "split_softmax"),
-        ("last_part_forgotten", result_of(f"{_BOUNDS}:Plan.part", _without_last_part), "split_variance"),
-        ("tail_in_every_part", result_of(f"{_BOUNDS}:Plan.part", _tail_in_every_part), "split_variance"),
-    ),
-    *_in(
-        "lengths",
-        ("large_lengths_trusted", instead_of(f"{_MASKS}:_where_small", _whatever_is_read), "up_to", "xla"),
-        (
-            "length_rounded_down",
-            value_at(f"{_BOUNDS}:_tiles_covering", lambda p, t: apply("div", p, integer(t))),
-            "by_length",
-        ),
-        (
-            "length_of_another_row",
-            in_tiles(lambda s: replace(s, tensor="m") if isinstance(s, Load) and s.tensor == "n" else s),
-            "by_length",
-        ),
     ),
     *_in(
         "bounds",
