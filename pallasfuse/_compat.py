@@ -73,6 +73,16 @@ def masked_store(ref: Any, value: Any, mask: Any) -> None:
     pallas_triton.store(ref, value, mask=mask)
 
 
+def explicit_axes(x: Any) -> tuple[str, ...]:
+    """Names of the mesh axes of type `Explicit` and more than one device that a value's type carries."""
+    mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)
+    if mesh is None:
+        return ()
+    explicit = jax.sharding.AxisType.Explicit
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True) if mesh.axis_names else ()
+    return tuple(name for name, kind in kinds if kind == explicit and mesh.shape[name] > 1)
+
+
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     """Run a jaxpr equation by equation."""
     return list(core.eval_jaxpr(jaxpr, consts, *args))

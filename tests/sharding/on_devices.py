@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import pallasfuse as pf  # noqa: E402
+from pallasfuse import errors  # noqa: E402
 
 MESH = jax.make_mesh((2, COUNT // 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
 BOTH = ("a", "b")
@@ -108,6 +109,18 @@ def check(name, target):
     print(name, target, found)
 
 
+def check_explicit_axes():
+    """They are refused, with the reason."""
+    mesh = jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Explicit,))
+    q, k, v = (jax.device_put(x, NamedSharding(mesh, P())) for x in CASES["heads"][1])
+    try:
+        jax.jit(pf.fuse(CASES["heads"][0]))(q, k, v)
+    except errors.TraceError as error:
+        assert "explicit mesh axes x" in str(error)
+    else:
+        raise AssertionError("explicit axes are taken")
+
+
 def check_vmap():
     q, k, v = (jnp.stack([x, 2 * x]) for x in QKV)
     specs = (P("a"), P("a", None, "b"), P("a", None, "b"))
@@ -151,6 +164,7 @@ if __name__ == "__main__":
     for case in ("keys over both", "moments", "rows"):
         check(case, "interpret")
     check_vmap()
+    check_explicit_axes()
     check_inside_shard_map()
     check_merge()
     print("ok")
