@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
-from jax._src.lax.parallel import all_gather_invariant
+from jax._src.lax import parallel
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -120,9 +120,13 @@ def dtype_of(atom: Any) -> Any:
     return atom.aval.dtype
 
 
+# public in this module until JAX 0.12
+_all_gather_invariant: Any = getattr(parallel, "all_gather_invariant", getattr(parallel, "_all_gather_invariant", None))
+
+
 def all_gather(x: Any, axis_name: Any) -> Any:
     """`x` of every device along a named axis, stacked in front: the same on each device, and typed so."""
-    return all_gather_invariant(x, axis_name) if _varies(x) else jax.lax.all_gather(x, axis_name)
+    return _all_gather_invariant(x, axis_name, axis=0, tiled=False) if _varies(x) else jax.lax.all_gather(x, axis_name)
 
 
 def _varies(*arrays: Any) -> frozenset[str]:
@@ -142,11 +146,27 @@ def require_devices(primitive: Any) -> None:
 
 
 def is_partitioned(context: Any) -> bool:
-    """Is a lowering for several devices, among which XLA partitions the program?"""
+    """Is a lowering for several devices, among which XLA partitions the program? Not where it is exported (what is called when
+    the program is partitioned cannot be), nor without Shardy, whose rule says how."""
+    if context.module_context.lowering_parameters.for_export or not jax.config.jax_use_shardy_partitioner:
+        return False
     axis_context = context.module_context.axis_context
     if isinstance(axis_context, sharding_impls.ShardingContext):
         return bool(axis_context.num_devices > 1 and axis_context.device_assignment)
     return False
+
+
+def partition_spec(sharding: Any, mesh: Any) -> tuple[Any, ...]:
+    """What the partitioner has found for an array, one entry a dimension; empty where mesh axes cannot say it (a part of one)."""
+    if sharding is None:
+        return ()
+    if hasattr(sharding, "spec"):
+        return tuple(sharding.spec)
+    try:
+        (spec,) = sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
+    except (ValueError, KeyError, AssertionError, NotImplementedError):
+        return ()
+    return tuple(spec)
 
 
 def asks_for_sharding(sharding: Any) -> bool:

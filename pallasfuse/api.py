@@ -10,11 +10,11 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from pallasfuse import _compat, stages
+from pallasfuse import stages
 from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan
-from pallasfuse.primitive import Once, call_fused
+from pallasfuse.primitive import Once, call_fused, refuse_explicit_axes
 from pallasfuse.targets import find
 
 
@@ -86,11 +86,7 @@ class FusedFunction:
             return self._function(*args, **kwargs)
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self.leaves(args, kwargs)
-        explicit = dict.fromkeys(name for x in leaves for name in _compat.explicit_axes(x))
-        if explicit:
-            raise TraceError(f"{self._name}: its arguments are typed by the explicit mesh axes {', '.join(explicit)}, over which "
-                             "kernels are not partitioned: make the mesh with axis_types=AxisType.Auto, or use jax.shard_map (and "
-                             "the merge of pallasfuse.fold where a reduced axis is sharded)")  # fmt: skip
+        refuse_explicit_axes(self._name, leaves)
         if jaxpr.effects:  # side effects and collectives keep the original function, in its order
             if self._options.strict:
                 raise FusionError(f"strict: {self._name} has side effects or collectives ({', '.join(map(str, jaxpr.effects))}), "

@@ -6,7 +6,7 @@ original function, with one warning.
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -16,7 +16,7 @@ from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from pallasfuse import _compat
-from pallasfuse.errors import TargetError
+from pallasfuse.errors import TargetError, TraceError
 from pallasfuse.execution import execute
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
@@ -170,6 +170,19 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) ->
 
 
 ad.primitive_jvps[fused_p] = _jvp
+
+
+def refuse_explicit_axes(name: str, leaves: Iterable[Any]) -> None:
+    """Kernels are partitioned over automatic mesh axes only.
+
+    Raises:
+      TraceError: an argument is typed by explicit ones.
+    """
+    explicit = dict.fromkeys(axis for x in leaves for axis in _compat.explicit_axes(x))
+    if explicit:
+        raise TraceError(f"{name}: its arguments are typed by the explicit mesh axes {', '.join(explicit)}, over which kernels are "
+                         "not partitioned: make the mesh with axis_types=AxisType.Auto, or use jax.shard_map (and the merge of "
+                         "pallasfuse.fold where a reduced axis is sharded)")  # fmt: skip
 
 
 def call_fused(jaxpr: Jaxpr, options: FuseOptions, name: str, warning: Once, args: Sequence[Any]) -> list[Any]:

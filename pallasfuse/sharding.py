@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pallasfuse import _compat
 from pallasfuse.execution import emit, run_phases
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
@@ -106,7 +107,9 @@ def run_sharded(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> Mapp
 
     call = custom_partitioning(whole)
     rule, replicated = shardable.rule()
-    call.def_partition(partition=partition, sharding_rule=rule, need_replication_factors=replicated)
+    call.def_partition(
+        partition=partition, sharding_rule=rule, need_replication_factors=replicated, decode_shardings=False
+    )
     shaped = [arrays[n].reshape([a.extent for a in tensors[n].axes]) for n in group.inputs]
     return dict(zip(names, call(*shaped), strict=True))
 
@@ -119,7 +122,7 @@ def _chosen(shardable: _Shardable, mesh: Any, arguments: Any, results: Any) -> d
     found: dict[Axis, MeshAxes] = {}
 
     def consider(axis: Axis, shape: Any, d: int) -> None:
-        spec = tuple(shape.sharding.spec) if shape.sharding is not None else ()
+        spec = _compat.partition_spec(shape.sharding, mesh)
         entry = spec[d] if d < len(spec) else None
         names = (entry,) if isinstance(entry, str) else tuple(entry or ())
         taken = {n for used in found.values() for n in used}

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallasfuse import _compat
@@ -15,6 +16,7 @@ from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.partial import MissingArgument, Partial, derive
 from pallasfuse.pipeline import Plan
+from pallasfuse.primitive import refuse_explicit_axes
 
 Array = Any
 
@@ -97,6 +99,7 @@ class StreamedFunction:
           args: as of the function; of streamed arguments the chunk.
           start: the position of the chunk's first element on the axis; an int or an int32 scalar.
         """
+        refuse_explicit_axes(self._name, [x for x in jax.tree.leaves(args) if _is_value(x)])
         size = self._check_chunk(state.of, args)
         if size == 0:
             return state
@@ -211,6 +214,9 @@ class StreamedFunction:
             raise ValueError(
                 f"{self._name}: streamed dimensions have one length, but axis={self._axis!r} gives {found}"
             )
+        if min(lengths) < 2 and length is None:
+            raise ValueError(f"{self._name}: the streamed axis has {min(lengths)} elements, and there is nothing to reduce: give "
+                             "arguments of the whole axis, or its length as pallasfuse.fold(..., length=...)")  # fmt: skip
         return dims, avals
 
     def _derive(self, args: tuple[Any, ...]) -> _Derived:
@@ -299,11 +305,13 @@ def _is_value(leaf: Any) -> bool:
 
 def _position(start: Any) -> Array | int:
     """An int where it is known."""
-    if isinstance(start, int) and not isinstance(start, bool):
-        return start
+    if isinstance(start, int | np.integer) and not isinstance(start, bool):
+        return int(start)
     if jnp.ndim(start) != 0 or not jnp.issubdtype(jax.dtypes.result_type(start), jnp.integer):
         raise TypeError(f"start is the position of the chunk's first element, an integer scalar; got {start!r}")
-    return lax.convert_element_type(start, jnp.int32)
+    wide = jnp.asarray(start)
+    limit = min(_LARGEST + 1, int(jnp.iinfo(wide.dtype).max))
+    return lax.convert_element_type(jnp.clip(wide, max(-limit, int(jnp.iinfo(wide.dtype).min)), limit), jnp.int32)
 
 
 def fold(function: Callable[..., Any], axis: Any, *, length: int | None = None) -> StreamedFunction:

@@ -387,3 +387,19 @@ def test_traced_closures_are_refused():
 
     with pytest.raises(pf.FusionError, match="closes over values that are being traced"):
         outer(Q, K, V)
+
+
+def test_starts_of_any_integer_type():
+    x = normal(4, 96)
+    with jax.enable_x64(True):
+        f = pf.fold(lambda x: x.sum(-1), axis=-1)
+        for start in (jnp.int64(2**32), jnp.uint32(2**31 + 5), jnp.int64(-(2**40))):  # nowhere on the axis
+            np.testing.assert_array_equal(f.finish(f.update(f.init(x), x[:, :5], start=start)), np.zeros(4))
+        for start in (np.int64(7), jnp.int8(7), jnp.uint64(7)):
+            got = f.finish(f.update(f.init(x), x[:, 7:12], start=start))
+            np.testing.assert_allclose(got, x[:, 7:12].sum(-1), rtol=1e-6)
+
+
+def test_nothing_to_reduce():
+    with pytest.raises(ValueError, match="the streamed axis has 1 elements, and there is nothing to reduce"):
+        pf.fold(lambda x: jax.nn.logsumexp(x, -1), axis=-1).init(normal(4, 1))

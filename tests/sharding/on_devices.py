@@ -11,6 +11,7 @@ COUNT = int(sys.argv[1])
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={COUNT}"
 
 import jax  # noqa: E402
+import jax.export  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
@@ -109,6 +110,23 @@ def check(name, target):
     print(name, target, found)
 
 
+def check_parts_of_mesh_axes():
+    """Eight heads over all devices, which share two pairs of keys and values: a mesh axis is cut where no name says how."""
+    q, k, v = normal(2, 8, 32, 16, seed=1), normal(2, 2, 32, 16, seed=2), normal(2, 2, 32, 16, seed=3)
+    mesh = jax.make_mesh((COUNT,), ("x",), axis_types=(AxisType.Auto,))
+
+    def function(q, k, v):
+        grouped = q.reshape(2, 2, -1, 32, 16)
+        s = jnp.einsum("bhgid,bhjd->bhgij", grouped, k)
+        return jnp.einsum("bhgij,bhjd->bhgid", jax.nn.softmax(s, -1), v)
+
+    placed = [
+        jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip((q, k, v), (P(None, "x"), P(), P()), strict=True)
+    ]
+    np.testing.assert_allclose(jax.jit(pf.fuse(function))(*placed), function(q, k, v), atol=2e-5)
+    jax.export.export(jax.jit(pf.fuse(function)))(*placed)  # what is exported holds no callbacks
+
+
 def check_explicit_axes():
     """They are refused, with the reason."""
     mesh = jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Explicit,))
@@ -164,6 +182,7 @@ if __name__ == "__main__":
     for case in ("keys over both", "moments", "rows"):
         check(case, "interpret")
     check_vmap()
+    check_parts_of_mesh_axes()
     check_explicit_axes()
     check_inside_shard_map()
     check_merge()
