@@ -3,7 +3,7 @@
     python benchmarks/attention.py 2048 8192 --targets mosaic_gpu triton --jobs 6 --json attention.json
 
 Times are sums of kernel times (CUPTI), medians of 12 calls: four rounds in which all implementations take turns in random
-order, since a device that has just worked is slower. PyTorch's are measured apart: a process of their own, CUDA events. An
+order, since a device that has just worked is slower. PyTorch's are measured apart: a process of their own, CUDA graphs. An
 implementation that fails keeps its row, with the reason.
 `x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
 peer, in the same run; `roof` is the share of what the device could do at best. Peers take a bias only as an array: the

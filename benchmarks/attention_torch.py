@@ -1,6 +1,6 @@
 """FlexAttention and scaled_dot_product_attention of PyTorch, as peers of `benchmarks/attention.py`, which starts this with --torch.
 
-Times are medians between CUDA events. Score functions are compiled by torch.compile.
+Times are medians of replayed CUDA graphs. Score functions are compiled by torch.compile.
 """
 
 import argparse
