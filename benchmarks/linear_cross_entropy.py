@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallasfuse as pf
+from benchmarks.attention import gpu_ms, wall_ms
 from benchmarks.cases import normal
 from examples.linear_cross_entropy import linear_cross_entropy, smoothed_linear_cross_entropy
 
@@ -30,23 +31,7 @@ FUNCTIONS = {
     "plain loss": linear_cross_entropy.__wrapped__,
     "cap, smoothing, z-loss": smoothed_linear_cross_entropy.__wrapped__,
 }
-ROUNDS, CALLS = 4, 4
-
-
-def kernels_ms(compiled, arrays):
-    """Of each call, the sum of its kernels' times."""
-    from jax.experimental.mosaic.gpu import profiler
-
-    return list(profiler.measure(compiled, iterations=CALLS)(*arrays)[1])
-
-
-def wall_ms(compiled, arrays):
-    times_ms = []
-    for _ in range(CALLS):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(*arrays))
-        times_ms.append(1e3 * (time.perf_counter() - start))
-    return times_ms
+ROUNDS = 4
 
 
 def product(hidden, weights, labels):
@@ -80,7 +65,7 @@ def measure(name, function, arrays, tiles, *, on_gpu):
         for key, executable in compiled.items():
             times[key][0].extend(wall_ms(executable, arrays))
             if on_gpu:
-                times[key][1].extend(kernels_ms(executable, arrays))
+                times[key][1].extend(gpu_ms(executable, arrays))
     rows = []
     for key, executable in compiled.items():
         temporary = executable.memory_analysis().temp_size_in_bytes / 1e6
@@ -88,7 +73,7 @@ def measure(name, function, arrays, tiles, *, on_gpu):
             None if key == "matrix product only" else float(np.abs(np.asarray(executable(*arrays)) - reference).max())
         )
         wall, kernels = (statistics.median(t) if t else None for t in times[key])
-        rows.append({"case": name, "implementation": key, "wall_ms": wall, "kernels_ms": kernels,
+        rows.append({"case": name, "implementation": key, "wall_ms": wall, "gpu_ms": kernels,
                      "temporary_mb": temporary, "difference": error})  # fmt: skip
         shown = "" if kernels is None else f"{kernels:9.3f} ms of kernels"
         print(

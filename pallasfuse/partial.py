@@ -329,9 +329,7 @@ def _check_axis(
     """Every streamed dimension is the rolled axis, wherever the kernel reads it."""
     group, rolled = kernel.group, kernel.group.rolled
     tensors = {t.name: t for t in plan.program.inputs}
-    bodies = [n.body for n in (*(f.nest for f in group.folds), *group.inner, *group.outputs)]
-    bodies += [a.term for f in group.folds for a in f.accumulators]
-    reads = [n for n in postorder(*bodies) if isinstance(n, Read)]
+    reads = [n for n in postorder(*group.expressions()) if isinstance(n, Read)]
     for var, number in along.items():
         name = next((n for n, v in plan.converted.variable.items() if v is var), "")
         if name not in group.inputs:

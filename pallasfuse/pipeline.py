@@ -76,7 +76,7 @@ class Kernel:
 
     @property
     def program(self) -> TileProgram:
-        """The first phase: the only one that is not split."""
+        """The first phase; of a kernel that is not split, the only one."""
         return self.phases[0].program
 
     @property

@@ -46,11 +46,7 @@ class _Shardable:
         kept = [a for a in group.parallel if all(a in n.axes for n in group.outputs)]
         merges = group.passes == 1 and not any(group.rolled in n.axes for n in group.outputs)
         axes = (*kept, group.rolled) if merges else tuple(kept)
-        bodies = [n.body for n in (*(f.nest for f in group.folds), *group.inner, *group.outputs)]
-        for fold in group.folds:
-            bodies += [fold.finish, *(a.term for a in fold.accumulators), *(f.value for f in fold.frames)]
-            bodies += [a.update for a in fold.accumulators if a.update is not None]
-        reads = [n for n in postorder(*bodies) if isinstance(n, Read) and n.tensor in group.inputs]
+        reads = [n for n in postorder(*group.expressions()) if isinstance(n, Read) and n.tensor in group.inputs]
         along: dict[str, dict[int, Axis]] = {name: {} for name in group.inputs}
         for name in group.inputs:
             for d in range(len(tensors[name].axes)):

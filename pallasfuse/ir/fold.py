@@ -5,6 +5,7 @@ reductions of earlier passes (finished) and, through its frames, earlier folds o
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
@@ -120,6 +121,17 @@ class Group:
     strict: bool = False
     """No exception is allowed: nothing is assumed to be finite."""
     source: Source = Source()
+
+    def expressions(self) -> Iterator[Expr]:
+        """Everything that the kernel computes: bodies of nests, terms, frames, updates, and how folds finish."""
+        yield from (n.body for n in (*(f.nest for f in self.folds), *self.inner, *self.outputs))
+        for fold in self.folds:
+            yield fold.finish
+            yield from (frame.value for frame in fold.frames)
+            for a in fold.accumulators:
+                yield from (a.term,) if a.update is None else (a.term, a.update)
+            if fold.refined is not None:
+                yield fold.refined
 
     @property
     def passes(self) -> int:

@@ -38,7 +38,7 @@ class Prediction:
     split_ms: float
 
 
-def blocks(schedule: Schedule) -> int:
+def _blocks(schedule: Schedule) -> int:
     """Of the grid, without parts."""
     return math.prod(-(-a.extent // t) for a, t in schedule.grid)
 
@@ -48,7 +48,7 @@ def fills(schedule: Schedule, target: Target) -> bool:
 
     Loops of XLA run one block after the other.
     """
-    return not target.writes_kernels or 4 * blocks(schedule) >= 3 * target.multiprocessors
+    return not target.writes_kernels or 4 * _blocks(schedule) >= 3 * target.multiprocessors
 
 
 def _occupancy(group: Group) -> _Occupancy:
@@ -79,7 +79,7 @@ def predict(group: Group, schedule: Schedule, target: Target, share: float = 1.0
 
     def ms(parts: int) -> float:
         waits = _TRIP_MS * -(-schedule.trips // parts) * share
-        return moved / at_once * (1 + half / (parts * blocks(schedule))) + waits
+        return moved / at_once * (1 + half / (parts * _blocks(schedule))) + waits
 
     states = 8.0 * schedule.parts * _all_states(group)  # written and read
     launches = 1e-3 * target.launch_us * group.passes
@@ -94,7 +94,7 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
     if fills(schedule, target) or schedule.trips * share <= 1:
         return schedule
     inner = state_elements(group, schedule)
-    most = min(_occupancy(group).most * target.multiprocessors // blocks(schedule), _MOST_STATES // inner)
+    most = min(_occupancy(group).most * target.multiprocessors // _blocks(schedule), _MOST_STATES // inner)
     rows = max(t for _, t in schedule.grid) if schedule.grid else 1
     candidate = schedule
     smallest = candidate.rolled_tile if keep_tile else max(1, _SMALL_TILE // inner)
@@ -105,7 +105,7 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
     for each in range(1, trips):
         parts = -(-trips // each)
         if 2 <= parts <= most:
-            idle = [max(1.0, target.multiprocessors / (n * blocks(schedule))) for n in (1, parts)]
+            idle = [max(1.0, target.multiprocessors / (n * _blocks(schedule))) for n in (1, parts)]
             found.append(replace(candidate, parts=parts, relative_time=candidate.relative_time * idle[1] / idle[0]))
     return min(found, key=lambda s: _predicted_ms(group, s, target, share))
 
