@@ -4,7 +4,7 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -186,8 +186,8 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             reason = f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
             return schedule_grouping(converted, _without(grouping, chosen, reason), target, options)
-        if placed.problem is not None:
-            return schedule_grouping(converted, _without(grouping, chosen, placed.problem), target, options)
+        if isinstance(placed, str):
+            return schedule_grouping(converted, _without(grouping, chosen, placed), target, options)
         kernels.append(_kernel(chosen, placed, converted.program))
     try:
         steps = _steps(converted, kernels)
@@ -260,7 +260,6 @@ class _Placed:
     schedule: Schedule
     phases: tuple[Phase, ...]
     declined: tuple[str, ...]
-    problem: str | None
 
 
 def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[Phase, ...]:
@@ -270,8 +269,8 @@ def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[
       TargetError: no target has a kernel for it.
     """
     placed = _placed(group, target, tensors, FuseOptions())
-    if placed.problem is not None:
-        raise TargetError(f"target {target.name!r} has no kernel for {group.name}: {placed.problem}")
+    if isinstance(placed, str):
+        raise TargetError(f"target {target.name!r} has no kernel for {group.name}: {placed}")
     return placed.phases
 
 
@@ -289,19 +288,30 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
         target = find(target.otherwise) if target.otherwise else XLA_CPU
 
 
-def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
+def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed | str:
+    """On the first of the targets that stand in for each other; or the reason why there is none."""
     declined: list[str] = []
-    while (reason := _not_for(chosen, target)) is not None and target.otherwise:
-        declined.append(f"{target.name}: {reason}")
-        target = find(target.otherwise)
-    while True:
-        schedule, phases, problem = _fastest(chosen, target, tensors, options)
-        other = find(target.otherwise) if target.otherwise else None
-        if problem is None or other is None or _not_for(chosen, other) is not None:
-            # tiles that were asked for are refused by the last target's emitter, with the reason
-            return _Placed(schedule, phases, tuple(declined), reason or (None if options.tiles else problem))
-        declined.append(f"{target.name}: {problem}")
-        target = other
+    refused: tuple[_Placed, str] | None = None
+    for candidate in _in_turn(target):
+        reason = _not_for(chosen, candidate)
+        if reason is None:
+            schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
+            placed = _Placed(schedule, phases, tuple(declined))
+            if reason is None:
+                return placed
+            refused = placed, reason
+        declined.append(f"{candidate.name}: {reason}")
+    if refused is None:
+        return declined[0].partition(": ")[2]
+    # tiles that were asked for are refused by the last target's emitter, with the reason
+    return refused[0] if options.tiles else refused[1]
+
+
+def _in_turn(target: Target) -> Iterator[Target]:
+    """The target, and those that stand in for it."""
+    yield target
+    if target.otherwise:
+        yield from _in_turn(find(target.otherwise))
 
 
 def _not_for(chosen: Group, target: Target) -> str | None:
@@ -309,7 +319,7 @@ def _not_for(chosen: Group, target: Target) -> str | None:
     long = next((n for n in chosen.inner if volume(n.reduced) > target.max_inner), None)
     if long is None:
         return "it only has kernels for products whose sum no tile holds" if target.only_long_products else None
-    if target.platform == "cpu" or target.only_long_products:
+    if target.platform == "cpu" or target.only_long_products or target.slices_sums:
         return None
     return f"{long.name} sums {volume(long.reduced)} elements, too many to keep inside a tile"
 
@@ -368,7 +378,7 @@ def _phases(
         problem = _problem(phase)
         while number and problem is not None and phase.target.otherwise:
             other = find(phase.target.otherwise)
-            if _not_for(chosen, other) is not None:
+            if other.only_long_products:
                 break
             phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
             problem = _problem(phase)

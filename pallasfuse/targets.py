@@ -53,7 +53,9 @@ class Target:
     otherwise: str = ""
     """The target whose kernels stand in where this one has none."""
     long_products: bool = False
-    """It, or one that stands in, runs products whose sum is longer than `max_inner` as calls of a library."""
+    """It, or one that stands in, runs products whose sum is longer than `max_inner`."""
+    slices_sums: bool = False
+    """Its own kernels run such products too: they take the operands slice by slice."""
     only_long_products: bool = False
     """It has kernels for groups with such a product only: whatever else is faster without it."""
     unsupported_ops: frozenset[str] = frozenset()
@@ -88,7 +90,7 @@ TRITON = Target(
 
 MOSAIC_GPU = replace(
     TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="triton", pins=True,
-    static_bounds=True,
+    static_bounds=True, slices_sums=True,
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not"}),
 )  # fmt: skip
 

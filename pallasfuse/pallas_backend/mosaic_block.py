@@ -20,13 +20,8 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import Contract, Load, Statement, block_start, expressions
 from pallasfuse.pallas_backend.mosaic_compute import Computing, Product, Staged
-from pallasfuse.pallas_backend.mosaic_rules import (
-    THREADS,
-    WARPGROUP_ROWS,
-    Trip,
-    present,
-    trip_of,
-)
+from pallasfuse.pallas_backend.mosaic_rules import THREADS
+from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Slices, Trip, present, trip_of
 
 if TYPE_CHECKING:
     from pallasfuse.pallas_backend.mosaic_gpu import Kernel
@@ -44,9 +39,9 @@ class Position:
     stop: Any
     now: Any
 
-    def slot(self, stages: int) -> Any:
-        """Where the streamed operands of the trip lie."""
-        return lax.rem(self.done + self.now - self.start, jnp.int32(stages))
+    def slot(self, stages: int, slices: int = 1, number: Any = 0) -> Any:
+        """Where the streamed operands of the trip lie; of those that come in slices, the one with this number."""
+        return lax.rem((self.done + self.now - self.start) * slices + number, jnp.int32(stages))
 
     @property
     def is_last(self) -> Any:
@@ -75,7 +70,7 @@ class Block(Computing):
         self.kind = trips[0]
         """Of the current trip."""
         self.kinds = trips
-        several = bool(self.kind.starts and self.kind.ends) and self.program.stages > 1
+        several = bool(self.kind.starts and self.kind.ends) and self.program.stages > 1 and not self.shape.slices
         alike = all(_order(t) == _order(self.kind) for t in trips)
         # with one slot, the warpgroup that is behind would wait for a tile that the other, which waits for it, has not asked for
         self.takes_turns = several and alike and self.program.alternate and self.shape.warpgroups == 2
@@ -94,7 +89,7 @@ class Block(Computing):
         groups = self.shape.warpgroups
         available = min(256, (512 - MEMORY_REGISTERS) // groups)
         plgpu.set_max_registers(available // 8 * 8, action="increase")
-        for load in self.shape.streamed:
+        for load in (*self.shape.streamed, *self.shape.sliced):
             for slot in range(self.kernel.slots[load.name]):
                 plgpu.barrier_arrive(self.empty[load.name].at[slot])
         self._release(s.name for s in self.shape.resident)
@@ -220,18 +215,48 @@ class Block(Computing):
         scope = self._scope(number)
         start, stop = self._bounds(scope)
 
-        def step(n: Array, _: None) -> None:
-            slot = Position(trips, start, stop, n).slot(self.program.stages)
-            axis, tile = self.shape.loop.axis, self.shape.segments[0].tile
-            windows = scope.windows | {axis: Window(n * tile, tile, False)}
+        def begin(n: Array) -> None:
+            position, windows = Position(trips, start, stop, n), self._windows(n, scope)
             for load in self.shape.streamed:
-                self._copy(load, Scope(windows, {}), slot)
+                self._copy(load, Scope(windows, {}), position.slot(self.program.stages))
+            for slices in self.shape.slices[:1]:
+                self._copy_slices(slices, position, windows, 0, self._early_slices(slices))
 
-        pl.when(start < stop)(lambda: step(start, None))  # before what waits for the end of the last block
+        def go_on(n: Array) -> None:
+            position, windows = Position(trips, start, stop, n), self._windows(n, scope)
+            for slices in self.shape.slices:
+                first = self._early_slices(slices) if slices is self.shape.slices[0] else 0
+                self._copy_slices(slices, position, windows, first, slices.count)
+
+        def step(n: Array, _: None) -> None:
+            begin(n)
+            go_on(n)
+
+        pl.when(start < stop)(lambda: begin(start))  # before what waits for the end of the last block
         self._copy_resident(number, self.shape.before)
+        if self.shape.slices:
+            pl.when(start < stop)(lambda: go_on(start))
         lax.fori_loop(start + 1, stop, step, None)
         self._copy_resident(number, self.shape.after)
         return trips + stop - start
+
+    def _windows(self, n: Array, scope: Scope) -> dict[Axis, Window]:
+        axis, tile = self.shape.loop.axis, self.shape.segments[0].tile
+        return scope.windows | {axis: Window(n * tile, tile, False)}
+
+    def _early_slices(self, slices: Slices) -> int:
+        """As many as there are slots: they wait for nothing of their own trip."""
+        return min(self.program.stages, slices.count)
+
+    def _copy_slices(
+        self, slices: Slices, position: "Position", windows: Mapping[Axis, Window], first: int, last: int
+    ) -> None:
+        def step(n: Array, _: None) -> None:
+            here = dict(windows) | {slices.axis: Window(n * slices.size, slices.size, False)}
+            for load in slices.loads:
+                self._copy(load, Scope(here, {}), position.slot(self.program.stages, slices.count, n))
+
+        lax.fori_loop(first, last, step, None)
 
     def _copy_resident(self, number: Array, body: tuple[Statement, ...]) -> None:
         for warpgroup in range(self.shape.warpgroups):
@@ -285,6 +310,8 @@ class Block(Computing):
 
     def _load(self, statement: Load, scope: Scope) -> None:
         kept = present(self.program, statement.indices)
+        if statement in self.shape.sliced:
+            return
         if kept:
             scope.names[statement.name] = self._staged(statement, kept, self.position)
         else:
@@ -296,11 +323,17 @@ class Block(Computing):
         slot = position.slot(self.program.stages) if streamed else self.warpgroup
         if load not in self.awaited:
             plgpu.barrier_wait(self.full[load.name].at[slot])
-        ref = self.buffers[load.name].at[slot]
-        if streamed and self.shape.rows in kept:
+        if streamed:
+            return Tile(self._mine(load, slot), kept)
+        return Tile(Staged(self.buffers[load.name].at[slot], kept), kept)
+
+    def _mine(self, load: Load, slot: Any) -> Staged:
+        """What lies in a slot of a streamed operand, as far as it belongs to this warpgroup."""
+        kept, ref = present(self.program, load.indices), self.buffers[load.name].at[slot]
+        if self.shape.rows in kept:
             mine = pl.ds(self.warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS)
             ref = ref.at[tuple(mine if a == self.shape.rows else slice(None) for a in kept)]
-        return Tile(Staged(ref, kept), kept)
+        return Staged(ref, kept)
 
     def _await(self, loads: tuple[Load, ...], position: "Position") -> None:
         for load in loads:
@@ -316,6 +349,11 @@ class Block(Computing):
     # --- products, and whose turn it is
 
     def _contract(self, statement: Contract, scope: Scope) -> None:
+        for slices in self.shape.slices:
+            if slices.product == statement.name:
+                axes = self._axes(statement)
+                scope.names[statement.name] = Tile(self._sum_of_slices(slices, self._size(axes)), axes)
+                return
         (contracted,) = present(self.program, statement.over)
         axes = self._axes(statement)
         left, right = self._left(statement, contracted, scope), self._right(statement.rhs, scope).oriented(contracted)
@@ -331,6 +369,25 @@ class Block(Computing):
         else:
             (result,) = self._at_once([product], functools.partial(self._issued, statement))
         scope.names[statement.name if target is None else target[0].name] = Tile(result, axes)
+
+    def _sum_of_slices(self, slices: Slices, size: tuple[int, int]) -> Array:
+        """A product whose operands come slice by slice. The other warpgroup multiplies while this one waits for its own product."""
+
+        def multiply(total: Any) -> Array:
+            def step(n: Array, _: None) -> None:
+                slot = self.position.slot(self.program.stages, slices.count, n)
+                for load in slices.loads:
+                    plgpu.barrier_wait(self.full[load.name].at[slot])
+                left, right = self._mine(slices.lhs, slot), self._mine(slices.rhs, slot)
+                plgpu.wgmma(total, left.oriented(self.shape.rows), right.oriented(slices.axis))
+                plgpu.wgmma_wait(0)
+                for load in slices.loads:
+                    plgpu.barrier_arrive(self.empty[load.name].at[slot])
+
+            lax.fori_loop(0, slices.count, step, None)
+            return total[...]
+
+        return pl.run_scoped(multiply, plgpu.ACC(size, jnp.float32))  # type: ignore[attr-defined]
 
     def _issued(self, statement: Contract) -> None:
         """What a product's time is used for."""

@@ -13,7 +13,7 @@ from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read
 from pallasfuse.ir.tile_program import Contract
-from pallasfuse.pallas_backend.mosaic_rules import WARPGROUP_ROWS, present
+from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, present
 
 if TYPE_CHECKING:
     from pallasfuse.pallas_backend.mosaic_gpu import Kernel

@@ -24,16 +24,8 @@ from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram
 from pallasfuse.pallas_backend.assignment import assignment
 from pallasfuse.pallas_backend.mosaic_block import ASSIGNMENT, BLOCK, VERDICT, WARPGROUP, Block
-from pallasfuse.pallas_backend.mosaic_rules import (
-    THREADS,
-    WARPGROUP_ROWS,
-    Shape,
-    examine,
-    may_approximate,
-    present,
-    staging,
-    swizzle,
-)
+from pallasfuse.pallas_backend.mosaic_rules import THREADS, examine, may_approximate, staging, swizzle
+from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Shape, box, present
 from pallasfuse.targets import MOSAIC_GPU
 
 
@@ -90,9 +82,8 @@ class Kernel:
     def __init__(self, program: TileProgram, shape: Shape, *, interpret: bool) -> None:
         self.program, self.shape, self.interpret = program, shape, interpret
         self.staging = staging(program, shape)
-        self.slots = {s.name: program.stages for s in shape.streamed} | {
-            s.name: shape.warpgroups for s in shape.resident
-        }
+        self.slots = {s.name: program.stages for s in (*shape.streamed, *shape.sliced)}
+        self.slots |= {s.name: shape.warpgroups for s in shape.resident}
         self.blocks = prod(-(-a.extent // t) for a, t in program.grid)
         self.instances = min(self.blocks, _multiprocessors()) if program.persistent else self.blocks
         several = self.instances < self.blocks
@@ -115,10 +106,12 @@ class Kernel:
     def extents(self, tensor: Tensor) -> tuple[int, ...]:
         """The shape of an array, rounded up to the small tiles in which the copy engine moves it."""
         multiples = [1] * len(tensor.axes)
-        statements: tuple[Load | Store, ...] = (*self.shape.streamed, *self.shape.resident, *self.shape.stores)
+        shape = self.shape
+        statements: tuple[Load | Store, ...] = (*shape.streamed, *shape.resident, *shape.sliced, *shape.stores)
         for statement in (s for s in statements if s.tensor == tensor.name):
             kept = present(self.program, statement.indices)
-            transforms = _transforms(self.size(kept), _held(tensor.dtype))
+            size = box(self.program, shape, statement) if isinstance(statement, Load) else self.size(kept)
+            transforms = _transforms(size, _held(tensor.dtype))
             # vectors have no such tiles: one that reached past a row would be written to the next
             tiling = transforms[0].tiling if transforms else tuple(self.program.tile(a) for a in kept)
             for axis, multiple in zip(kept, tiling, strict=True):
@@ -135,9 +128,8 @@ class Kernel:
         """By the name of the load or of the stored tensor: a slot for every stage, or for every warpgroup."""
         program, groups = self.program, self.shape.warpgroups
         found = {}
-        for load in self.shape.streamed:
-            size = tuple(program.tile(a) for a in present(program, load.indices))
-            found[load.name] = _buffer(program.stages, size, _held(load.dtype))
+        for load in (*self.shape.streamed, *self.shape.sliced):
+            found[load.name] = _buffer(program.stages, box(program, self.shape, load), _held(load.dtype))
         for load in self.shape.resident:
             found[load.name] = _buffer(groups, self.size(load.indices), _held(load.dtype))
         dtypes = {t.name: jnp.dtype(t.dtype) for t in program.outputs}
@@ -147,7 +139,7 @@ class Kernel:
         if program.instead is not None:
             found[VERDICT] = plgpu.SMEM((groups, THREADS), jnp.int32)
         for product in self.shape.body if self.interpret else ():
-            if isinstance(product, Contract):
+            if isinstance(product, Contract) and product.name not in {s.product for s in self.shape.slices}:
                 size = (WARPGROUP_ROWS, *(program.tile(a) for a in present(program, product.over)))
                 found[f"{product.name}.lhs"] = _buffer(groups, size, jnp.dtype(product.lhs.dtype))
         return found
@@ -156,7 +148,7 @@ class Kernel:
         given = [t.name for t in self.program.inputs] + ([ASSIGNMENT] if self.assignment is not None else [])
         names = [*given, *(t.name for t in self.program.outputs)]
         groups = self.shape.warpgroups
-        readers = {s.name: groups for s in self.shape.streamed}
+        readers = {s.name: groups for s in (*self.shape.streamed, *self.shape.sliced)}
         full = {n: plgpu.Barrier(num_barriers=count) for n, count in self.slots.items()}
         empty = {
             n: plgpu.Barrier(num_arrivals=readers.get(n, 1), num_barriers=count) for n, count in self.slots.items()

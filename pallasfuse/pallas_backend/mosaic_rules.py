@@ -1,12 +1,9 @@
 """What Mosaic GPU can do on Hopper, as data, and what a tile program asks of it.
 
-One loop over a rolled axis, whose streamed operands travel through shared memory; one warpgroup for each 64 rows of the tile.
 Matrix products are `wgmma`: the right side lies in shared memory, the left one there or, computed, in registers.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterator
 from math import prod
 
 from pallasfuse.ir import dtypes
@@ -14,22 +11,26 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.tile_program import (
     Contract,
-    Let,
     Load,
     Loop,
     Reduce,
-    Segment,
     Statement,
     Store,
     TileProgram,
     expressions,
 )
+from pallasfuse.pallas_backend.mosaic_shape import (
+    WARPGROUP_ROWS,
+    Shape,
+    Unsuited,
+    accumulated,
+    box,
+    present,
+    shape_of,
+)
 from pallasfuse.targets import MOSAIC_GPU
 from pallasfuse.tiling.arithmetic import coarse_values
 
-WARPGROUP_ROWS = MOSAIC_GPU.warpgroup_rows
-WARPS_PER_WARPGROUP = MOSAIC_GPU.warpgroup_warps
-MOST_WARPGROUPS = 2
 MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8
 SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
@@ -66,42 +67,6 @@ def swizzle(row_bytes: int) -> int:
     return next(s for s in SWIZZLES if row_bytes % s == 0)
 
 
-class Unsuited(Exception):
-    """Why a tile program is none that Mosaic GPU runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A tile program as the emitter takes it."""
-
-    rows: Axis
-    """The grid axis whose tile is shared out among the warpgroups."""
-    warpgroups: int
-    loop: Loop
-    segments: tuple[Segment, ...]
-    """One after the other without a gap; they load and multiply alike, and differ in their masks."""
-    before: tuple[Statement, ...]
-    after: tuple[Statement, ...]
-    streamed: tuple[Load, ...]
-    """Loads of the loop: one pipelined buffer each."""
-    resident: tuple[Load, ...]
-    """Other loads of tiles: one buffer for each warpgroup."""
-
-    @property
-    def body(self) -> tuple[Statement, ...]:
-        """What any trip does, but for its masks."""
-        return self.segments[0].body
-
-    @property
-    def stores(self) -> tuple[Store, ...]:
-        return tuple(s for s in self.after if isinstance(s, Store))
-
-
-def present(program: TileProgram, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """The axes along which a tile has more than one element."""
-    return tuple(a for a in axes if program.tile(a) > 1)
-
-
 def problem(program: TileProgram) -> str | None:
     """Why Mosaic GPU cannot run the program; None if it can."""
     shape = examine(program)
@@ -111,7 +76,7 @@ def problem(program: TileProgram) -> str | None:
 def examine(program: TileProgram) -> Shape | str:
     """The program's shape, or the reason why Mosaic GPU cannot run it."""
     try:
-        shape = _shape(program)
+        shape = shape_of(program)
         _check_copies(program, shape)
         for body in (shape.before, *(g.body for g in shape.segments), shape.after):
             for statement in body:
@@ -123,44 +88,14 @@ def examine(program: TileProgram) -> Shape | str:
     return other if isinstance(other, str) else shape
 
 
-def _shape(program: TileProgram) -> Shape:
-    loops = [s for s in program.body if isinstance(s, Loop)]
-    if len(loops) != 1 or not loops[0].carries:
-        raise Unsuited(f"it has {len(loops)} loops, and one with carried values is what can be emitted")
-    (loop,) = loops
-    for one, other in pairwise(loop.segments):
-        if one.stop is not other.start or one.tile != other.tile or _moves(one.body) != _moves(other.body):
-            raise Unsuited("the segments of its loop differ in more than their masks")
-    tiled = [(a, t) for a, t in program.grid if t > 1]
-    if len(tiled) != 1:
-        raise Unsuited(f"{len(tiled)} grid axes are tiled, and one gives the rows")
-    rows, tile = tiled[0]
-    warpgroups = program.warps // WARPS_PER_WARPGROUP
-    if not 0 < warpgroups <= MOST_WARPGROUPS or tile != warpgroups * WARPGROUP_ROWS:
-        raise Unsuited(f"a tile of {tile} rows is not {WARPGROUP_ROWS} for each of {warpgroups} warpgroups")
-    at = program.body.index(loop)
-    before, after = program.body[:at], program.body[at + 1 :]
-    body = loop.segments[0].body
-    loads = [s for s in body if isinstance(s, Load)]
-    streamed = tuple(s for s in loads if loop.axis in s.indices)
-    resident = tuple(s for s in (*before, *after) if isinstance(s, Load) and present(program, s.indices))
-    if len(streamed) != len(loads) or not streamed:
-        raise Unsuited("its loop loads what does not depend on the rolled axis, or nothing")
-    if not any(isinstance(s, Contract) for s in body):
-        raise Unsuited("its loop has no matrix product")
-    return Shape(rows, warpgroups, loop, loop.segments, before, after, streamed, resident)
-
-
-def _moves(body: tuple[Statement, ...]) -> list[Statement | str]:
-    return [s if isinstance(s, Load) else s.name for s in body if isinstance(s, Load | Contract)]
-
-
 def _check_copies(program: TileProgram, shape: Shape) -> None:
     """The copy engine wants contiguous rows, aligned strides and boxes of whole sixteen bytes."""
-    moves = [(s.tensor, s.indices, FLOATS | {"bool"}) for s in (*shape.streamed, *shape.resident)]
-    moves += [(s.tensor, s.indices, FLOATS) for s in shape.stores]
+    loads = (*shape.streamed, *shape.resident, *shape.sliced)
+    moves = [(s.tensor, s.indices, FLOATS | {"bool", "int32"}, box(program, shape, s)) for s in loads]
+    sizes = [tuple(program.tile(a) for a in present(program, s.indices)) for s in shape.stores]
+    moves += [(s.tensor, s.indices, FLOATS, size) for s, size in zip(shape.stores, sizes, strict=True)]
     tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
-    for name, indices, allowed in moves:
+    for name, indices, allowed, size in moves:
         tensor, kept = tensors[name], present(program, indices)
         if tensor.dtype not in allowed:
             raise Unsuited(f"{name} is {tensor.dtype}")
@@ -169,10 +104,8 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
             raise Unsuited(f"a tile of {name} has {len(kept)} dimensions")
         if indices[-1] != kept[-1]:
             raise Unsuited(f"a tile of {name} is not contiguous: {indices[-1]} is not part of it")
-        if program.tile(kept[-1]) * item % COPY_ALIGNMENT:
-            raise Unsuited(
-                f"a tile of {name} has rows of {program.tile(kept[-1]) * item} bytes, no multiple of {COPY_ALIGNMENT}"
-            )
+        if size[-1] * item % COPY_ALIGNMENT:
+            raise Unsuited(f"a tile of {name} has rows of {size[-1] * item} bytes, no multiple of {COPY_ALIGNMENT}")
         stride = item
         for axis in reversed(indices[1:]):
             # arrays of vectors are padded to whole tiles, and so are booleans, which are copied into bytes anyway
@@ -183,7 +116,7 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
 
 
 def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:
-    loads = {s.name: s for s in (*shape.streamed, *shape.resident)}
+    loads = {s.name: s for s in (*shape.streamed, *shape.resident, *shape.sliced)}
     for root in expressions(statement):
         in_place = isinstance(statement, Contract) and isinstance(root, Read) and root.tensor in loads
         for node in postorder(root):
@@ -242,10 +175,11 @@ def _check_product(program: TileProgram, shape: Shape, loads: dict[str, Load], s
         raise Unsuited(f"{s.name} multiplies {s.lhs.dtype} and {s.rhs.dtype}")
     if not (isinstance(s.rhs, Read) and s.rhs.tensor in loads):
         raise Unsuited(f"the right side of {s.name} is computed: it does not lie in shared memory")
-    n, k = program.tile(columns), program.tile(contracted)
-    minor = present(program, loads[s.rhs.tensor].indices)[-1]
+    right = loads[s.rhs.tensor]
+    size = dict(zip(present(program, right.indices), box(program, shape, right), strict=True))
+    n, k = size[columns], size[contracted]
     item = dtypes.itemsize_bytes(s.rhs.dtype)
-    together = swizzle(program.tile(minor) * item) // item
+    together = swizzle(list(size.values())[-1] * item) // item
     if n % COLUMN_MULTIPLE or n > MOST_COLUMNS or k % together:
         raise Unsuited(f"{s.name} has {n} columns over {k} elements, {together} of them together: no shape of wgmma")
 
@@ -348,9 +282,9 @@ def shared_bytes(program: TileProgram, shape: Shape) -> int:
 
 def _bytes(program: TileProgram, shape: Shape, shared: dict[str, str]) -> int:
     total = RESERVED_BYTES + (SMEM_ALIGNMENT if program.instead is not None else 0)
-    for s in shape.streamed:
-        rows = shape.warpgroups if shape.rows in s.indices else 1
-        total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, rows * program.stages)
+    for s in (*shape.streamed, *shape.sliced):
+        size = prod(box(program, shape, s)) * dtypes.itemsize_bytes(s.dtype) * program.stages
+        total += -(-size // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
     for s in shape.resident:
         total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, shape.warpgroups)
     outputs = {t.name: t for t in program.outputs}
@@ -372,64 +306,3 @@ def registers(program: TileProgram, shape: Shape) -> int:
         default=0,
     )  # fmt: skip
     return (carried + WARPGROUP_ROWS * wide * 3 // 2) // THREADS
-
-
-def accumulated(body: tuple[Statement, ...]) -> dict[str, tuple[Let, Expr]]:
-    """Products that are only added to something: name -> (the sum, the other addend). They accumulate in place."""
-    products = {s.name for s in body if isinstance(s, Contract)}
-    uses: dict[str, int] = {}
-    for s in body:
-        for root in expressions(s):
-            for node in postorder(root):
-                if isinstance(node, Read) and node.tensor in products:
-                    uses[node.tensor] = uses.get(node.tensor, 0) + 1
-    found: dict[str, tuple[Let, Expr]] = {}
-    defined = [s.name for s in body if isinstance(s, Load | Let | Reduce | Contract)]
-    for s in body:
-        match s:
-            case Let(_, _, Apply("add", (other, Read(name)))) if uses.get(name) == 1 and other.tensors.isdisjoint(
-                defined[defined.index(name) :]
-            ):
-                found[name] = s, other
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Trip:
-    """What the emitter knows of the trips of one segment."""
-
-    segment: Segment
-    last_reader: Mapping[Statement, tuple[Load, ...]]
-    """Statement -> the loads that none after it reads. What the loop does not read at all counts for its end."""
-    accumulated: Mapping[str, tuple[Let, Expr]]
-    starts: tuple[str, ...]
-    """The products that a trip begins with."""
-    ends: tuple[str, ...]
-    """Those that it ends with, which are only added to something; both are empty where they are mixed."""
-    ahead: tuple[Statement, ...]
-    """The first products and their loads, if they read nothing else and nothing else reads what is loaded for them."""
-
-
-def trip_of(shape: Shape, segment: Segment) -> Trip:
-    """See `Trip`."""
-    body = segment.body
-    last: dict[Load, Statement] = dict.fromkeys((*shape.streamed, *shape.resident), body[-1])
-    for load in last:
-        readers = [s for s in body if s is load or any(load.name in e.tensors for e in expressions(s))]
-        last[load] = (readers or body)[-1]
-    sums = accumulated(body)
-    names = tuple(s.name for s in body if isinstance(s, Contract))
-    starts, ends = tuple(n for n in names if n not in sums), tuple(n for n in names if n in sums)
-    if names != starts + ends:
-        starts = ends = ()
-    products = tuple(s for s in body if isinstance(s, Contract) and s.name in starts)
-    read = {t for s in products for e in (s.lhs, s.rhs) for t in e.tensors}
-    loads = tuple(s for s in shape.streamed if s.name in read)
-    others = {t for s in body if s not in products for e in expressions(s) for t in e.tensors}
-    plain = all(isinstance(e, Read) for s in products for e in (s.lhs, s.rhs))
-    known = read <= {s.name for s in (*shape.streamed, *shape.resident)}
-    early: tuple[Statement, ...] = (
-        (*loads, *products) if plain and known and others.isdisjoint(s.name for s in loads) else ()
-    )
-    by_reader = {s: tuple(load for load, reader in last.items() if reader is s) for s in last.values()}
-    return Trip(segment, by_reader, sums, starts, ends, early)

@@ -55,6 +55,8 @@ def examine(group: Group) -> Shape:
 def choose(group: Group, target: Target) -> list[Schedule]:
     """Schedules for `target`, best first by prediction."""
     shape = examine(group)
+    if target.slices_sums and shape.row is not None and sums_beyond_tiles(group, target):
+        return _in_slices(group, shape, shape.row)
     if _calls_library(group, shape, target):
         return [_for_library(group, target)]
     found = _for_gpu(group, shape, target) if target.platform == "gpu" else [_for_cpu(group, shape)]
@@ -78,9 +80,14 @@ _LIBRARY_SHARE = 30
 may leave sums in float32 beside it.)"""
 
 
+def sums_beyond_tiles(group: Group, target: Target) -> bool:
+    """Is there a product whose sum no tile holds?"""
+    return any(math.prod(a.extent for a in n.reduced) > target.max_inner for n in group.inner)
+
+
 def _calls_library(group: Group, shape: Shape, target: Target) -> bool:
     """Is the work one product of all rows with one matrix, which is reduced at once?"""
-    if any(math.prod(a.extent for a in n.reduced) > target.max_inner for n in group.inner):
+    if sums_beyond_tiles(group, target):
         return True
     rows, products = frozenset(group.parallel), [n for n in group.inner if _is_product(n)]
     if target.platform != "cpu" or len(products) != 1 or any(_is_product(f.nest) for f in group.folds):
@@ -184,6 +191,30 @@ _WARPGROUP_TILES = {
     1 << 30: (_Tiling(128, 64, 8, 2, 1.0, ahead=True), _Tiling(64, 64, 4, 2, 1.45, ahead=True),
               _Tiling(64, 32, 4, 2, 2.5, ahead=True)),
 }  # fmt: skip
+
+
+_SLICED_TILES = (
+    _Tiling(128, 256, 8, 4, 1.0),
+    _Tiling(128, 128, 8, 4, 1.2),
+    _Tiling(64, 256, 4, 4, 1.3),
+    _Tiling(64, 128, 4, 4, 1.5),
+)
+"""Of products whose operands come slice by slice."""
+_SLICED_START = 0.05
+"""What it takes to begin and to end a block of such a product, in trips."""
+
+
+def _in_slices(group: Group, shape: Shape, row: Axis) -> list[Schedule]:
+    """For warpgroups: a tile of a product with a long sum takes so long that blocks begin and end at no cost."""
+    rows_last = replace(group, parallel=(*(a for a in group.parallel if a != row), row))
+    fitting = [t for t in _SLICED_TILES if t.rows < 2 * row.extent] or [_SLICED_TILES[-1]]
+    return [
+        replace(
+            _schedule(rows_last, {row: t.rows}, t.rolled, t.warps, t.stages), relative_time=t.time, persistent=True,
+            start_trips=_SLICED_START
+        )
+        for t in fitting
+    ]  # fmt: skip
 
 
 def _power_below(n: int) -> int:

@@ -8,7 +8,7 @@ from pallasfuse.ir.axes import volume
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.targets import Target
-from pallasfuse.tiling.choose import examine, streams
+from pallasfuse.tiling.choose import examine, streams, sums_beyond_tiles
 
 _SMALL_TILE = 1 << 12
 """Elements of a tile that are not split further, to make more parts."""
@@ -16,6 +16,10 @@ _TRIP_MS = 3e-4
 """What a trip of a block takes at least: the latency of its loads."""
 _MOST_STATES = 1 << 15
 """Elements of the states of a row that one block combines."""
+
+
+_MOST_PARTS = 256
+"""Of a product with a long sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
 
     share: of the tiles along the rolled axis that masks leave to visit. keep_tile: tiles of the rolled axis are not made smaller.
     """
+    if target.slices_sums and sums_beyond_tiles(group, target):
+        return _balanced(group, schedule, target, share)
     if fills(schedule, target) or schedule.trips * share <= 1:
         return schedule
     inner = state_elements(group, schedule)
@@ -108,6 +114,19 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
             idle = [max(1.0, target.multiprocessors / (n * _blocks(schedule))) for n in (1, parts)]
             found.append(replace(candidate, parts=parts, relative_time=candidate.relative_time * idle[1] / idle[0]))
     return min(found, key=lambda s: _predicted_ms(group, s, target, share))
+
+
+def _balanced(group: Group, schedule: Schedule, target: Target, share: float) -> Schedule:
+    """Parts such that all multiprocessors are busy to the end: where a trip takes long, and much longer than combining a state."""
+    trips = math.ceil(schedule.trips * share)
+    most = min(_MOST_PARTS, _MOST_STATES // state_elements(group, schedule))
+
+    def time(parts: int) -> float:
+        rounds = -(-parts * _blocks(schedule) // target.multiprocessors)
+        return rounds * (-(-trips // parts) + schedule.start_trips)
+
+    counts = {-(-trips // each) for each in range(1, trips + 1)}
+    return replace(schedule, parts=min(sorted(n for n in counts if n <= most), key=time))
 
 
 def _predicted_ms(group: Group, schedule: Schedule, target: Target, share: float) -> float:

@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pallasfuse as pf
 from benchmarks import h100
 from pallasfuse import execution, pipeline, primitive
-from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
+from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
 TARGET = "mosaic_gpu"
@@ -321,7 +321,7 @@ def test_a_product_that_is_only_added_accumulates_in_place():
     arrays = [jax.ShapeDtypeStruct((256, 2, 64), jnp.bfloat16)] * 3
     _, kernel = kernel_of(causal, arrays)
     shape = mosaic_rules.examine(kernel.program)
-    (target,) = mosaic_rules.accumulated(shape.body).values()
+    (target,) = mosaic_shape.accumulated(shape.body).values()
     assert target[0].name.endswith(".acc0.next")
 
 

@@ -1,0 +1,156 @@
+"""Products whose operands come slice by slice, inside the rolled loop of a kernel for warpgroups: interpreted, looking for races.
+
+`tests/aot` compiles them through ptxas.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+import pallasfuse as pf
+from pallasfuse import execution, pipeline
+from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
+from pallasfuse.pallas_backend.mosaic_block import Block
+from tests.losses import FORMS, LOSSES, difference, tied, with_everything
+
+TARGET = "mosaic_gpu"
+ULPS = {"float16": 3e-3, "bfloat16": 2e-2}
+"""Beside 1.5 times the plain error: of logits of about 10, a few roundings."""
+
+
+def arguments(shapes, rows, dtype):
+    """Matrices of rows, matrices of columns, vectors, and labels."""
+    random = np.random.default_rng(0)
+    arrays = [random.normal(size=s) for s in shapes]
+    arrays[1] *= 3 / shapes[0][-1] ** 0.5
+    columns = next(n for n in shapes[1] if n != shapes[0][-1])
+    labels = jnp.asarray(random.integers(0, columns, rows), jnp.int32)
+    return [*(jnp.asarray(a, dtype) for a in arrays), labels]
+
+
+def kernel_of(function, arrays, **options):
+    plan = pf.fuse(function, options=pf.FuseOptions(**options)).explain(*arrays, target=TARGET)
+    (kernel,) = plan.kernels
+    return plan, kernel
+
+
+@pytest.fixture
+def interpreted(monkeypatch, capfd):
+    """Runs the kernel of a function, and the rest of it, on the CPU; a race is an error."""
+    monkeypatch.setitem(execution._EMITTERS, TARGET, functools.partial(mosaic_gpu.run, interpret=True))
+    monkeypatch.setitem(execution._EMITTERS, "triton", interpret.run)
+    monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 2)
+
+    def run(function, arrays, **options):
+        plan, kernel = kernel_of(function, arrays, **options)
+        assert kernel.target.name == TARGET, kernel.declined
+        assert mosaic_rules.examine(kernel.program).slices and plan.fallbacks == ()
+        results = jax.block_until_ready(execution.execute(plan, [*plan.converted.jaxpr.consts, *arrays]))
+        if "RACE DETECTED" in capfd.readouterr().out:
+            raise RuntimeError("a race")
+        return results[0]
+
+    return run
+
+
+def assert_as_accurate_as_plain(got, function, arrays):
+    with jax.enable_x64(True):
+        wide = [np.asarray(a, np.float64) if a.dtype != jnp.int32 else np.asarray(a) for a in arrays]
+        exact = np.asarray(function(*wide))
+    plain = np.abs(np.asarray(jax.jit(function)(*arrays), np.float64) - exact).max()
+    error = np.abs(np.asarray(got, np.float64).reshape(exact.shape) - exact).max()
+    assert error <= max(ULPS[arrays[0].dtype.name], 1.5 * plain)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("function", LOSSES, ids=lambda f: f.__name__)
+def test_losses(interpreted, function, dtype):
+    arrays = arguments(((128, 320), (320, 512)), (128,), dtype)
+    assert_as_accurate_as_plain(interpreted(function, arrays), function, arrays)
+
+
+@pytest.mark.parametrize(
+    ("rows", "features", "columns", "options"),
+    [
+        (200, 264, 1000, {}),  # nothing divides its tile
+        (300, 400, 776, {"parts": 1}),  # several blocks for each instance, several trips
+        (280, 1032, 304, {"tiles": (("i", 64),)}),  # one warpgroup
+        (128, 520, 768, {"parts": 3}),
+    ],
+)
+def test_sizes(interpreted, rows, features, columns, options):
+    arrays = arguments(((rows, features), (features, columns)), (rows,), "bfloat16")
+    assert_as_accurate_as_plain(interpreted(difference, arrays, **options), difference, arrays)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 7])
+def test_stages(interpreted, stages):
+    arrays = arguments(((128, 328), (328, 512)), (128,), "bfloat16")
+    tiles = (("k", 128),)
+    assert_as_accurate_as_plain(interpreted(difference, arrays, stages=stages, tiles=tiles), difference, arrays)
+
+
+SMALL = {
+    "two axes of rows": ((2, 70, 320), (320, 520)),
+    "a bias": ((140, 320), (320, 520), (520,)),
+    "a matrix whose rows are the columns": ((140, 320), (520, 320)),
+    "ignored labels": ((140, 320), (320, 520)),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms(interpreted, name):
+    function, shapes = FORMS[name][0], SMALL[name]
+    arrays = arguments(shapes, shapes[0][:-1], "bfloat16")
+    assert_as_accurate_as_plain(interpreted(function, arrays), function, arrays)
+
+
+def test_a_missing_wait_is_a_race(interpreted, monkeypatch):
+    multiply = Block._sum_of_slices
+
+    def impatient(block, slices, size):
+        with monkeypatch.context() as patched:
+            patched.setattr(plgpu, "barrier_wait", lambda *args: None)
+            return multiply(block, slices, size)
+
+    monkeypatch.setattr(Block, "_sum_of_slices", impatient)
+    with pytest.raises(Exception, match=r"(?i)race"):
+        interpreted(difference, arguments(((128, 320), (320, 512)), (128,), "bfloat16"))
+
+
+@pytest.mark.parametrize("function", [difference, with_everything, tied], ids=lambda f: f.__name__)
+def test_every_phase_is_proved(function):
+    shapes = ((128, 264), (520, 264) if function is tied else (264, 520))
+    plan, kernel = kernel_of(function, arguments(shapes, (128,), "bfloat16"))
+    assert kernel.target.name == TARGET and len(kernel.phases) == 2
+    proof = pipeline.prove_plan(plan)
+    assert proof.holds, (proof.counterexample, proof.uncovered)
+
+
+def test_all_multiprocessors_are_busy_to_the_end():
+    """32 blocks of rows by 501 tiles: fewer than 123 rounds of 132 trips, and little memory for states."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4096, 4096), (4096, 128256))]
+    _, kernel = kernel_of(difference, [*shapes, jax.ShapeDtypeStruct((4096,), jnp.int32)])
+    schedule = kernel.schedule
+    assert (schedule.rolled_tile, schedule.persistent) == (256, True)
+    rounds = -(-32 * schedule.parts // 132) * -(-501 // schedule.parts)
+    assert rounds <= 123
+    states = sum(math.prod(a.extent for a in t.axes) * 4 for t in kernel.program.outputs)
+    assert states < 0.02 * 4096 * 128256 * 2
+
+
+def two_products(h, w, v):
+    """Both take the rows."""
+    return jax.nn.logsumexp((h @ w) * jnp.tanh(h @ v), axis=-1)
+
+
+def test_what_is_read_beside_the_product_is_not_taken_in_slices():
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1024, 2048), (2048, 32768), (2048, 32768))]
+    _, kernel = kernel_of(two_products, shapes)
+    assert kernel.target.name == "xla_gpu"
+    assert "which takes it slice by slice" in kernel.declined[0]
