@@ -10,6 +10,7 @@ import pytest
 import pallasfuse as pf
 from benchmarks.cases import ATTENTION
 from tests.gpu.test_on_gpu import largest_error
+from tests.losses import FORMS, LOSSES
 from tests.pallas_backend.variants import VARIANTS
 
 
@@ -27,7 +28,7 @@ def check(function, arrays, static=(), static_argnums=()):
     ours = jax.tree.leaves(fused(*arrays, *static))
     theirs = jax.tree.leaves(jax.jit(function, static_argnums=static_argnums)(*arrays, *static))
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        wide = [np.asarray(a, bool if a.dtype == bool else np.float64) for a in arrays]
+        wide = [np.asarray(a, np.float64 if jnp.issubdtype(a.dtype, jnp.floating) else None) for a in arrays]
         exact = [np.asarray(x) for x in jax.tree.leaves(function(*wide, *static))]
     for mine, plain, reference in zip(ours, theirs, exact, strict=True):
         ulp = float(jnp.finfo(mine.dtype).eps) * np.abs(reference).max()
@@ -49,6 +50,29 @@ def test_variants(name, dtype):
 def test_cases(case, length):
     arrays = case.arrays(length, jnp.dtype("bfloat16"), batch=1)
     plan = check(case.plain, arrays, case.static, case.static_argnums)
+    assert [k.target.name for k in plan.kernels] == ["mosaic_gpu"], plan.kernels[0].declined
+
+
+def loss_arguments(shapes, rows, dtype):
+    *arrays, labels = (jax.random.normal(jax.random.key(n), s, jnp.dtype(dtype)) for n, s in enumerate((*shapes, rows)))
+    arrays[1] *= 3 * shapes[0][-1] ** -0.5
+    columns = next(n for n in shapes[1] if n != shapes[0][-1])
+    return [*arrays, jnp.abs(labels * 1000).astype(jnp.int32) % columns]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(1000, 1032, 8008), (4096, 4096, 8192), (200, 264, 30000)], ids=str)
+@pytest.mark.parametrize("function", LOSSES, ids=lambda f: f.__name__)
+def test_products_in_slices(function, shape, dtype):
+    rows, features, columns = shape
+    plan = check(function, loss_arguments(((rows, features), (features, columns)), (rows,), dtype))
+    assert [k.target.name for k in plan.kernels] == ["mosaic_gpu"], plan.kernels[0].declined
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_other_forms_of_products_in_slices(name):
+    function, shapes, rows = FORMS[name]
+    plan = check(function, loss_arguments(shapes, rows, "bfloat16"))
     assert [k.target.name for k in plan.kernels] == ["mosaic_gpu"], plan.kernels[0].declined
 
 
