@@ -34,14 +34,14 @@ def attend(q: Any, k: Any, v: Any) -> Any:
 SHARDINGS = {"keys": (P(), P(None, "devices"), P(None, "devices")), "heads": (P("devices"),) * 3}
 
 
-def median_ms(run: Callable[[], Any], repeats: int) -> float:
-    """Wall time of one call, median of `repeats` after three more."""
+def median_ms(run: Callable[[], Any], repeats: int, in_a_row: int) -> float:
+    """Wall time of a call among others `in_a_row`, which are dispatched together; median of `repeats` after three more."""
     times = []
     for n in range(repeats + 3):
         start = time.perf_counter()
-        jax.block_until_ready(run())
+        jax.block_until_ready([run() for _ in range(in_a_row)])
         if n >= 3:
-            times.append(1e3 * (time.perf_counter() - start))
+            times.append(1e3 * (time.perf_counter() - start) / in_a_row)
     return statistics.median(times)
 
 
@@ -64,14 +64,15 @@ def main() -> None:
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--target", default=None)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--in-a-row", type=int, nargs="+", default=[1, 8], help="calls that are dispatched together")
     parser.add_argument("--check", action="store_true", help="compare with the result of one device")
     arguments = parser.parse_args()
     devices = jax.devices()
     print(f"{len(devices)} x {devices[0].device_kind}, jax {jax.__version__}: {arguments.heads} heads of {arguments.dimension}, "
           f"{arguments.keys} keys, {arguments.dtype}")  # fmt: skip
     print(
-        f"{'queries':>8} {'sharded':>8} {'devices':>8} {'ms':>10} {'speedup':>8} {'exchanged kB':>13} {'max difference':>15}"
+        f"{'queries':>8} {'in a row':>9} {'sharded':>8} {'on':>3} {'ms':>10} {'speedup':>8} {'exchanged kB':>13} {'difference':>11}"
     )
     mesh = jax.make_mesh((len(devices),), ("devices",), axis_types=(AxisType.Auto,))
     fused = jax.jit(pf.fuse(attend, target=arguments.target))
@@ -79,21 +80,21 @@ def main() -> None:
         shapes = [(arguments.heads, n, arguments.dimension) for n in (queries, arguments.keys, arguments.keys)]
         arrays = [jax.random.normal(key, s, jnp.dtype(arguments.dtype))
                   for key, s in zip(jax.random.split(jax.random.key(0), 3), shapes, strict=True)]  # fmt: skip
-        alone_ms = median_ms(lambda a=arrays: fused(*a), arguments.repeats)
+        alone_ms = {n: median_ms(lambda a=arrays: fused(*a), arguments.repeats, n) for n in arguments.in_a_row}
         want = np.asarray(fused(*arrays), np.float32) if arguments.check else None
-        print(f"{queries:>8} {'':>8} {1:>8} {alone_ms:>10.3f}", flush=True)
+        for n, ms in alone_ms.items():
+            print(f"{queries:>8} {n:>9} {'':>8} {1:>3} {ms:>10.3f}", flush=True)
         for name, specs in SHARDINGS.items():
             if len(devices) == 1 or (name == "heads" and arguments.heads % len(devices)):
                 continue
             placed = [jax.device_put(x, NamedSharding(mesh, s)) for x, s in zip(arrays, specs, strict=True)]
             compiled = fused.lower(*placed).compile()
-            ms = median_ms(lambda c=compiled, p=placed: c(*p), arguments.repeats)
             kilobytes = exchanged_bytes(compiled.as_text()) / 1e3
             far = "" if want is None else f"{np.abs(np.asarray(compiled(*placed), np.float32) - want).max():.3g}"
-            print(
-                f"{queries:>8} {name:>8} {len(devices):>8} {ms:>10.3f} {alone_ms / ms:>8.2f} {kilobytes:>13.1f} {far:>15}",
-                flush=True,
-            )
+            for n, alone in alone_ms.items():
+                ms = median_ms(lambda c=compiled, p=placed: c(*p), arguments.repeats, n)
+                print(f"{queries:>8} {n:>9} {name:>8} {len(devices):>3} {ms:>10.3f} {alone / ms:>8.2f} {kilobytes:>13.1f} {far:>11}",
+                      flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

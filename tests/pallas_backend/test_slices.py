@@ -16,6 +16,7 @@ import pallasfuse as pf
 from pallasfuse import execution, pipeline
 from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
 from pallasfuse.pallas_backend.mosaic_block import Block
+from pallasfuse.pallas_backend.mosaic_shape import Slices
 from tests.losses import FORMS, LOSSES, difference, tied, with_everything
 
 TARGET = "mosaic_gpu"
@@ -121,6 +122,31 @@ def test_a_missing_wait_is_a_race(interpreted, monkeypatch):
     monkeypatch.setattr(Block, "_sum_of_slices", impatient)
     with pytest.raises(Exception, match=r"(?i)race"):
         interpreted(difference, arguments(((128, 320), (320, 512)), (128,), "bfloat16"))
+
+
+def no_last_slice(monkeypatch):
+    monkeypatch.setattr(Slices, "count", property(lambda s: s.axis.extent // s.size))
+
+
+def rows_of_the_other_warpgroup(monkeypatch):
+    mine = Block._mine
+
+    def swapped(block, load, slot):
+        own, block.warpgroup = block.warpgroup, 1 - block.warpgroup
+        try:
+            return mine(block, load, slot)
+        finally:
+            block.warpgroup = own
+
+    monkeypatch.setattr(Block, "_mine", swapped)
+
+
+@pytest.mark.parametrize("plant", [no_last_slice, rows_of_the_other_warpgroup], ids=lambda f: f.__name__)
+def test_planted_mistakes_are_seen(interpreted, monkeypatch, plant):
+    arrays = arguments(((128, 328), (328, 512)), (128,), "bfloat16")
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        assert_as_accurate_as_plain(interpreted(difference, arrays), difference, arrays)
 
 
 @pytest.mark.parametrize("function", [difference, with_everything, tied], ids=lambda f: f.__name__)
