@@ -72,7 +72,8 @@ def main() -> None:
     print(f"{len(devices)} x {devices[0].device_kind}, jax {jax.__version__}: {arguments.heads} heads of {arguments.dimension}, "
           f"{arguments.keys} keys, {arguments.dtype}")  # fmt: skip
     print(
-        f"{'queries':>8} {'in a row':>9} {'sharded':>8} {'on':>3} {'ms':>10} {'speedup':>8} {'exchanged kB':>13} {'difference':>11}"
+        f"{'queries':>8} {'in a row':>9} {'sharded':>8} {'on':>3} "
+        f"{'ms':>10} {'speedup':>8} {'exchanged kB':>13} {'difference':>11}"
     )
     mesh = jax.make_mesh((len(devices),), ("devices",), axis_types=(AxisType.Auto,))
     fused = jax.jit(pf.fuse(attend, target=arguments.target))
