@@ -6,7 +6,7 @@ original function, with one warning.
 
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from pallasfuse import _compat
 from pallasfuse.errors import TargetError, TraceError
-from pallasfuse.execution import execute
+from pallasfuse.execution import execute, lower_on
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
 from pallasfuse.sharding import run_sharded
@@ -119,27 +119,14 @@ def _capabilities() -> frozenset[str]:
 
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
-    target = target_for(platform, call.options)
-    plan = call.plan(target)
-    try:
-        return _lower_plan(plan, ctx, nodes)
-    except Exception as error:
-        if call.options.target is not None or not target.otherwise:
-            raise
-        warnings.warn(f"{call.name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
-                      f"a bug in pallasfuse, please report it. {target.otherwise} is used instead.", stacklevel=2)  # fmt: skip
-        return _lower_plan(call.plan(find(target.otherwise)), ctx, nodes)
-
-
-def _lower_plan(plan: Plan, ctx: Any, nodes: Sequence[Any]) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
 
-    def run(*args: Any) -> list[Any]:
-        return execute(plan, [*call_consts(plan), *args], runner)
+    def run_on(target: Target) -> Callable[..., list[Any]]:
+        plan = call.plan(target)
+        return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
-        return mlir.lower_fun(run, multiple_results=True)(ctx, *nodes)
+    target = target_for(platform, call.options)
+    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None)
 
 
 def call_consts(plan: Plan) -> list[Any]:
