@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Primitive
+from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -25,8 +25,9 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.partial import is_part, piece_inputs
+from pallasfuse.partial import axes_of, is_part, piece_inputs
 from pallasfuse.pipeline import Kernel, Plan, phase_of_state, place
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
@@ -107,7 +108,9 @@ def _lower(context: Any, *nodes: Any, program: _Program) -> Any:
         return functools.partial(program.run, target)
 
     asked = program.plan.options.target is not None
-    return lower_on(program.plan.target, run_on, context, nodes, name=program.name, asked=asked)
+    no_mesh, own = _compat.without_mesh(context)
+    with no_mesh:
+        return lower_on(program.plan.target, run_on, own, nodes, name=program.name, asked=asked)
 
 
 mlir.register_lowering(_program_p, _lower)
@@ -160,8 +163,7 @@ def _chosen(shardable: _Shardable, mesh: Any, arguments: Any, results: Any) -> d
 
     def consider(axis: Axis, shape: Any, d: int) -> None:
         spec = _compat.partition_spec(shape.sharding, mesh)
-        entry = spec[d] if d < len(spec) else None
-        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        names = _names(spec[d] if d < len(spec) else None)
         taken = {n for used in found.values() for n in used}
         size = math.prod(mesh.shape[n] for n in names)
         if axis not in found and names and taken.isdisjoint(names) and axis.extent % size == 0 and size > 1:
@@ -175,6 +177,41 @@ def _chosen(shardable: _Shardable, mesh: Any, arguments: Any, results: Any) -> d
         for d, axis in shardable.along[name].items():
             consider(axis, shape, d)
     return found
+
+
+def _names(entry: Any) -> MeshAxes:
+    """The mesh axes of one dimension."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def result_specs(jaxpr: Jaxpr, given: Sequence[PartitionSpec], mesh_sizes: Mapping[str, int]) -> list[PartitionSpec]:
+    """How results are sharded where arguments are sharded as `given`: along the axes that they share.
+
+    An axis that arguments shard differently is replicated. Of two axes of a result on one mesh axis, the first has it.
+    """
+    converted = convert(jaxpr)
+    tensors = {d.name: d.axes for d in converted.program.definitions()}
+    name_of = {v: n for n, v in converted.variable.items()}
+    found: dict[Axis, MeshAxes] = {}
+    for var, spec in zip(converted.jaxpr.invars, given, strict=True):
+        dims = axes_of(_compat.shape_of(var), tensors[name_of[var]]) if var in name_of else ()
+        for (_, axes), entry in zip(dims, spec, strict=False):
+            names = _names(entry)
+            if axes and names:
+                divides = axes[0].extent % math.prod(mesh_sizes[n] for n in names) == 0
+                agreed = divides and found.get(axes[0], names) == names
+                found[axes[0]] = names if agreed else ()
+    specs = []
+    for result, atom in zip(converted.results, converted.jaxpr.outvars, strict=True):
+        entries: list[MeshAxes | None] = []
+        taken: set[str] = set()
+        known = isinstance(result, str) and result in tensors
+        for _, axes in axes_of(_compat.shape_of(atom), tensors[str(result)]) if known else ():
+            names = found.get(axes[0], ()) if axes else ()
+            entries.append(names if names and taken.isdisjoint(names) else None)
+            taken.update(entries[-1] or ())
+        specs.append(PartitionSpec(*entries))
+    return specs
 
 
 def _on_device(

@@ -18,9 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("devices", [4, 8])
-def test_on_devices(devices):
+@pytest.mark.parametrize("cases", ["on_devices", "on_explicit_axes"])
+def test_on_devices(cases, devices):
     result = subprocess.run(
-        [sys.executable, "-m", "tests.sharding.on_devices", str(devices)],
+        [sys.executable, "-m", f"tests.sharding.{cases}", str(devices)],
         capture_output=True, text=True, check=False, timeout=600, cwd=ROOT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
