@@ -73,14 +73,36 @@ def masked_store(ref: Any, value: Any, mask: Any) -> None:
     pallas_triton.store(ref, value, mask=mask)
 
 
-def explicit_axes(x: Any) -> tuple[str, ...]:
-    """Names of the mesh axes of type `Explicit` and more than one device that a value's type carries."""
-    mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)
-    if mesh is None:
+def result_types(jaxpr: Jaxpr) -> list[Any]:
+    """The abstract values of a jaxpr's results."""
+    return [v.aval for v in jaxpr.outvars]
+
+
+def without_mesh(context: Any) -> tuple[Any, Any]:
+    """For the lowering of what one device does: a scope in which there is no current mesh, and the lowering's context with types
+    that name none. The partitioner calls back with the mesh of the user, over which the program is not partitioned again."""
+    empty = jax.sharding.AbstractMesh((), ())
+    with jax.sharding.use_abstract_mesh(empty):
+        ins, outs = (
+            [core.ShapedArray(a.shape, a.dtype) for a in avals] for avals in (context.avals_in, context.avals_out)
+        )
+    return jax.sharding.use_abstract_mesh(empty), context.replace(avals_in=ins, avals_out=outs)
+
+
+def explicit_axes(mesh: Any) -> tuple[str, ...]:
+    """Names of the axes of type `Explicit` and more than one device."""
+    if mesh is None or not mesh.axis_names:
         return ()
     explicit = jax.sharding.AxisType.Explicit
-    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True) if mesh.axis_names else ()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in kinds if kind == explicit and mesh.shape[name] > 1)
+
+
+def explicit_mesh(values: Sequence[Any], *, current: bool = True) -> Any:
+    """The abstract mesh with such axes that the type of a value carries, or the current one; None if there is none."""
+    meshes = [jax.typeof(x).sharding.mesh for x in values]
+    meshes += [jax.sharding.get_abstract_mesh()] if current else []
+    return next((m for m in meshes if explicit_axes(m)), None)
 
 
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:

@@ -10,11 +10,11 @@ from typing import Any, overload
 import jax
 import numpy as np
 
-from pallasfuse import stages
+from pallasfuse import _compat, stages
 from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan
-from pallasfuse.primitive import Once, call_fused, refuse_explicit_axes
+from pallasfuse.primitive import Once, automatic, call_fused, call_typed
 from pallasfuse.targets import find
 
 
@@ -22,6 +22,7 @@ class FusedFunction:
     """A function whose dependent reductions are fused when it is compiled. Call it as the original.
 
     Works eagerly and under `jax.jit`, `vmap`, `scan` and `checkpoint`; its gradient is that of the original function.
+    Arguments may be sharded over automatic or explicit mesh axes (`docs/streaming.md`).
     """
 
     def __init__(
@@ -65,12 +66,34 @@ class FusedFunction:
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of the arguments that are not static, in the order of the jaxpr's inputs."""
-        static = {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
+        static = self._static_positions(args)
         dynamic = tuple(a for n, a in enumerate(args) if n not in static)
         return jax.tree.leaves((dynamic, {k: v for k, v in kwargs.items() if k not in self._static_argnames}))
 
+    def _static_positions(self, args: tuple[Any, ...]) -> set[int]:
+        return {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
+
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """(jaxpr, tree of the result)"""
+        """(jaxpr, tree of the result), over automatic mesh axes.
+
+        Raises:
+          TraceError: the function itself speaks of explicit ones.
+        """
+        mesh = _compat.explicit_mesh(self.leaves(args, kwargs))
+        if mesh is None:
+            return self._trace_as_typed(args, kwargs)
+        static = self._static_positions(args)
+        plain_args = tuple(a if n in static else jax.tree.map(_untyped, a) for n, a in enumerate(args))
+        plain = {k: v if k in self._static_argnames else jax.tree.map(_untyped, v) for k, v in kwargs.items()}
+        try:
+            with jax.sharding.use_abstract_mesh(automatic(mesh)):
+                return self._trace_as_typed(plain_args, plain)
+        except ValueError as error:
+            raise TraceError(f"{self._name} could not be traced: {error}\nIts arguments are typed by explicit mesh axes, which are "
+                             "automatic inside a fused function: pass sharded arrays as arguments instead of capturing them, and "
+                             "leave `out_sharding` and `reshard` outside.") from error  # fmt: skip
+
+    def _trace_as_typed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         static = {k: v for k, v in kwargs.items() if k in self._static_argnames}
         function = functools.partial(self._function, **static) if static else self._function
         static_argnums = tuple(n for n in self._static_argnums if -len(args) <= n < len(args))
@@ -86,13 +109,22 @@ class FusedFunction:
             return self._function(*args, **kwargs)
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self.leaves(args, kwargs)
-        refuse_explicit_axes(self._name, leaves)
         if jaxpr.effects:  # side effects and collectives keep the original function, in its order
             if self._options.strict:
                 raise FusionError(f"strict: {self._name} has side effects or collectives ({', '.join(map(str, jaxpr.effects))}), "
                                   "and stays with XLA as a whole: move them out of the fused function")  # fmt: skip
             return self._function(*args, **kwargs)
-        return jax.tree.unflatten(out_tree, call_fused(jaxpr, self._options, self._name, self._warning, leaves))
+        mesh = _compat.explicit_mesh(leaves)
+        how = self._options, self._name, self._warning, leaves
+        results = call_fused(jaxpr, *how) if mesh is None else call_typed(mesh, jaxpr, self._types(args, kwargs), *how)
+        return jax.tree.unflatten(out_tree, results)
+
+    def _types(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+        """Of the results, by JAX's own rules for explicit mesh axes; None where they do not decide."""
+        try:
+            return _compat.result_types(self._trace_as_typed(args, kwargs)[0])
+        except Exception:  # what else may be wrong with the function has shown over automatic axes
+            return None
 
     def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
         """The first stage: arguments are arrays or `jax.ShapeDtypeStruct`s.
@@ -122,6 +154,12 @@ class FusedFunction:
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fuse of {self._name}>"
+
+
+def _untyped(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and type of a leaf, without sharding."""
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def _with_signature_of(function: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,18 +1,20 @@
 """Plans on arrays: every kernel by the emitter of its target, what XLA keeps as it is."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax import numpy as jnp
 from jax.extend.core import Literal as JaxprLiteral
 from jax.extend.core import Var
+from jax.interpreters import mlir
 
 from pallasfuse import _compat
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.pallas_backend import interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
-from pallasfuse.targets import Target
+from pallasfuse.targets import Target, find
 from pallasfuse.tiling.lower import Phase
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
@@ -40,6 +42,27 @@ def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> d
     if emitter is None:
         raise TargetError(f"target {target.name!r} has no emitter yet")
     return emitter(program, inputs)
+
+
+def lower_on(
+    target: Target, run: Callable[[Target], Callable[..., Any]], context: Any, nodes: Sequence[Any], *, name: str, asked: bool
+) -> Any:  # fmt: skip
+    """`run(target)` as the lowering of a primitive; should it fail for a target that nobody asked for by name, of the one that
+    stands in, with a warning."""
+
+    def lower(chosen: Target) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
+            return mlir.lower_fun(run(chosen), multiple_results=True)(context, *nodes)
+
+    try:
+        return lower(target)
+    except Exception as error:
+        if asked or not target.otherwise:
+            raise
+        warnings.warn(f"{name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
+                      f"a bug in pallasfuse, please report it. {target.otherwise} is used instead.", stacklevel=2)  # fmt: skip
+        return lower(find(target.otherwise))
 
 
 def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None) -> list[Array]:

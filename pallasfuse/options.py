@@ -17,6 +17,8 @@ class FuseOptions:
       parts: into how many parts the reduced axis of every kernel is split (at most one for each tile), each left to blocks of its
         own (split-k); 1: not at all; None: as the cost model says.
       warps, stages: override the GPU hints of the chosen schedule.
+        Over sharded arrays, all these are for the kernels of each device's piece. Tiles are clipped to it, and chosen anew where
+        the target has no kernel for such a piece.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
     """

@@ -114,6 +114,7 @@ class Plan:
     exceptions: tuple[str, ...]
     """Those conditions that name where a result may be NaN, infinite or finite though the program's is not."""
     steps: tuple[Step, ...]
+    options: FuseOptions
     proof: Proof | None = None
     """Made when `FuseOptions.verify` asks for it."""
 
@@ -223,6 +224,7 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
         (*conditions, *exceptions),
         tuple(exceptions),
         tuple(steps),
+        options,
     )
     return plan if options.verify is None else _verified(plan, options)
 
@@ -260,51 +262,66 @@ class _Placed:
     schedule: Schedule
     phases: tuple[Phase, ...]
     declined: tuple[str, ...]
+    refused: str | None = None
+    """Why the target cannot run tiles that were asked for: its emitter will say so."""
 
 
-def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[Phase, ...]:
-    """The phases of a kernel for a group that is not of the plan's own grouping.
+def place(group: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> tuple[Phase, ...]:
+    """The phases of a kernel for a piece of a group of the plan. Tiles that were asked for are clipped to the piece; where the
+    target has no kernel with them, they are chosen anew.
 
     Raises:
       TargetError: no target has a kernel for it.
     """
-    placed = _placed(group, target, tensors, FuseOptions())
+    placed = _placed(group, target, tensors, options)
+    if options.tiles and (
+        isinstance(placed, str) or placed.refused is not None or placed.phases[0].target is not target
+    ):
+        placed = _placed(group, target, tensors, replace(options, tiles=()))
     if isinstance(placed, str):
         raise TargetError(f"target {target.name!r} has no kernel for {group.name}: {placed}")
     return placed.phases
 
 
-def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
-    """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other."""
+def phase_of_state(group: Group, piece: states.Piece, target: Target, options: FuseOptions) -> Phase:
+    """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other.
+
+    Tiles that were asked for: as in `place`."""
     while True:
-        for schedule in choose(piece.group, target):
-            program = states.local(group, piece, schedule, target, inside=True)
-            parted = split(piece.group, schedule, target)
-            if parted.parts > 1 and not states.counts_positions(program, group):
-                program = states.local(group, piece, parted, target, inside=True)
-            phase = Phase(arithmetic.rewrite_for(target, program), target)
-            if _problem(phase) is None and operations_per_score(phase.program) <= schedule.most_operations:
-                return phase
+        for asked in dict.fromkeys((options, replace(options, tiles=()))):
+            for candidate in choose(piece.group, target):
+                schedule = _override(candidate, options=asked, target=target)
+                program = states.local(group, piece, replace(schedule, parts=1), target, inside=True)
+                if not states.counts_positions(program, group):
+                    if options.parts is None:
+                        keep_tile = any(name == group.rolled.name for name, _ in asked.tiles)
+                        schedule = split(piece.group, schedule, target, keep_tile=keep_tile)
+                    if schedule.parts > 1:
+                        program = states.local(group, piece, schedule, target, inside=True)
+                phase = Phase(arithmetic.rewrite_for(target, program), target)
+                if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
+                    return phase
         target = find(target.otherwise) if target.otherwise else XLA_CPU
 
 
 def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed | str:
     """On the first of the targets that stand in for each other; or the reason why there is none."""
     declined: list[str] = []
-    refused: tuple[_Placed, str] | None = None
+    refused: _Placed | None = None
     for candidate in _in_turn(target):
         reason = _not_for(chosen, candidate)
         if reason is None:
             schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
-            placed = _Placed(schedule, phases, tuple(declined))
+            placed = _Placed(schedule, phases, tuple(declined), reason)
             if reason is None:
                 return placed
-            refused = placed, reason
+            refused = placed
         declined.append(f"{candidate.name}: {reason}")
     if refused is None:
         return declined[0].partition(": ")[2]
+    assert refused.refused is not None
     # tiles that were asked for are refused by the last target's emitter, with the reason
-    return refused[0] if options.tiles else refused[1]
+    return refused if options.tiles else refused.refused
 
 
 def _in_turn(target: Target) -> Iterator[Target]:

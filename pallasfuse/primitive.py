@@ -6,7 +6,7 @@ original function, with one warning.
 
 import functools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import jax
 from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat
 from pallasfuse.errors import TargetError, TraceError
-from pallasfuse.execution import execute
+from pallasfuse.execution import execute, lower_on
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
-from pallasfuse.sharding import run_sharded
+from pallasfuse.sharding import result_specs, run_sharded
 from pallasfuse.targets import Target, default_for, find
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -119,27 +120,14 @@ def _capabilities() -> frozenset[str]:
 
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
-    target = target_for(platform, call.options)
-    plan = call.plan(target)
-    try:
-        return _lower_plan(plan, ctx, nodes)
-    except Exception as error:
-        if call.options.target is not None or not target.otherwise:
-            raise
-        warnings.warn(f"{call.name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
-                      f"a bug in pallasfuse, please report it. {target.otherwise} is used instead.", stacklevel=2)  # fmt: skip
-        return _lower_plan(call.plan(find(target.otherwise)), ctx, nodes)
-
-
-def _lower_plan(plan: Plan, ctx: Any, nodes: Sequence[Any]) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
 
-    def run(*args: Any) -> list[Any]:
-        return execute(plan, [*call_consts(plan), *args], runner)
+    def run_on(target: Target) -> Callable[..., list[Any]]:
+        plan = call.plan(target)
+        return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
-        return mlir.lower_fun(run, multiple_results=True)(ctx, *nodes)
+    target = target_for(platform, call.options)
+    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None)
 
 
 def call_consts(plan: Plan) -> list[Any]:
@@ -172,17 +160,51 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) ->
 ad.primitive_jvps[fused_p] = _jvp
 
 
-def refuse_explicit_axes(name: str, leaves: Iterable[Any]) -> None:
-    """Kernels are partitioned over automatic mesh axes only.
+def refuse_explicit_axes(name: str, leaves: Sequence[Any]) -> None:
+    """No chunk is partitioned over explicit mesh axes.
 
     Raises:
-      TraceError: an argument is typed by explicit ones.
+      TraceError: an argument is typed by some.
     """
-    explicit = dict.fromkeys(axis for x in leaves for axis in _compat.explicit_axes(x))
+    explicit = _compat.explicit_axes(_compat.explicit_mesh(leaves, current=False))
     if explicit:
-        raise TraceError(f"{name}: its arguments are typed by the explicit mesh axes {', '.join(explicit)}, over which kernels are "
-                         "not partitioned: make the mesh with axis_types=AxisType.Auto, or use jax.shard_map (and the merge of "
-                         "pallasfuse.fold where a reduced axis is sharded)")  # fmt: skip
+        raise TraceError(f"{name}: its arguments are typed by the explicit mesh axes {', '.join(explicit)}, over which no chunk "
+                         "is partitioned: make the mesh with axis_types=AxisType.Auto, or use jax.shard_map, and `merge` inside it "
+                         "where a reduced axis is sharded")  # fmt: skip
+
+
+def automatic(mesh: Any) -> Any:
+    """An abstract mesh whose explicit axes are automatic."""
+    return mesh.update_axis_types(dict.fromkeys(_compat.explicit_axes(mesh), AxisType.Auto))
+
+
+def call_typed(
+    mesh: Any, jaxpr: Jaxpr, types: Sequence[Any] | None, options: FuseOptions, name: str, warning: Once, args: Sequence[Any]
+) -> list[Any]:  # fmt: skip
+    """As `call_fused`, for arguments that are typed by explicit axes of `mesh`: inside, these are automatic.
+
+    types: of the results, as JAX finds them; None where it finds none (it is not told how to sum over a sharded axis): results are
+    then sharded along the axes that they share with the arguments.
+
+    Raises:
+      TraceError: a type says that something is not reduced yet, or some mesh axes are manual.
+    """
+    given = [jax.typeof(x).sharding.spec for x in args]
+    if AxisType.Manual in mesh.axis_types or any(s.unreduced or s.reduced for s in given):
+        what = (
+            "some axes of their mesh are manual" if AxisType.Manual in mesh.axis_types else "some are not reduced yet"
+        )
+        raise TraceError(f"{name}: its arguments are typed by the explicit mesh axes {', '.join(_compat.explicit_axes(mesh))}, and "
+                         f"{what}: make all axes manual in jax.shard_map, and reduce before the call")  # fmt: skip
+    specs = result_specs(jaxpr, given, mesh.shape) if types is None else [t.sharding.spec for t in types]
+    if not specs:
+        return []
+
+    def run(*inside: Any) -> tuple[Any, ...]:
+        return tuple(call_fused(jaxpr, options, name, warning, inside))
+
+    shardings = tuple(NamedSharding(mesh, s) for s in specs)
+    return list(auto_axes(run, axes=_compat.explicit_axes(mesh), out_sharding=shardings)(*args))
 
 
 def call_fused(jaxpr: Jaxpr, options: FuseOptions, name: str, warning: Once, args: Sequence[Any]) -> list[Any]:

@@ -7,22 +7,27 @@ and what is gathered has no rolled axis. Everything else that a kernel reads is 
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Jaxpr, Primitive
+from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallasfuse import _compat
-from pallasfuse.execution import emit, run_phases
+from pallasfuse.execution import emit, lower_on, run_phases
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
-from pallasfuse.partial import is_part, piece_inputs
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.options import FuseOptions
+from pallasfuse.partial import axes_of, is_part, piece_inputs
 from pallasfuse.pipeline import Kernel, Plan, phase_of_state, place
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
@@ -80,14 +85,52 @@ class _Shardable:
         return inputs, outputs
 
 
+@dataclass(frozen=True, eq=False)
+class _Program:
+    """The program of one device: `run(target, *arrays)`. It is lowered as a fused call is, with another target as a last resort."""
+
+    name: str
+    plan: Plan
+    run: Callable[..., list[Array]]
+    results: list[ShapedArray]
+
+    def __call__(self, *given: Array) -> list[Array]:
+        return list(_program_p.bind(*given, program=self))
+
+
+_program_p = Primitive("pallasfuse_piece")
+_program_p.multiple_results = True
+_program_p.def_abstract_eval(lambda *_, program: program.results)
+
+
+def _lower(context: Any, *nodes: Any, program: _Program) -> Any:
+    def run_on(target: Target) -> Callable[..., list[Array]]:
+        return functools.partial(program.run, target)
+
+    asked = program.plan.options.target is not None
+    no_mesh, own = _compat.without_mesh(context)
+    with no_mesh:
+        return lower_on(program.plan.target, run_on, own, nodes, name=program.name, asked=asked)
+
+
+mlir.register_lowering(_program_p, _lower)
+
+
 def run_sharded(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
     """As `pipeline.run_kernel`, over all devices of the program that is being lowered."""
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
     group = kernel.group
     names = [n.name for n in group.outputs]
 
-    def whole(*given: Array) -> list[Array]:
-        found = run_phases(kernel.phases, dict(zip(group.inputs, given, strict=True)))
+    def program(run: Callable[..., list[Array]], sizes: Mapping[Axis, int]) -> _Program:
+        results = [
+            ShapedArray([sizes.get(a, a.extent) for a in tensors[n].axes], jnp.dtype(tensors[n].dtype)) for n in names
+        ]
+        return _Program(kernel.name, plan, run, results)
+
+    def whole(target: Target, *given: Array) -> list[Array]:
+        phases = kernel.phases if target is plan.target else place(group, target, tensors, plan.options)
+        found = run_phases(phases, dict(zip(group.inputs, given, strict=True)))
         return [found[n].reshape([a.extent for a in tensors[n].axes]) for n in names]
 
     shardable = _Shardable.of(group, tensors)
@@ -97,11 +140,12 @@ def run_sharded(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> Mapp
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
         mesh_axes = _chosen(shardable, mesh, arguments, results)
         inputs, outputs = shardable.specs(mesh_axes)
-        local = functools.partial(_on_device, shardable, plan.target, mesh, mesh_axes)
-        return (mesh, whole if not mesh_axes else local, [NamedSharding(mesh, s) for s in outputs],
+        sizes = {a: a.extent // math.prod(mesh.shape[n] for n in found) for a, found in mesh_axes.items()}
+        local = functools.partial(_on_device, shardable, plan.options, sizes, mesh_axes)
+        return (mesh, program(local if mesh_axes else whole, sizes), [NamedSharding(mesh, s) for s in outputs],
                 tuple(NamedSharding(mesh, s) for s in inputs))  # fmt: skip
 
-    call = custom_partitioning(whole)
+    call = custom_partitioning(program(whole, {}))
     rule, replicated = shardable.rule()
     call.def_partition(
         partition=partition, sharding_rule=rule, need_replication_factors=replicated, decode_shardings=False
@@ -119,8 +163,7 @@ def _chosen(shardable: _Shardable, mesh: Any, arguments: Any, results: Any) -> d
 
     def consider(axis: Axis, shape: Any, d: int) -> None:
         spec = _compat.partition_spec(shape.sharding, mesh)
-        entry = spec[d] if d < len(spec) else None
-        names = (entry,) if isinstance(entry, str) else tuple(entry or ())
+        names = _names(spec[d] if d < len(spec) else None)
         taken = {n for used in found.values() for n in used}
         size = math.prod(mesh.shape[n] for n in names)
         if axis not in found and names and taken.isdisjoint(names) and axis.extent % size == 0 and size > 1:
@@ -136,27 +179,62 @@ def _chosen(shardable: _Shardable, mesh: Any, arguments: Any, results: Any) -> d
     return found
 
 
+def _names(entry: Any) -> MeshAxes:
+    """The mesh axes of one dimension."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def result_specs(jaxpr: Jaxpr, given: Sequence[PartitionSpec], mesh_sizes: Mapping[str, int]) -> list[PartitionSpec]:
+    """How results are sharded where arguments are sharded as `given`: along the axes that they share.
+
+    An axis that arguments shard differently is replicated. Of two axes of a result on one mesh axis, the first has it.
+    """
+    converted = convert(jaxpr)
+    tensors = {d.name: d.axes for d in converted.program.definitions()}
+    name_of = {v: n for n, v in converted.variable.items()}
+    found: dict[Axis, MeshAxes] = {}
+    for var, spec in zip(converted.jaxpr.invars, given, strict=True):
+        dims = axes_of(_compat.shape_of(var), tensors[name_of[var]]) if var in name_of else ()
+        for (_, axes), entry in zip(dims, spec, strict=False):
+            names = _names(entry)
+            if axes and names:
+                divides = axes[0].extent % math.prod(mesh_sizes[n] for n in names) == 0
+                agreed = divides and found.get(axes[0], names) == names
+                found[axes[0]] = names if agreed else ()
+    specs = []
+    for result, atom in zip(converted.results, converted.jaxpr.outvars, strict=True):
+        entries: list[MeshAxes | None] = []
+        taken: set[str] = set()
+        known = isinstance(result, str) and result in tensors
+        for _, axes in axes_of(_compat.shape_of(atom), tensors[str(result)]) if known else ():
+            names = found.get(axes[0], ()) if axes else ()
+            entries.append(names if names and taken.isdisjoint(names) else None)
+            taken.update(entries[-1] or ())
+        specs.append(PartitionSpec(*entries))
+    return specs
+
+
 def _on_device(
-    shardable: _Shardable, target: Target, mesh: Any, mesh_axes: Mapping[Axis, MeshAxes], *given: Array
-) -> list[Array]:
+    shardable: _Shardable, options: FuseOptions, sizes: Mapping[Axis, int], mesh_axes: Mapping[Axis, MeshAxes],
+    target: Target, *given: Array,
+) -> list[Array]:  # fmt: skip
     """The program of one device: its piece of every result, from its pieces of the inputs."""
     group = shardable.group
     arrays = dict(zip(group.inputs, given, strict=True))
-    sizes = {a: a.extent // math.prod(mesh.shape[n] for n in names) for a, names in mesh_axes.items()}
     starts = {states.start_of(a): lax.axis_index(mesh_axes[a]).astype(jnp.int32) * sizes[a] for a in sizes}
     rows = {a: size for a, size in sizes.items() if a != group.rolled}
     pieces = {n: {d: a for d, a in along.items() if a in rows} for n, along in shardable.along.items()}
     own = states.localize(group, shardable.tensors, rows, pieces)
     outputs = [n.name for n in group.outputs]
     if group.rolled not in sizes:
-        phases = place(own.group, target, own.tensors)
+        phases = place(own.group, target, own.tensors, options)
         inputs = piece_inputs(phases[0].program.inputs, own, arrays.__getitem__, starts)
         found = run_phases(phases, inputs)
         return [found[n] for n in outputs]
     streamed = {n: {d: a for d, a in along.items() if a == group.rolled} for n, along in shardable.along.items()}
     here = {name: {d: a for d, a in streamed.get(name, {}).items()} for name in own.group.inputs}
     piece = states.localize(own.group, own.tensors, {group.rolled: sizes[group.rolled]}, here)
-    phase = phase_of_state(own.group, piece, target)
+    phase = phase_of_state(own.group, piece, target, options)
 
     def look_up(name: str) -> Array:
         return starts[name] if name in starts else cut(name) if name in own.sliced else arrays[name]

@@ -206,6 +206,13 @@ class TileProgram:
     eager: bool = False
     """What the next trip begins with is awaited while the last products of a trip run."""
     instead: Instead | None = None
+    later: tuple[Statement, ...] = ()
+    """Of a program that stores a state, where known: what turns the state into results once parts are merged. Not run here."""
+
+    @property
+    def followed(self) -> tuple[Statement, ...]:
+        """What results depend on: the stores of a state give way to what follows."""
+        return (*(s for s in self.body if not isinstance(s, Store)), *self.later) if self.later else self.body
 
     def tile(self, axis: Axis) -> int:
         return dict(self.tiles)[axis]
@@ -275,6 +282,10 @@ def verify(program: TileProgram) -> TileProgram:
         return scope
 
     known = block(program.body, {block_start(a) for a, _ in program.grid})
+    for s in program.later:
+        for expr in expressions(s):
+            need("what follows", expr, known)
+        known |= set() if isinstance(s, Store | Loop) else {s.name}
     if program.instead is not None:
         need("its measure", program.instead.measure, known)
         other = verify(program.instead.program)

@@ -45,17 +45,18 @@ CONDITION = "exp of a half-precision product is exp2 of the product times log2(e
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
     """The same kernel with the arithmetic that a target has, and the cheaper of it."""
     if not target.writes_kernels:
-        return program
+        return replace(program, later=())
     legal = legalize.rewrite(program, target.legalized_ops)
     if target.pins:
         in_units = units.rewrite(legal, coarse_values(legal))
         return contraction.rewrite(rewrite(in_units, pins=True), coarse_values(in_units))
-    return rewrite(legal)
+    return replace(rewrite(legal), later=())
 
 
 def rewrite(program: TileProgram, *, pins: bool = False) -> TileProgram:
     """The same kernel with cheaper arithmetic. pins: as `Target.pins`; its maxima and scores have one factor already."""
-    return replace(program, body=_block(program.body, coarse_values(program), pins))
+    coarse = coarse_values(program)
+    return replace(program, body=_block(program.body, coarse, pins), later=_block(program.later, coarse, pins))
 
 
 def coarse_values(program: TileProgram) -> frozenset[str]:
@@ -77,7 +78,7 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
     before = -1
     while before != len(found):  # carried values reach the statements before them
         before = len(found)
-        visit(program.body)
+        visit(program.followed)
     return frozenset(found)
 
 

@@ -9,6 +9,10 @@ care are left alone. As the error must not become large either (half-precision t
 loop notes how large its frames become, and if one reaches 2^24 (where the error reaches a factor of 2^0.5), the kernel runs the
 program with rounded products instead.
 
+What stores a state (`TileProgram.later`) may do this wherever the kernel that is not split may: it stores the very frames that
+its terms are computed with, to a rounding in proportion to their size, and merging moves every accumulator from its own frame.
+Both programs have the same frames, so a state from one can be merged with that from another.
+
 The maximum is taken before the multiplication, which changes nothing: rounding is monotonic.
 """
 
@@ -85,16 +89,18 @@ class _Maximum:
 def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
     """The same kernel; loops that do not follow the pattern stay as they are.
 
-    coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`).
+    coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`). What a program
+    says of results that come later is no part of the rewritten one.
     """
+    plain = replace(program, later=())
     for at, s in enumerate(program.body):
-        found = _loop(s, coarse, program.body[at + 1 :]) if isinstance(s, Loop) else None
+        found = _loop(s, coarse, program.later or program.body[at + 1 :]) if isinstance(s, Loop) else None
         if found is not None:
             loop, peak = found
             body = (*program.body[:at], loop, *program.body[at + 1 :])
             measure = read(peak.name, peak.axes, peak.dtype)
-            return verify(replace(program, body=body, instead=Instead(measure, LIMIT, program)))
-    return program
+            return verify(replace(plain, body=body, instead=Instead(measure, LIMIT, plain)))
+    return plain
 
 
 def _loop(loop: Loop, coarse: frozenset[str], after: tuple[Statement, ...]) -> tuple[Loop, Carry] | None:

@@ -81,6 +81,7 @@ class Lowering(Passes):
     def run(self, phase: int | None = None) -> TileProgram:
         """The kernel, or one phase of it."""
         states: list[tuple[Tensor, Read]] = []
+        later: tuple[Statement, ...] = ()
         for pass_index in range(self.group.passes if phase is None else min(phase + 1, self.group.passes)):
             folds = [f for f in self.group.folds if f.pass_index == pass_index]
             if self.single_trip:
@@ -88,7 +89,7 @@ class Lowering(Passes):
                     self._whole(fold)
             elif pass_index == phase:
                 self._rolled(folds, split=True)
-                states = self._states(folds)
+                states, later = self._states(folds), self._later(folds, self.group.outputs)
             else:
                 (self._rolled if phase is None else self._combined)(folds)
                 for fold in folds:
@@ -107,7 +108,21 @@ class Lowering(Passes):
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
             _with_reuse(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
             self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1, self.schedule.eager,
+            later=later,
         ))  # fmt: skip
+
+    def _later(self, folds: list[Fold], outputs: tuple[Nest, ...]) -> tuple[Statement, ...]:
+        """What turns the state of this pass into `outputs`, once it is that of all parts; empty where more passes follow."""
+        if self.group.passes > 1 or any(self.rolled in n.axes for n in outputs):
+            return ()
+        at = len(self.top.statements)
+        for fold in folds:
+            self._finish(fold, folds)
+        for nest in outputs:
+            self._store(nest, self.top)
+        later = tuple(self.top.statements[at:])
+        del self.top.statements[at:]
+        return later
 
     def _whole(self, fold: Fold) -> None:
         """The rolled axis fits into one tile: reduce it at once, as the program says."""

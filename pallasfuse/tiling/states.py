@@ -235,8 +235,9 @@ class _Local(_Progress):
             assert self.schedule.parts == 1, "positions are counted from the start of the chunk"
             tensors.append(self._seen_tensor())
             stores.append(Store(tensors[-1].name, tensors[-1].axes, self._seen(integer(self.rolled.extent))))
+        later = self._later(folds, whole.outputs)  # last: it leaves no statements for what it reads
         self.top.statements += stores
-        return self._program("_local", tensors)
+        return replace(self._program("_local", tensors), later=later)
 
     def _program(self, suffix: str, outputs: list[Tensor]) -> TileProgram:
         reads = dict.fromkeys(loaded(self.top.statements))

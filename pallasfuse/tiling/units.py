@@ -8,7 +8,7 @@ maximum is one of the values it was taken of. That is why the factor is not mult
 The family of names in new units is the largest one that is closed: their definitions are homogeneous (sums, choices, extrema and
 multiples of scaled values), comparisons see both sides in the same units, no finite value becomes infinite, every
 exponential that reads a member is rewritten, no member is added to a score in old units, with which it may cancel, and none is
-stored as it is.
+stored as it is, but in a state (`TileProgram.later`), where what later becomes of it counts.
 Other readers multiply by 1 / log2(e).
 """
 
@@ -39,7 +39,10 @@ def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
     coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`).
     """
     scaler = _Scaler(_family(program, coarse), coarse)
-    return replace(program, body=_block(program.body, scaler, program)) if scaler.family else program
+    if not scaler.family:
+        return program
+    body, later = (_block(b, scaler, program) for b in (program.body, program.later))
+    return replace(program, body=body, later=later)
 
 
 def _definitions(body: tuple[Statement, ...]) -> Iterator[tuple[str, Expr | None]]:
@@ -84,10 +87,10 @@ def _expressions(body: tuple[Statement, ...]) -> Iterator[tuple[str, Expr]]:
 def _family(program: TileProgram, coarse: frozenset[str]) -> frozenset[str]:
     """The names that the exponentials need in new units; empty where that is not closed."""
     definitions: dict[str, list[Expr | None]] = {}
-    for name, value in _definitions(program.body):
+    for name, value in _definitions(program.followed):
         definitions.setdefault(name, []).append(value)
-    statements = list(_expressions(program.body))
-    scores = _scores(program.body)
+    statements = list(_expressions(program.followed))
+    scores = _scores(program.followed)
     allowed = {n for n, values in definitions.items()
                if n in coarse and all(v is not None and v.dtype == "float32" for v in values)}  # fmt: skip
     while True:

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from pallasfuse.ir.expr import add, apply, convert, read
+from pallasfuse.ir.expr import Apply, add, apply, convert, read
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.ir.tile_program import Load, Reduce, Statement, block_start
+from pallasfuse.ir.tile_program import Load, Reduce, Statement, Store, TileProgram, block_start
 from pallasfuse.tiling import masks
 from pallasfuse.tiling.masks import integer
 from tests.mutation.planting import Mutant, in_tiles, instead_of, result_of, value_at
@@ -40,6 +40,14 @@ def _parts_added(s: Statement) -> Statement:
     return replace(s, reducer=SUM) if isinstance(s, Reduce) and s.joins else s
 
 
+def _states_in_new_units(program: TileProgram, *_: Any) -> TileProgram:
+    def plain(s: Statement) -> Statement:
+        scaled = isinstance(s, Store) and s.tensor.endswith(".part") and isinstance(s.value, Apply)
+        return replace(s, value=s.value.args[0]) if scaled else s
+
+    return replace(program, body=tuple(map(plain, program.body)))
+
+
 def _whatever_is_read(real: Any, form: Any, rolled: Any, block: Any) -> Any:
     known = integer(0)
     for r, c in form.reads:
@@ -58,6 +66,12 @@ MUTANTS = (
         ("parts_not_moved_with_masks", instead_of(f"{_PASSES}:Passes._last_frame", _not_moved), "split_triangle"),
         ("maxima_of_parts_added", in_tiles(_parts_added), "split_largest"),
         ("parts_overlap", result_of(f"{_BOUNDS}:Plan.part", _parts_overlap), "split_softmax"),
+        (
+            "states_in_new_units",
+            result_of("pallasfuse.tiling.units:rewrite", _states_in_new_units),
+            "split_log_sum",
+            "hopper proof",
+        ),
         ("last_part_forgotten", result_of(f"{_BOUNDS}:Plan.part", _without_last_part), "split_variance"),
         ("tail_in_every_part", result_of(f"{_BOUNDS}:Plan.part", _tail_in_every_part), "split_variance"),
     ),

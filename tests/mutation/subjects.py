@@ -366,6 +366,7 @@ OWN: dict[str, Subject] = {
         lambda x, y: jax.nn.softmax(x * y, axis=-1), ((4, 4), (4,)), transform=lambda f: jax.vmap(f, in_axes=(1, None))
     ),
     "split_softmax": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((5, 13),), parts=2),
+    "split_log_sum": Subject(half_log_sum, ((5, 3), (13, 3), (13, 2)), "float16", parts=2),
     "split_largest": Subject(total_and_largest, ((5, 13),), parts=2),
     "split_variance": Subject(lambda x: jnp.var(x, -1), ((5, 14),), parts=3),
     "split_triangle": Subject(PROGRAMS["causal"].function, PROGRAMS["causal"].shapes, parts=2),

@@ -144,6 +144,21 @@ def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("name", ["causal", "log sum"])
+def test_parts_with_large_scores(interpreted, monkeypatch, name):
+    """Some blocks' states come from rounded products, others' do not."""
+    monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 100)
+    monkeypatch.setitem(execution._EMITTERS, "triton", interpret.run)
+    variant = replace(VARIANTS[name], queries=192, keys=400)
+    q, k, v = variant.arrays("bfloat16")
+    arrays = [q.at[70:100].multiply(2.0**10), k.at[140:250].multiply(2.0**20), v]
+    assert kernel_of(variant.function, arrays, parts=3)[1].program.instead is not None
+    results = interpreted(variant.function, arrays, parts=3)
+    for ours, exact in zip(results, in_float64(variant.function, arrays), strict=True):
+        assert np.isfinite(exact).all()
+        np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
+
+
 def after_a_while(q, k, v):
     """Rows without keys come first, and blocks of them make no trip."""
     s = scores(q, k)

@@ -3,9 +3,12 @@
 Each result is that of the plain function on one device, and what devices exchange is no larger than the states.
 """
 
+import contextlib
+import dataclasses
 import os
 import re
 import sys
+import warnings
 
 COUNT = int(sys.argv[1])
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={COUNT}"
@@ -18,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import pallasfuse as pf  # noqa: E402
-from pallasfuse import errors  # noqa: E402
+from pallasfuse import execution, primitive, targets  # noqa: E402
 
 MESH = jax.make_mesh((2, COUNT // 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
 BOTH = ("a", "b")
@@ -127,16 +130,68 @@ def check_parts_of_mesh_axes():
     jax.export.export(jax.jit(pf.fuse(function)))(*placed)  # what is exported holds no callbacks
 
 
-def check_explicit_axes():
-    """They are refused, with the reason."""
-    mesh = jax.make_mesh((len(jax.devices()),), ("x",), axis_types=(AxisType.Explicit,))
-    q, k, v = (jax.device_put(x, NamedSharding(mesh, P())) for x in CASES["heads"][1])
+@contextlib.contextmanager
+def emitter(name, run):
+    real = execution._EMITTERS[name]
+    execution._EMITTERS[name] = lambda program, inputs: run(real, program, inputs)
     try:
-        jax.jit(pf.fuse(CASES["heads"][0]))(q, k, v)
-    except errors.TraceError as error:
-        assert "explicit mesh axes x" in str(error)
-    else:
-        raise AssertionError("explicit axes are taken")
+        yield
+    finally:
+        execution._EMITTERS[name] = real
+
+
+def check_options():
+    """Tiles, clipped to pieces, and parts are those that were asked for."""
+    seen = []
+
+    def record(real, program, inputs):
+        seen.append(({a.name: t for a, t in program.tiles}, {a.name: a.extent for a, _ in program.grid}))
+        return real(program, inputs)
+
+    def run(case, **options):
+        function, args, specs, _ = CASES[case]
+        fused = pf.fuse(function, options=pf.FuseOptions(target="interpret", **options))
+        placed = [jax.device_put(x, NamedSharding(MESH, s)) for x, s in zip(args, specs, strict=True)]
+        seen.clear()
+        with emitter("interpret", record):
+            np.testing.assert_allclose(fused(*placed), function(*args), rtol=2e-5, atol=2e-5)
+        return seen[0]
+
+    key = pf.fuse(attend).explain(*QKV).kernels[0].group.rolled.name
+    for case, length in (("rows", 64), ("keys", 32)):
+        tiles, grid = run(case, tiles=((key, 16),), parts=2)
+        assert (tiles[key], grid[f"{key}.part"]) == (16, 2), (tiles, grid)
+        assert run(case, tiles=((key, 8),))[0][key] == 16  # the smallest of a product
+        tiles, grid = run(case, tiles=((key, 64),), parts=3)
+        assert (tiles[key], grid.get(f"{key}.part", 1)) == (length, 1), (tiles, grid)
+
+
+def check_fallback():
+    """A kernel that cannot be lowered for one device gives way to another target's, but not one that was asked for."""
+
+    def fail(real, program, inputs):
+        raise NotImplementedError("no such instruction")
+
+    broken = dataclasses.replace(targets.INTERPRET, otherwise="xla")
+    real = primitive.default_for
+    primitive.default_for = lambda *_: broken
+    try:
+        for case in ("rows", "keys", "rows and keys on one mesh axis"):
+            function, args, specs, _ = CASES[case]
+            placed = [jax.device_put(x, NamedSharding(MESH, s)) for x, s in zip(args, specs, strict=True)]
+            with emitter("interpret", fail), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                np.testing.assert_allclose(pf.fuse(function)(*placed), function(*args), rtol=2e-5, atol=2e-5)
+            assert any("no kernel of interpret could be built" in str(w.message) for w in caught), case
+            try:
+                with emitter("interpret", fail):
+                    pf.fuse(function, target="interpret")(*placed)
+            except Exception as error:
+                assert "no such instruction" in str(error), error
+            else:
+                raise AssertionError("a target that was asked for is not used")
+    finally:
+        primitive.default_for = real
 
 
 def check_vmap():
@@ -183,7 +238,8 @@ if __name__ == "__main__":
         check(case, "interpret")
     check_vmap()
     check_parts_of_mesh_axes()
-    check_explicit_axes()
+    check_options()
+    check_fallback()
     check_inside_shard_map()
     check_merge()
     print("ok")

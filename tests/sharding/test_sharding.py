@@ -4,16 +4,47 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+
+import pallasfuse as pf
+from pallasfuse import pipeline
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.tiling import states
+from tests.pallas_backend.variants import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("devices", [4, 8])
-def test_on_devices(devices):
+@pytest.mark.parametrize("cases", ["on_devices", "on_explicit_axes"])
+def test_on_devices(cases, devices):
     result = subprocess.run(
-        [sys.executable, "-m", "tests.sharding.on_devices", str(devices)],
+        [sys.executable, "-m", f"tests.sharding.{cases}", str(devices)],
         capture_output=True, text=True, check=False, timeout=600, cwd=ROOT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.splitlines()[-1] == "ok"
+
+
+def test_tiles_that_a_piece_cannot_have():
+    """They are chosen anew, and the target is kept; others are those that were asked for."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, jnp.bfloat16) for x in VARIANTS["causal"].arrays("bfloat16")]
+    plan = pf.fuse(VARIANTS["causal"].function).explain(*shapes, target="mosaic_gpu")
+    (kernel,) = plan.kernels
+    group, rolled = kernel.group, kernel.group.rolled
+    (row,) = (a for a, t in kernel.schedule.grid if t > 1)
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
+    given = {t: {d: a for d, a in enumerate(tensors[t].axes) if a == rolled} for t in group.inputs}
+    piece = states.localize(group, tensors, {rolled: 96}, given)
+    for rows, columns, kept in ((16, 32, False), (64, 64, True), (1024, 1024, False)):
+        options = pf.FuseOptions(tiles=((row.name, rows), (rolled.name, columns)))
+        whole, part = (
+            pipeline.place(group, plan.target, tensors, options)[0],
+            pipeline.phase_of_state(group, piece, plan.target, options),
+        )
+        for phase in (whole, part):
+            assert phase.target.name == "mosaic_gpu"
+            sizes = {a.name: t for a, t in phase.program.tiles}
+            assert (sizes[row.name] == rows and sizes[rolled.name] == columns) is kept, sizes
