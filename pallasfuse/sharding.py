@@ -2,7 +2,8 @@
 
 A kernel's axes are the factors of its sharding rule: XLA's partitioner propagates them, and asks for one device's program. Axes
 that every fold keeps need no communication. The rolled axis needs as little as its states: each device makes that of its piece,
-and what is gathered has no rolled axis. Everything else that a kernel reads is replicated.
+and what is exchanged has no rolled axis. Where the states are large, each device merges a share of the rows, and the results are
+gathered. Everything else that a kernel reads is replicated.
 """
 
 import functools
@@ -21,10 +22,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pallasfuse import _compat
 from pallasfuse.execution import emit, lower_on, run_phases
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.partial import axes_of, is_part, piece_inputs
@@ -243,20 +246,55 @@ def _on_device(
         return piece_inputs([own.tensors[name]], own, arrays.__getitem__, starts)[name]
 
     state = emit(phase.target, phase.program, piece_inputs(phase.program.inputs, piece, look_up, starts))
-    stacked: dict[str, Array] = {}
+    devices, names = group.rolled.extent // sizes[group.rolled], mesh_axes[group.rolled]
+    shared = _shared_rows(own.group, phase.program.outputs, frozenset(a.name for a in sizes), devices)
+    final, outer = own, arrays.__getitem__
+    if shared is not None:
+        final, outer = states.localize(own.group, own.tensors, {shared: shared.extent // devices}, {}), look_up
+        starts[states.start_of(shared)] = lax.axis_index(names).astype(jnp.int32) * (shared.extent // devices)
+    exchanged: dict[str, Array] = {}
     parts = 0
     for tensor in phase.program.outputs:
         at = next(d for d, a in enumerate(tensor.axes) if is_part(a, group.rolled))
-        stacked[tensor.name] = lax.all_gather(state[tensor.name], mesh_axes[group.rolled], axis=at, tiled=True)
-        parts = stacked[tensor.name].shape[at]
-    merged, finished = states.merge(own.group, own.tensors, parts), states.finish(own.group, own.tensors)
+        if shared in tensor.axes:
+            stacked = lax.all_to_all(state[tensor.name], names, tensor.axes.index(shared), at, tiled=True)
+        else:
+            stacked = lax.all_gather(state[tensor.name], names, axis=at, tiled=True)
+        exchanged[tensor.name], parts = stacked, stacked.shape[at]
+    merged, finished = states.merge(final.group, final.tensors, parts), states.finish(final.group, final.tensors)
 
-    def from_states(program: Any, known: Mapping[str, Array]) -> dict[str, Array]:
-        inputs = {t.name: known[t.name] if t.name in known else look_up(t.name) for t in program.inputs}
-        return emit(
-            XLA_CPU, program, {t.name: inputs[t.name].reshape([a.extent for a in t.axes]) for t in program.inputs}
-        )
+    def from_states(program: TileProgram, known: Mapping[str, Array]) -> dict[str, Array]:
+        others = piece_inputs([t for t in program.inputs if t.name not in known], final, outer, starts)
+        inputs = {
+            t.name: jnp.reshape(known[t.name], [a.extent for a in t.axes]) for t in program.inputs if t.name in known
+        }
+        return emit(XLA_CPU, program, others | inputs)
 
-    together = from_states(merged, stacked)
+    together = from_states(merged, exchanged)
     found = from_states(finished, {n: together[states.merged_name(n)] for n in state})
-    return [found[n] for n in outputs]
+    if shared is None:
+        return [found[n] for n in outputs]
+    return [lax.all_gather(found[n.name], names, axis=n.axes.index(shared), tiled=True) for n in own.group.outputs]
+
+
+_SMALL_STATES = 1 << 20
+"""Bytes that all devices may have of all states: to gather them takes one exchange instead of two."""
+
+
+def _shared_rows(group: Group, state: Sequence[Tensor], sharded: frozenset[str], devices: int) -> Axis | None:
+    """An axis along which every device merges and finishes an equal share, so that it gets that share of the states only, and
+    what it gathers are results.
+
+    sharded: the names of axes of which a device has a piece already.
+    """
+    sizes = {t: volume(t.axes) * itemsize_bytes(t.dtype) for t in state}
+
+    def covered(axis: Axis) -> int:
+        return sum(size for t, size in sizes.items() if axis in t.axes)
+
+    able = [
+        a for a in group.parallel
+        if a.extent % devices == 0 and a.name not in sharded and all(a in n.axes for n in group.outputs)
+    ]  # fmt: skip
+    best = max(able, key=covered, default=None)
+    return best if best is not None and devices * covered(best) > _SMALL_STATES else None

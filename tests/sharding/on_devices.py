@@ -21,7 +21,7 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import pallasfuse as pf  # noqa: E402
-from pallasfuse import execution, primitive, targets  # noqa: E402
+from pallasfuse import execution, primitive, sharding, targets  # noqa: E402
 
 MESH = jax.make_mesh((2, COUNT // 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
 BOTH = ("a", "b")
@@ -83,6 +83,7 @@ CASES = {
     "lengths": (attend_lengths, (*QKV, LENGTHS), (P("a"), P("a", "b"), P("a", "b"), P("a")), 4 * 16 * 8 * COUNT // 2),
     "grouped": (grouped, GQA, (P("a"), P("a", "b"), P("a", "b")), 4 * 16 * 8 * COUNT // 2),
     "moments": (moments, (X,), (P("a", "b"),), 4 * COUNT // 2),
+    "moments over both": (moments, (X,), (P(None, BOTH),), 8 * COUNT),
     "entropy": (entropy, (X,), (P(None, BOTH),), 8 * COUNT),
     "rows of a norm": (normalized, (X,), (P("a"),), 0),
     # what no state can carry is gathered
@@ -111,6 +112,27 @@ def check(name, target):
     assert most is None or found <= most, (name, found, most)
     assert most == 0 or found > 0, (name, "nothing was exchanged")
     print(name, target, found)
+    return compiled.as_text()
+
+
+MERGED_BY_SHARES = (
+    "keys",
+    "keys over both",
+    "heads and keys",
+    "rows and keys",
+    "lengths",
+    "entropy",
+    "moments over both",
+)
+"""Where an axis is left for all devices to share: each then has its part of the states, and of results its own."""
+
+
+def check_shares(name):
+    small, sharding._SMALL_STATES = sharding._SMALL_STATES, 0
+    try:
+        assert "all-to-all" in check(name, "xla"), name
+    finally:
+        sharding._SMALL_STATES = small
 
 
 def check_parts_of_mesh_axes():
@@ -236,6 +258,8 @@ if __name__ == "__main__":
         check(case, "xla")
     for case in ("keys over both", "moments", "rows"):
         check(case, "interpret")
+    for case in MERGED_BY_SHARES:
+        check_shares(case)
     check_vmap()
     check_parts_of_mesh_axes()
     check_options()
