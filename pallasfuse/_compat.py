@@ -6,6 +6,11 @@ from typing import Any
 import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src.lax import parallel
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import arith, llvm, nvvm
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
@@ -177,3 +182,41 @@ def asks_for_sharding(sharding: Any) -> bool:
     if spec is None or mesh is None or any(entry is not None for entry in spec):
         return True
     return any(t != jax.sharding.AxisType.Auto for t in mesh.axis_types)
+
+
+IN_BOUNDS: Any = OOBFillMode.PROMISE_IN_BOUNDS
+"""A copy that stays inside its array: one instruction, whatever its size."""
+
+
+def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequence[Any], blocks: int) -> None:
+    """`board[place + at] = value` for each place and its value, in the shared memory of all blocks of a one-dimensional cluster.
+
+    In a kernel of Mosaic GPU, by a warpgroup for which all these are uniform. Seen by a block after it has met the others.
+    """
+    splat = plgpu.Layout.WG_SPLAT(())
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), splat, [splat] * len(values)))
+    def store(_: Any, board: Any, at: Any, values: Any) -> None:
+        i32, index = ir.IntegerType.get_signless(32), ir.IndexType.get()
+        number = at.registers.item()
+        number = number if number.type == index else arith.index_cast(index, number)
+        # each of the first threads writes to a block of its own
+        peer = arith.remui(mosaic.utils.thread_idx(), arith.constant(i32, 128))
+        with mosaic.when(arith.cmpi(arith.CmpIPredicate.ult, peer, arith.constant(i32, blocks))):
+            for place, value in zip(places, values, strict=True):
+                here = mosaic.utils.memref_slice(board, arith.addi(number, arith.constant(index, place)))
+                there = mosaic.utils.get_cluster_ptr(mosaic.utils.memref_ptr(here), peer, generic=False)
+                llvm.store(value.registers.item(), there)
+
+    store(board, at, list(values))
+
+
+def meet_cluster() -> None:
+    """A barrier of all threads of a cluster: what they wrote before it (release) is seen by all after it (acquire)."""
+
+    @plgpu.inline_mgpu()
+    def meet(_: Any) -> None:
+        nvvm.cluster_arrive(aligned=True)
+        nvvm.cluster_wait(aligned=True)
+
+    meet()

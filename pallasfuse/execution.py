@@ -1,6 +1,7 @@
 """Plans on arrays: every kernel by the emitter of its target, what XLA keeps as it is."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from jax import numpy as jnp
@@ -10,7 +11,7 @@ from jax.extend.core import Var
 from pallasfuse import _compat
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.pallas_backend import interpret, mosaic_gpu
+from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
 from pallasfuse.targets import Target
 from pallasfuse.tiling.lower import Phase
@@ -26,6 +27,10 @@ _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Arra
     "triton": triton_kernel.run,
     "mosaic_gpu": mosaic_gpu.run,
 }
+_TOGETHER: dict[str, Callable[[Sequence[TileProgram], Mapping[str, Array]], dict[str, Array]]] = {
+    "mosaic_cluster": cluster_gpu.run
+}
+"""Of targets whose phases are one kernel."""
 
 type RunKernel = Callable[[Plan, Kernel, Mapping[str, Array]], Mapping[str, Array]]
 
@@ -78,10 +83,19 @@ def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str
     """What all phases store, by name."""
     known: dict[str, Array] = dict(arrays)
     stored: dict[str, Array] = {}
-    for phase in phases:
-        inputs = {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
-        stored |= emit(phase.target, phase.program, inputs)
-        known |= stored
+
+    def of(program: TileProgram) -> dict[str, Array]:
+        return {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in program.inputs if t.name in known}
+
+    for name, own in groupby(phases, key=lambda p: p.target.name):
+        if name in _TOGETHER:
+            programs = [p.program for p in own]
+            given = {n: x for p in programs for n, x in of(p).items()}
+            stored |= _TOGETHER[name](programs, given)
+            continue
+        for phase in own:
+            stored |= emit(phase.target, phase.program, of(phase.program))
+            known |= stored
     return stored
 
 

@@ -23,10 +23,10 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import mosaic_rules
+from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import XLA_CPU, Target, find
-from pallasfuse.tiling import arithmetic, bounds, states
+from pallasfuse.tiling import arithmetic, bounds, clusters, states
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
@@ -38,7 +38,7 @@ _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "triton": pallas_kernel.product_too_large,
     "mosaic_gpu": mosaic_rules.problem,
 }
-"""Why a target cannot run a kernel."""
+"""Why a target cannot run a kernel: one phase, where each is a kernel of its own."""
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
 """How the kernels of a target round otherwise than the program."""
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
@@ -208,6 +208,8 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
                 conditions |= {arithmetic.CONDITION: None}
             if phase.target.name in _CONDITIONS:
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
+        if kernel.target.cluster:
+            conditions |= dict.fromkeys(cluster_rules.conditions([p.program for p in kernel.phases]))
         several = kernel.schedule.trips > 1
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)
@@ -278,7 +280,7 @@ def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[
 def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
     """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other."""
     while True:
-        for schedule in choose(piece.group, target):
+        for schedule in () if target.cluster else choose(piece.group, target):  # what a cluster leaves in memory are results
             program = states.local(group, piece, schedule, target, inside=True)
             parted = split(piece.group, schedule, target)
             if parted.parts > 1 and not states.counts_positions(program, group):
@@ -291,21 +293,31 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
 
 def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
     declined: list[str] = []
-    while (reason := _not_for(chosen, target)) is not None and target.otherwise:
-        declined.append(f"{target.name}: {reason}")
-        target = find(target.otherwise)
+    by_name = target.name == options.target
     while True:
-        schedule, phases, problem = _fastest(chosen, target, tensors, options)
-        other = find(target.otherwise) if target.otherwise else None
-        if problem is None or other is None or _not_for(chosen, other) is not None:
-            # tiles that were asked for are refused by the last target's emitter, with the reason
-            return _Placed(schedule, phases, tuple(declined), reason or (None if options.tiles else problem))
-        declined.append(f"{target.name}: {problem}")
-        target = other
+        reason = _not_for(chosen, target, by_name=by_name and target.name == options.target)
+        if reason is None or not target.otherwise:
+            schedule, phases, problem = _fastest(chosen, target, tensors, options)
+            if problem is None or not _another(chosen, target):
+                # tiles that were asked for are refused by the last target's emitter, with the reason
+                return _Placed(schedule, phases, tuple(declined), reason or (None if options.tiles else problem))
+        declined.append(f"{target.name}: {reason or problem}")
+        target = find(target.otherwise)
 
 
-def _not_for(chosen: Group, target: Target) -> str | None:
-    """Why a target has no kernel for a group, whatever its tiles."""
+def _another(chosen: Group, target: Target) -> bool:
+    """Is there a target after this one that may have a kernel?"""
+    while target.otherwise:
+        target = find(target.otherwise)
+        if _not_for(chosen, target) is None:
+            return True
+    return False
+
+
+def _not_for(chosen: Group, target: Target, *, by_name: bool = False) -> str | None:
+    """Why a target has no kernel for a group, whatever its tiles. by_name: it was asked for, even if another one is as fast."""
+    if target.cluster:
+        return clusters.impossible(chosen) or (None if by_name else clusters.slower(chosen, target))
     long = next((n for n in chosen.inner if volume(n.reduced) > target.max_inner), None)
     if long is None:
         return "it only has kernels for products whose sum no tile holds" if target.only_long_products else None
@@ -321,7 +333,7 @@ def _fastest(
     those that the target can run; else the first, and why it cannot."""
     best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
     refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
-    for candidate in choose(chosen, target):
+    for candidate in clusters.schedules(chosen, target) if target.cluster else choose(chosen, target):
         schedule = _override(candidate, options, target)
         phases, problem = _phases(chosen, schedule, target, tensors)
         programs = [p.program for p in phases]
@@ -331,7 +343,7 @@ def _fastest(
             refused = refused or (schedule, phases, problem)
             continue
         share = visited_shares(programs, schedule)[0]
-        if options.parts is None:
+        if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
         if best is None or schedule.time(share) < best[0]:
@@ -361,7 +373,12 @@ def _split(
 def _phases(
     chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[Phase, ...], str | None]:
-    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can."""
+    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can, but those of a
+    cluster, which are one kernel."""
+    if target.cluster:
+        lowering = lower_for(target, chosen, schedule, tensors)
+        together = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in lowering)
+        return together, cluster_rules.problem([p.program for p in together])
     phases: list[Phase] = []
     for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
         phase = Phase(arithmetic.rewrite_for(target, lowered), target)
@@ -387,6 +404,8 @@ def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Sched
     tiles = dict(options.tiles)
     grid = tuple((a, min(tiles.get(a.name, t), a.extent)) for a, t in schedule.grid)
     rolled_tile = min(tiles.get(schedule.rolled.name, schedule.rolled_tile), schedule.rolled.extent)
+    if target.cluster:  # the emitter knows no smaller ones, and every block has as many
+        rolled_tile = -(-rolled_tile // target.tile_multiple) * target.tile_multiple
     warps = schedule.warps
     if target.warpgroup_rows and grid != schedule.grid:  # as many warpgroups as the rows need
         warps = max(1, max(t for _, t in grid) // target.warpgroup_rows) * target.warpgroup_warps
@@ -427,7 +446,7 @@ def _alternatives(
     chosen: Group, schedule: Schedule, target: Target, rolling: Strategy, share: float, least_ms: float
 ) -> dict[Strategy, float]:
     """Predicted times of rolling and splitting, of a kernel whose own blocks do not fill the device."""
-    if schedule.trips == 1 or fills(schedule, target):
+    if schedule.trips == 1 or target.cluster or fills(schedule, target):
         return {}
     parted = schedule if schedule.parts > 1 else replace(schedule, parts=min(2, schedule.trips))
     found, launch_ms = predict(chosen, parted, target, share), 1e-3 * target.launch_us

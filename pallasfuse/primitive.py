@@ -126,9 +126,12 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     except Exception as error:
         if call.options.target is not None or not target.otherwise:
             raise
+        other = find(target.otherwise)
+        while other.capability and other.otherwise:  # what is written for one kind of device fails together
+            other = find(other.otherwise)
         warnings.warn(f"{call.name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
-                      f"a bug in pallasfuse, please report it. {target.otherwise} is used instead.", stacklevel=2)  # fmt: skip
-        return _lower_plan(call.plan(find(target.otherwise)), ctx, nodes)
+                      f"a bug in pallasfuse, please report it. {other.name} is used instead.", stacklevel=2)  # fmt: skip
+        return _lower_plan(call.plan(other), ctx, nodes)
 
 
 def _lower_plan(plan: Plan, ctx: Any, nodes: Sequence[Any]) -> Any:
