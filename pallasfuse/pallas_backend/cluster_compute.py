@@ -47,16 +47,15 @@ class _Machine:
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
         block, rolled = self.block, self.block.shape.rolled
         if rolled not in indices:
-            number = value.reshape(())
 
             def write() -> None:
-                block.arrays[tensor][block.at(indices)] = number
+                block.arrays[tensor][block.at(indices)] = value
 
             write() if block.shape.part is None else pl.when(block.part == 0)(write)
             return
         window, slot = windows[rolled], self.phase.slot
         buffer = block.memory[block.shape.buffers[tensor]].at[slot]
-        buffer[...] = value.reshape((window.size,))
+        buffer[...] = value
         plgpu.commit_smem()
         size = block.shape.rest if window.overhangs else window.size
         source = buffer if size == window.size else buffer.at[pl.ds(0, size)]
@@ -132,7 +131,8 @@ class Phase(Interpreter):
     def _load(self, statement: Load, scope: Scope) -> None:
         parts = self.shape.parts
         if parts is None or parts not in statement.indices:
-            super()._load(statement, scope)
+            array = self.machine.load(statement.tensor, statement.indices, scope.windows, statement.again)
+            scope.names[statement.name] = Tile(array, tuple(a for a in statement.indices if a == self.shape.rolled))
             return
         board, place = self.block.kernel.states[statement.tensor]
         ref = self.block.boards[board]
@@ -156,8 +156,9 @@ class Phase(Interpreter):
     def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
         if tensor in self.block.kernel.states:
             self.left[tensor] = self.value(value, scope).array
-        else:
-            super()._store(tensor, indices, value, scope)
+            return
+        tile = self._widen(self.value(value, scope), indices, scope)
+        self.machine.store(tensor, indices, scope.windows, jnp.asarray(tile.array))
 
     def _exchange(self) -> None:
         """Give the states to all blocks."""
