@@ -16,7 +16,7 @@ from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -28,6 +28,7 @@ from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import XLA_CPU, Target, find
 from pallasfuse.tiling import arithmetic, bounds, clusters, states
 from pallasfuse.tiling.choose import choose
+from pallasfuse.tiling.eligibility import stands_in, unsuited
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
 from pallasfuse.tiling.split import fills, predict, split
@@ -280,7 +281,9 @@ def place(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> tuple[
 def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
     """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other."""
     while True:
-        for schedule in () if target.cluster else choose(piece.group, target):  # what a cluster leaves in memory are results
+        for schedule in (
+            () if target.cluster else choose(piece.group, target)
+        ):  # what a cluster leaves in memory are results
             program = states.local(group, piece, schedule, target, inside=True)
             parted = split(piece.group, schedule, target)
             if parted.parts > 1 and not states.counts_positions(program, group):
@@ -293,37 +296,15 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target) -> Phase:
 
 def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed:
     declined: list[str] = []
-    by_name = target.name == options.target
     while True:
-        reason = _not_for(chosen, target, by_name=by_name and target.name == options.target)
+        reason = unsuited(chosen, target, by_name=target.name == options.target)
         if reason is None or not target.otherwise:
             schedule, phases, problem = _fastest(chosen, target, tensors, options)
-            if problem is None or not _another(chosen, target):
+            if problem is None or not stands_in(chosen, target):
                 # tiles that were asked for are refused by the last target's emitter, with the reason
                 return _Placed(schedule, phases, tuple(declined), reason or (None if options.tiles else problem))
         declined.append(f"{target.name}: {reason or problem}")
         target = find(target.otherwise)
-
-
-def _another(chosen: Group, target: Target) -> bool:
-    """Is there a target after this one that may have a kernel?"""
-    while target.otherwise:
-        target = find(target.otherwise)
-        if _not_for(chosen, target) is None:
-            return True
-    return False
-
-
-def _not_for(chosen: Group, target: Target, *, by_name: bool = False) -> str | None:
-    """Why a target has no kernel for a group, whatever its tiles. by_name: it was asked for, even if another one is as fast."""
-    if target.cluster:
-        return clusters.impossible(chosen) or (None if by_name else clusters.slower(chosen, target))
-    long = next((n for n in chosen.inner if volume(n.reduced) > target.max_inner), None)
-    if long is None:
-        return "it only has kernels for products whose sum no tile holds" if target.only_long_products else None
-    if target.platform == "cpu" or target.only_long_products:
-        return None
-    return f"{long.name} sums {volume(long.reduced)} elements, too many to keep inside a tile"
 
 
 def _fastest(
@@ -385,7 +366,7 @@ def _phases(
         problem = _problem(phase)
         while number and problem is not None and phase.target.otherwise:
             other = find(phase.target.otherwise)
-            if _not_for(chosen, other) is not None:
+            if unsuited(chosen, other) is not None:
                 break
             phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
             problem = _problem(phase)

@@ -17,7 +17,6 @@ from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.reducers import REDUCERS
 from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram
 from pallasfuse.pallas_backend.cluster_rules import FAST
-from pallasfuse.tiling.share import tile_range
 
 if TYPE_CHECKING:
     from pallasfuse.pallas_backend.cluster_gpu import Block
@@ -113,18 +112,8 @@ class Phase(Interpreter):
             each = ([Tile(t.array[n], ()) if parts in t.axes else t for t in args] for n in range(self.shape.blocks))
             return Tile([super(Phase, self)._apply(op, own, node, dtype).array for own in each], (parts,))  # type: ignore[arg-type]
         if op in FAST and self.shape.approximate and dtype == "float32" and args[0].axes and not self.block.interpret:
-            return Tile(self._fast(op, args[0].array), args[0].axes)
+            return Tile(_compat.approximately(op, self.laid_out(args[0].array), self._layout()), args[0].axes)
         return super()._apply(op, args, node, dtype)
-
-    def _fast(self, op: str, value: Array) -> Array:
-        layout = self._layout()
-        result = plgpu.ShapeDtypeStruct(value.shape, jnp.float32, layout=layout)
-
-        @plgpu.inline_mgpu(arg_types=(layout,), return_type=result)
-        def approximate(_: Any, x: Any) -> Any:
-            return getattr(x, op)(approx=True)
-
-        return approximate(self.laid_out(value))
 
     # --- states
 
@@ -190,9 +179,3 @@ class Phase(Interpreter):
     ) -> tuple[Array, ...]:
         self.slot = number - self.block.part * self.shape.slots
         return super().trip(loop, segment, scope, number, state)
-
-    def most_trips(self, segment: Segment) -> int:
-        """Of any block."""
-        part = self.shape.part
-        ranges = [tile_range(segment, {} if part is None else {part: n}) for n in range(self.shape.blocks)]
-        return max(len(r) for r in ranges if r is not None)

@@ -9,6 +9,7 @@ The interpreter of Mosaic kernels has no distributed shared memory: with `interp
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -44,7 +45,7 @@ def run(
     kernel = Kernel(shape, interpret=interpret)
     # scalars have no tile: they travel as arrays of one element
     arrays = [inputs[t.name].reshape((1,)) if not t.axes else inputs[t.name] for t in shape.inputs]
-    cluster = {} if shape.part is None else {"cluster": (shape.blocks,), "cluster_names": (PART,)}
+    cluster: dict[str, Any] = {} if shape.part is None else {"cluster": (shape.blocks,), "cluster_names": (PART,)}
     results = plgpu.kernel(
         kernel.body,
         out_type=[*(_array(t) for t in shape.results), *kernel.boards.values()],
@@ -112,8 +113,8 @@ class Block:
         shape = self.shape
         self.row = lax.axis_index(ROW)
         self.part = 0 if shape.part is None else lax.axis_index(PART)
-        grid = shape.programs[-1]
-        self.starts: dict[Axis, Any] = dict(_row_starts(grid, shape, self.row))
+        rows = replace(shape.programs[-1], grid=shape.rows, descending=(), interleave=1)
+        self.starts: dict[Axis, Any] = block_starts(rows, self.row)
         if shape.part is not None:
             self.starts[shape.part] = self.part
         self.awaited: set[str] = set()
@@ -154,7 +155,9 @@ class Block:
         _when(self.is_whole(slot), lambda: copy((self.part * shape.slots + slot) * shape.tile, shape.tile))
         owner, place = divmod(shape.whole, shape.slots)
         if shape.rest and place == slot:
-            _when(True if shape.part is None else self.part == owner, lambda: copy(shape.whole * shape.tile, shape.rest))
+            _when(
+                True if shape.part is None else self.part == owner, lambda: copy(shape.whole * shape.tile, shape.rest)
+            )
 
 
 def _when(condition: Any, then: Any) -> None:
@@ -162,9 +165,3 @@ def _when(condition: Any, then: Any) -> None:
         then()
     elif condition is not False:
         pl.when(condition)(then)
-
-
-def _row_starts(program: TileProgram, shape: Shape, number: Any) -> dict[Axis, Any]:
-    from dataclasses import replace
-
-    return block_starts(replace(program, grid=shape.rows, descending=(), interleave=1), number)

@@ -11,7 +11,18 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.loop_program import Tensor
-from pallasfuse.ir.tile_program import Carry, Contract, Let, Load, Loop, Reduce, Statement, Store, TileProgram, expressions
+from pallasfuse.ir.tile_program import (
+    Carry,
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Statement,
+    Store,
+    TileProgram,
+    expressions,
+)
 from pallasfuse.pallas_backend.mosaic_rules import (
     COPY_ALIGNMENT,
     FLOATS,
@@ -112,6 +123,9 @@ def examine(programs: Sequence[TileProgram]) -> Shape | str:
     try:
         shape = _shape(tuple(programs))
         for program in programs:
+            for statement in program.body:
+                if shape.rolled in _axes(statement):
+                    raise Unsuited("a whole row is computed at once")
             for statement in _all([program]):
                 _check(shape, program, statement)
         _check_copies(shape)
@@ -129,6 +143,12 @@ def _all(programs: Sequence[TileProgram]) -> Iterator[Statement]:
             if isinstance(s, Loop):
                 for segment in s.segments:
                     yield from segment.body
+
+
+def _axes(statement: Statement) -> frozenset[Axis]:
+    """What a statement outside of loops runs over."""
+    indices = statement.indices if isinstance(statement, Load | Store) else ()
+    return frozenset(indices).union(*(e.axes for e in expressions(statement)))
 
 
 def _shape(programs: tuple[TileProgram, ...]) -> Shape:
@@ -157,7 +177,8 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
     if not loads:
         raise Unsuited("it loads nothing along the rolled axis")
     blocks = 1 if part is None else part.extent
-    slots = -(-(-(-rolled.extent // tile)) // blocks)
+    tiles = -(-rolled.extent // tile)
+    slots = -(-tiles // blocks)
     shape = Shape(
         programs, rolled, tile, _vector(tile, [s.dtype for s in loads.values()]), part, parts, slots, tuple(loads.values()),
         tuple(p.outputs for p in programs[:-1]), _leaving(programs, tuple(loads.values()), along),
@@ -217,6 +238,9 @@ def _check_loop(shape: Shape, loop: Loop) -> None:
             visited += found
         if visited != list(range(min(number * shape.slots, tiles), min((number + 1) * shape.slots, tiles))):
             raise Unsuited("masks hide tiles, which it would copy")
+    loaded = [{s.tensor for s in g.body if isinstance(s, Load) and shape.rolled in s.indices} for g in loop.segments]
+    if any(tensors != loaded[0] for tensors in loaded):
+        raise Unsuited("the segments of a loop load different tensors")
     for carry in loop.carries:
         _check_scalar(shape, carry)
 
@@ -277,7 +301,9 @@ def shared_bytes(shape: Shape) -> int:
     """What the buffers of one block take."""
     types = [s.dtype for s in shape.streams]
     types += [t.dtype for t in shape.results if shape.buffers.get(t.name) == t.name]
-    slots = sum(-(-shape.slots * shape.tile * dtypes.itemsize_bytes(t) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT for t in types)
+    slots = sum(
+        -(-shape.slots * shape.tile * dtypes.itemsize_bytes(t) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT for t in types
+    )
     return RESERVED_BYTES + slots + 2 * SMEM_ALIGNMENT * len(shape.states)
 
 

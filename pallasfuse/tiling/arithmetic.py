@@ -109,7 +109,9 @@ def _block(body: tuple[Statement, ...], coarse: frozenset[str], pins: bool, inve
             case Store():
                 result.append(replace(s, value=cheaper(s.value)))
             case Loop():
-                segments: tuple[Segment, ...] = tuple(replace(g, body=_block(g.body, coarse, pins, inverts)) for g in s.segments)
+                segments: tuple[Segment, ...] = tuple(
+                    replace(g, body=_block(g.body, coarse, pins, inverts)) for g in s.segments
+                )
                 result.append(replace(s, segments=segments))
             case _:
                 assert_never(s)

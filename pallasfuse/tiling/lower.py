@@ -49,7 +49,15 @@ def lower(
         own = combining(group, schedule) if apart else schedule
         known = {**tensors, **{t.name: t for p in programs for t in p.outputs}}
         lowering = Lowering(
-            group, own, tails, known, smallest_dot, multiple, own_part=not apart, static_bounds=static_bounds, together=together
+            group,
+            own,
+            tails,
+            known,
+            smallest_dot,
+            multiple,
+            own_part=not apart,
+            static_bounds=static_bounds,
+            together=together,
         )
         programs.append(lowering.run(phase))
     return tuple(programs)
