@@ -35,6 +35,8 @@ class _Machine:
         if rolled not in indices:
             return block.arrays[tensor][block.at(indices)]
         window, slot = windows[rolled], self.phase.slot
+        if tensor not in block.full:  # it is padded with zeros
+            return self.phase.laid_out(block.arrays[tensor][pl.ds(window.start, window.size)])
         if tensor not in block.awaited:
             plgpu.barrier_wait(block.full[tensor].at[slot])
         value = self.phase.laid_out(block.memory[tensor][slot])

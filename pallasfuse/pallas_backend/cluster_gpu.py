@@ -44,7 +44,7 @@ def run(
         raise TargetError(f"no kernel of clusters can run {programs[0].name}: {shape}")
     kernel = Kernel(shape, interpret=interpret)
     # scalars have no tile: they travel as arrays of one element
-    arrays = [inputs[t.name].reshape((1,)) if not t.axes else inputs[t.name] for t in shape.inputs]
+    arrays = [inputs[t.name].reshape((1,)) if not t.axes else kernel.pad(t, inputs[t.name]) for t in shape.inputs]
     cluster: dict[str, Any] = {} if shape.part is None else {"cluster": (shape.blocks,), "cluster_names": (PART,)}
     results = plgpu.kernel(
         kernel.body,
@@ -86,6 +86,12 @@ class Kernel:
                 types[board] = word(tensor)
         self.sizes, self.types = sizes, types
         self.boards = {n: jax.ShapeDtypeStruct((self.rows, s), types[n]) for n, s in sizes.items()} if interpret else {}
+
+    def pad(self, tensor: Tensor, array: jax.Array) -> jax.Array:
+        """Zeros beyond the end of what is loaded without the copy engine."""
+        missing = -self.shape.rolled.extent % self.shape.tile
+        passing = any(s.tensor == tensor.name for s in self.shape.passing)
+        return jnp.pad(array, (0, missing)) if passing and missing else array
 
     def body(self, *refs: Any) -> None:
         shape = self.shape

@@ -64,7 +64,9 @@ class Shape:
     slots: int
     """Tiles that a block has at most."""
     streams: tuple[Load, ...]
-    """Of every tensor along the rolled axis, its first load: it has a buffer and waits for the copy."""
+    """Of every tensor that has a buffer, its first load, which waits for the copy."""
+    passing: tuple[Load, ...]
+    """Of every other one along the rolled axis: all rows have it, and one loop reads it, from a cache."""
     states: tuple[tuple[Tensor, ...], ...]
     """What each phase but the last one leaves for the next."""
     buffers: dict[str, str]
@@ -174,19 +176,26 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
     for s in _all(programs):
         if isinstance(s, Load) and rolled in s.indices and loads.setdefault(s.tensor, s).indices != s.indices:
             raise Unsuited(f"{s.tensor} is read along two axes")
-    if not loads:
-        raise Unsuited("it loads nothing along the rolled axis")
+    passing = tuple(s for s in loads.values() if s.indices == (rolled,) and _readers(loops, s.tensor) == 1)
+    streams = tuple(s for s in loads.values() if s not in passing)
+    if not streams:
+        raise Unsuited("it loads nothing that differs from row to row")
     blocks = 1 if part is None else part.extent
     tiles = -(-rolled.extent // tile)
     slots = -(-tiles // blocks)
     shape = Shape(
-        programs, rolled, tile, _vector(tile, [s.dtype for s in loads.values()]), part, parts, slots, tuple(loads.values()),
-        tuple(p.outputs for p in programs[:-1]), _leaving(programs, tuple(loads.values()), along),
+        programs, rolled, tile, _vector(tile, [s.dtype for s in loads.values()]), part, parts, slots, streams, passing,
+        tuple(p.outputs for p in programs[:-1]), _leaving(programs, streams, along),
         all(t.dtype in PRODUCT_TYPES for t in programs[-1].outputs),
     )  # fmt: skip
     for loop in loops:
         _check_loop(shape, loop)
     return shape
+
+
+def _readers(loops: list[Loop], tensor: str) -> int:
+    """How many loops load a tensor."""
+    return sum(any(isinstance(s, Load) and s.tensor == tensor for g in loop.segments for s in g.body) for loop in loops)
 
 
 def _vector(tile: int, types: list[str]) -> int:
