@@ -366,6 +366,8 @@ def _phases(
         problem = _problem(phase)
         while number and problem is not None and phase.target.otherwise:
             other = find(phase.target.otherwise)
+            while other.cluster:  # it runs all phases or none
+                other = find(other.otherwise)
             if unsuited(chosen, other) is not None:
                 break
             phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)

