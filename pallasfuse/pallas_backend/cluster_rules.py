@@ -37,6 +37,7 @@ from pallasfuse.pallas_backend.mosaic_rules import (
     THREADS,
     Unsuited,
 )
+from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
 from pallasfuse.tiling.share import tile_range
 
 MOST_BLOCKS = 16
@@ -114,10 +115,11 @@ def problem(programs: Sequence[TileProgram]) -> str | None:
 def conditions(programs: Sequence[TileProgram]) -> tuple[str, ...]:
     """How the kernel rounds otherwise than the program."""
     shape = examine(programs)
-    if isinstance(shape, str) or not shape.approximate:
+    if isinstance(shape, str):
         return ()
     operations = {n.op for s in _all(programs) for e in expressions(s) for n in postorder(e) if isinstance(n, Apply)}
-    return (SMALL_CONDITION,) if operations & FAST else ()
+    small = (SMALL_CONDITION,) if shape.approximate and operations & FAST else ()
+    return (*small, *((INVERSE_CONDITION,) if any(map(inverts, programs)) else ()))
 
 
 def examine(programs: Sequence[TileProgram]) -> Shape | str:

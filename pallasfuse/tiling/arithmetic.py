@@ -14,6 +14,7 @@ proportion to its size, beside which one more rounding of that kind does not cou
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
@@ -27,19 +28,58 @@ from pallasfuse.ir.expr import (
     convert,
     div,
     mul,
+    postorder,
     read,
     rebuild,
     select,
     with_args,
 )
 from pallasfuse.ir.reducers import MAX, MIN
-from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
+from pallasfuse.ir.tile_program import (
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Statement,
+    Store,
+    TileProgram,
+    expressions,
+)
 from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E
 
 CONDITION = "exp of a half-precision product is exp2 of the product times log2(e)"
 """How the rewrite rounds otherwise; it is infinite or zero where exp is."""
+
+
+INVERSE_CONDITION = "a quotient that is rounded to half precision is a product with the inverse of the divisor"
+
+
+def inverts(program: TileProgram) -> bool:
+    """Are there such products?"""
+    return any(
+        isinstance(n, Apply) and n.op == "convert" and n.dtype in ("float16", "bfloat16") and _is_by_inverse(n.args[0])
+        for s in _statements(program.body)
+        for root in expressions(s)
+        for n in postorder(root)
+    )
+
+
+def _statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    for s in body:
+        yield s
+        for segment in s.segments if isinstance(s, Loop) else ():
+            yield from _statements(segment.body)
+
+
+def _is_by_inverse(node: Expr) -> bool:
+    match node:
+        case Apply("mul", (x, Apply("div", (Const(1.0), y)))):
+            return y.axes < x.axes
+    return False
 
 
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:

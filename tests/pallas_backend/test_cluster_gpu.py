@@ -17,7 +17,8 @@ from benchmarks import h100
 from pallasfuse import execution
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.pallas_backend import cluster_gpu, cluster_rules
+from pallasfuse.pallas_backend import cluster_gpu, cluster_rules, mosaic_rules
+from pallasfuse.tiling import arithmetic
 from tests.pallas_backend.rows import ROWS, softmax
 from tests.pallas_backend.test_mosaic_gpu import in_float64
 
@@ -182,6 +183,12 @@ def test_what_cannot_be_run_is_refused_with_the_reason(axis, size, parts, tile, 
     (kernel,) = plan.kernels
     assert kernel.target.name == "triton"
     assert any(d.startswith(TARGET) and reason in d for d in kernel.declined), kernel.declined
+
+
+def test_what_is_rounded_otherwise_is_said():
+    half, single = (ROWS["softmax"].arrays(2, 4096, dtype) for dtype in ("float16", "float32"))
+    ours, exact = kernel_of(softmax, half)[0].conditions, kernel_of(softmax, single)[0].conditions
+    assert set(ours) - set(exact) == {mosaic_rules.SMALL_CONDITION, arithmetic.INVERSE_CONDITION}
 
 
 def test_causal_rows_are_refused():

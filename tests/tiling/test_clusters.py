@@ -61,7 +61,9 @@ def test_others_are_as_fast(name, rows, columns, reason):
 @pytest.mark.parametrize("name", ["softmax", "log sum"])
 def test_who_asks_by_name_is_given_a_cluster(name):
     options = pf.FuseOptions(target="mosaic_cluster", parts=16, tiles=(("j", 4096),))
-    (kernel,) = pf.fuse(ROWS[name].function, options=options).explain(jax.ShapeDtypeStruct((4, 128256), "float16")).kernels
+    (kernel,) = (
+        pf.fuse(ROWS[name].function, options=options).explain(jax.ShapeDtypeStruct((4, 128256), "float16")).kernels
+    )
     assert kernel.target == MOSAIC_CLUSTER and kernel.schedule.parts == 16
 
 
