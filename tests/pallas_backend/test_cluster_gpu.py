@@ -15,9 +15,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pallasfuse as pf
 from benchmarks import h100
 from pallasfuse import execution
+from pallasfuse.emission.interpreter import Tile
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.pallas_backend import cluster_gpu, cluster_rules, mosaic_rules
+from pallasfuse.pallas_backend import cluster_compute, cluster_gpu, cluster_rules, mosaic_rules
 from pallasfuse.tiling import arithmetic
 from tests.pallas_backend.rows import ROWS, softmax
 from tests.pallas_backend.test_mosaic_gpu import in_float64
@@ -100,12 +101,40 @@ def test_rows_with_special_values(interpreted):
     np.testing.assert_allclose(ours, softmax(x), rtol=2e-6, atol=1e-9)
 
 
-def test_a_missing_barrier_is_a_race(interpreted, monkeypatch):
-    """The test of the test: states that are read before all blocks have met."""
-    monkeypatch.setattr(plgpu, "barrier_wait", lambda *args, **kwargs: None)
-    arrays = ROWS["softmax"].arrays(2, 3 * 1024 + 200, "float16")
-    with pytest.raises((RuntimeError, AssertionError, ValueError)):
-        compare(softmax, arrays, interpreted(softmax, arrays))
+def _without_the_last_part(real, self, tile, reducer, over):
+    array = tile.array[:-1] if self.shape.parts in tile.axes else tile.array
+    return real(self, Tile(array, tile.axes), reducer, over)
+
+
+def _nothing_is_past_the_end(real, self, window):
+    return jnp.minimum(real(self, window), self.shape.rolled.extent - 1)
+
+
+def _by_the_first_buffer(real, programs, streams, along):
+    return dict.fromkeys(along, streams[0].tensor)
+
+
+MISTAKES = {
+    "a part is forgotten": (cluster_compute.Phase, "_fold", _without_the_last_part, "softmax"),
+    "no mask at the end": (cluster_compute.Phase, "positions", _nothing_is_past_the_end, "softmax"),
+    "results share a buffer": (cluster_rules, "_leaving", _by_the_first_buffer, "several"),
+    "nobody waits": (plgpu, "barrier_wait", lambda real, *args: None, "softmax"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_noticed(interpreted, monkeypatch, mistake):
+    owner, attribute, instead, name = MISTAKES[mistake]
+    monkeypatch.setattr(owner, attribute, functools.partialmethod(_call, getattr(owner, attribute), instead)
+                        if isinstance(owner, type) else functools.partial(instead, getattr(owner, attribute)))  # fmt: skip
+    arrays = ROWS[name].arrays(2, 3 * 1024 + 200, "float16")
+    with pytest.raises((AssertionError, RuntimeError)) as found:
+        compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays))
+    assert found.type is AssertionError or str(found.value) == "a race"
+
+
+def _call(self, real, instead, *args):
+    return instead(real, self, *args)
 
 
 @pytest.mark.parametrize("name", [n for n in ROWS if n not in ("three passes", "cross entropy")])
