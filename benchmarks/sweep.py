@@ -28,7 +28,7 @@ from jax.experimental.mosaic.gpu import profiler
 
 import pallasfuse as pf
 from benchmarks.cases import ATTENTION, MORE_ATTENTION
-from pallasfuse import pipeline
+from pallasfuse import placement
 
 Switches = dict[str, Any]
 ROUNDS = 4
@@ -65,7 +65,7 @@ SCHEDULES = {"triton": triton, "mosaic_gpu": mosaic_gpu}
 
 def with_schedule(m: int, n: int, switches: Switches) -> Any:
     """What chooses this schedule for every group."""
-    everything = pipeline.choose
+    everything = placement.choose
 
     def chosen(*arguments: Any) -> Any:
         (first, *_) = everything(*arguments)
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--json", default=os.path.join(os.environ.get("OUT", "."), "sweep.json"))
     options = parser.parse_args()
     began, rows = time.time(), []
-    everything = pipeline.choose
+    everything = placement.choose
     for case in (*ATTENTION, *MORE_ATTENTION):
         if options.operators and case.name not in options.operators:
             continue
@@ -95,7 +95,7 @@ def main() -> None:
             if time.time() - began > options.budget_s:
                 break
             try:
-                pipeline.choose = with_schedule(m, n, switches)
+                placement.choose = with_schedule(m, n, switches)
                 fused = pf.fuse(case.plain, target=options.target, static_argnums=case.static_argnums)
                 (kernel,) = fused.explain(*arrays, *case.static).kernels
                 if kernel.declined:
@@ -106,7 +106,7 @@ def main() -> None:
             except Exception as error:
                 print(f"{case.name} {m}x{n} {switches}: {type(error).__name__} {str(error)[:120]!r}", flush=True)
             finally:
-                pipeline.choose = everything
+                placement.choose = everything
         for _ in range(ROUNDS):
             for _, call, times in random.sample(calls, len(calls)):
                 times.extend(profiler.measure(call, iterations=3)(*arrays)[1])

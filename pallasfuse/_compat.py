@@ -6,8 +6,17 @@ from typing import Any
 import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src.lax import parallel
+from jax._src.lib.mlir.dialects import arith, llvm, nvvm
+from jax.experimental.mosaic import gpu as mosaic
+from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jaxlib.mlir import ir
+
+_ir: Any = ir
+_arith: Any = arith
+_plgpu: Any = plgpu
 
 
 def is_mapped(dimension: Any) -> bool:
@@ -199,3 +208,51 @@ def asks_for_sharding(sharding: Any) -> bool:
     if spec is None or mesh is None or any(entry is not None for entry in spec):
         return True
     return any(t != jax.sharding.AxisType.Auto for t in mesh.axis_types)
+
+
+IN_BOUNDS: Any = OOBFillMode.PROMISE_IN_BOUNDS
+"""A copy that stays inside its array: one instruction, whatever its size."""
+
+
+def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequence[Any], blocks: int) -> None:
+    """`board[place + at] = value` for each place and its value, in the shared memory of all blocks of a one-dimensional cluster.
+
+    In a kernel of Mosaic GPU, by a warpgroup for which all these are uniform. Seen by a block after it has met the others.
+    """
+    splat = _plgpu.Layout.WG_SPLAT(())
+    utils: Any = mosaic.utils
+
+    def store(_: Any, board: Any, at: Any, values: Any) -> None:
+        i32, index = _ir.IntegerType.get_signless(32), _ir.IndexType.get()
+        number = at.registers.item()
+        number = number if number.type == index else _arith.index_cast(index, number)
+        # each of the first threads writes to a block of its own
+        peer = _arith.remui(utils.thread_idx(), _arith.constant(i32, 128))
+        with mosaic.when(_arith.cmpi(_arith.CmpIPredicate.ult, peer, _arith.constant(i32, blocks))):
+            for place, value in zip(places, values, strict=True):
+                here = utils.memref_slice(board, _arith.addi(number, _arith.constant(index, place)))
+                there = utils.get_cluster_ptr(utils.memref_ptr(here), peer, generic=False)
+                llvm.store(value.registers.item(), there)
+
+    types = (_plgpu.RefType(), splat, [splat] * len(values))
+    _plgpu.inline_mgpu(arg_types=types)(store)(board, at, list(values))
+
+
+def meet_cluster() -> None:
+    """A barrier of all threads of a cluster: what they wrote before it (release) is seen by all after it (acquire)."""
+
+    def meet(_: Any) -> None:
+        nvvm.cluster_arrive(aligned=True)
+        nvvm.cluster_wait(aligned=True)
+
+    _plgpu.inline_mgpu()(meet)()
+
+
+def approximately(operation: str, value: Any, layout: Any) -> Any:
+    """`exp` or `exp2` of a vector of float32, by an instruction that is right to 22 bits; below 2^-126 it is zero."""
+
+    def call(_: Any, x: Any) -> Any:
+        return getattr(x, operation)(approx=True)
+
+    result = _plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
+    return _plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)

@@ -224,7 +224,7 @@ def fuse(
 
     Args:
       function: any function that `jax.jit` accepts. Without it, `fuse(...)` returns a decorator.
-      target: 'xla', 'xla_gpu', 'interpret', 'triton', 'mosaic_gpu', or None for the best one of the platform.
+      target: 'xla', 'xla_gpu', 'interpret', 'triton', 'mosaic_gpu', 'mosaic_cluster', or None for the best one of the platform.
       strict: raise `FusionError` when anything but layout changes is left to XLA; allow no exceptions (see `FuseOptions`).
       static_argnums, static_argnames: as in `jax.jit`.
       options: everything else; `target` and `strict` override its fields.

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from jax import numpy as jnp
@@ -12,7 +13,7 @@ from jax.interpreters import mlir
 from pallasfuse import _compat
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.pallas_backend import interpret, mosaic_gpu
+from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
 from pallasfuse.targets import Target, find
 from pallasfuse.tiling.lower import Phase
@@ -28,6 +29,10 @@ _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Arra
     "triton": triton_kernel.run,
     "mosaic_gpu": mosaic_gpu.run,
 }
+_TOGETHER: dict[str, Callable[[Sequence[TileProgram], Mapping[str, Array]], dict[str, Array]]] = {
+    "mosaic_cluster": cluster_gpu.run
+}
+"""Of targets whose phases are one kernel."""
 
 type RunKernel = Callable[[Plan, Kernel, Mapping[str, Array]], Mapping[str, Array]]
 
@@ -60,9 +65,12 @@ def lower_on(
     except Exception as error:
         if asked or not target.otherwise:
             raise
+        other = find(target.otherwise)
+        while other.capability and other.otherwise:  # what is written for one kind of device fails together
+            other = find(other.otherwise)
         warnings.warn(f"{name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
-                      f"a bug in pallasfuse, please report it. {target.otherwise} is used instead.", stacklevel=2)  # fmt: skip
-        return lower(find(target.otherwise))
+                      f"a bug in pallasfuse, please report it. {other.name} is used instead.", stacklevel=2)  # fmt: skip
+        return lower(other)
 
 
 def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None) -> list[Array]:
@@ -101,10 +109,19 @@ def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str
     """What all phases store, by name."""
     known: dict[str, Array] = dict(arrays)
     stored: dict[str, Array] = {}
-    for phase in phases:
-        inputs = {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in phase.program.inputs}
-        stored |= emit(phase.target, phase.program, inputs)
-        known |= stored
+
+    def of(program: TileProgram) -> dict[str, Array]:
+        return {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in program.inputs if t.name in known}
+
+    for name, own in groupby(phases, key=lambda p: p.target.name):
+        if name in _TOGETHER:
+            programs = [p.program for p in own]
+            given = {n: x for p in programs for n, x in of(p).items()}
+            stored |= _TOGETHER[name](programs, given)
+            continue
+        for phase in own:
+            stored |= emit(phase.target, phase.program, of(phase.program))
+            known |= stored
     return stored
 
 

@@ -4,7 +4,7 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -12,33 +12,26 @@ from typing import Any, Literal
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pallasfuse import _compat
-from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import mosaic_rules
+from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
+from pallasfuse.placement import Placed, placed_on
 from pallasfuse.proof import Part, Proof, prove
-from pallasfuse.targets import XLA_CPU, Target, find
-from pallasfuse.tiling import arithmetic, bounds, states
-from pallasfuse.tiling.choose import choose
-from pallasfuse.tiling.lower import Phase, lower_for
-from pallasfuse.tiling.share import operations_per_score, visited_share, visited_shares
-from pallasfuse.tiling.split import fills, predict, split
+from pallasfuse.targets import Target
+from pallasfuse.tiling import arithmetic, bounds
+from pallasfuse.tiling.lower import Phase
+from pallasfuse.tiling.share import visited_share
+from pallasfuse.tiling.split import fills, predict
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
-_PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
-    "interpret": pallas_kernel.product_too_large,
-    "triton": pallas_kernel.product_too_large,
-    "mosaic_gpu": mosaic_rules.problem,
-}
-"""Why a target cannot run a kernel."""
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
 """How the kernels of a target round otherwise than the program."""
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
@@ -182,7 +175,7 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     kernels = []
     for chosen in grouping.groups:
         try:
-            placed = _placed(chosen, target, tensors, options)
+            placed = placed_on(chosen, target, tensors, options)
         except (InvalidProgramError, AssertionError) as error:
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             reason = f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
@@ -209,6 +202,8 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
                 conditions |= {arithmetic.CONDITION: None}
             if phase.target.name in _CONDITIONS:
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
+        if kernel.target.cluster:
+            conditions |= dict.fromkeys(cluster_rules.conditions([p.program for p in kernel.phases]))
         several = kernel.schedule.trips > 1
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)
@@ -255,179 +250,7 @@ def _without(grouping: Grouping, group: Group, reason: str) -> Grouping:
     return replace(grouping, groups=tuple(g for g in grouping.groups if g is not group), left=(*grouping.left, *left))
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A group on the first target that has a kernel for it, and why others have none."""
-
-    schedule: Schedule
-    phases: tuple[Phase, ...]
-    declined: tuple[str, ...]
-    refused: str | None = None
-    """Why the target cannot run tiles that were asked for: its emitter will say so."""
-
-
-def place(group: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> tuple[Phase, ...]:
-    """The phases of a kernel for a piece of a group of the plan. Tiles that were asked for are clipped to the piece; where the
-    target has no kernel with them, they are chosen anew.
-
-    Raises:
-      TargetError: no target has a kernel for it.
-    """
-    placed = _placed(group, target, tensors, options)
-    if options.tiles and (
-        isinstance(placed, str) or placed.refused is not None or placed.phases[0].target is not target
-    ):
-        placed = _placed(group, target, tensors, replace(options, tiles=()))
-    if isinstance(placed, str):
-        raise TargetError(f"target {target.name!r} has no kernel for {group.name}: {placed}")
-    return placed.phases
-
-
-def phase_of_state(group: Group, piece: states.Piece, target: Target, options: FuseOptions) -> Phase:
-    """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other.
-
-    Tiles that were asked for: as in `place`."""
-    while True:
-        for asked in dict.fromkeys((options, replace(options, tiles=()))):
-            for candidate in choose(piece.group, target):
-                schedule = _override(candidate, options=asked, target=target)
-                program = states.local(group, piece, replace(schedule, parts=1), target, inside=True)
-                if not states.counts_positions(program, group):
-                    if options.parts is None:
-                        keep_tile = any(name == group.rolled.name for name, _ in asked.tiles)
-                        schedule = split(piece.group, schedule, target, keep_tile=keep_tile)
-                    if schedule.parts > 1:
-                        program = states.local(group, piece, schedule, target, inside=True)
-                phase = Phase(arithmetic.rewrite_for(target, program), target)
-                if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
-                    return phase
-        target = find(target.otherwise) if target.otherwise else XLA_CPU
-
-
-def _placed(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> _Placed | str:
-    """On the first of the targets that stand in for each other; or the reason why there is none."""
-    declined: list[str] = []
-    refused: _Placed | None = None
-    for candidate in _in_turn(target):
-        reason = _not_for(chosen, candidate)
-        if reason is None:
-            schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
-            placed = _Placed(schedule, phases, tuple(declined), reason)
-            if reason is None:
-                return placed
-            refused = placed
-        declined.append(f"{candidate.name}: {reason}")
-    if refused is None:
-        return declined[0].partition(": ")[2]
-    assert refused.refused is not None
-    # tiles that were asked for are refused by the last target's emitter, with the reason
-    return refused if options.tiles else refused.refused
-
-
-def _in_turn(target: Target) -> Iterator[Target]:
-    """The target, and those that stand in for it."""
-    yield target
-    if target.otherwise:
-        yield from _in_turn(find(target.otherwise))
-
-
-def _not_for(chosen: Group, target: Target) -> str | None:
-    """Why a target has no kernel for a group, whatever its tiles."""
-    long = next((n for n in chosen.inner if volume(n.reduced) > target.max_inner), None)
-    if long is None:
-        return "it only has kernels for products whose sum no tile holds" if target.only_long_products else None
-    if target.platform == "cpu" or target.only_long_products or target.slices_sums:
-        return None
-    return f"{long.name} sums {volume(long.reduced)} elements, too many to keep inside a tile"
-
-
-def _fastest(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
-) -> tuple[Schedule, tuple[Phase, ...], str | None]:
-    """The schedule with the least predicted time (for the share of the tiles that its bounds visit) of
-    those that the target can run; else the first, and why it cannot."""
-    best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
-    refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
-    for candidate in choose(chosen, target):
-        schedule = _override(candidate, options, target)
-        phases, problem = _phases(chosen, schedule, target, tensors)
-        programs = [p.program for p in phases]
-        if operations_per_score(programs[0]) > candidate.most_operations:
-            continue
-        if problem is not None:
-            refused = refused or (schedule, phases, problem)
-            continue
-        share = visited_shares(programs, schedule)[0]
-        if options.parts is None:
-            keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
-            schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
-        if best is None or schedule.time(share) < best[0]:
-            best = schedule.time(share), schedule, phases
-        if (share == 1.0 and schedule.parts == 1) or options.tiles:
-            break  # the listed order decides where no mask does
-    if best is None:
-        assert refused is not None
-        return refused
-    return best[1], best[2], None
-
-
-def _split(
-    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], share: float, *,
-    keep_tile: bool,
-) -> tuple[Schedule, tuple[Phase, ...]]:  # fmt: skip
-    """The same kernel with its rolled axis split, where that is faster and possible."""
-    target = phases[0].target
-    parted = split(chosen, schedule, target, share, keep_tile=keep_tile)
-    if parted.parts > 1:
-        several, problem = _phases(chosen, parted, target, tensors)
-        if problem is None:
-            return parted, several
-    return schedule, phases
-
-
-def _phases(
-    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
-) -> tuple[tuple[Phase, ...], str | None]:
-    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can."""
-    phases: list[Phase] = []
-    for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
-        phase = Phase(arithmetic.rewrite_for(target, lowered), target)
-        problem = _problem(phase)
-        while number and problem is not None and phase.target.otherwise:
-            other = find(phase.target.otherwise)
-            if other.only_long_products:
-                break
-            phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
-            problem = _problem(phase)
-        phases.append(phase)
-        if problem is not None:
-            return tuple(phases), problem
-    return tuple(phases), None
-
-
-def _problem(phase: Phase) -> str | None:
-    problem_of = _PROBLEMS.get(phase.target.name)
-    return None if problem_of is None else problem_of(phase.program)
-
-
-def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Schedule:
-    tiles = dict(options.tiles)
-    grid = tuple((a, min(tiles.get(a.name, t), a.extent)) for a, t in schedule.grid)
-    rolled_tile = min(tiles.get(schedule.rolled.name, schedule.rolled_tile), schedule.rolled.extent)
-    warps = schedule.warps
-    if target.warpgroup_rows and grid != schedule.grid:  # as many warpgroups as the rows need
-        warps = max(1, max(t for _, t in grid) // target.warpgroup_rows) * target.warpgroup_warps
-    return replace(
-        schedule,
-        grid=grid,
-        rolled_tile=rolled_tile,
-        parts=min(options.parts or schedule.parts, -(-schedule.rolled.extent // rolled_tile)),
-        warps=options.warps or warps,
-        stages=options.stages or schedule.stages,
-    )
-
-
-def _kernel(chosen: Group, placed: _Placed, source: LoopProgram) -> Kernel:
+def _kernel(chosen: Group, placed: Placed, source: LoopProgram) -> Kernel:
     schedule, program, target = placed.schedule, placed.phases[0].program, placed.phases[0].target
     share = visited_share([p.program for p in placed.phases], schedule)
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
@@ -454,7 +277,7 @@ def _alternatives(
     chosen: Group, schedule: Schedule, target: Target, rolling: Strategy, share: float, least_ms: float
 ) -> dict[Strategy, float]:
     """Predicted times of rolling and splitting, of a kernel whose own blocks do not fill the device."""
-    if schedule.trips == 1 or fills(schedule, target):
+    if schedule.trips == 1 or target.cluster or fills(schedule, target):
         return {}
     parted = schedule if schedule.parts > 1 else replace(schedule, parts=min(2, schedule.trips))
     found, launch_ms = predict(chosen, parted, target, share), 1e-3 * target.launch_us

@@ -31,7 +31,8 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.partial import axes_of, is_part, piece_inputs
-from pallasfuse.pipeline import Kernel, Plan, phase_of_state, place
+from pallasfuse.pipeline import Kernel, Plan
+from pallasfuse.placement import phase_of_state, place
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
 
@@ -231,7 +232,9 @@ def _on_device(
     outputs = [n.name for n in group.outputs]
     if group.rolled not in sizes:
         phases = place(own.group, target, own.tensors, options)
-        inputs = piece_inputs(phases[0].program.inputs, own, arrays.__getitem__, starts)
+        left = {t.name for p in phases[:-1] for t in p.program.outputs}
+        wanted = {t.name: t for p in phases for t in p.program.inputs if t.name not in left}
+        inputs = piece_inputs([*wanted.values()], own, arrays.__getitem__, starts)
         found = run_phases(phases, inputs)
         return [found[n] for n in outputs]
     streamed = {n: {d: a for d, a in along.items() if a == group.rolled} for n, along in shardable.along.items()}

@@ -48,6 +48,9 @@ class Target:
     """Values can be kept from being contracted into their users (`Let.pinned`)."""
     legalized_ops: frozenset[str] = frozenset()
     """Operations without an instruction, that kernels write with others (`tiling.legalize`)."""
+    cluster: int = 0
+    """All phases of a split are one kernel, whose blocks keep their parts of a row in shared memory: at most so many blocks, in
+    a cluster that any Hopper GPU runs. 0: phases are kernels of their own."""
     static_bounds: bool = False
     """Loops are planned ahead: their bounds depend on no data."""
     otherwise: str = ""
@@ -89,10 +92,16 @@ TRITON = Target(
 )  # fmt: skip
 
 MOSAIC_GPU = replace(
-    TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="triton", pins=True,
-    static_bounds=True, slices_sums=True,
+    TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="mosaic_cluster",
+    pins=True, static_bounds=True, slices_sums=True,
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not"}),
 )  # fmt: skip
+
+MOSAIC_CLUSTER = replace(
+    MOSAIC_GPU, name="mosaic_cluster", tile_multiple=1024, warpgroup_rows=0, otherwise="triton", cluster=8,
+    slices_sums=False,
+)  # fmt: skip
+"""Long rows in the shared memory of several blocks: one warpgroup each, whose threads take eight elements at a time."""
 
 XLA_GPU = replace(
     TRITON, name="xla_gpu", tails="exact", smallest_dot=1, otherwise="", only_long_products=True,
@@ -100,7 +109,7 @@ XLA_GPU = replace(
 )  # fmt: skip
 """Loops of XLA: a tile is large, and the product in it is XLA's own."""
 
-TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON, MOSAIC_GPU, XLA_GPU)}
+TARGETS = {t.name: t for t in (XLA_CPU, INTERPRET, TRITON, MOSAIC_GPU, MOSAIC_CLUSTER, XLA_GPU)}
 
 
 def find(name: str) -> Target:

@@ -14,6 +14,7 @@ proportion to its size, beside which one more rounding of that kind does not cou
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
@@ -27,19 +28,58 @@ from pallasfuse.ir.expr import (
     convert,
     div,
     mul,
+    postorder,
     read,
     rebuild,
     select,
     with_args,
 )
 from pallasfuse.ir.reducers import MAX, MIN
-from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Segment, Statement, Store, TileProgram
+from pallasfuse.ir.tile_program import (
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Statement,
+    Store,
+    TileProgram,
+    expressions,
+)
 from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E
 
 CONDITION = "exp of a half-precision product is exp2 of the product times log2(e)"
 """How the rewrite rounds otherwise; it is infinite or zero where exp is."""
+
+
+INVERSE_CONDITION = "a quotient that is rounded to half precision is a product with the inverse of the divisor"
+
+
+def inverts(program: TileProgram) -> bool:
+    """Are there such products?"""
+    return any(
+        isinstance(n, Apply) and n.op == "convert" and n.dtype in ("float16", "bfloat16") and _is_by_inverse(n.args[0])
+        for s in _statements(program.body)
+        for root in expressions(s)
+        for n in postorder(root)
+    )
+
+
+def _statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    for s in body:
+        yield s
+        for segment in s.segments if isinstance(s, Loop) else ():
+            yield from _statements(segment.body)
+
+
+def _is_by_inverse(node: Expr) -> bool:
+    match node:
+        case Apply("mul", (x, Apply("div", (Const(1.0), y)))):
+            return y.axes < x.axes
+    return False
 
 
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
@@ -49,14 +89,17 @@ def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
     legal = legalize.rewrite(program, target.legalized_ops)
     if target.pins:
         in_units = units.rewrite(legal, coarse_values(legal))
-        return contraction.rewrite(rewrite(in_units, pins=True), coarse_values(in_units))
+        cheaper = rewrite(in_units, pins=True, inverts=target.cluster > 0)
+        return contraction.rewrite(cheaper, coarse_values(in_units))
     return replace(rewrite(legal), later=())
 
 
-def rewrite(program: TileProgram, *, pins: bool = False) -> TileProgram:
-    """The same kernel with cheaper arithmetic. pins: as `Target.pins`; its maxima and scores have one factor already."""
+def rewrite(program: TileProgram, *, pins: bool = False, inverts: bool = False) -> TileProgram:
+    """The same kernel with cheaper arithmetic. pins: as `Target.pins`; its maxima and scores have one factor already.
+    inverts: where quotients by a value of a row are rounded to half precision, the value is inverted once."""
     coarse = coarse_values(program)
-    return replace(program, body=_block(program.body, coarse, pins), later=_block(program.later, coarse, pins))
+    body, later = (_block(b, coarse, pins, inverts) for b in (program.body, program.later))
+    return replace(program, body=body, later=later)
 
 
 def coarse_values(program: TileProgram) -> frozenset[str]:
@@ -82,11 +125,14 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
     return frozenset(found)
 
 
-def _block(body: tuple[Statement, ...], coarse: frozenset[str], pins: bool) -> tuple[Statement, ...]:
+def _block(body: tuple[Statement, ...], coarse: frozenset[str], pins: bool, inverts: bool) -> tuple[Statement, ...]:
+    def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        made = _step(node, args, coarse)
+        made = _by_rows(made, coarse) if pins else made
+        return _inverted(made) if inverts else made
+
     def cheaper(root: Expr) -> Expr:
-        return rebuild(
-            root, lambda node, args: _by_rows(_step(node, args, coarse), coarse) if pins else _step(node, args, coarse)
-        )
+        return rebuild(root, step)
 
     result: list[Statement] = []
     for s in body:
@@ -105,7 +151,9 @@ def _block(body: tuple[Statement, ...], coarse: frozenset[str], pins: bool) -> t
             case Store():
                 result.append(replace(s, value=cheaper(s.value)))
             case Loop():
-                segments: tuple[Segment, ...] = tuple(replace(g, body=_block(g.body, coarse, pins)) for g in s.segments)
+                segments: tuple[Segment, ...] = tuple(
+                    replace(g, body=_block(g.body, coarse, pins, inverts)) for g in s.segments
+                )
                 result.append(replace(s, segments=segments))
             case _:
                 assert_never(s)
@@ -134,17 +182,30 @@ def _by_rows(node: Expr, coarse: frozenset[str]) -> Expr:
     """Less work for every element where some of it is the same for a whole row."""
     match node:
         case Apply("div", (x, y), "float32") if x.tensors & coarse and y.axes < x.axes and y.axes:
-            # the reciprocal of a subnormal number would be infinite, and that of a huge one subnormal
-            size, one = apply("abs", y), const(1.0, "float32")
-            down = select(apply("gt", size, const(2.0**100, "float32")), const(2.0**-64, "float32"), one)
-            scale = select(apply("lt", size, const(2.0**-100, "float32")), const(2.0**64, "float32"), down)
-            return mul(mul(x, scale), div(one, mul(y, scale)))
+            return _quotient(x, y)
         case Apply("select", (p, x, Apply("mul", (a, e))), "float32") if a is x and p.axes | e.axes < x.axes:
             return mul(x, select(p, const(1.0, x.dtype), e))
         case Apply("convert", (Apply("add" | "sub" as inner, (a, b), "int32") as whole,), "float32") if (
             _largest(whole) < 2**24 and a.axes < whole.axes and b.axes < whole.axes
         ):
             return apply(inner, convert(a, "float32"), convert(b, "float32"), dtype="float32")
+    return node
+
+
+def _quotient(x: Expr, y: Expr) -> Expr:
+    """x / y with an inverse: of a subnormal number it would be infinite, and of a huge one subnormal."""
+    size, one = apply("abs", y), const(1.0, "float32")
+    down = select(apply("gt", size, const(2.0**100, "float32")), const(2.0**-64, "float32"), one)
+    scale = select(apply("lt", size, const(2.0**-100, "float32")), const(2.0**64, "float32"), down)
+    return mul(mul(x, scale), div(one, mul(y, scale)))
+
+
+def _inverted(node: Expr) -> Expr:
+    """One inverse for all elements of a row, where the quotients are rounded to half precision."""
+    match node:
+        case Apply("convert", (Apply("div", (x, y), "float32"),), "float16" | "bfloat16") if y.axes < x.axes:
+            narrow = isinstance(y, Apply) and y.op == "convert" and y.args[0].dtype == "float16"
+            return convert(mul(x, div(const(1.0, "float32"), y)) if narrow else _quotient(x, y), node.dtype)
     return node
 
 

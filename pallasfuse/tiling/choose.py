@@ -137,7 +137,7 @@ def _for_cpu(group: Group, shape: Shape) -> Schedule:
     return _schedule(group, tiles, rolled_tile)
 
 
-_REGISTER_ELEMENTS = 1 << 14
+REGISTER_ELEMENTS = 1 << 14
 """Elements of a row block that a GPU block keeps in registers."""
 _SMALL_BLOCK = 1 << 11
 """Elements below which a GPU block has too little to do."""
@@ -236,7 +236,7 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     if fastest != group.rolled and fastest in group.parallel:
         tiles[fastest] = min(64, power_of_two(fastest.extent))
         inner *= tiles[fastest]
-    rolled_tile = n if power_of_two(n) * inner <= _REGISTER_ELEMENTS else max(16, _power_below(8192 // inner))
+    rolled_tile = n if power_of_two(n) * inner <= REGISTER_ELEMENTS else max(16, _power_below(8192 // inner))
     again = any(group.rolled in o.axes for o in group.outputs) and rolled_tile < n
     row_bytes = n * inner * sum(dtypes.itemsize_bytes(r.dtype) for r in streams(group))
     if again and row_bytes * target.multiprocessors <= _CACHED_SHARE * target.cache_bytes:

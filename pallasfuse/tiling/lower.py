@@ -28,13 +28,13 @@ class Phase:
 
 def lower(
     group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int = 1, *,
-    multiple: int = 0, static_bounds: bool = False,
+    multiple: int = 0, static_bounds: bool = False, together: bool = False,
 ) -> tuple[TileProgram, ...]:  # fmt: skip
     """The kernel of `group` under `schedule`: one tile program, or phases of which each reads what those before have stored.
 
     `tensors` gives the definition of every input and output by name. With masked tails, tiles are rounded up to powers of two,
     or to multiples of `multiple`, and those of axes that take part in a matrix product are padded to `smallest_dot`.
-    `static_bounds`: as `Target.static_bounds`.
+    `static_bounds`: as `Target.static_bounds`. `together`: the blocks of all parts run all phases (`Target.cluster`).
 
     Where the rolled axis is split (Neptune, section 4.3), every pass is a phase in which each block has a part of it and stores
     its state. What follows begins with the states of all parts. The last phase stores the results.
@@ -45,10 +45,19 @@ def lower(
     programs: list[TileProgram] = []
     for phase in range(group.passes + 1):
         last = phase == group.passes
-        own = combining(group, schedule) if last and not along else schedule
+        apart = last and not along and not together
+        own = combining(group, schedule) if apart else schedule
         known = {**tensors, **{t.name: t for p in programs for t in p.outputs}}
         lowering = Lowering(
-            group, own, tails, known, smallest_dot, multiple, own_part=not last or along, static_bounds=static_bounds
+            group,
+            own,
+            tails,
+            known,
+            smallest_dot,
+            multiple,
+            own_part=not apart,
+            static_bounds=static_bounds,
+            together=together,
         )
         programs.append(lowering.run(phase))
     return tuple(programs)
@@ -59,7 +68,10 @@ def lower_for(
 ) -> tuple[TileProgram, ...]:
     """The kernel as `target` has it. most_padded: pad the tiles of short axes to no more than that."""
     least, multiple = min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded)
-    return lower(group, schedule, target.tails, tensors, least, multiple=multiple, static_bounds=target.static_bounds)
+    return lower(
+        group, schedule, target.tails, tensors, least, multiple=multiple, static_bounds=target.static_bounds,
+        together=target.cluster > 0,
+    )  # fmt: skip
 
 
 def combining(group: Group, schedule: Schedule) -> Schedule:

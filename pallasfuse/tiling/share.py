@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Segment, TileProgram, block_start
@@ -53,6 +54,14 @@ def trips(loop: Loop, starts: Mapping[str, int]) -> int:
       KeyError: the loop's bounds read something else.
     """
     return sum(int(_trips(s, {n: np.asarray(x, np.int64) for n, x in starts.items()})) for s in loop.segments)
+
+
+def tile_range(segment: Segment, starts: Mapping[Axis, int]) -> range | None:
+    """The tiles of a segment where grid axes start at these positions; None where its bounds read something else."""
+    known = {block_start(a): np.asarray(n, np.int64) for a, n in starts.items()}
+    if not segment.start.tensors | segment.stop.tensors <= known.keys():
+        return None
+    return range(int(_numbers(segment.start, known)), int(_numbers(segment.stop, known)))
 
 
 def visited_share(programs: Sequence[TileProgram], schedule: Schedule) -> float:

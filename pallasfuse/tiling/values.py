@@ -43,11 +43,12 @@ class Values:
 
     def __init__(
         self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int,
-        multiple: int, *, own_part: bool = False, static_bounds: bool = False,
+        multiple: int, *, own_part: bool = False, static_bounds: bool = False, together: bool = False,
     ) -> None:  # fmt: skip
-        """own_part: every grid block has a part of the rolled axis to itself. static_bounds: as `Target.static_bounds`."""
+        """own_part: every grid block has a part of the rolled axis to itself. static_bounds: as `Target.static_bounds`.
+        together: as many states are combined as there are parts, not a tile of them."""
         self.group, self.schedule, self.tails, self.tensors = group, schedule, tails, tensors
-        self.multiple = multiple
+        self.multiple, self.together = multiple, together
         self.bounding = frozenset() if static_bounds else frozenset(group.inputs)
         """Inputs that bounds of loops may read."""
         self.rolled = group.rolled
@@ -85,7 +86,7 @@ class Values:
 
     def _tile(self, axis: Axis) -> int:
         size = 1 if axis == self.part else self.schedule.tile(axis)
-        if self.tails == "exact":
+        if self.tails == "exact" or (self.together and axis == self.parts):
             return size
         size = max(size, self.padded_axes.get(axis, 1))
         return -(-size // self.multiple) * self.multiple if self.multiple and size > 1 else power_of_two(size)

@@ -17,6 +17,7 @@ from benchmarks.cases import ATTENTION, all_cases
 from examples.linear_cross_entropy import linear_cross_entropy
 from tests.elementwise_functions import ELEMENTWISE
 from tests.losses import FORMS, LOSSES
+from tests.pallas_backend.rows import ROWS as LONG_ROWS
 from tests.pallas_backend.variants import VARIANTS
 
 pytestmark = [
@@ -163,6 +164,24 @@ def test_cases_for_warpgroups(case, length):
     (kernel,) = fused.explain(*arguments, *case.static).kernels
     assert kernel.target.name == "mosaic_gpu", kernel.declined
     h100.compile_for_h100(lambda *a: fused(*a, *case.static), arguments)
+
+
+@pytest.mark.parametrize("dtype", [*HALF_TYPES, "float32"])
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_kernels_of_clusters(name, dtype):
+    arguments = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in LONG_ROWS[name].arrays(64, 33000, dtype)]
+    fused = pf.fuse(LONG_ROWS[name].function, options=pf.FuseOptions(target="mosaic_cluster", parts=4))
+    (kernel,) = fused.explain(*arguments).kernels
+    assert kernel.target.name == "mosaic_cluster", kernel.declined
+    h100.compile_for_h100(fused, arguments)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8, 16])
+def test_clusters_of_any_size(parts):
+    arguments = [array(4096, 128000, dtype="float16")]
+    options = pf.FuseOptions(target="mosaic_cluster", parts=parts, tiles=(("j", 4096),))
+    compiled = h100.compile_for_h100(pf.fuse(LONG_ROWS["softmax"].function, options=options), arguments)
+    assert "mosaic_gpu" in compiled.text
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)

@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pallasfuse as pf
 from benchmarks import h100
-from pallasfuse import execution, pipeline, primitive
+from pallasfuse import execution, placement, primitive
 from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
@@ -112,8 +112,8 @@ def test_instances_that_run_several_blocks(interpreted, monkeypatch, name, queri
 def test_switches_do_not_change_the_result(interpreted, monkeypatch, switches):
     """With one stage, warpgroups neither take turns nor look ahead: they would wait for each other."""
     monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 3)
-    everything = pipeline.choose
-    monkeypatch.setattr(pipeline, "choose", lambda *args: [replace(s, **switches) for s in everything(*args)])
+    everything = placement.choose
+    monkeypatch.setattr(placement, "choose", lambda *args: [replace(s, **switches) for s in everything(*args)])
     arrays = replace(VARIANTS["causal"], queries=448, keys=448).arrays("bfloat16")
     (ours,) = interpreted(causal, arrays)
     (exact,) = in_float64(causal, arrays)
@@ -188,7 +188,7 @@ def test_two_warpgroups_and_what_runs_instead(interpreted, monkeypatch, name, si
     """Some rows are large; slots and turns go on from the first program to the other one."""
     monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 2)
     everything, rest = (
-        pipeline.choose,
+        placement.choose,
         {"alternate": False, "ahead": False, "eager": False, "persistent": True, "stages": 2},
     )
 
@@ -197,7 +197,7 @@ def test_two_warpgroups_and_what_runs_instead(interpreted, monkeypatch, name, si
             grid = tuple((a, 128 if t > 1 else t) for a, t in s.grid)
             yield replace(s, grid=grid, warps=8, rolled_tile=64, **rest | switches)
 
-    monkeypatch.setattr(pipeline, "choose", chosen)
+    monkeypatch.setattr(placement, "choose", chosen)
     variant = replace(VARIANTS.get(name, VARIANTS["causal"]), queries=280, keys=200, sizes=(size, size))
     function = after_a_while if name == "after a while" else variant.function
     q, *others = variant.arrays("bfloat16")
@@ -266,8 +266,7 @@ def test_a_missing_wait_is_a_race(interpreted, monkeypatch):
 def reason(function, *shapes, dtype="bfloat16", **options):
     _, kernel = kernel_of(function, [jax.ShapeDtypeStruct(s, jnp.dtype(dtype)) for s in shapes], **options)
     assert kernel.target.name == "triton"
-    (line,) = kernel.declined
-    return line
+    return kernel.declined[0]
 
 
 QKV = ((256, 2, 64), (256, 2, 64), (256, 2, 64))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import pipeline
+from pallasfuse import placement
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.tiling import states
 from tests.pallas_backend.variants import VARIANTS
@@ -41,8 +41,8 @@ def test_tiles_that_a_piece_cannot_have():
     for rows, columns, kept in ((16, 32, False), (64, 64, True), (1024, 1024, False)):
         options = pf.FuseOptions(tiles=((row.name, rows), (rolled.name, columns)))
         whole, part = (
-            pipeline.place(group, plan.target, tensors, options)[0],
-            pipeline.phase_of_state(group, piece, plan.target, options),
+            placement.place(group, plan.target, tensors, options)[0],
+            placement.phase_of_state(group, piece, plan.target, options),
         )
         for phase in (whole, part):
             assert phase.target.name == "mosaic_gpu"

@@ -1,0 +1,183 @@
+"""What one block of a cluster computes: vectors of a tile in registers, states as one number for each part."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallasfuse import _compat
+from pallasfuse.emission.elementwise import TABLE
+from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile, Window
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Expr
+from pallasfuse.ir.reducers import REDUCERS
+from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram
+from pallasfuse.pallas_backend.cluster_rules import FAST
+
+if TYPE_CHECKING:
+    from pallasfuse.pallas_backend.cluster_gpu import Block
+
+PART = "part"
+
+
+class _Machine:
+    """What the interpreter asks of a block."""
+
+    def __init__(self, phase: "Phase") -> None:
+        self.phase, self.block = phase, phase.block
+
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+        block, rolled = self.block, self.block.shape.rolled
+        if rolled not in indices:
+            return block.arrays[tensor][block.at(indices)]
+        window, slot = windows[rolled], self.phase.slot
+        if tensor not in block.full:  # it is padded with zeros
+            return self.phase.laid_out(block.arrays[tensor][pl.ds(window.start, window.size)])
+        if tensor not in block.awaited:
+            plgpu.barrier_wait(block.full[tensor].at[slot])
+        value = self.phase.laid_out(block.memory[tensor][slot])
+        if not window.overhangs:
+            return value
+        inside = self.phase.positions(window) < rolled.extent
+        return jnp.where(inside, value, jnp.zeros_like(value))
+
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+        block, rolled = self.block, self.block.shape.rolled
+        if rolled not in indices:
+
+            def write() -> None:
+                block.arrays[tensor][block.at(indices)] = value
+
+            write() if block.shape.part is None else pl.when(block.part == 0)(write)
+            return
+        window, slot = windows[rolled], self.phase.slot
+        buffer = block.memory[block.shape.buffers[tensor]].at[slot]
+        buffer[...] = value
+        plgpu.commit_smem()
+        size = block.shape.rest if window.overhangs else window.size
+        source = buffer if size == window.size else buffer.at[pl.ds(0, size)]
+        plgpu.copy_smem_to_gmem(source, block.arrays[tensor].at[block.at(indices, pl.ds(window.start, size))])
+
+    def pin(self, value: Array) -> Array:
+        return lax.optimization_barrier(value) if value.dtype == jnp.float32 else value  # a cast has rounded the others
+
+    def loop(
+        self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
+        init: tuple[Array, ...],
+    ) -> tuple[Array, ...]:  # fmt: skip
+        result: tuple[Array, ...] = lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, init)
+        return result
+
+
+class Phase(Interpreter):
+    """One phase in one block. Along the axis of parts, a tile's array is a list of numbers."""
+
+    def __init__(self, block: "Block", program: TileProgram, number: int) -> None:
+        self.block, self.number = block, number
+        super().__init__(program, _Machine(self))  # type: ignore[arg-type]
+        self.shape = block.shape
+        self.slot: Any = 0
+        """Of the current trip."""
+        self.left: dict[str, Array] = {}
+        """The states that the phase leaves."""
+
+    def run_block(self, starts: Mapping[Axis, Array]) -> None:
+        super().run_block(starts)
+        if self.left:
+            self._exchange()
+
+    # --- vectors
+
+    def laid_out(self, value: Array) -> Array:
+        return plgpu.layout_cast(value, self._layout())
+
+    def _layout(self) -> Any:
+        return plgpu.Layout.WG_STRIDED((self.shape.tile,), vec_size=self.shape.vector)
+
+    def positions(self, window: Window) -> Array:
+        return plgpu.broadcasted_iota(jnp.int32, (window.size,), 0, layout=self._layout()) + window.start
+
+    def _position(self, axis: Axis, dtype: str, scope: Scope) -> Tile:
+        if axis == self.shape.rolled:
+            return Tile(self.positions(scope.windows[axis]).astype(jnp.dtype(dtype)), (axis,))
+        if axis == self.shape.parts:
+            return Tile([jnp.array(n, jnp.dtype(dtype)) for n in range(self.shape.blocks)], (axis,))
+        return super()._position(axis, dtype, scope)
+
+    def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
+        parts = self.shape.parts
+        if any(parts in t.axes for t in args):
+            each = ([Tile(t.array[n], ()) if parts in t.axes else t for t in args] for n in range(self.shape.blocks))
+            return Tile([super(Phase, self)._apply(op, own, node, dtype).array for own in each], (parts,))  # type: ignore[arg-type]
+        if op in FAST and self.shape.approximate and dtype == "float32" and args[0].axes and not self.block.interpret:
+            return Tile(_compat.approximately(op, self.laid_out(args[0].array), self._layout()), args[0].axes)
+        return super()._apply(op, args, node, dtype)
+
+    # --- states
+
+    def _load(self, statement: Load, scope: Scope) -> None:
+        parts = self.shape.parts
+        if parts is None or parts not in statement.indices:
+            array = self.machine.load(statement.tensor, statement.indices, scope.windows, statement.again)
+            scope.names[statement.name] = Tile(array, tuple(a for a in statement.indices if a == self.shape.rolled))
+            return
+        board, place = self.block.kernel.states[statement.tensor]
+        ref = self.block.boards[board]
+        rows = (self.block.row,) if self.block.interpret else ()
+        values = [ref[(*rows, place + n)].astype(jnp.dtype(statement.dtype)) for n in range(self.shape.blocks)]
+        scope.names[statement.name] = Tile(values, (parts,))
+
+    def _widen(self, tile: Tile, axes: tuple[Axis, ...], scope: Scope) -> Tile:
+        parts = self.shape.parts
+        if parts in tile.axes:
+            return tile
+        if parts in axes:
+            return Tile([tile.array] * self.shape.blocks, (parts,))  # type: ignore[arg-type]
+        return super()._widen(tile, axes, scope)
+
+    def _fold(self, tile: Tile, reducer: str, over: tuple[Axis, ...]) -> Tile:
+        if self.shape.parts not in tile.axes:
+            return super()._fold(tile, reducer, over)
+        return Tile(functools.reduce(TABLE[REDUCERS[reducer].combine], tile.array), ())
+
+    def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
+        if tensor in self.block.kernel.states:
+            self.left[tensor] = self.value(value, scope).array
+            return
+        tile = self._widen(self.value(value, scope), indices, scope)
+        self.machine.store(tensor, indices, scope.windows, jnp.asarray(tile.array))
+
+    def _exchange(self) -> None:
+        """Give the states to all blocks."""
+        kernel, block = self.block.kernel, self.block
+        boards = dict.fromkeys(kernel.states[name][0] for name in self.left)
+        for board in boards:
+            own = [n for n in self.left if kernel.states[n][0] == board]
+            places = [kernel.states[n][1] for n in own]
+            values = [jnp.asarray(self.left[n]).astype(kernel.types[board]) for n in own]
+            if block.interpret:
+                for place, value in zip(places, values, strict=True):
+                    block.boards[board][block.row, place + block.part] = value
+            else:
+                _compat.store_to_cluster(block.boards[board], places, block.part, values, self.shape.blocks)
+        if block.interpret:
+            plgpu.barrier_arrive(block.met[self.number])
+            plgpu.barrier_wait(block.met[self.number])
+        else:
+            _compat.meet_cluster()
+
+    # --- loops
+
+    def _loop(self, loop: Loop, scope: Scope) -> None:
+        super()._loop(loop, scope)
+        self.block.awaited |= {s.tensor for g in loop.segments for s in g.body if isinstance(s, Load)}
+
+    def trip(
+        self, loop: Loop, segment: Segment, scope: Scope, number: Array, state: tuple[Array, ...]
+    ) -> tuple[Array, ...]:
+        self.slot = number - self.block.part * self.shape.slots
+        return super().trip(loop, segment, scope, number, state)

@@ -1,0 +1,324 @@
+"""What a cluster of thread blocks can do with a row, as data, and what the phases of a split ask of it.
+
+Every block has a part of the row in shared memory, in slots of one tile each: what the first phase has loaded, a later one reads
+there. One warpgroup computes. States, one number for each row, go to the shared memory of all blocks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tile_program import (
+    Carry,
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Statement,
+    Store,
+    TileProgram,
+    expressions,
+)
+from pallasfuse.pallas_backend.mosaic_rules import (
+    COPY_ALIGNMENT,
+    FLOATS,
+    INTEGER_OPERATIONS,
+    OPERATIONS,
+    PRODUCT_TYPES,
+    REDUCERS,
+    RESERVED_BYTES,
+    SHARED_BYTES,
+    SMALL_CONDITION,
+    SMEM_ALIGNMENT,
+    THREADS,
+)
+from pallasfuse.pallas_backend.mosaic_shape import Unsuited
+from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
+from pallasfuse.tiling.share import tile_range
+
+MOST_BLOCKS = 16
+"""Of a cluster; more than `Target.cluster` only where they are asked for."""
+SCALARS = FLOATS | {"int32"}
+FAST = frozenset({"exp", "exp2"})
+"""Operations whose approximate instructions are as right as a half-precision result."""
+_MOST_ELEMENTS = 128
+"""Of a tile, for each thread: more would not fit into its registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The phases as the emitter takes them."""
+
+    programs: tuple[TileProgram, ...]
+    rolled: Axis
+    tile: int
+    vector: int
+    """How many neighbouring elements a thread has."""
+    part: Axis | None
+    """The grid axis that numbers the blocks of a cluster; None where one block has the whole row."""
+    parts: Axis | None
+    """Along it lie the states of all parts."""
+    slots: int
+    """Tiles that a block has at most."""
+    streams: tuple[Load, ...]
+    """Of every tensor that has a buffer, its first load, which waits for the copy."""
+    passing: tuple[Load, ...]
+    """Of every other one along the rolled axis: all rows have it, and one loop reads it, from a cache."""
+    states: tuple[tuple[Tensor, ...], ...]
+    """What each phase but the last one leaves for the next."""
+    buffers: dict[str, str]
+    """Tensor that is stored along the rolled axis -> the stream whose buffer it leaves by; itself, where it has its own."""
+    approximate: bool
+    """Results are rounded to half precision: `FAST` operations may be."""
+
+    @property
+    def blocks(self) -> int:
+        """Of a cluster."""
+        return 1 if self.part is None else self.part.extent
+
+    @property
+    def whole(self) -> int:
+        """Tiles that lie inside the axis."""
+        return self.rolled.extent // self.tile
+
+    @property
+    def rest(self) -> int:
+        """Elements of the last tile, if it reaches past the end."""
+        return self.rolled.extent % self.tile
+
+    @property
+    def rows(self) -> tuple[tuple[Axis, int], ...]:
+        """The grid of rows."""
+        return tuple((a, t) for a, t in self.programs[-1].grid if a != self.part)
+
+    @property
+    def results(self) -> tuple[Tensor, ...]:
+        return self.programs[-1].outputs
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """What the phases load, without states."""
+        left = {t.name for states in self.states for t in states}
+        return tuple(dict.fromkeys(t for p in self.programs for t in p.inputs if t.name not in left))
+
+
+def problem(programs: Sequence[TileProgram]) -> str | None:
+    """Why the phases cannot be one kernel of clusters; None if they can."""
+    shape = examine(programs)
+    return shape if isinstance(shape, str) else None
+
+
+def conditions(programs: Sequence[TileProgram]) -> tuple[str, ...]:
+    """How the kernel rounds otherwise than the program."""
+    shape = examine(programs)
+    if isinstance(shape, str):
+        return ()
+    operations = {n.op for s in _all(programs) for e in expressions(s) for n in postorder(e) if isinstance(n, Apply)}
+    small = (SMALL_CONDITION,) if shape.approximate and operations & FAST else ()
+    return (*small, *((INVERSE_CONDITION,) if any(map(inverts, programs)) else ()))
+
+
+def examine(programs: Sequence[TileProgram]) -> Shape | str:
+    """The shape of the phases, or the reason why they cannot be one kernel of clusters."""
+    try:
+        shape = _shape(tuple(programs))
+        for program in programs:
+            for statement in program.body:
+                if shape.rolled in _axes(statement):
+                    raise Unsuited("a whole row is computed at once")
+            for statement in _all([program]):
+                _check(shape, program, statement)
+        _check_copies(shape)
+        _check_space(shape)
+    except Unsuited as reason:
+        return str(reason)
+    return shape
+
+
+def _all(programs: Sequence[TileProgram]) -> Iterator[Statement]:
+    """Every statement, those in loops too."""
+    for program in programs:
+        for s in program.body:
+            yield s
+            if isinstance(s, Loop):
+                for segment in s.segments:
+                    yield from segment.body
+
+
+def _axes(statement: Statement) -> frozenset[Axis]:
+    """What a statement outside of loops runs over."""
+    indices = statement.indices if isinstance(statement, Load | Store) else ()
+    return frozenset(indices).union(*(e.axes for e in expressions(statement)))
+
+
+def _shape(programs: tuple[TileProgram, ...]) -> Shape:
+    loops = [s for p in programs for s in p.body if isinstance(s, Loop)]
+    if not loops:
+        raise Unsuited("a row is one tile: it has no loop")
+    rolled, tile = loops[0].axis, programs[0].tile(loops[0].axis)
+    splits = {s.split.part for s in loops if s.split is not None}
+    part = splits.pop() if splits else None
+    if part is not None and (len(programs) < 2 or part.extent > MOST_BLOCKS):
+        raise Unsuited(f"it leaves the states of {part.extent} parts")
+    parts = next((a for a in programs[-1].order if a.name == f"{rolled.name}.parts"), None)
+    for program in programs:
+        several = [a.name for a, t in program.tiles if t > 1 and a not in (rolled, parts)]
+        if several:
+            raise Unsuited(f"a block has several elements along {', '.join(several)}, and one row is what it computes")
+    if tile % THREADS or tile > THREADS * _MOST_ELEMENTS:
+        raise Unsuited(f"{THREADS} threads do not share {tile} elements")
+    stored = [s for s in _all(programs) if isinstance(s, Store)]
+    results = {t.name for t in programs[-1].outputs}
+    along = {s.tensor: s for s in stored if s.tensor in results and rolled in s.indices}
+    loads: dict[str, Load] = {}
+    for s in _all(programs):
+        if isinstance(s, Load) and rolled in s.indices and loads.setdefault(s.tensor, s).indices != s.indices:
+            raise Unsuited(f"{s.tensor} is read along two axes")
+    passing = tuple(s for s in loads.values() if s.indices == (rolled,) and _readers(loops, s.tensor) == 1)
+    streams = tuple(s for s in loads.values() if s not in passing)
+    if not streams:
+        raise Unsuited("it loads nothing that differs from row to row")
+    blocks = 1 if part is None else part.extent
+    tiles = -(-rolled.extent // tile)
+    slots = -(-tiles // blocks)
+    shape = Shape(
+        programs, rolled, tile, _vector(tile, [s.dtype for s in loads.values()]), part, parts, slots, streams, passing,
+        tuple(p.outputs for p in programs[:-1]), _leaving(programs, streams, along),
+        all(t.dtype in PRODUCT_TYPES for t in programs[-1].outputs),
+    )  # fmt: skip
+    for loop in loops:
+        _check_loop(shape, loop)
+    return shape
+
+
+def _readers(loops: list[Loop], tensor: str) -> int:
+    """How many loops load a tensor."""
+    return sum(any(isinstance(s, Load) and s.tensor == tensor for g in loop.segments for s in g.body) for loop in loops)
+
+
+def _vector(tile: int, types: list[str]) -> int:
+    """Sixteen bytes of the widest type, if the tile is a multiple of that for all threads."""
+    vector = COPY_ALIGNMENT // max(map(dtypes.itemsize_bytes, types))
+    while tile % (THREADS * vector):
+        vector //= 2
+    return vector
+
+
+def _leaving(programs: tuple[TileProgram, ...], streams: tuple[Load, ...], along: dict[str, Store]) -> dict[str, str]:
+    """By which buffer each result leaves: one of its type that nothing reads after the store."""
+    order = list(_all(programs))
+    types = {t.name: t.dtype for t in programs[-1].outputs}
+    free = list(streams)
+    found = {name: name for name in along}
+    for name in along:
+        first = next(n for n, s in enumerate(order) if isinstance(s, Store) and s.tensor == name)
+        loop = next(n for n in range(first, -1, -1) if isinstance(order[n], Loop))
+        for stream in free:
+            at = [n for n, s in enumerate(order) if isinstance(s, Load) and s.tensor == stream.tensor]
+            # segments follow each other in that order, but a slot belongs to one of them
+            after = [n for n in at if n > first and not _other_segment(order, loop, n, first)]
+            if stream.dtype == types[name] and not after:
+                found[name] = stream.tensor
+                free.remove(stream)
+                break
+    return found
+
+
+def _other_segment(order: list[Statement], loop: int, load: int, store: int) -> bool:
+    """Is a load after a store in another segment of the same loop?"""
+    owner = order[loop]
+    assert isinstance(owner, Loop)
+    segment_of = [n for n, g in enumerate(owner.segments) for _ in g.body]
+    here, there = store - loop - 1, load - loop - 1
+    return there < len(segment_of) and segment_of[here] != segment_of[there]
+
+
+def _check_loop(shape: Shape, loop: Loop) -> None:
+    """Every block visits its equal share of all tiles, in every loop: then it finds them in its slots."""
+    tiles = -(-shape.rolled.extent // shape.tile)
+    for number in range(shape.blocks):
+        visited: list[int] = []
+        for segment in loop.segments:
+            found = tile_range(segment, {} if shape.part is None else {shape.part: number})
+            if found is None or segment.offset or segment.tile != shape.tile:
+                raise Unsuited("the tiles that masks leave to visit depend on the row")
+            visited += found
+        if visited != list(range(min(number * shape.slots, tiles), min((number + 1) * shape.slots, tiles))):
+            raise Unsuited("masks hide tiles, which it would copy")
+    loaded = [{s.tensor for s in g.body if isinstance(s, Load) and shape.rolled in s.indices} for g in loop.segments]
+    if any(tensors != loaded[0] for tensors in loaded):
+        raise Unsuited("the segments of a loop load different tensors")
+    for carry in loop.carries:
+        _check_scalar(shape, carry)
+
+
+def _check_scalar(shape: Shape, carry: Carry) -> None:
+    if carry.dtype not in SCALARS or _wide(shape, carry.axes):
+        raise Unsuited(f"{carry.name} is carried as {carry.dtype} over {[a.name for a in carry.axes]}")
+
+
+def _wide(shape: Shape, axes: Sequence[Axis] | frozenset[Axis]) -> set[Axis]:
+    return {a for a in axes if a in (shape.rolled, shape.parts)}
+
+
+def _check(shape: Shape, program: TileProgram, statement: Statement) -> None:
+    for root in expressions(statement):
+        for node in postorder(root):
+            _check_node(shape, node)
+    tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
+    match statement:
+        case Load(_, tensor, indices) | Store(tensor, indices):
+            if tensors[tensor].dtype not in SCALARS:
+                raise Unsuited(f"{tensor} is {tensors[tensor].dtype}")
+            if shape.rolled in indices[:-1]:
+                raise Unsuited(f"a row of {tensor} is not contiguous: {shape.rolled} is not its last axis")
+        case Reduce(name, _, reducer, value, over):
+            if reducer.name not in REDUCERS or value.dtype != "float32":
+                raise Unsuited(f"{name} is a {reducer} of {value.dtype}")
+            if len(_wide(shape, over)) != len(over):
+                raise Unsuited(f"{name} reduces {[a.name for a in over]}")
+        case Contract(name):
+            raise Unsuited(f"{name} is a product")
+        case Let() | Loop():
+            pass
+
+
+def _check_node(shape: Shape, node: Expr) -> None:
+    if len(_wide(shape, node.axes)) > 1:
+        raise Unsuited(f"{node} is a tile of states")
+    match node:
+        case Apply(op, _, dtype):
+            allowed = OPERATIONS if dtype in FLOATS or dtype == "bool" else INTEGER_OPERATIONS
+            if op not in allowed or dtype not in SCALARS | {"bool"}:
+                raise Unsuited(f"{op} of {dtype} has no instruction")
+        case Index(_, dtype) | Const(_, dtype) | Read(_, _, dtype) if dtype not in SCALARS | {"bool"}:
+            raise Unsuited(f"{node} is {dtype}")
+
+
+def _check_copies(shape: Shape) -> None:
+    """The copy engine moves contiguous elements, whole sixteen bytes of them from such an address."""
+    tensors = {t.name: t for t in (*shape.inputs, *shape.results)}
+    for name in (*(s.tensor for s in shape.streams), *shape.buffers):
+        row = shape.rolled.extent * dtypes.itemsize_bytes(tensors[name].dtype)
+        if row % COPY_ALIGNMENT:
+            raise Unsuited(f"{name} has rows of {row} bytes, no multiple of {COPY_ALIGNMENT}")
+
+
+def shared_bytes(shape: Shape) -> int:
+    """What the buffers of one block take."""
+    types = [s.dtype for s in shape.streams]
+    types += [t.dtype for t in shape.results if shape.buffers.get(t.name) == t.name]
+    slots = sum(
+        -(-shape.slots * shape.tile * dtypes.itemsize_bytes(t) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT for t in types
+    )
+    return RESERVED_BYTES + slots + 2 * SMEM_ALIGNMENT * len(shape.states)
+
+
+def _check_space(shape: Shape) -> None:
+    used = shared_bytes(shape)
+    if used > SHARED_BYTES:
+        raise Unsuited(f"its part of a row takes {used} bytes of shared memory, of {SHARED_BYTES}")

@@ -1,0 +1,200 @@
+"""Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from pallasfuse.emission import pallas_kernel
+from pallasfuse.errors import TargetError
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.options import FuseOptions
+from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
+from pallasfuse.targets import XLA_CPU, Target, find
+from pallasfuse.tiling import arithmetic, clusters, states
+from pallasfuse.tiling.choose import choose
+from pallasfuse.tiling.eligibility import unsuited
+from pallasfuse.tiling.lower import Phase, lower_for
+from pallasfuse.tiling.share import operations_per_score, visited_shares
+from pallasfuse.tiling.split import split
+
+_PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
+    "interpret": pallas_kernel.product_too_large,
+    "triton": pallas_kernel.product_too_large,
+    "mosaic_gpu": mosaic_rules.problem,
+}
+"""Why a target cannot run a kernel: one phase, where each is a kernel of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A group on the first target that has a kernel for it, and why others have none."""
+
+    schedule: Schedule
+    phases: tuple[Phase, ...]
+    declined: tuple[str, ...]
+    refused: str | None = None
+    """Why the target cannot run tiles that were asked for: its emitter will say so."""
+
+
+def place(group: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> tuple[Phase, ...]:
+    """The phases of a kernel for a piece of a group of the plan. Tiles that were asked for are clipped to the piece; where the
+    target has no kernel with them, they are chosen anew.
+
+    Raises:
+      TargetError: no target has a kernel for it.
+    """
+    placed = placed_on(group, target, tensors, options)
+    if options.tiles and (
+        isinstance(placed, str) or placed.refused is not None or placed.phases[0].target is not target
+    ):
+        placed = placed_on(group, target, tensors, replace(options, tiles=()))
+    if isinstance(placed, str):
+        raise TargetError(f"target {target.name!r} has no kernel for {group.name}: {placed}")
+    return placed.phases
+
+
+def phase_of_state(group: Group, piece: states.Piece, target: Target, options: FuseOptions) -> Phase:
+    """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other.
+
+    Tiles that were asked for: as in `place`."""
+    while True:
+        for asked in dict.fromkeys((options, replace(options, tiles=()))):
+            for candidate in (
+                () if target.cluster else choose(piece.group, target)
+            ):  # a cluster leaves results in memory
+                schedule = _override(candidate, options=asked, target=target)
+                program = states.local(group, piece, replace(schedule, parts=1), target, inside=True)
+                if not states.counts_positions(program, group):
+                    if options.parts is None:
+                        keep_tile = any(name == group.rolled.name for name, _ in asked.tiles)
+                        schedule = split(piece.group, schedule, target, keep_tile=keep_tile)
+                    if schedule.parts > 1:
+                        program = states.local(group, piece, schedule, target, inside=True)
+                phase = Phase(arithmetic.rewrite_for(target, program), target)
+                if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
+                    return phase
+        target = find(target.otherwise) if target.otherwise else XLA_CPU
+
+
+def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
+    """On the first of the targets that stand in for each other; or the reason why there is none."""
+    declined: list[str] = []
+    refused: Placed | None = None
+    for candidate in _in_turn(target):
+        reason = unsuited(chosen, candidate, by_name=candidate.name == options.target)
+        if reason is None:
+            schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
+            found = Placed(schedule, phases, tuple(declined), reason)
+            if reason is None:
+                return found
+            refused = found
+        declined.append(f"{candidate.name}: {reason}")
+    if refused is None:
+        return declined[0].partition(": ")[2]
+    assert refused.refused is not None
+    # tiles that were asked for are refused by the last target's emitter, with the reason
+    return refused if options.tiles else refused.refused
+
+
+def _in_turn(target: Target) -> Iterator[Target]:
+    """The target, and those that stand in for it."""
+    yield target
+    if target.otherwise:
+        yield from _in_turn(find(target.otherwise))
+
+
+def _fastest(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, tuple[Phase, ...], str | None]:
+    """The schedule with the least predicted time (for the share of the tiles that its bounds visit) of
+    those that the target can run; else the first, and why it cannot."""
+    best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
+    refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
+    for candidate in clusters.schedules(chosen, target) if target.cluster else choose(chosen, target):
+        schedule = _override(candidate, options, target)
+        phases, problem = _phases(chosen, schedule, target, tensors)
+        programs = [p.program for p in phases]
+        if operations_per_score(programs[0]) > candidate.most_operations:
+            continue
+        if problem is not None:
+            refused = refused or (schedule, phases, problem)
+            continue
+        share = visited_shares(programs, schedule)[0]
+        if options.parts is None and not target.cluster:
+            keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
+            schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
+        if best is None or schedule.time(share) < best[0]:
+            best = schedule.time(share), schedule, phases
+        if (share == 1.0 and schedule.parts == 1) or options.tiles:
+            break  # the listed order decides where no mask does
+    if best is None:
+        assert refused is not None
+        return refused
+    return best[1], best[2], None
+
+
+def _split(
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], share: float, *,
+    keep_tile: bool,
+) -> tuple[Schedule, tuple[Phase, ...]]:  # fmt: skip
+    """The same kernel with its rolled axis split, where that is faster and possible."""
+    target = phases[0].target
+    parted = split(chosen, schedule, target, share, keep_tile=keep_tile)
+    if parted.parts > 1:
+        several, problem = _phases(chosen, parted, target, tensors)
+        if problem is None:
+            return parted, several
+    return schedule, phases
+
+
+def _phases(
+    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
+) -> tuple[tuple[Phase, ...], str | None]:
+    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can, but those of a
+    cluster, which are one kernel."""
+    if target.cluster:
+        lowering = lower_for(target, chosen, schedule, tensors)
+        together = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in lowering)
+        return together, cluster_rules.problem([p.program for p in together])
+    phases: list[Phase] = []
+    for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
+        phase = Phase(arithmetic.rewrite_for(target, lowered), target)
+        problem = _problem(phase)
+        while number and problem is not None and phase.target.otherwise:
+            other = find(phase.target.otherwise)
+            while other.cluster:  # it runs all phases or none
+                other = find(other.otherwise)
+            if other.only_long_products:
+                break
+            phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
+            problem = _problem(phase)
+        phases.append(phase)
+        if problem is not None:
+            return tuple(phases), problem
+    return tuple(phases), None
+
+
+def _problem(phase: Phase) -> str | None:
+    problem_of = _PROBLEMS.get(phase.target.name)
+    return None if problem_of is None else problem_of(phase.program)
+
+
+def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Schedule:
+    tiles = dict(options.tiles)
+    grid = tuple((a, min(tiles.get(a.name, t), a.extent)) for a, t in schedule.grid)
+    rolled_tile = min(tiles.get(schedule.rolled.name, schedule.rolled_tile), schedule.rolled.extent)
+    if target.cluster:  # the emitter knows no smaller ones, and every block has as many
+        rolled_tile = -(-rolled_tile // target.tile_multiple) * target.tile_multiple
+    warps = schedule.warps
+    if target.warpgroup_rows and grid != schedule.grid:  # as many warpgroups as the rows need
+        warps = max(1, max(t for _, t in grid) // target.warpgroup_rows) * target.warpgroup_warps
+    return replace(
+        schedule,
+        grid=grid,
+        rolled_tile=rolled_tile,
+        parts=min(options.parts or schedule.parts, -(-schedule.rolled.extent // rolled_tile)),
+        warps=options.warps or warps,
+        stages=options.stages or schedule.stages,
+    )
