@@ -71,6 +71,10 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
         predicted = ", ".join(f"{strategy} {ms:.3g} ms" for strategy, ms in kernel.alternatives.items())
         lines.append(f"  -- {kernel.strategy}, as predicted: {predicted}")
     lines += [f"  -- emitted for {kernel.target.name}; {reason}" for reason in kernel.declined]
+    if kernel.target.cluster:
+        parts, phases = kernel.schedule.parts, len(kernel.phases)
+        lines.append(f"  -- one kernel: {phases} phases in a cluster of {parts} blocks, whose shared memory keeps the row"
+                     if phases > 1 else "  -- a row stays in the shared memory of its block")  # fmt: skip
     for phase in kernel.phases:
         where = f" of {phase.target.name}" if phase.target != kernel.target else ""
         lines += [f"  -- tile program{where}", _indent(_indent(str(phase.program)))]

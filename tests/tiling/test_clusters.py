@@ -34,6 +34,12 @@ def test_blocks_hold_what_several_loops_read(name, columns, dtype, blocks, tile)
     assert (schedule.parts, schedule.rolled_tile) == (blocks, tile)
 
 
+def test_the_plan_says_that_it_is_one_kernel():
+    x = jax.ShapeDtypeStruct((4096, 128256), jnp.float16)
+    plan = pf.fuse(ROWS["softmax"].function).explain(x, target="mosaic_gpu")
+    assert "one kernel: 2 phases in a cluster of 4 blocks" in str(plan)
+
+
 @pytest.mark.parametrize("columns", [20000, 32000, 50304, 128256, 151936, 256000])
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_tiles_share_parts_out(columns, blocks):
