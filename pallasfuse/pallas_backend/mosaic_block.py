@@ -341,6 +341,10 @@ class Block(Computing):
 
     def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
         tile = self._widen(self.value(value, scope), indices, scope)
+        if tensor in self.kernel.direct:
+            place = self._place(tensor, indices, scope)
+            place[...] = tile.array.astype(self.refs[tensor].dtype)
+            return
         buffer = self.buffers[self.kernel.staging.get(tensor, tensor)].at[self.warpgroup]
         buffer[...] = tile.array.astype(buffer.dtype)
         plgpu.commit_smem()

@@ -24,7 +24,7 @@ from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram
 from pallasfuse.pallas_backend.assignment import assignment
 from pallasfuse.pallas_backend.mosaic_block import ASSIGNMENT, BLOCK, VERDICT, WARPGROUP, Block
-from pallasfuse.pallas_backend.mosaic_rules import THREADS, examine, may_approximate, staging, swizzle
+from pallasfuse.pallas_backend.mosaic_rules import THREADS, direct, examine, may_approximate, staging, swizzle
 from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Shape, box, present
 from pallasfuse.targets import MOSAIC_GPU
 
@@ -81,7 +81,7 @@ class Kernel:
 
     def __init__(self, program: TileProgram, shape: Shape, *, interpret: bool) -> None:
         self.program, self.shape, self.interpret = program, shape, interpret
-        self.staging = staging(program, shape)
+        self.staging, self.direct = staging(program, shape), direct(program, shape)
         self.slots = {s.name: program.stages for s in (*shape.streamed, *shape.sliced)}
         self.slots |= {s.name: shape.warpgroups for s in shape.resident}
         self.blocks = prod(-(-a.extent // t) for a, t in program.grid)
@@ -112,8 +112,9 @@ class Kernel:
             kept = present(self.program, statement.indices)
             size = box(self.program, shape, statement) if isinstance(statement, Load) else self.size(kept)
             transforms = _transforms(size, _held(tensor.dtype))
-            # vectors have no such tiles: one that reached past a row would be written to the next
-            tiling = transforms[0].tiling if transforms else tuple(self.program.tile(a) for a in kept)
+            # vectors have no such tiles: one that reached past a row would be written to the next; nor do registers
+            whole = not transforms or tensor.name in self.direct
+            tiling = tuple(self.program.tile(a) for a in kept) if whole else transforms[0].tiling
             for axis, multiple in zip(kept, tiling, strict=True):
                 dimension = statement.indices.index(axis)
                 multiples[dimension] = lcm(multiples[dimension], multiple)
@@ -134,7 +135,7 @@ class Kernel:
             found[load.name] = _buffer(groups, self.size(load.indices), _held(load.dtype))
         dtypes = {t.name: jnp.dtype(t.dtype) for t in program.outputs}
         for store in self.shape.stores:
-            if store.tensor not in self.staging:
+            if store.tensor not in self.staging and store.tensor not in self.direct:
                 found[store.tensor] = _buffer(groups, self.size(store.indices), dtypes[store.tensor])
         if program.instead is not None:
             found[VERDICT] = plgpu.SMEM((groups, THREADS), jnp.int32)

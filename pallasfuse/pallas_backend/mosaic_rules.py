@@ -3,7 +3,7 @@
 Matrix products are `wgmma`: the right side lies in shared memory, the left one there or, computed, in registers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from math import prod
 
 from pallasfuse.ir import dtypes
@@ -254,7 +254,7 @@ def _applied(body: tuple[Statement, ...], *, in_loop: bool = False) -> Iterator[
 
 def staging(program: TileProgram, shape: Shape) -> dict[str, str]:
     """Stored tensor -> the load whose buffer it leaves by, where there is no space else: one that nothing reads after the loop."""
-    if _bytes(program, shape, {}) <= SHARED_BYTES:
+    if _bytes(program, shape, ()) <= SHARED_BYTES:
         return {}
     late = {t for s in shape.after for e in expressions(s) for t in e.tensors}
     free = [s for s in shape.resident if s in shape.before and s.name not in late]
@@ -275,12 +275,25 @@ def staging(program: TileProgram, shape: Shape) -> dict[str, str]:
     return found
 
 
+def direct(program: TileProgram, shape: Shape) -> frozenset[str]:
+    """Stored tensors that leave from registers, as there is no space for a buffer: of two dimensions, the widest first."""
+    elsewhere = set(staging(program, shape))
+    outputs = {t.name: t for t in program.outputs}
+    wide = [s for s in shape.stores if s.tensor not in elsewhere and len(present(program, s.indices)) == 2]
+    wide.sort(key=lambda s: -dtypes.itemsize_bytes(outputs[s.tensor].dtype) * program.tile(s.indices[-1]))
+    found: list[str] = []
+    while wide and _bytes(program, shape, elsewhere.union(found)) > SHARED_BYTES:
+        found.append(wide.pop(0).tensor)
+    return frozenset(found)
+
+
 def shared_bytes(program: TileProgram, shape: Shape) -> int:
     """What the buffers of one block take."""
-    return _bytes(program, shape, staging(program, shape))
+    return _bytes(program, shape, direct(program, shape).union(staging(program, shape)))
 
 
-def _bytes(program: TileProgram, shape: Shape, shared: dict[str, str]) -> int:
+def _bytes(program: TileProgram, shape: Shape, shared: Collection[str]) -> int:
+    """shared: stored tensors without a buffer of their own."""
     total = RESERVED_BYTES + (SMEM_ALIGNMENT if program.instead is not None else 0)
     for s in (*shape.streamed, *shape.sliced):
         size = prod(box(program, shape, s)) * dtypes.itemsize_bytes(s.dtype) * program.stages
