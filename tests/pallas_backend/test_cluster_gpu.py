@@ -111,8 +111,10 @@ def test_quotients_by_huge_and_tiny_values(interpreted):
     (x,) = ROWS["softmax"].arrays(4, 3 * 1024 + 200, "float32")
     x = (x * 2.0 ** jnp.array([124, -124, 0, 60])[:, None]).astype(jnp.bfloat16)
     (ours,) = interpreted(scaled, [x])
-    assert np.isfinite(np.asarray(ours, np.float32)).all()
-    np.testing.assert_allclose(np.asarray(ours, np.float32), np.asarray(scaled(x), np.float32), rtol=2**-7, atol=1e-6)
+    exact = np.asarray(x, np.float64)  # XLA itself multiplies by an inverse, which it flushes to zero
+    np.testing.assert_allclose(
+        np.asarray(ours, np.float64), exact / exact.max(-1, keepdims=True), rtol=2**-7, atol=2**-4 * 2**-7
+    )
 
 
 def _without_the_last_part(real, self, tile, reducer, over):
