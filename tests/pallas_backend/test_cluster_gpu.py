@@ -101,6 +101,22 @@ def test_rows_with_special_values(interpreted):
     np.testing.assert_allclose(ours, softmax(x), rtol=2e-6, atol=1e-9)
 
 
+def test_quotients_by_huge_and_tiny_values(interpreted):
+    """The inverse of neither overflows nor is lost."""
+
+    def scaled(x):
+        y = x.astype(jnp.float32)
+        return (y / y.max(-1, keepdims=True)).astype(x.dtype)
+
+    (x,) = ROWS["softmax"].arrays(4, 3 * 1024 + 200, "float32")
+    x = (x * 2.0 ** jnp.array([124, -124, 0, 60])[:, None]).astype(jnp.bfloat16)
+    (ours,) = interpreted(scaled, [x])
+    exact = np.asarray(x, np.float64)  # XLA itself multiplies by an inverse, which it flushes to zero
+    np.testing.assert_allclose(
+        np.asarray(ours, np.float64), exact / exact.max(-1, keepdims=True), rtol=2**-7, atol=2**-4 * 2**-7
+    )
+
+
 def _without_the_last_part(real, self, tile, reducer, over):
     array = tile.array[:-1] if self.shape.parts in tile.axes else tile.array
     return real(self, Tile(array, tile.axes), reducer, over)
