@@ -132,6 +132,23 @@ def test_split(interpreted, monkeypatch, name):
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.parametrize("queries", [256, 300])
+def test_states_without_a_buffer_leave_from_registers(interpreted, monkeypatch, queries):
+    """Sums in float32 are as large as both tiles of keys."""
+    monkeypatch.setattr(mosaic_gpu, "_multiprocessors", lambda: 2)
+    monkeypatch.setitem(execution._EMITTERS, "triton", interpret.run)
+    arrays = replace(VARIANTS["plain"], queries=queries, keys=512, sizes=(128, 128)).arrays("bfloat16")
+    rolled = kernel_of(plain, arrays)[1].schedule.rolled.name
+    options = {"parts": 2, "tiles": (("i", 128), (rolled, 128))}
+    program = kernel_of(plain, arrays, **options)[1].program
+    shape = mosaic_rules.examine(program)
+    assert len(mosaic_rules.direct(program, shape)) == 1
+    assert mosaic_rules.shared_bytes(program, shape) <= mosaic_rules.SHARED_BYTES
+    (ours,) = interpreted(plain, arrays, **options)
+    (exact,) = in_float64(plain, arrays)
+    np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
+
+
 @pytest.mark.parametrize(("name", "size"), [("plain", 2.0**24), ("causal", 2.0**40), ("log sum", 2.0**80)])
 def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
     """Products that are not rounded before a difference would overflow: the blocks run again with those that are."""
