@@ -242,8 +242,8 @@ def meet_cluster() -> None:
     """A barrier of all threads of a cluster: what they wrote before it (release) is seen by all after it (acquire)."""
 
     def meet(_: Any) -> None:
-        nvvm.cluster_arrive(aligned=True)
-        nvvm.cluster_wait(aligned=True)
+        nvvm.cluster_arrive()  # not `aligned`: threads of a warp may have come here on different ways
+        nvvm.cluster_wait()
 
     _plgpu.inline_mgpu()(meet)()
 

@@ -118,6 +118,7 @@ def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str
             programs = [p.program for p in own]
             given = {n: x for p in programs for n, x in of(p).items()}
             stored |= _TOGETHER[name](programs, given)
+            known |= stored
             continue
         for phase in own:
             stored |= emit(phase.target, phase.program, of(phase.program))

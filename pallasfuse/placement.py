@@ -1,5 +1,6 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -8,12 +9,12 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.tile_program import Contract, Loop, TileProgram
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.targets import XLA_CPU, Target, find
 from pallasfuse.tiling import arithmetic, clusters, states
-from pallasfuse.tiling.choose import choose
+from pallasfuse.tiling.choose import choose, sums_beyond_tiles
 from pallasfuse.tiling.eligibility import unsuited
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.share import operations_per_score, visited_shares
@@ -61,9 +62,9 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
     Tiles that were asked for: as in `place`."""
     while True:
         for asked in dict.fromkeys((options, replace(options, tiles=()))):
-            for candidate in (
-                () if target.cluster else choose(piece.group, target)
-            ):  # a cluster leaves results in memory
+            # what a cluster leaves in memory are results
+            unfit = target.cluster > 0 or unsuited(piece.group, target) is not None
+            for candidate in () if unfit else choose(piece.group, target):
                 schedule = _override(candidate, options=asked, target=target)
                 program = states.local(group, piece, replace(schedule, parts=1), target, inside=True)
                 if not states.counts_positions(program, group):
@@ -83,7 +84,7 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     declined: list[str] = []
     refused: Placed | None = None
     for candidate in _in_turn(target):
-        reason = unsuited(chosen, candidate, by_name=candidate.name == options.target)
+        reason = unsuited(chosen, candidate, by_name=candidate == target)
         if reason is None:
             schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
             found = Placed(schedule, phases, tuple(declined), reason)
@@ -112,7 +113,7 @@ def _fastest(
     those that the target can run; else the first, and why it cannot."""
     best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
     refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
-    for candidate in clusters.schedules(chosen, target) if target.cluster else choose(chosen, target):
+    for candidate in _candidates(chosen, target):
         schedule = _override(candidate, options, target)
         phases, problem = _phases(chosen, schedule, target, tensors)
         programs = [p.program for p in phases]
@@ -133,6 +134,24 @@ def _fastest(
         assert refused is not None
         return refused
     return best[1], best[2], None
+
+
+def _candidates(chosen: Group, target: Target) -> list[Schedule]:
+    if target.cluster:
+        return clusters.schedules(chosen, target)
+    found = choose(chosen, target)
+    if target.slices_sums and sums_beyond_tiles(
+        chosen, target
+    ):  # what does not fit in parts would leave the device idle
+        return [split(chosen, s, target) for s in found]
+    return found
+
+
+def _sums_beyond(program: TileProgram, target: Target) -> bool:
+    """Is there a product whose sum is too long for the tiles of a target?"""
+    bodies = [g.body for s in program.body if isinstance(s, Loop) for g in s.segments]
+    products = [s for body in (program.body, *bodies) for s in body if isinstance(s, Contract)]
+    return any(math.prod(program.tile(a) for a in s.over) > target.max_inner for s in products)
 
 
 def _split(
@@ -166,7 +185,7 @@ def _phases(
             other = find(phase.target.otherwise)
             while other.cluster:  # it runs all phases or none
                 other = find(other.otherwise)
-            if other.only_long_products:
+            if other.only_long_products or _sums_beyond(phase.program, other):
                 break
             phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
             problem = _problem(phase)

@@ -94,7 +94,7 @@ TRITON = Target(
 MOSAIC_GPU = replace(
     TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="mosaic_cluster",
     pins=True, static_bounds=True, slices_sums=True,
-    legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not"}),
+    legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not", "integer_pow"}),
 )  # fmt: skip
 
 MOSAIC_CLUSTER = replace(

@@ -42,6 +42,8 @@ from pallasfuse.tiling.share import tile_range
 
 MOST_BLOCKS = 16
 """Of a cluster; more than `Target.cluster` only where they are asked for."""
+MOST_SLOTS = 32
+"""Barriers of one kind."""
 SCALARS = FLOATS | {"int32"}
 FAST = frozenset({"exp", "exp2"})
 """Operations whose approximate instructions are as right as a half-precision result."""
@@ -322,3 +324,5 @@ def _check_space(shape: Shape) -> None:
     used = shared_bytes(shape)
     if used > SHARED_BYTES:
         raise Unsuited(f"its part of a row takes {used} bytes of shared memory, of {SHARED_BYTES}")
+    if shape.slots > MOST_SLOTS:
+        raise Unsuited(f"a block has {shape.slots} tiles of a row, and barriers for {MOST_SLOTS}")

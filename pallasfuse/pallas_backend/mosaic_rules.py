@@ -35,7 +35,8 @@ MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8
 SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
 RESERVED_BYTES = 2048
-"""Barriers and the scratch of reductions."""
+"""The scratch of reductions."""
+BARRIER_BYTES = 8
 SMEM_ALIGNMENT = 1024
 COPY_ALIGNMENT = 16
 """Bytes: of every stride of an array that the copy engine reads or writes, and of a tile's minor dimension."""
@@ -294,7 +295,9 @@ def shared_bytes(program: TileProgram, shape: Shape) -> int:
 
 def _bytes(program: TileProgram, shape: Shape, shared: Collection[str]) -> int:
     """shared: stored tensors without a buffer of their own."""
-    total = RESERVED_BYTES + (SMEM_ALIGNMENT if program.instead is not None else 0)
+    slots = program.stages * len((*shape.streamed, *shape.sliced)) + shape.warpgroups * len(shape.resident)
+    barriers = 2 * slots + shape.warpgroups + 1  # full, empty; whose turn it is; the verdict
+    total = RESERVED_BYTES + BARRIER_BYTES * barriers + (SMEM_ALIGNMENT if program.instead is not None else 0)
     for s in (*shape.streamed, *shape.sliced):
         size = prod(box(program, shape, s)) * dtypes.itemsize_bytes(s.dtype) * program.stages
         total += -(-size // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
@@ -310,7 +313,7 @@ def _bytes(program: TileProgram, shape: Shape, shared: Collection[str]) -> int:
 
 def registers(program: TileProgram, shape: Shape) -> int:
     """A low estimate per thread: carried tiles, and the widest tile that is computed twice (as float32, and for a product)."""
-    in_place = accumulated(shape.body)
+    in_place = accumulated(shape, shape.body)
     carried = sum(prod(WARPGROUP_ROWS if a == shape.rows else program.tile(a) for a in present(program, c.axes))
                   for c in shape.loop.carries)  # fmt: skip
     wide = max(

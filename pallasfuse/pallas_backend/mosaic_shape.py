@@ -120,7 +120,7 @@ def shape_of(program: TileProgram) -> Shape:
         raise Unsuited("its loop loads what does not depend on the rolled axis, or nothing")
     if not any(isinstance(s, Contract) for s in body):
         raise Unsuited("its loop has no matrix product")
-    slices = tuple(_slices(program, loop, s) for s in body if isinstance(s, Contract) and _is_long(program, s))
+    slices = tuple(_slices(program, loop, s) for s in body if isinstance(s, Contract) and _is_long(program, loop, s))
     sliced = {load for s in slices for load in s.loads}
     streamed = tuple(s for s in loads if s not in sliced)
     tiles = [s for s in (*before, *after) if isinstance(s, Load) and present(program, s.indices)]
@@ -128,9 +128,9 @@ def shape_of(program: TileProgram) -> Shape:
     return Shape(rows, warpgroups, loop, loop.segments, before, after, streamed, resident, slices)
 
 
-def _is_long(program: TileProgram, product: Contract) -> bool:
-    """Is its sum too long for tiles that hold all of it?"""
-    return prod(program.tile(a) for a in product.over) > MOSAIC_GPU.max_inner
+def _is_long(program: TileProgram, loop: Loop, product: Contract) -> bool:
+    """Is its sum too long for tiles that hold all of it? A sum over the loop's own axis goes on from trip to trip."""
+    return loop.axis not in product.over and prod(program.tile(a) for a in product.over) > MOSAIC_GPU.max_inner
 
 
 def _slices(program: TileProgram, loop: Loop, product: Contract) -> Slices:
@@ -161,9 +161,10 @@ def _moves(body: tuple[Statement, ...]) -> list[Statement | str]:
     return [s if isinstance(s, Load) else s.name for s in body if isinstance(s, Load | Contract)]
 
 
-def accumulated(body: tuple[Statement, ...]) -> dict[str, tuple[Let, Expr]]:
-    """Products that are only added to something: name -> (the sum, the other addend). They accumulate in place."""
-    products = {s.name for s in body if isinstance(s, Contract)}
+def accumulated(shape: Shape, body: tuple[Statement, ...]) -> dict[str, tuple[Let, Expr]]:
+    """Products that are only added to something: name -> (the sum, the other addend). They accumulate in place, but those whose
+    operands come in slices."""
+    products = {s.name for s in body if isinstance(s, Contract)} - {s.product for s in shape.slices}
     uses: dict[str, int] = {}
     for s in body:
         for root in expressions(s):
@@ -204,7 +205,7 @@ def trip_of(shape: Shape, segment: Segment) -> Trip:
     for load in last:
         readers = [s for s in body if s is load or any(load.name in e.tensors for e in expressions(s))]
         last[load] = (readers or body)[-1]
-    sums = accumulated(body)
+    sums = accumulated(shape, body)
     names = tuple(s.name for s in body if isinstance(s, Contract))
     starts, ends = tuple(n for n in names if n not in sums), tuple(n for n in names if n in sums)
     if names != starts + ends:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import (
     Apply,
     Const,
@@ -125,11 +126,13 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
     return frozenset(found)
 
 
-def _block(body: tuple[Statement, ...], coarse: frozenset[str], pins: bool, inverts: bool) -> tuple[Statement, ...]:
+def _block(
+    body: tuple[Statement, ...], coarse: frozenset[str], pins: bool, inverts: bool, along: Axis | None = None
+) -> tuple[Statement, ...]:
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         made = _step(node, args, coarse)
         made = _by_rows(made, coarse) if pins else made
-        return _inverted(made) if inverts else made
+        return made if along is None else _inverted(made, along)
 
     def cheaper(root: Expr) -> Expr:
         return rebuild(root, step)
@@ -152,7 +155,8 @@ def _block(body: tuple[Statement, ...], coarse: frozenset[str], pins: bool, inve
                 result.append(replace(s, value=cheaper(s.value)))
             case Loop():
                 segments: tuple[Segment, ...] = tuple(
-                    replace(g, body=_block(g.body, coarse, pins, inverts)) for g in s.segments
+                    replace(g, body=_block(g.body, coarse, pins, inverts, s.axis if inverts else None))
+                    for g in s.segments
                 )
                 result.append(replace(s, segments=segments))
             case _:
@@ -200,10 +204,12 @@ def _quotient(x: Expr, y: Expr) -> Expr:
     return mul(mul(x, scale), div(one, mul(y, scale)))
 
 
-def _inverted(node: Expr) -> Expr:
-    """One inverse for all elements of a row, where the quotients are rounded to half precision."""
+def _inverted(node: Expr, along: Axis) -> Expr:
+    """One inverse for all elements of a row, where the quotients are rounded to half precision. along: the axis of the elements."""
     match node:
-        case Apply("convert", (Apply("div", (x, y), "float32"),), "float16" | "bfloat16") if y.axes < x.axes:
+        case Apply("convert", (Apply("div", (x, y), "float32"),), "float16" | "bfloat16") if (
+            along in x.axes and along not in y.axes
+        ):
             narrow = isinstance(y, Apply) and y.op == "convert" and y.args[0].dtype == "float16"
             return convert(mul(x, div(const(1.0, "float32"), y)) if narrow else _quotient(x, y), node.dtype)
     return node

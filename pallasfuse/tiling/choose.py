@@ -194,11 +194,10 @@ _WARPGROUP_TILES = {
 
 
 _SLICED_TILES = (
-    _Tiling(128, 256, 8, 4, 1.0),
-    _Tiling(128, 128, 8, 4, 1.2),
-    _Tiling(64, 256, 4, 4, 1.3),
-    _Tiling(64, 128, 4, 4, 1.5),
-)
+    _Tiling(128, 256, 8, 4, 1.0), _Tiling(128, 256, 8, 3, 1.01), _Tiling(128, 256, 8, 2, 1.1),
+    _Tiling(128, 128, 8, 4, 1.2), _Tiling(128, 128, 8, 3, 1.21), _Tiling(128, 128, 8, 2, 1.3),
+    _Tiling(64, 256, 4, 4, 1.3), _Tiling(64, 256, 4, 3, 1.31), _Tiling(64, 128, 4, 4, 1.5),
+)  # fmt: skip
 """Of products whose operands come slice by slice."""
 _SLICED_START = 0.05
 """What it takes to begin and to end a block of such a product, in trips."""

@@ -48,19 +48,17 @@ def _loops(group: Group) -> list[list[Nest]]:
 def row_bytes(group: Group) -> int:
     """What a row takes of shared memory: not what all rows have and one loop reads."""
     reads = [{n for nest in nests for n in postorder(nest.body) if isinstance(n, Read)} for nests in _loops(group)]
-    kept: dict[str, int] = {}
+    kept: dict[str, str] = {}
     for r in streams(group):
         if r.indices != (group.rolled,) or sum(r in found for found in reads) > 1:
-            kept[r.tensor] = dtypes.itemsize_bytes(r.dtype)
-    free = list(kept.values())
-    size = sum(free)
+            kept[r.tensor] = r.dtype
+    free, types = list(kept.values()), list(kept.values())
     for output in (n for n in group.outputs if group.rolled in n.axes):
-        item = dtypes.itemsize_bytes(output.dtype)
-        if item in free:
-            free.remove(item)  # it leaves by the buffer of a stream
+        if output.dtype in free:
+            free.remove(output.dtype)  # it leaves by the buffer of a stream
         else:
-            size += item
-    return size * group.rolled.extent
+            types.append(output.dtype)
+    return sum(map(dtypes.itemsize_bytes, types)) * group.rolled.extent
 
 
 def _blocks(group: Group, target: Target) -> int:

@@ -62,6 +62,13 @@ def _is_finite(x: Expr) -> Expr:
     return apply("lt", apply("abs", x), _number(x, math.inf))
 
 
+def _integer_pow(x: Expr, n: Expr) -> Expr | None:
+    """x^-n as the inverse of x^n."""
+    if isinstance(n, Const) and n.value < 0:
+        return div(_number(x, 1.0), apply("integer_pow", x, const(-int(n.value), n.dtype), dtype=x.dtype))
+    return None
+
+
 _NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
 
 
@@ -74,7 +81,7 @@ def _not(p: Expr) -> Expr | None:
 
 RULES: dict[str, Rule] = {
     "floor": _floor, "ceil": _ceil, "expm1": _expm1, "log1p": _log1p, "pow": _pow, "cosh": _cosh,
-    "is_finite": _is_finite, "not": _not,
+    "is_finite": _is_finite, "not": _not, "integer_pow": _integer_pow,
 }  # fmt: skip
 
 
@@ -84,7 +91,7 @@ def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         if isinstance(node, Apply) and node.op in lacking and node.op in RULES:
             half = args[0].dtype in ("float16", "bfloat16")
-            written = RULES[node.op](*(convert(a, "float32") if half else a for a in args))
+            written = RULES[node.op](*(convert(a, "float32") if half and dtypes.is_float(a.dtype) else a for a in args))
             if written is not None:
                 return convert(written, node.dtype)
         return with_args(node, args)

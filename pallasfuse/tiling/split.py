@@ -119,7 +119,7 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
 def _balanced(group: Group, schedule: Schedule, target: Target, share: float) -> Schedule:
     """Parts such that all multiprocessors are busy to the end: where a trip takes long, and much longer than combining a state."""
     trips = math.ceil(schedule.trips * share)
-    most = min(_MOST_PARTS, _MOST_STATES // state_elements(group, schedule))
+    most = max(1, min(_MOST_PARTS, _MOST_STATES // state_elements(group, schedule)))
 
     def time(parts: int) -> float:
         rounds = -(-parts * _blocks(schedule) // target.multiprocessors)

@@ -206,6 +206,24 @@ def test_products_in_slices_for_warpgroups(function, dtype):
     h100.compile_for_h100(fused, arguments)
 
 
+def biased_by_pairs(h, w, b):
+    return jax.nn.logsumexp(jnp.einsum("nd,dv->nv", h, w, preferred_element_type=jnp.float32) + b, axis=-1)
+
+
+@pytest.mark.parametrize("bias", ["float32", "int32"])
+def test_what_is_streamed_beside_slices(bias):
+    """All of shared memory is taken, with the barriers."""
+    arguments = [
+        array(512, 1032, dtype="bfloat16"),
+        array(1032, 16384, dtype="bfloat16"),
+        array(512, 16384, dtype=bias),
+    ]
+    fused = pf.fuse(biased_by_pairs, target="mosaic_gpu")
+    (kernel,) = fused.explain(*arguments).kernels
+    assert kernel.target.name == "mosaic_gpu", kernel.declined
+    h100.compile_for_h100(fused, arguments)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms_of_products_in_slices_for_warpgroups(name):
     function, shapes, rows = FORMS[name]

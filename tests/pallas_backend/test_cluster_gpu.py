@@ -212,10 +212,11 @@ def test_states_are_words_of_the_cluster():
         (-1, (4, 900), 2, 1024, "no loop"),
         (0, (65536, 64), 2, 1024, "not contiguous"),
         (-1, (4, 4096 * 128), 2, 1024, "shared memory"),
+        (-1, (64, 66 * 1024 + 8), 2, 1024, "barriers for 32"),
         (-1, (4, 1024 * 64), 32, 1024, "states of 32 parts"),
         (-1, (4, 1024 * 64), 2, 32768, "do not share 32768 elements"),
     ],
-    ids=["stride", "short", "columns", "space", "large cluster", "large tile"],
+    ids=["stride", "short", "columns", "space", "many tiles", "large cluster", "large tile"],
 )
 def test_what_cannot_be_run_is_refused_with_the_reason(axis, size, parts, tile, reason):
     arrays = [jax.ShapeDtypeStruct(size, jnp.float16)]
@@ -234,6 +235,37 @@ def test_what_is_rounded_otherwise_is_said():
     half, single = (ROWS["softmax"].arrays(2, 4096, dtype) for dtype in ("float16", "float32"))
     ours, exact = kernel_of(softmax, half)[0].conditions, kernel_of(softmax, single)[0].conditions
     assert set(ours) - set(exact) == {mosaic_rules.SMALL_CONDITION, arithmetic.INVERSE_CONDITION}
+
+
+def test_a_target_that_is_asked_for_takes_few_rows():
+    """By whichever way it is named."""
+    x = jax.ShapeDtypeStruct((4, 128256), jnp.float16)
+    for plan in (
+        pf.fuse(softmax, target=TARGET).explain(x),
+        pf.fuse(softmax).explain(x, target=TARGET),
+    ):
+        assert plan.kernels[0].target.name == TARGET
+    assert pf.fuse(softmax).explain(x, target="mosaic_gpu").kernels[0].target.name == "triton"
+
+
+def by_column(x, w):
+    return jax.nn.softmax((x / w).astype(jnp.float16), axis=-1) / w.astype(jnp.float16)
+
+
+def test_only_what_a_row_has_in_common_is_inverted():
+    x, w = jax.ShapeDtypeStruct((2, 4096), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.float32)
+    text = "".join(str(p) for p in program_of(by_column, [x, w]))
+    assert text.count("1 / ") == 1
+
+
+def scaled(x):
+    return jax.nn.softmax(x * (x.astype(jnp.float32) ** 2).mean(-1, keepdims=True).astype(x.dtype) ** -3, axis=-1)
+
+
+def test_negative_powers(interpreted):
+    arrays = ROWS["softmax"].arrays(2, 4096, "float32")
+    (ours,), theirs = interpreted(scaled, arrays), jax.jit(scaled)(*arrays)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
 def test_causal_rows_are_refused():

@@ -13,10 +13,12 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pallasfuse as pf
-from pallasfuse import execution, pipeline
+from pallasfuse import execution, pipeline, placement
+from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
 from pallasfuse.pallas_backend.mosaic_block import Block
 from pallasfuse.pallas_backend.mosaic_shape import Slices
+from pallasfuse.tiling import states
 from tests.losses import FORMS, LOSSES, difference, tied, with_everything
 
 TARGET = "mosaic_gpu"
@@ -168,6 +170,50 @@ def test_all_multiprocessors_are_busy_to_the_end():
     assert rounds <= 123
     states = sum(math.prod(a.extent for a in t.axes) * 4 for t in kernel.program.outputs)
     assert states < 0.02 * 4096 * 128256 * 2
+
+
+def weighted(x, w, y):
+    return jnp.einsum("nk,kd->nd", x, w, preferred_element_type=jnp.float32) * jax.nn.logsumexp(y, -1)[:, None]
+
+
+def test_a_long_tile_of_the_loop_is_no_long_sum(monkeypatch):
+    """A sum over the loop's own axis goes on from trip to trip."""
+    monkeypatch.setitem(execution._EMITTERS, "triton", interpret.run)
+    monkeypatch.setitem(execution._EMITTERS, TARGET, functools.partial(mosaic_gpu.run, interpret=True))
+    random = np.random.default_rng(0)
+    shapes = ((64, 1024), (1024, 32), (64, 1024))
+    arrays = [jnp.asarray(random.normal(size=s), jnp.bfloat16) for s in shapes]
+    options = pf.FuseOptions(tiles=(("j", 512), ("k", 512)))
+    plan = pf.fuse(weighted, options=options).explain(*arrays, target=TARGET)
+    shapes_of = [mosaic_rules.examine(k.program) for k in plan.kernels if k.target.name == TARGET]
+    assert all(not s.slices for s in shapes_of)
+    (got,) = execution.execute(plan, [*plan.converted.jaxpr.consts, *arrays])
+    np.testing.assert_allclose(got, weighted(*arrays), rtol=0.02, atol=0.5)
+
+
+def attention_over_features(h, w, v):
+    return jax.nn.softmax(h @ w, axis=-1) @ v
+
+
+def test_the_tiling_that_fits_in_parts_is_taken():
+    """Beside a second product, the deepest pipeline fits into shared memory only if no state needs a buffer."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1024, 1024), (1024, 32768), (32768, 128))]
+    _, kernel = kernel_of(attention_over_features, shapes)
+    assert kernel.target.name == TARGET and kernel.schedule.parts > 1
+
+
+@pytest.mark.parametrize("function", [difference, attention_over_features], ids=lambda f: f.__name__)
+def test_a_state_of_a_piece_goes_to_a_target_that_can(function):
+    """Triton has no kernel for long sums: the state of a piece of float32 columns is made by loops of XLA."""
+    more = [((8192, 64), "float32")] if function is attention_over_features else [((1024,), "int32")]
+    shapes = [((1024, 1024), "float32"), ((1024, 8192), "float32"), *more]
+    plan = pf.fuse(function).explain(*(jax.ShapeDtypeStruct(s, jnp.dtype(t)) for s, t in shapes), target=TARGET)
+    (kernel,) = plan.kernels
+    group = kernel.group
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
+    given = {t: {d: a for d, a in enumerate(tensors[t].axes) if a == group.rolled} for t in group.inputs}
+    piece = states.localize(group, tensors, {group.rolled: 2048}, given)
+    assert placement.phase_of_state(group, piece, plan.target, pf.FuseOptions()).target.name == "xla_gpu"
 
 
 def two_products(h, w, v):
