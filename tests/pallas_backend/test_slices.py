@@ -70,8 +70,11 @@ def assert_as_accurate_as_plain(got, function, arrays):
     assert error <= max(ULPS[arrays[0].dtype.name], 1.5 * plain)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("function", LOSSES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [*((f, "bfloat16") for f in LOSSES), (difference, "float16")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
 def test_losses(interpreted, function, dtype):
     arrays = arguments(((128, 320), (320, 512)), (128,), dtype)
     assert_as_accurate_as_plain(interpreted(function, arrays), function, arrays)
@@ -91,7 +94,7 @@ def test_sizes(interpreted, rows, features, columns, options):
     assert_as_accurate_as_plain(interpreted(difference, arrays, **options), difference, arrays)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 7])
+@pytest.mark.parametrize("stages", [1, 7])
 def test_stages(interpreted, stages):
     arrays = arguments(((128, 328), (328, 512)), (128,), "bfloat16")
     tiles = (("k", 128),)

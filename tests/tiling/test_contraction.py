@@ -155,7 +155,7 @@ def far_apart(level, spread):
     return [jnp.asarray(x, jnp.bfloat16) for x in (q, k, v)]
 
 
-@pytest.mark.parametrize(("level", "spread"), [(0, 0.5), (2.0**12, 4.0), (2.0**12, -0.25), (0.0, 1e3)])
+@pytest.mark.parametrize(("level", "spread"), [(2.0**12, 4.0), (2.0**12, -0.25), (0.0, 1e3)])
 @pytest.mark.parametrize("function", FREE)
 def test_parts_that_round_differently(function, level, spread):
     """In float32: some parts' products are rounded before the difference, and others' are not."""
@@ -164,7 +164,7 @@ def test_parts_that_round_differently(function, level, spread):
     first, second = (p.program for p in kernel.phases)
     inputs = dict(zip([t.name for t in first.inputs], arrays, strict=True))
     assert [tuple(a.extent for a in t.axes) for t in first.inputs] == [x.shape for x in arrays]
-    states_of = [emit(XLA_CPU, p, inputs) for p in (first, first.instead.program)]
+    states_of = jax.jit(lambda inputs: [emit(XLA_CPU, p, inputs) for p in (first, first.instead.program)])(inputs)
     with jax.enable_x64(True):
         exact = [np.asarray(x) for x in jax.tree.leaves(function(*(np.asarray(x, np.float64) for x in arrays)))]
     names = [t.name for t in second.outputs]
