@@ -9,7 +9,7 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import Contract, Loop, TileProgram
+from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.targets import XLA_CPU, Target, find
@@ -149,8 +149,7 @@ def _candidates(chosen: Group, target: Target) -> list[Schedule]:
 
 def _sums_beyond(program: TileProgram, target: Target) -> bool:
     """Is there a product whose sum is too long for the tiles of a target?"""
-    bodies = [g.body for s in program.body if isinstance(s, Loop) for g in s.segments]
-    products = [s for body in (program.body, *bodies) for s in body if isinstance(s, Contract)]
+    products = (s for s in every(program.body) if isinstance(s, Contract))
     return any(math.prod(program.tile(a) for a in s.over) > target.max_inner for s in products)
 
 

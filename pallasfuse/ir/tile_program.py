@@ -8,7 +8,7 @@ Invariants, checked by `verify`: every read names a value that is in scope; loop
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -155,6 +155,15 @@ class Loop:
 
 
 Statement = Load | Let | Reduce | Contract | Store | Loop
+
+
+def every(body: Iterable[Statement]) -> Iterator[Statement]:
+    """All statements in order, those of a loop after the loop itself."""
+    for s in body:
+        yield s
+        if isinstance(s, Loop):
+            for segment in s.segments:
+                yield from every(segment.body)
 
 
 def expressions(statement: Statement) -> tuple[Expr, ...]:

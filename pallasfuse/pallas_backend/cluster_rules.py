@@ -21,6 +21,7 @@ from pallasfuse.ir.tile_program import (
     Statement,
     Store,
     TileProgram,
+    every,
     expressions,
 )
 from pallasfuse.pallas_backend.mosaic_rules import (
@@ -143,12 +144,7 @@ def examine(programs: Sequence[TileProgram]) -> Shape | str:
 
 def _all(programs: Sequence[TileProgram]) -> Iterator[Statement]:
     """Every statement, those in loops too."""
-    for program in programs:
-        for s in program.body:
-            yield s
-            if isinstance(s, Loop):
-                for segment in s.segments:
-                    yield from segment.body
+    return every(s for program in programs for s in program.body)
 
 
 def _axes(statement: Statement) -> frozenset[Axis]:

@@ -22,6 +22,7 @@ from pallasfuse.ir.tile_program import (
     Statement,
     Store,
     TileProgram,
+    every,
     expressions,
 )
 from pallasfuse.targets import MOSAIC_GPU
@@ -135,7 +136,7 @@ def _is_long(program: TileProgram, loop: Loop, product: Contract) -> bool:
 
 def _slices(program: TileProgram, loop: Loop, product: Contract) -> Slices:
     over = present(program, product.over)
-    everything = [s for s in program.body if s is not loop] + [s for g in loop.segments for s in g.body]
+    everything = [s for s in every(program.body) if s is not loop]
     loads = {s.name: s for s in everything if isinstance(s, Load)}
     sides = [loads.get(e.tensor) if isinstance(e, Read) else None for e in (product.lhs, product.rhs)]
     (lhs, rhs) = sides

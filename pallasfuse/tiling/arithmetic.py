@@ -14,7 +14,6 @@ proportion to its size, beside which one more rounding of that kind does not cou
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import assert_never
 
@@ -46,6 +45,7 @@ from pallasfuse.ir.tile_program import (
     Statement,
     Store,
     TileProgram,
+    every,
     expressions,
 )
 from pallasfuse.targets import Target
@@ -63,17 +63,10 @@ def inverts(program: TileProgram) -> bool:
     """Are there such products?"""
     return any(
         isinstance(n, Apply) and n.op == "convert" and n.dtype in ("float16", "bfloat16") and _is_by_inverse(n.args[0])
-        for s in _statements(program.body)
+        for s in every(program.body)
         for root in expressions(s)
         for n in postorder(root)
     )
-
-
-def _statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    for s in body:
-        yield s
-        for segment in s.segments if isinstance(s, Loop) else ():
-            yield from _statements(segment.body)
 
 
 def _is_by_inverse(node: Expr) -> bool:

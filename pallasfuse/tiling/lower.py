@@ -1,13 +1,13 @@
 """`Group` + `Schedule` -> tile programs: one for a rolled axis, a phase after the other for a split one."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.expr import Expr, Read, convert, read
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import Load, Loop, Segment, Statement, Store, TileProgram, block_start, verify
+from pallasfuse.ir.tile_program import Load, Loop, Segment, Statement, Store, TileProgram, block_start, every, verify
 from pallasfuse.targets import Tails, Target
 from pallasfuse.tiling.bounds import plan_loop
 from pallasfuse.tiling.passes import Passes
@@ -216,11 +216,6 @@ def _with_reuse(body: list[Statement]) -> tuple[Statement, ...]:
     return tuple(result)
 
 
-def loaded(body: list[Statement]) -> Iterator[str]:
+def loaded(body: Iterable[Statement]) -> Iterator[str]:
     """The tensors that statements load, in order."""
-    for s in body:
-        if isinstance(s, Load):
-            yield s.tensor
-        elif isinstance(s, Loop):
-            for segment in s.segments:
-                yield from loaded(list(segment.body))
+    return (s.tensor for s in every(body) if isinstance(s, Load))
