@@ -16,7 +16,7 @@ class FuseOptions:
       tiles: tile sizes that override the chosen schedule: (axis name, size) pairs, for tuning and tests.
       parts: into how many parts the reduced axis of every kernel is split (at most one for each tile), each left to blocks of its
         own (split-k); 1: not at all; None: as the cost model says.
-      warps, stages: override the GPU hints of the chosen schedule.
+      warps, stages: override the GPU hints of the chosen schedule; 'mosaic_cluster' has none.
         Over sharded arrays, all these are for the kernels of each device's piece. Tiles are clipped to it, and chosen anew where
         the target has no kernel for such a piece.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without

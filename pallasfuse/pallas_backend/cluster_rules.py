@@ -313,7 +313,10 @@ def shared_bytes(shape: Shape) -> int:
     slots = sum(
         -(-shape.slots * shape.tile * dtypes.itemsize_bytes(t) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT for t in types
     )
-    return RESERVED_BYTES + slots + 2 * SMEM_ALIGNMENT * len(shape.states)
+    floats = [sum(dtypes.is_float(t.dtype) for t in states) for states in shape.states]
+    counts = [*floats, *(len(states) - n for states, n in zip(shape.states, floats, strict=True))]
+    boards = sum(-(-4 * n * shape.blocks // SMEM_ALIGNMENT) * SMEM_ALIGNMENT for n in counts)
+    return RESERVED_BYTES + slots + boards
 
 
 def _check_space(shape: Shape) -> None:
