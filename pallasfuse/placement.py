@@ -137,14 +137,11 @@ def _fastest(
 
 
 def _candidates(chosen: Group, target: Target) -> list[Schedule]:
+    """Schedules, best first. Sums in slices are split at once: a tiling that does not fit in parts would leave the device idle."""
     if target.cluster:
         return clusters.schedules(chosen, target)
-    found = choose(chosen, target)
-    if target.slices_sums and sums_beyond_tiles(
-        chosen, target
-    ):  # what does not fit in parts would leave the device idle
-        return [split(chosen, s, target) for s in found]
-    return found
+    in_slices = target.slices_sums and sums_beyond_tiles(chosen, target)
+    return [split(chosen, s, target) if in_slices else s for s in choose(chosen, target)]
 
 
 def _sums_beyond(program: TileProgram, target: Target) -> bool:
