@@ -45,7 +45,7 @@ def _loops(group: Group) -> list[list[Nest]]:
     return [*folds, [n for n in group.outputs if group.rolled in n.axes]]
 
 
-def row_bytes(group: Group) -> int:
+def _row_bytes(group: Group) -> int:
     """What a row takes of shared memory: not what all rows have and one loop reads."""
     reads = [{n for nest in nests for n in postorder(nest.body) if isinstance(n, Read)} for nests in _loops(group)]
     kept: dict[str, str] = {}
@@ -64,7 +64,7 @@ def row_bytes(group: Group) -> int:
 def _blocks(group: Group, target: Target) -> int:
     """The fewest blocks for a row of which several fit a multiprocessor."""
     blocks = 1
-    while blocks < target.cluster and row_bytes(group) > blocks * _BLOCK_BYTES:
+    while blocks < target.cluster and _row_bytes(group) > blocks * _BLOCK_BYTES:
         blocks *= 2
     return blocks
 

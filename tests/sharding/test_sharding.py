@@ -1,4 +1,4 @@
-"""Sharded arrays under `jax.jit`: the partitioner runs a fused kernel piece by piece, and gathers states at most."""
+"""Sharded arrays under `jax.jit`: the partitioner runs a fused kernel piece by piece, and exchanges nothing larger than states."""
 
 import subprocess
 import sys
