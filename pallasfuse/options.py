@@ -21,6 +21,8 @@ class FuseOptions:
         the target has no kernel for such a piece.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
+      check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand, but
+        not where a target, tiles, parts, warps, stages or `strict` are asked for; True: then too; False: never.
     """
 
     target: str | None = None
@@ -30,10 +32,13 @@ class FuseOptions:
     warps: int | None = None
     stages: int | None = None
     verify: Literal["stages"] | None = None
+    check: bool | None = None
 
     def __post_init__(self) -> None:
         if self.verify not in (None, "stages"):
             raise ValueError(f"FuseOptions.verify is None or 'stages', got {self.verify!r}")
+        if self.check not in (None, True, False):
+            raise ValueError(f"FuseOptions.check is True, False or None, got {self.check!r}")
         pairs = isinstance(self.tiles, tuple) and all(
             isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) for p in self.tiles
         )

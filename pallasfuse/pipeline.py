@@ -4,7 +4,7 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -23,13 +23,14 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.placement import Placed, placed_on
+from pallasfuse.placement import Placed, placed_on, placements
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
 from pallasfuse.tiling.share import visited_share
 from pallasfuse.tiling.split import fills, predict
+from pallasfuse.verdicts import Verdict
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
@@ -110,6 +111,8 @@ class Plan:
     options: FuseOptions
     proof: Proof | None = None
     """Made when `FuseOptions.verify` asks for it."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What was measured on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
 
     @property
     def program(self) -> LoopProgram:
@@ -183,6 +186,13 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
         if isinstance(placed, str):
             return schedule_grouping(converted, _without(grouping, chosen, placed), target, options)
         kernels.append(_kernel(chosen, placed, converted.program))
+    return _assembled(converted, grouping, kernels, target, options)
+
+
+def _assembled(
+    converted: Converted, grouping: Grouping, kernels: Sequence[Kernel], target: Target, options: FuseOptions
+) -> Plan:
+    """The plan of these kernels, one for each group; everything else is left to XLA."""
     try:
         steps = _steps(converted, kernels)
     except InvalidProgramError as error:
@@ -222,6 +232,29 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
         options,
     )
     return plan if options.verify is None else _verified(plan, options)
+
+
+def revised(plan: Plan, changes: Mapping[str, Placed | str], verdicts: tuple[Verdict, ...] = ()) -> Plan:
+    """A plan with some of its kernels, by name, run in another way or, for a reason, left to XLA.
+
+    Raises:
+      FusionError: as `make_plan`.
+    """
+    grouping, kernels = plan.grouping, []
+    for kernel in plan.kernels:
+        change = changes.get(kernel.name)
+        if isinstance(change, str):
+            grouping = _without(grouping, kernel.group, change)
+        else:
+            kernels.append(kernel if change is None else _kernel(kernel.group, change, plan.program))
+    again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options) if changes else plan
+    return replace(again, verdicts=verdicts)
+
+
+def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
+    """Other ways to run one kernel of a plan, the most promising first; its own is the first."""
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
+    return placements(kernel.group, plan.target, tensors, plan.options)
 
 
 def parts_of(plan: Plan) -> list[Part]:

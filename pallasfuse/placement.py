@@ -99,6 +99,38 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     return refused if options.tiles else refused.refused
 
 
+def placements(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> Iterator[Placed]:
+    """Every way to run a group that the targets which stand in for each other can run: the one of `placed_on` first, then for each
+    target in turn the others, the fastest by the model first."""
+    first = placed_on(chosen, target, tensors, options)
+    if isinstance(first, str) or first.refused is not None:
+        return
+    yield first
+    seen = {(first.phases[0].target.name, first.schedule)}
+    for candidate in _in_turn(target):
+        if unsuited(chosen, candidate, by_name=True) is not None:
+            continue
+        for placed in sorted(_runnable(chosen, candidate, tensors, options), key=lambda p: p.schedule.relative_time):
+            if (candidate.name, placed.schedule) not in seen:
+                seen.add((candidate.name, placed.schedule))
+                yield placed
+
+
+def _runnable(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> Iterator[Placed]:
+    """On one target, every candidate that it can run, with the rolled axis in one part and in several."""
+    for candidate in _candidates(chosen, target):
+        whole = _override(candidate, options, target)
+        parted = whole if target.cluster or options.parts else split(chosen, whole, target)
+        for schedule in dict.fromkeys((whole, parted)):
+            phases, problem = _phases(chosen, schedule, target, tensors)
+            if problem is None:
+                yield Placed(schedule, phases, ())
+
+
 def _in_turn(target: Target) -> Iterator[Target]:
     """The target, and those that stand in for it."""
     yield target

@@ -17,6 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat
+from pallasfuse.check import check, wanted
 from pallasfuse.errors import TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.options import FuseOptions
@@ -50,6 +51,8 @@ class FusedCall:
     warning: "Once"
     plans: dict[str, Plan] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
+    checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
+    check_lock: Any = field(default_factory=Lock)
 
     def plan(self, target: Target) -> Plan:
         """The plan for a target, made once."""
@@ -57,6 +60,16 @@ class FusedCall:
             if target.name not in self.plans:
                 self.plans[target.name] = make_plan(self.jaxpr, target, self.options)
             return self.plans[target.name]
+
+    def plan_on(self, target: Target, device: Any) -> Plan:
+        """The plan for a target, with its kernels checked on a device, once."""
+        plan = self.plan(target)
+        if device is None or not wanted(self.options):
+            return plan
+        with self.check_lock:
+            if (target.name, device) not in self.checked:
+                self.checked[target.name, device] = check(plan, device)
+            return self.checked[target.name, device]
 
     def original(self, *args: Any) -> list[Any]:
         """The unfused function on flat arguments."""
@@ -121,9 +134,10 @@ def _capabilities() -> frozenset[str]:
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
+    device = _compat.device_of(ctx)
 
     def run_on(target: Target) -> Callable[..., list[Any]]:
-        plan = call.plan(target)
+        plan = call.plan_on(target, device)
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target = target_for(platform, call.options)
