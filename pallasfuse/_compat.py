@@ -188,8 +188,8 @@ def is_partitioned(context: Any) -> bool:
 
 
 def device_of(context: Any) -> Any:
-    """The device that a lowering is for, if it is one, at hand and of this process alone; None where a program is exported, compiled
-    for another machine, or runs on several devices."""
+    """The device that a lowering is for, if it is one, at hand and of this process alone; None where a program is exported,
+    compiled for another machine, or runs on several devices."""
     module = context.module_context
     axis_context = module.axis_context
     if module.lowering_parameters.for_export or not isinstance(axis_context, sharding_impls.ShardingContext):

@@ -7,8 +7,9 @@ Verdicts are kept in the store (`store.py`), so that a program is checked once f
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from pallasfuse import _compat
 from pallasfuse.environment import environment
 from pallasfuse.execution import execute, run_kernel
 from pallasfuse.isolation import apart
-from pallasfuse.measure import Function, Measured, compare, is_shortage
+from pallasfuse.measure import Function, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import Part, part_of, primitives, producers, way, whole_key
 from pallasfuse.pipeline import Kernel, Plan, revised, ways
@@ -51,26 +52,52 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     if not plan.kernels:
         return plan
     bench = Bench(plan, device, current())
-    if measure and any(s.known is None for s in bench.subjects):
+    if measure and any(s.entry is None for s in bench.subjects):
         apart(lambda: _measure_kernels(bench), device)
     changes: dict[str, Placed | str] = {}
     verdicts: list[Verdict] = []
     for subject in bench.subjects:
         change, verdict = _decision(bench, subject)
-        verdicts.append(verdict)
+        verdicts += [] if verdict is None else [verdict]
         if change is not None:
             changes[subject.kernel.name] = change
     left = revised(plan, changes)
     if left.kernels and not _is_one_kernel(left):
-        verdict = _whole(bench, left, measure)
-        verdicts.append(verdict)
-        if not verdict.kept:
-            times = _times(verdict.ours_us, verdict.xla_us)
+        whole = _whole(bench, left, measure)
+        verdicts += [] if whole is None else [whole]
+        if whole is not None and not whole.kept:
+            times = _times(whole.ours_us, whole.xla_us)
             left = revised(left, {k.name: f"the whole call is not faster than XLA's: {times}" for k in left.kernels})
     return replace(left, verdicts=tuple(verdicts))
 
 
-@dataclass(frozen=True, eq=False)
+def without_failures(plan: Plan, device: Any) -> Plan:
+    """A plan whose kernels that are known to fail on a device run in another way, or by XLA. Nothing is measured or compiled."""
+    changes: dict[str, Placed | str] = {}
+    for subject in Bench(plan, device, current()).subjects:
+        entry = subject.entry
+        if entry is None or "error" not in entry:
+            continue
+        others = ((p, subject.record["ways"].get(subject.way_of(p))) for p in _other_ways(plan, subject))
+        instead = next((p for p, known in others if known is not None and "error" not in known), None)
+        changes[subject.kernel.name] = instead or _does_not_run(entry)
+    return revised(plan, changes) if changes else plan
+
+
+def find_failures(plan: Plan, device: Any) -> list[str]:
+    """Compile every kernel of a plan alone, and note what fails and which other way does not. Returns one line for each failure."""
+    found: list[str] = []
+
+    def try_all() -> None:
+        bench = Bench(plan, device, current())
+        for subject in bench.subjects:
+            _first_that_compiles(bench, subject, found)
+
+    apart(try_all, device)
+    return found
+
+
+@dataclass(eq=False)
 class Subject:
     """A kernel that is compared with XLA's own, and under which identity it is remembered."""
 
@@ -79,12 +106,12 @@ class Subject:
     identity: Identity
     store: Store
 
-    @property
+    @cached_property
     def way(self) -> str:
         """How the kernel runs, in words that equal kernels share."""
         return way(self.kernel.group, self.kernel.schedule, self.kernel.target)
 
-    def of(self, placed: Placed) -> str:
+    def way_of(self, placed: Placed) -> str:
         """Another way to run it, in such words."""
         return way(self.kernel.group, placed.schedule, placed.phases[0].target)
 
@@ -93,10 +120,10 @@ class Subject:
         return self.store.get(self.identity) or {}
 
     @property
-    def known(self) -> Record | None:
-        """What is known about the kernel as it is planned."""
+    def entry(self) -> Record | None:
+        """How the kernel compares as it is planned, or how it fails; None where that is not known."""
         found: Record | None = self.record.get("ways", {}).get(self.way)
-        return found
+        return found if found is not None and ("us" in found or "error" in found) else None
 
     def note(self, name: str, entry: Record, *, on_disk: bool = True) -> None:
         """Remember how one way to run the kernel compares."""
@@ -133,25 +160,30 @@ class Bench:
 # --- what follows from what is known
 
 
-def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verdict]:
-    """How a kernel is to be run otherwise, or why not at all; None: as it is."""
-    kernel, entry = subject.kernel, subject.known
+def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verdict | None]:
+    """How a kernel is to be run otherwise, or why not at all; None: as it is. Without a verdict where nothing is known."""
+    kernel, entry = subject.kernel, subject.entry
     seconds = bench.spent.get(kernel.name, 0.0)
     if entry is None:
-        reason = bench.skipped.get(kernel.name, "not measured yet: chosen by its price")
-        return None, Verdict(kernel.name, True, reason, seconds=seconds)
+        skipped = bench.skipped.get(kernel.name)
+        return None, None if skipped is None else Verdict(kernel.name, True, skipped, seconds=seconds)
     if "error" not in entry:
         return _judged(subject, entry, None, seconds)
     for placed in _other_ways(bench.plan, subject):
-        other = subject.record["ways"].get(subject.of(placed))
-        if other is not None and "error" not in other:
+        other = subject.record["ways"].get(subject.way_of(placed))
+        if other is not None and "us" in other:
             return _judged(subject, other, placed, seconds)
-    reason = f"its kernel does not run on this device ({entry['error']})"
-    return reason, Verdict(kernel.name, False, reason, seconds=seconds, remembered=not seconds)
+    return _does_not_run(entry), Verdict(
+        kernel.name, False, _does_not_run(entry), seconds=seconds, remembered=not seconds
+    )
+
+
+def _does_not_run(entry: Record) -> str:
+    return f"its kernel does not run on this device ({entry['error']})"
 
 
 def _other_ways(plan: Plan, subject: Subject) -> Iterator[Placed]:
-    return islice((p for p in ways(plan, subject.kernel) if subject.of(p) != subject.way), _OTHER_WAYS)
+    return islice((p for p in ways(plan, subject.kernel) if subject.way_of(p) != subject.way), _OTHER_WAYS)
 
 
 def _judged(
@@ -178,7 +210,7 @@ def _measure_kernels(bench: Bench) -> None:
     """Note how every kernel that is not known yet compares with XLA's, equal ones once; one warning for all that fail."""
     failures: list[str] = []
     for subject in bench.subjects:
-        if subject.known is None:
+        if subject.entry is None:
             _measure_kernel(bench, subject, failures)
     if failures:
         warnings.warn(f"pallasfuse: {'; '.join(failures)}", stacklevel=2)
@@ -186,18 +218,52 @@ def _measure_kernels(bench: Bench) -> None:
 
 def _measure_kernel(bench: Bench, subject: Subject, failures: list[str]) -> None:
     """Measure a kernel as it is planned; should that fail, in other ways until one runs."""
-    kernel = subject.kernel
-    error = _measure_way(bench, subject, kernel, subject.way)
+    error = _measure_way(bench, subject, subject.kernel, subject.way)
+    if error is not None:
+        instead = None
+        for placed, other in _other_kernels(bench.plan, subject):
+            if _measure_way(bench, subject, other, subject.way_of(placed)) is None:
+                instead = placed
+                break
+        failures.append(_failure(bench, subject, error, instead))
+
+
+def _first_that_compiles(bench: Bench, subject: Subject, failures: list[str]) -> None:
+    """Note whether a kernel compiles, and if not, which other way to run it does."""
+
+    def error_of(kernel: Kernel) -> str | None:
+        function = alone(bench.plan, kernel, subject.part)
+        program = compiled(function, [v.aval for v in subject.part.inputs], bench.device)
+        return program if isinstance(program, str) else None
+
+    error = error_of(subject.kernel)
     if error is None:
         return
-    for placed in _other_ways(bench.plan, subject):
-        (other,) = (k for k in revised(bench.plan, {kernel.name: placed}).kernels if k.name == kernel.name)
-        if _measure_way(bench, subject, other, subject.of(placed)) is None:
-            instead = f"as {placed.schedule} on {placed.phases[0].target.name}, it is considered again"
+    subject.note(subject.way, {"schedule": str(subject.kernel.schedule), "error": error})
+    instead = None
+    for placed, other in _other_kernels(bench.plan, subject):
+        again = error_of(other)
+        subject.note(
+            subject.way_of(placed), {"schedule": str(placed.schedule)} | ({} if again is None else {"error": again})
+        )
+        if again is None:
+            instead = placed
             break
-    else:
-        instead = "XLA's own is used instead"
-    failures.append(f"{kernel.name} ({kernel.group.source}) does not run on {bench.device.device_kind}: {error}; {instead}")
+    failures.append(_failure(bench, subject, error, instead))
+
+
+def _other_kernels(plan: Plan, subject: Subject) -> Iterator[tuple[Placed, Kernel]]:
+    for placed in _other_ways(plan, subject):
+        kernels = revised(plan, {subject.kernel.name: placed}).kernels
+        yield placed, next(k for k in kernels if k.name == subject.kernel.name)
+
+
+def _failure(bench: Bench, subject: Subject, error: str, instead: Placed | None) -> str:
+    kernel = subject.kernel
+    then = (
+        "XLA's own is used" if instead is None else f"instead: {instead.schedule}, on {instead.phases[0].target.name}"
+    )
+    return f"{kernel.name} ({kernel.group.source}) does not run on {bench.device.device_kind}: {error}; {then}"
 
 
 def _measure_way(bench: Bench, subject: Subject, kernel: Kernel, name: str) -> str | None:
@@ -246,14 +312,16 @@ def alone(plan: Plan, kernel: Kernel, part: Part) -> Function:
 
 def _is_one_kernel(plan: Plan) -> bool:
     """Is the whole call one kernel and nothing else? Then what was measured of that is said of the call."""
-    return len(plan.steps) == 1 and set(plan.kernels) == set(plan.steps)
+    return len(plan.steps) == 1 and plan.steps[0] is plan.kernels[0]
 
 
-def _whole(bench: Bench, plan: Plan, measure: bool) -> Verdict:
-    """The whole call with its kernels, against the same without any."""
+def _whole(bench: Bench, plan: Plan, measure: bool) -> Verdict | None:
+    """The whole call with its kernels, against the same without any; None where nothing is known."""
     subject, jaxpr = "the whole call", plan.converted.jaxpr
     unfit = sorted(primitives(jaxpr) & _UNTIMED)
     if unfit:
+        if not measure:
+            return None
         return Verdict(subject, True, f"not measured: it has {', '.join(unfit)}")
     kernels = ", ".join(way(k.group, k.schedule, k.target) for k in plan.kernels)
     identity = {**bench.around, "of": "call", "program": whole_key(jaxpr), "kernels": kernels}
@@ -273,7 +341,7 @@ def _whole(bench: Bench, plan: Plan, measure: bool) -> Verdict:
                  "seconds": seconds}  # fmt: skip
         known = bench.store.update(identity, lambda _: entry)
     if known is None:
-        return Verdict(subject, True, "not measured yet")
+        return None
     reason = "the kernels are used" if known["faster"] else "XLA's own is used"
     return Verdict(subject, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
 

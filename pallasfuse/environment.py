@@ -1,4 +1,4 @@
-"""Everything besides a program that its speed depends on, as strings: device, versions, flags. What was measured holds for the same."""
+"""Everything besides a program that its speed depends on, as strings: device, versions, flags."""
 
 import hashlib
 import os
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 
 
 def environment(device: Any) -> dict[str, str]:
@@ -18,7 +17,7 @@ def environment(device: Any) -> dict[str, str]:
         "device": _device(device),
         "driver": str(getattr(device.client, "platform_version", "")),
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": version("jaxlib"),
         "pallasfuse": _own_version(),
         "flags": os.environ.get("XLA_FLAGS", ""),
     }

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -41,7 +42,7 @@ def compare(functions: Mapping[str, Function], avals: Sequence[Any], device: Any
     budget_s: of all timed calls together; compilation comes on top. To be called inside `isolation.apart`.
     """
     start = time.perf_counter()
-    programs = together({n: lambda f=f: compiled(f, avals, device) for n, f in functions.items()}, device)
+    programs = together({n: partial(compiled, f, avals, device) for n, f in functions.items()}, device)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
     failed: dict[str, str] = {}
@@ -90,9 +91,12 @@ def _timed(
     samplers = _samplers(programs, arguments, device, 1, failed)
     if reference not in samplers or len(samplers) == 1:
         return next(iter(failed.values()))
-    if device.platform != "cpu" and min(s() for s in samplers.values()) < _SHORT_S:
+    if (
+        device.platform != "cpu"
+        and min(seconds / calls for seconds, calls in (s() for s in samplers.values())) < _SHORT_S
+    ):
         looped = {n: timing.repeated(functions[n], _REPEATS) for n in samplers}
-        longer = together({n: lambda f=f: compiled(f, avals, device) for n, f in looped.items()}, device)
+        longer = together({n: partial(compiled, f, avals, device) for n, f in looped.items()}, device)
         if not any(isinstance(p, str) for p in longer.values()):
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
             samplers = lasting if len(lasting) == len(samplers) else samplers
@@ -107,7 +111,7 @@ def _samplers(
     for name, program in programs.items():
         try:
             in_flight = device.platform != "cpu"
-            found[name] = timing.sampler(lambda p=program: p(*arguments), in_flight=in_flight, times=times)
+            found[name] = timing.sampler(partial(program, *arguments), in_flight=in_flight, times=times)
         except Exception as error:
             failed[name] = summary(error)
     return found

@@ -21,8 +21,8 @@ class FuseOptions:
         the target has no kernel for such a piece.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
-      check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand, but
-        not where a target, tiles, parts, warps, stages or `strict` are asked for; True: then too; False: never.
+      check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand,
+        but not where a target, tiles, parts, warps, stages or `strict` are asked for; True: then too; False: never.
     """
 
     target: str | None = None

@@ -19,7 +19,9 @@ from pallasfuse.targets import Target
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _AXIS_NAME = re.compile(r"name='([^']*)'")
-_UNSEEN = frozenset({"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "ctx_mesh", "call"})
+_UNSEEN = frozenset(
+    {"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "ctx_mesh", "call"}
+)
 """Parameters of equations that change nothing of what is computed."""
 
 

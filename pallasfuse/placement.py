@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.emission import pallas_kernel
-from pallasfuse.errors import TargetError
+from pallasfuse.errors import InvalidProgramError, TargetError
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -99,36 +99,57 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     return refused if options.tiles else refused.refused
 
 
-def placements(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
-) -> Iterator[Placed]:
-    """Every way to run a group that the targets which stand in for each other can run: the one of `placed_on` first, then for each
-    target in turn the others, the fastest by the model first."""
+def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """Ways to run a group that the targets which stand in for each other can run: the one of `placed_on` first, then for each
+    target in turn the others, the fastest by the model first, and last what differs from the first by half or twice a tile."""
     first = placed_on(chosen, target, tensors, options)
     if isinstance(first, str) or first.refused is not None:
         return
-    yield first
-    seen = {(first.phases[0].target.name, first.schedule)}
+    seen = set()
+    for placed in (first, *_others(chosen, target, tensors, options), *_neighbours(first, chosen, tensors, options)):
+        key = placed.phases[0].target.name, placed.schedule
+        if key not in seen:
+            seen.add(key)
+            yield placed
+
+
+def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """On every target, all candidates that it can run, with the rolled axis in one part and in several."""
     for candidate in _in_turn(target):
         if unsuited(chosen, candidate, by_name=True) is not None:
             continue
-        for placed in sorted(_runnable(chosen, candidate, tensors, options), key=lambda p: p.schedule.relative_time):
-            if (candidate.name, placed.schedule) not in seen:
-                seen.add((candidate.name, placed.schedule))
-                yield placed
+        found: list[Placed] = []
+        for listed in _candidates(chosen, candidate):
+            whole = _override(listed, options, candidate)
+            parted = whole if candidate.cluster or options.parts else split(chosen, whole, candidate)
+            for schedule in dict.fromkeys((whole, parted)):
+                phases, problem = _phases(chosen, schedule, candidate, tensors)
+                if problem is None:
+                    found.append(Placed(schedule, phases, ()))
+        yield from sorted(found, key=lambda p: p.schedule.relative_time)
 
 
-def _runnable(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
-) -> Iterator[Placed]:
-    """On one target, every candidate that it can run, with the rolled axis in one part and in several."""
-    for candidate in _candidates(chosen, target):
-        whole = _override(candidate, options, target)
-        parted = whole if target.cluster or options.parts else split(chosen, whole, target)
-        for schedule in dict.fromkeys((whole, parted)):
-            phases, problem = _phases(chosen, schedule, target, tensors)
-            if problem is None:
-                yield Placed(schedule, phases, ())
+def _neighbours(placed: Placed, chosen: Group, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """The same schedule with one tile half or twice as large, or with half or twice as many parts."""
+    schedule, target = placed.schedule, placed.phases[0].target
+    asked = {name for name, _ in options.tiles}
+    changed = [
+        replace(options, tiles=(*options.tiles, (axis.name, size)))
+        for axis, tile in ((schedule.rolled, schedule.rolled_tile), *schedule.grid)
+        for size in (tile // 2, min(2 * tile, axis.extent))
+        if 0 < size != tile and axis.name not in asked and not target.cluster
+    ]
+    if options.parts is None and not target.cluster:
+        counts = {schedule.parts // 2, 2 * schedule.parts} - {0, schedule.parts}
+        changed += [replace(options, parts=n) for n in sorted(counts)]
+    for option in changed:
+        other = _override(schedule, option, target)
+        try:
+            phases, problem = _phases(chosen, other, target, tensors)
+        except (InvalidProgramError, AssertionError):  # no tile that the model would have taken
+            continue
+        if problem is None:
+            yield Placed(other, phases, ())
 
 
 def _in_turn(target: Target) -> Iterator[Target]:

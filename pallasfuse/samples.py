@@ -35,12 +35,14 @@ def _drawn(shape: tuple[int, ...], dtype: Any, extent: int, device: Any, seed: i
     block = _block(dtype, extent, np.random.default_rng(seed))
     size = math.prod(shape)
     if device.platform == "cpu" or size * block.dtype.itemsize <= _ON_HOST_BYTES:
-        return jax.device_put(np.resize(block, shape), device)
-    return _written_out(jax.device_put(block, device), shape)
+        written: jax.Array = jax.device_put(np.resize(block, shape), device)
+    else:
+        written = _written_out(jax.device_put(block, device), shape)
+    return written
 
 
 def _block(dtype: Any, extent: int, random: np.random.Generator) -> np.ndarray:
-    if dtype == bool:
+    if jnp.issubdtype(dtype, jnp.bool_):
         return random.random(_PERIOD) < 0.5
     if jnp.issubdtype(dtype, jnp.integer):
         largest = min(extent, int(jnp.iinfo(dtype).max))

@@ -1,29 +1,31 @@
 """Which of several programs is the fastest on a device, by a clock that does not trust one measurement.
 
-Contenders take turns, so that whatever slows the machine down slows all of them. A difference counts when the ratios of the rounds
-say so without assuming how noise is distributed: the median of `n` ratios lies between their order statistics (a sign test). The
-race ends as soon as it is decided, or when its time is over; without a decision nobody has beaten the first contender.
+Contenders take turns, so that whatever slows the machine down slows all of them alike. One is faster than another when the ranks of
+their samples say so (Mann and Whitney's test), which assumes nothing about noise. The race ends as soon as it is decided, or when
+its time is over; without a decision nobody has beaten the first contender.
 """
 
 import math
 import statistics
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import jax
 
-Sampler = Callable[[], float]
-"""Runs a program and returns what one call took, in seconds."""
+Sampler = Callable[[], tuple[float, int]]
+"""Runs a program some times and returns what that took, in seconds, and how many times it was."""
 
 LEAST_GAIN = 1.02
 """A contender beats another when it is faster by more than this: what cannot be told apart is no gain."""
-_DOUBT = 0.005
-"""The probability that the median of the ratios lies outside the order statistics that are taken for its bounds."""
-_FEW_ROUNDS = {1: 1.3, 2: 1.15, 3: 1.08, 4: 1.05}
-"""Below the fewest rounds of a sign test: how far apart all ratios must be."""
+_STANDARD_ERRORS = 2.8
+"""So far from chance must the ranks be: one time in 400 (one-sided), with some to spare for looking more than once."""
+_FEW_ROUNDS = {1: 1.5, 2: 1.3, 3: 1.2, 4: 1.15, 5: 1.1}
+"""Below the fewest rounds of the test: how far apart the slowest sample of one and the fastest of the other must be."""
+_FIRST_LOOK = 3
+"""No race is decided in fewer rounds, unless its time is over; from there on it is looked at less and less often."""
 _MOST_ROUNDS = 200
 
 
@@ -49,48 +51,44 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
     reference = names[0]
     samples: dict[str, list[float]] = {n: [] for n in names}
     running, spent, rounds = list(names), 0.0, 0
-    while len(running) > 1 and rounds < _MOST_ROUNDS and (spent < budget_s or not rounds):
+    look = _FIRST_LOOK
+    while not rounds or (len(running) > 1 and rounds < _MOST_ROUNDS and spent < budget_s):
         for name in running if rounds % 2 == 0 else reversed(running):
-            samples[name].append(contenders[name]())
-            spent += samples[name][-1]
+            seconds, calls = contenders[name]()
+            samples[name].append(seconds / calls)
+            spent += seconds
         rounds += 1
-        running = _remaining(running, samples, reference)
-        if all(_decided(samples[reference], samples[n]) for n in running if n != reference) and len(running) == 2:
-            break
+        if rounds >= look:
+            running, look = _remaining(running, samples, reference), rounds + 1 + rounds // 4
     medians = {n: statistics.median(samples[n]) for n in names}
     ahead = [n for n in names if n != reference and _faster(samples[n], samples[reference], LEAST_GAIN)]
     return Outcome(medians, min(ahead, key=medians.__getitem__, default=reference), rounds)
 
 
 def _remaining(running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str) -> list[str]:
-    """Without those that are clearly slower than the best so far; the reference stays while anyone else does."""
+    """Without those that are clearly slower than the best so far. Nobody, where it is clear of the last one on which side of the
+    least gain over the reference it ends."""
     best = min(running, key=lambda n: statistics.median(samples[n]))
     kept = [n for n in running if n in (best, reference) or not _faster(samples[best], samples[n], 1.0)]
-    return kept if kept != [reference] else []
+    others = [n for n in kept if n != reference]
+    if len(others) == 1 and _decided(samples[reference], samples[others[0]]):
+        return []
+    return kept if others else []
 
 
 def _decided(reference: Sequence[float], other: Sequence[float]) -> bool:
-    """Is it clear by now on which side of the least gain a contender ends?"""
     return _faster(other, reference, LEAST_GAIN) or _faster(reference, other, 1.0 / LEAST_GAIN)
 
 
 def _faster(one: Sequence[float], other: Sequence[float], by: float) -> bool:
-    """Is `one` faster than `other` by more than a factor, beyond the noise? Both ran in the same rounds."""
-    ratios = sorted(b / max(a, 1e-12) for a, b in zip(one, other, strict=False))
-    rounds = len(ratios)
-    if rounds <= 4:
-        return rounds > 0 and ratios[0] > max(by, 1.0) * _FEW_ROUNDS[rounds]
-    return ratios[_rank(rounds) - 1] > by
-
-
-@cache
-def _rank(rounds: int) -> int:
-    """The k-th smallest and the k-th largest of so many ratios enclose their median, but for `_DOUBT` (a sign test)."""
-    below, rank = 1.0 / 2**rounds, 1  # the probability that fewer than `rank` of them are below the median
-    while 2 * (below + math.comb(rounds, rank) / 2**rounds) <= _DOUBT:
-        below += math.comb(rounds, rank) / 2**rounds
-        rank += 1
-    return rank
+    """Is `one` faster than `other` by more than a factor, beyond the noise?"""
+    few = min(len(one), len(other))
+    if few in _FEW_ROUNDS:
+        return min(other) > max(by, 1.0) * _FEW_ROUNDS[few] * max(one)
+    slower = sorted(other)
+    wins = sum(len(slower) - 0.5 * (bisect_left(slower, by * a) + bisect_right(slower, by * a)) for a in one)
+    pairs = len(one) * len(other)
+    return wins - pairs / 2 > _STANDARD_ERRORS * math.sqrt(pairs * (len(one) + len(other) + 1) / 12)
 
 
 # --- calls on a device
@@ -123,11 +121,11 @@ def sampler(
         return clock() - start
 
     taken, count = batch(1), 1
-    known = [taken / times] if taken >= _LONG_S else []
+    known = [(taken, times)] if taken >= _LONG_S else []
     while taken < _BATCH_S and count < _MOST_IN_BATCH:
         count = min(_MOST_IN_BATCH, max(2 * count, int(1.2 * count * _BATCH_S / max(taken, 1e-7))))
         taken = batch(count)
-    return lambda: known.pop() if known else batch(count) / (count * times)
+    return lambda: known.pop() if known else (batch(count), count * times)
 
 
 def repeated(function: Callable[..., Any], times: int) -> Callable[..., Any]:
