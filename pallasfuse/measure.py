@@ -16,7 +16,7 @@ Function = Callable[..., Any]
 _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
 _SHORT_S = 100e-6
-_OUT_OF_MEMORY = ("out of memory", "failed to allocate", "resource_exhausted")
+_OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 
 
 @dataclass(frozen=True, slots=True)

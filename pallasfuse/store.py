@@ -32,6 +32,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / f"v{FORMAT}"
         self._lock = threading.Lock()
+        self._changing = threading.Lock()
         self._memory: dict[str, Record] = {}
         self._warned: set[str] = set()
 
@@ -54,14 +55,15 @@ class Store:
         instant, the last one's change stays. on_disk: False keeps the change to this process.
         """
         name = _name(identity)
-        with self._lock:
-            in_memory = self._memory.get(name, {})
-        newest = self._read(self._path(name), identity) if on_disk else None
-        changed = change({**in_memory, **(newest or {})})
-        with self._lock:
-            self._memory[name] = changed
-        if on_disk:
-            self._write(name, {"identity": dict(identity), "record": changed})
+        with self._changing:
+            with self._lock:
+                in_memory = self._memory.get(name, {})
+            newest = self._read(self._path(name), identity) if on_disk else None
+            changed = change({**in_memory, **(newest or {})})
+            with self._lock:
+                self._memory[name] = changed
+            if on_disk:
+                self._write(name, {"identity": dict(identity), "record": changed})
         return changed
 
     def entries(self) -> Iterator[tuple[dict[str, str], Record]]:
@@ -89,7 +91,7 @@ class Store:
             identity, record = content["identity"], content["record"]
             if not isinstance(identity, dict) or not isinstance(record, dict):
                 raise TypeError("not an object")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             self._warn("read", f"{path} cannot be read ({error}): what it may hold is measured again")
