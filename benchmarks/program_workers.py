@@ -6,6 +6,7 @@ compiled is given to the others.
 """
 
 import collections
+import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -106,7 +107,8 @@ def _measured(workers: list[Worker], settings: Row, *, each_s: float, until: flo
 
 def _order(worker: Worker, order: str, name: str) -> None:
     worker.doing, worker.since = name, time.monotonic()
-    worker.pipe.send((order, name))
+    with contextlib.suppress(OSError):  # of a dead process: the pipe's end is read next
+        worker.pipe.send((order, name))
 
 
 def _answers(workers: list[Worker], waiting: "collections.deque[str]", settings: Row, each_s: float) -> Iterator[Row]:
