@@ -23,7 +23,7 @@ from pallasfuse.parts import Part, part_of, primitives, producers, way, whole_ke
 from pallasfuse.pipeline import Kernel, Plan, revised, ways
 from pallasfuse.placement import Placed
 from pallasfuse.store import Identity, Record, Store, current
-from pallasfuse.verdicts import Verdict
+from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
 """What the timed calls of one comparison may take together."""
@@ -317,7 +317,7 @@ def _is_one_kernel(plan: Plan) -> bool:
 
 def _whole(bench: Bench, plan: Plan, measure: bool) -> Verdict | None:
     """The whole call with its kernels, against the same without any; None where nothing is known."""
-    subject, jaxpr = "the whole call", plan.converted.jaxpr
+    subject, jaxpr = WHOLE_CALL, plan.converted.jaxpr
     unfit = sorted(primitives(jaxpr) & _UNTIMED)
     if unfit:
         if not measure:

@@ -1,6 +1,7 @@
 """Options of `fuse`."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -23,6 +24,9 @@ class FuseOptions:
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
       check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand,
         but not where a target, tiles, parts, warps, stages or `strict` are asked for; True: then too; False: never.
+      price: fuse what is predicted to be faster than XLA's kernels (the default). False fuses whatever saves kernels, also where
+        that is slower (together with check=False): to save memory, and for tests. `PALLASFUSE_PRICE=0` in the environment makes
+        False the default.
     """
 
     target: str | None = None
@@ -33,6 +37,7 @@ class FuseOptions:
     stages: int | None = None
     verify: Literal["stages"] | None = None
     check: bool | None = None
+    price: bool = field(default_factory=lambda: os.environ.get("PALLASFUSE_PRICE", "1") != "0")
 
     def __post_init__(self) -> None:
         if self.verify not in (None, "stages"):

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+WHOLE_CALL = "the whole call"
+"""The subject of a verdict that is not of one kernel."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

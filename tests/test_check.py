@@ -63,10 +63,8 @@ def clock(monkeypatch):
 
 
 def layers(x):
-    """Two equal parts, and something between them."""
-    for _ in range(2):
-        x = jnp.sort(softmax(x), axis=-1)
-    return x
+    """Two equal parts, and what XLA keeps before them."""
+    return softmax(jnp.sort(x, axis=-1)) + softmax(jnp.sort(-x, axis=-1))[::-1]
 
 
 def kernels_run(monkeypatch):
