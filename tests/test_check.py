@@ -64,7 +64,7 @@ def clock(monkeypatch):
 
 def layers(x):
     """Two equal parts, and what XLA keeps before them."""
-    return softmax(jnp.sort(x, axis=-1)) + softmax(jnp.sort(-x, axis=-1))[::-1]
+    return softmax(jnp.sort(x, axis=-1)), softmax(jnp.sort(-x, axis=-1))
 
 
 def kernels_run(monkeypatch):
