@@ -23,13 +23,14 @@ _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 class Measured:
     """How programs compare.
 
-    `microseconds`: the median time of one call of those that ran. `winner`: the one that is clearly faster than the first program,
-    or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when they ran. `skipped`: why nothing
-    was timed. `seconds`: what it took, compilation included.
+    `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
+    `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
+    they ran. `skipped`: why nothing was timed. `seconds`: what it took, compilation included.
     """
 
     microseconds: Mapping[str, float] = field(default_factory=dict)
     winner: str = ""
+    faster: frozenset[str] = frozenset()
     uncompiled: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: str = ""
@@ -51,7 +52,7 @@ def compare(functions: Mapping[str, Function], avals: Sequence[Any], device: Any
     if isinstance(found, str):
         return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)
     microseconds = {n: 1e6 * s for n, s in found.seconds.items()}
-    return Measured(microseconds, found.winner, uncompiled, failed, "", seconds)
+    return Measured(microseconds, found.winner, found.faster, uncompiled, failed, "", seconds)
 
 
 def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:

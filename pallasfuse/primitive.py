@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat
-from pallasfuse.check import check, wanted, without_failures
+from pallasfuse.check import settled
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.options import FuseOptions
@@ -73,7 +73,7 @@ class FusedCall:
 
     def _checked(self, plan: Plan, device: Any) -> Plan:
         try:
-            return check(plan, device) if wanted(self.options) else without_failures(plan, device)
+            return settled(plan, device)
         except FusionError:  # strict, and something would be left to XLA
             raise
         except Exception as error:

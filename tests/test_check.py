@@ -49,7 +49,9 @@ class Clock:
             return Measured(failed=dict.fromkeys(others, "XlaError: illegal address"), skipped="it fails", seconds=0.1)
         speedup = self.speedups[min(number, len(self.speedups) - 1)]
         times = {first: 100.0} | dict.fromkeys(others, 100.0 / speedup)
-        return Measured(times, others[0] if speedup > 1 else first, seconds=0.1)
+        return Measured(
+            times, others[0] if speedup > 1 else first, frozenset(others if speedup > 1 else ()), seconds=0.1
+        )
 
 
 @pytest.fixture
