@@ -79,6 +79,7 @@ def test_kernels_compute_what_the_function_does(interpreted, name):
     compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "several", "three passes"])
 @pytest.mark.parametrize(("columns", "parts", "tile"), [(5000, 1, 1024), (2048, 2, 1024), (5096, 2, 2048)])
 def test_parts_and_tiles(interpreted, name, columns, parts, tile):
