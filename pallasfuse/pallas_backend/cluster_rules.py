@@ -38,8 +38,8 @@ from pallasfuse.pallas_backend.mosaic_rules import (
     THREADS,
 )
 from pallasfuse.pallas_backend.mosaic_shape import Unsuited
+from pallasfuse.price.visited_tiles import tile_range
 from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
-from pallasfuse.tiling.share import tile_range
 
 MOST_BLOCKS = 16
 """Of a cluster; more than `Target.cluster` only where they are asked for."""
