@@ -9,6 +9,8 @@ import pytest
 from pallasfuse.verification.constants import Constants
 from pallasfuse.verification.field import inverse, tower
 
+pytestmark = pytest.mark.any_jax
+
 TRIALS = 6
 
 
