@@ -56,6 +56,15 @@ def trips(loop: Loop, starts: Mapping[str, int]) -> int:
     return sum(int(_trips(s, {n: np.asarray(x, np.int64) for n, x in starts.items()})) for s in loop.segments)
 
 
+def constant_trips(program: TileProgram, segment: Segment) -> int | None:
+    """How many trips a segment has in every block, where that is the same number and known; else None."""
+    starts = {block_start(a): np.asarray(0, np.int64) for a, t in program.grid if t >= a.extent}
+    try:
+        return int(_trips(segment, starts))
+    except KeyError:
+        return None
+
+
 def tile_range(segment: Segment, starts: Mapping[Axis, int]) -> range | None:
     """The tiles of a segment where grid axes start at these positions; None where its bounds read something else."""
     known = {block_start(a): np.asarray(n, np.int64) for a, n in starts.items()}
