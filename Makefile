@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := -m pytest --quiet --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-latest test-aot lint fuzz accuracy bench-cpu venv venv-latest venv-aot clean
+.PHONY: demo test test-latest test-aot lint fuzz accuracy bench-cpu bench-programs venv venv-latest venv-aot venv-programs clean
 
 demo: venv
 	$(BIN)/python examples/quickstart.py
@@ -51,6 +51,10 @@ bench-cpu: venv
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/cpu.py compare
 
+# Whole programs that users run, of seven libraries: make bench-programs NAMES="flax decoder" OUT=rows.json.
+bench-programs: venv-programs
+	.venv-programs/bin/python benchmarks/programs.py $(NAMES) $(if $(OUT),--out $(OUT))
+
 venv:
 	@scripts/setup_venv.sh .venv requirements/test-0.11.txt
 
@@ -60,7 +64,10 @@ venv-latest:
 venv-aot:
 	@scripts/setup_venv.sh .venv-aot requirements/test-0.11.txt requirements/aot-0.11.txt
 
+venv-programs:
+	@scripts/setup_venv.sh .venv-programs requirements/test-0.11.txt requirements/programs.txt
+
 clean:
-	rm -rf .venv .venv-latest .venv-aot build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+	rm -rf .venv .venv-latest .venv-aot .venv-programs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

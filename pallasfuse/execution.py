@@ -15,7 +15,7 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
-from pallasfuse.targets import Target, find
+from pallasfuse.targets import Target
 from pallasfuse.tiling.lower import Phase
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
@@ -63,11 +63,11 @@ def lower_on(
     try:
         return lower(target)
     except Exception as error:
-        if asked or not target.otherwise:
+        other = target.fallback
+        if asked or other is None:
             raise
-        other = find(target.otherwise)
-        while other.capability and other.otherwise:  # what is written for one kind of device fails together
-            other = find(other.otherwise)
+        while other.capability and other.fallback:  # what is written for one kind of device fails together
+            other = other.fallback
         warnings.warn(f"{name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
                       f"a bug in pallasfuse, please report it. {other.name} is used instead.", stacklevel=2)  # fmt: skip
         return lower(other)

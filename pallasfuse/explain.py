@@ -43,7 +43,8 @@ def summarize(plan: Plan) -> str:
             hoisted = f", after the loop: {fold.hoisted}" if fold.hoisted else ""
             lines.append(f"  {fold.name} = {fold.nest.reducer} of {fold.accumulators[0].term}{repaired}{hoisted}")
         lines.append(f"  visits {100 * kernel.visited_share:.0f}% of the tiles, moves "
-                     f"{_size(kernel.bytes_read + kernel.bytes_written)}B (unfused {_size(kernel.unfused_bytes)}B)")  # fmt: skip
+                     f"{_size(kernel.bytes_read + kernel.bytes_written)}B; {kernel.price.us:.3g} us predicted, XLA "
+                     f"{kernel.replaced.us:.3g} us")  # fmt: skip
     lines += [f"left to XLA: {f}" for f in plan.fallbacks] or ["left to XLA: nothing"]
     return "\n".join([*lines, *_conditions(plan)])
 
@@ -67,9 +68,6 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
         lines += [f"  {fold.name}: cannot share pass {n + 1}: {r}" for n, r in enumerate(fold.refusals)]
     lines += ["  -- fused loop program", _indent(_indent(str(group)))]
     lines.append(f"  -- schedule: {kernel.schedule}; visits {100 * kernel.visited_share:.0f}% of the tiles")
-    if kernel.alternatives:
-        predicted = ", ".join(f"{strategy} {ms:.3g} ms" for strategy, ms in kernel.alternatives.items())
-        lines.append(f"  -- {kernel.strategy}, as predicted: {predicted}")
     lines += [f"  -- emitted for {kernel.target.name}; {reason}" for reason in kernel.declined]
     if kernel.target.cluster:
         parts, phases = kernel.schedule.parts, len(kernel.phases)
@@ -79,6 +77,7 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
         where = f" of {phase.target.name}" if phase.target != kernel.target else ""
         lines += [f"  -- tile program{where}", _indent(_indent(str(phase.program)))]
     moved = kernel.bytes_read + kernel.bytes_written
-    lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved, {kernel.predicted_ms:.3g} ms predicted; "
-                 f"unfused {_size(kernel.unfused_bytes)}B, {kernel.unfused_ms:.3g} ms")  # fmt: skip
+    lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved")
+    lines.append(f"  -- price on {kernel.target.device.kind}: {kernel.price}")
+    lines.append(f"  -- price of XLA's kernels instead: {kernel.replaced}")
     return lines

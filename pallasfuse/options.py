@@ -1,6 +1,7 @@
 """Options of `fuse`."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from typing import Literal
 
 
@@ -21,6 +22,8 @@ class FuseOptions:
         the target has no kernel for such a piece.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
+      price: fuse what is predicted to be faster than XLA's kernels (the default). False fuses whatever saves kernels, also where that
+        is slower: to save memory, and for tests. `PALLASFUSE_PRICE=0` in the environment makes False the default.
     """
 
     target: str | None = None
@@ -30,6 +33,7 @@ class FuseOptions:
     warps: int | None = None
     stages: int | None = None
     verify: Literal["stages"] | None = None
+    price: bool = field(default_factory=lambda: os.environ.get("PALLASFUSE_PRICE", "1") != "0")
 
     def __post_init__(self) -> None:
         if self.verify not in (None, "stages"):

@@ -12,12 +12,12 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.targets import XLA_CPU, Target, find
+from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
+from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.choose import choose, sums_beyond_tiles
 from pallasfuse.tiling.eligibility import unsuited
 from pallasfuse.tiling.lower import Phase, lower_for
-from pallasfuse.tiling.share import operations_per_score, visited_shares
 from pallasfuse.tiling.split import split
 
 _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
@@ -76,7 +76,7 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
                 phase = Phase(arithmetic.rewrite_for(target, program), target)
                 if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
                     return phase
-        target = find(target.otherwise) if target.otherwise else XLA_CPU
+        target = target.fallback or XLA_CPU
 
 
 def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
@@ -102,8 +102,8 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
 def _in_turn(target: Target) -> Iterator[Target]:
     """The target, and those that stand in for it."""
     yield target
-    if target.otherwise:
-        yield from _in_turn(find(target.otherwise))
+    if target.fallback:
+        yield from _in_turn(target.fallback)
 
 
 def _fastest(
@@ -177,10 +177,10 @@ def _phases(
     for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
         phase = Phase(arithmetic.rewrite_for(target, lowered), target)
         problem = _problem(phase)
-        while number and problem is not None and phase.target.otherwise:
-            other = find(phase.target.otherwise)
-            while other.cluster:  # it runs all phases or none
-                other = find(other.otherwise)
+        while number and problem is not None and phase.target.fallback:
+            other = phase.target.fallback
+            while other.cluster and other.fallback:  # it runs all phases or none
+                other = other.fallback
             if other.only_long_products or _sums_beyond(phase.program, other):
                 break
             phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)

@@ -11,7 +11,7 @@ from pallasfuse import _compat
 from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan, choose_groups, schedule_grouping
+from pallasfuse.pipeline import Placements, Plan, choose_groups, schedule_grouping
 from pallasfuse.primitive import FusedCall, Once, fused_p, target_for
 from pallasfuse.targets import Target, find
 
@@ -42,7 +42,8 @@ class Traced:
     def fuse(self, target: str | None = None) -> "Fused":
         """Choose groups and derive their folds."""
         chosen = _target(target, self.call.options)
-        return Fused(self, chosen, choose_groups(self.converted, chosen, strict=self.call.options.strict))
+        placements = Placements(self.converted, chosen, self.call.options)
+        return Fused(self, chosen, placements, choose_groups(placements))
 
     def __str__(self) -> str:
         return str(self.converted.program)
@@ -54,16 +55,14 @@ class Fused:
 
     traced: Traced
     target: Target
+    placements: Placements
     grouping: Grouping
 
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
-        chosen = self.target if target is None else find(target)
-        strict = self.traced.call.options.strict
-        same = chosen == self.target
-        grouping = self.grouping if same else choose_groups(self.traced.converted, chosen, strict=strict)
-        call = self.traced.call
-        return Tiled(self.traced, schedule_grouping(self.traced.converted, grouping, chosen, call.options))
+        if target is not None and find(target) != self.target:
+            return self.traced.fuse(target).tile()
+        return Tiled(self.traced, schedule_grouping(self.placements, self.grouping))
 
     def __str__(self) -> str:
         return "\n".join(str(g) for g in self.grouping.groups) or "no group"

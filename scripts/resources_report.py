@@ -19,7 +19,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks import h100, kernels  # noqa: E402
-from pallasfuse.pallas_backend.resources import resources  # noqa: E402
+from pallasfuse.pallas_backend.kernel_resources import resources  # noqa: E402
 
 SMALL_BYTES = 16 << 10
 """An estimate of so little shared memory limits nothing: it is not called loose."""

@@ -5,7 +5,8 @@ A candidate starts from reductions over one axis (the folds), takes in the reduc
 back, and it is kept when the cost model says that it beats running its nests apart.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.errors import Refusal
@@ -15,11 +16,14 @@ from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.fusion.segments import segments
+from pallasfuse.fusion.selection import select
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
+from pallasfuse.price.terms import Price
+from pallasfuse.price.xla import ONE_KERNEL, count_xla, price_xla
 from pallasfuse.targets import Target
 
 MOST_POSITIONS = 2**30
@@ -28,14 +32,12 @@ MOST_POSITIONS = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A legal group and what it saves."""
+    """A legal group, and the least time that its kernel could take."""
 
     group: Group
     covers: frozenset[str]
     """Reductions computed inside."""
-    saved_ms: float
-    apart_ms: float
-    together_ms: float
+    least_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +63,113 @@ class Grouping:
 
     groups: tuple[Group, ...]
     left: tuple[Left, ...]
+    replaced: tuple[Price, ...] = ()
+    """The price of what XLA would run instead of each group."""
+
+
+KernelPrice = Callable[[Group], Price | str]
+"""The price of the kernel that a group becomes, or why no target has one."""
 
 
 def group(
-    program: LoopProgram, target: Target, *, strict: bool = False, along: frozenset[Axis] = frozenset()
-) -> Grouping:
-    """Choose the groups of `program` for `target`, best saving first. `strict`: groups without exceptions only.
+    program: LoopProgram, target: Target, price: KernelPrice | None = None, *, strict: bool = False,
+    along: frozenset[Axis] = frozenset(),
+) -> Grouping:  # fmt: skip
+    """Choose the groups of `program` for `target`: the disjoint ones that save most. `strict`: groups without exceptions only.
 
+    price: of the kernel that a group becomes; without it, groups are taken at their least time.
     along: axes whose reductions belong in kernels, whatever that costs.
     """
-    parts = [_group_segment(segment, target, strict, along) for segment in segments(program)]
-    return Grouping(tuple(g for p in parts for g in p.groups), tuple(left for p in parts for left in p.left))
+    parts = [_group_segment(segment, target, price, strict, along) for segment in segments(program)]
+    return Grouping(
+        tuple(g for p in parts for g in p.groups), tuple(left for p in parts for left in p.left),
+        tuple(r for p in parts for r in p.replaced),
+    )  # fmt: skip
 
 
-def _group_segment(program: LoopProgram, target: Target, strict: bool, along: frozenset[Axis]) -> Grouping:
+class _Judge:
+    """The savings of candidates: what XLA would take for what they replace, less their kernels. Without prices, every kernel
+    counts as one, and traffic decides between equals."""
+
+    def __init__(self, graph: Graph, target: Target, price: KernelPrice | None) -> None:
+        self.graph, self.device, self.price = graph, target.device, price
+        self.error = target.device.price_error if price is not None else 1.0
+        self._apart: dict[frozenset[str], Price] = {}
+        self._kernels: dict[int, tuple[Group, Price | str]] = {}
+
+    def apart(self, made: frozenset[str]) -> Price:
+        """XLA's price of the program where these tensors are there already."""
+        if made not in self._apart:
+            find = price_xla if self.price is not None else count_xla
+            self._apart[made] = find(self.graph.program, self.device, made)
+        return self._apart[made]
+
+    def replaced(self, group: Group, made: frozenset[str] = frozenset()) -> Price:
+        """What XLA would take for what a group computes, where others make `made`."""
+        without, with_it = self.apart(made), self.apart(made | {n.name for n in group.outputs})
+        return replace(without, us=max(0.0, without.us - with_it.us))
+
+    def kernel(self, candidate: Candidate) -> Price | str:
+        """The price of its kernel, or why there is none."""
+        found = self._kernels.get(id(candidate.group))
+        if found is None:
+            found = candidate.group, ONE_KERNEL if self.price is None else self.price(candidate.group)
+            self._kernels[id(candidate.group)] = found
+        return found[1]
+
+    def is_asked(self, candidate: Candidate) -> bool:
+        """Is the kernel wanted whatever it costs? A strict user has ruled out leaving dependent reductions to XLA."""
+        group = candidate.group
+        return (self.graph.strict and len(group.folds) > 1) or group.rolled in self.graph.along
+
+    def bound(self, candidate: Candidate) -> float:
+        """The most microseconds that a candidate can save."""
+        if self.is_asked(candidate):
+            return _ASKED * len(candidate.covers) - candidate.least_us
+        if self.price is None:
+            return self.saving(candidate)
+        return self.replaced(candidate.group).us - candidate.least_us * self.error
+
+    def saving(self, candidate: Candidate) -> float:
+        """What a candidate saves, in microseconds, less the error of its price; minus infinity where no target has a kernel."""
+        price = self.kernel(candidate)
+        if isinstance(price, str):
+            return -math.inf
+        if self.is_asked(candidate):
+            return _ASKED * len(candidate.covers) - price.us
+        return self.replaced(candidate.group).us - price.us * self.error
+
+
+_ASKED = 1e9
+"""Microseconds by which a kernel that is asked for is worth more than any that is not."""
+
+
+def _group_segment(
+    program: LoopProgram, target: Target, price: KernelPrice | None, strict: bool, along: frozenset[Axis]
+) -> Grouping:
     graph = Graph(deduplicate(program), strict=strict, along=along)
     reasons: dict[str, str] = {}
     candidates: list[Candidate] = []
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in _components(graph, axis):
             candidates.extend(_candidates(graph, axis, members, target, reasons))
-    candidates.sort(
-        key=lambda c: (
-            (strict or c.group.rolled in along) and -len(c.covers),
-            -c.saved_ms,
-            graph.order[c.group.folds[0].name],
-        )
+    judge = _Judge(graph, target, price)
+    numbers, savings = select(
+        [judge.bound(c) for c in candidates], [c.covers for c in candidates], lambda n: judge.saving(candidates[n])
     )
-    chosen: list[Candidate] = []
-    for candidate in candidates:
-        if not _pays(graph, candidate):
+    for n, candidate in enumerate(candidates):
+        if savings[n] <= 0:
             for fold in candidate.group.folds:
-                reasons.setdefault(fold.name, f"one kernel would not be faster: {candidate.together_ms:.3g} ms predicted, "
-                                              f"{candidate.apart_ms:.3g} ms apart")  # fmt: skip
-        elif all(candidate.covers.isdisjoint(c.covers) for c in chosen):
-            joined = _join(graph, chosen, candidate, target)
-            if joined is None:
-                for fold in candidate.group.folds:
-                    reasons.setdefault(fold.name, "its kernel and another one would wait for each other")
-            else:
-                chosen = joined
+                reasons.setdefault(fold.name, _why_not(judge, candidate))
+    chosen: list[Candidate] = []
+    for candidate in sorted((candidates[n] for n in numbers), key=lambda c: -judge.saving(c)):
+        joined = _join(graph, chosen, candidate, target, judge)
+        if joined is None:
+            for fold in candidate.group.folds:
+                reasons.setdefault(fold.name, "its kernel and another one would wait for each other")
+        else:
+            chosen = joined
+    chosen = _worth_it(judge, chosen, reasons)
     groups = _in_order(graph, [c.group for c in chosen])
     assert groups is not None
     covered = frozenset().union(*(c.covers for c in chosen)) if chosen else frozenset()
@@ -108,21 +177,50 @@ def _group_segment(program: LoopProgram, target: Target, strict: bool, along: fr
         Left(n.name, reasons.get(n.name, "a single reduction: XLA already runs it in one pass"), n.source)
         for n in graph.reductions() if n.name not in covered
     )  # fmt: skip
-    return Grouping(tuple(groups), left)
+    return Grouping(tuple(groups), left, tuple(judge.replaced(g, _made_by_others(chosen, g)) for g in groups))
 
 
-def _pays(graph: Graph, candidate: Candidate) -> bool:
-    """Is one kernel faster? A strict user has ruled out leaving dependent reductions to XLA, and passes have been added."""
-    asked = graph.strict and len(candidate.group.folds) > 1
-    return candidate.saved_ms > 0 or asked or candidate.group.rolled in graph.along
+def _made_by_others(chosen: Iterable[Candidate], group: Group) -> frozenset[str]:
+    return frozenset(n.name for c in chosen if c.group is not group for n in c.group.outputs)
 
 
-def _join(graph: Graph, chosen: list[Candidate], candidate: Candidate, target: Target) -> list[Candidate] | None:
+def _why_not(judge: _Judge, candidate: Candidate) -> str:
+    price = judge.kernel(candidate) if judge.bound(candidate) > 0 else Price(candidate.least_us, ())
+    if isinstance(price, str):
+        return price
+    apart = judge.replaced(candidate.group)
+    return f"one kernel would not be faster: {price.us:.3g} us predicted, {apart.us:.3g} us apart"
+
+
+def _worth_it(judge: _Judge, chosen: list[Candidate], reasons: dict[str, str]) -> list[Candidate]:
+    """Without those that save nothing beside the others: what a group replaces depends on what the others make."""
+    while True:
+        losses = []
+        for candidate in chosen:
+            price = judge.kernel(candidate)
+            apart = judge.replaced(candidate.group, _made_by_others(chosen, candidate.group)).us
+            if isinstance(price, str):
+                losses.append((math.inf, candidate, price))
+            elif not judge.is_asked(candidate) and apart <= price.us * judge.error:
+                why = f"one kernel would not be faster: {price.us:.3g} us predicted, {apart:.3g} us apart"
+                losses.append((price.us - apart, candidate, why))
+        if not losses:
+            return chosen
+        _, worst, why = max(losses, key=lambda entry: entry[0])
+        reasons |= dict.fromkeys((f.name for f in worst.group.folds), why)
+        chosen = [c for c in chosen if c is not worst]
+
+
+def _join(
+    graph: Graph, chosen: list[Candidate], candidate: Candidate, target: Target, judge: _Judge
+) -> list[Candidate] | None:
     """The chosen groups and one more, rebuilt so that each hands out what the others read; None when that is impossible."""
     made = frozenset(n.name for c in chosen for n in c.group.outputs)
     read_by_chosen = frozenset(t for c in chosen for t in c.group.inputs)
+    if not chosen:
+        return [candidate]
     new = _rebuild(graph, candidate, Context(made, read_by_chosen), target)
-    if new is None or not _pays(graph, new):
+    if new is None or (judge.saving(new) == -math.inf):
         return None
     result = []
     for old in chosen:
@@ -250,16 +348,8 @@ def _build(
     )  # fmt: skip
     passes = dict.fromkeys(inside, group.passes)
     work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
-    fused = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).milliseconds(target)
-    stored = frozenset(outputs)
-    affected = [n for n in graph.roots() if n.name not in context.made
-                and (n.name in inside | stored or graph.depends(n.name, inside))]  # fmt: skip
-    before = inline_maps(graph.program, context.made) if context.made else graph.bodies
-    after = inline_maps(graph.program, keep | stored)
-    apart_ms = sum(apart(_with_body(n, before)).milliseconds(target) for n in affected)
-    together_ms = fused + sum(apart(_with_body(n, after)).milliseconds(target)
-                              for n in affected if n.name not in inside | stored)  # fmt: skip
-    return Candidate(group, inside, apart_ms - together_ms, apart_ms, together_ms)
+    least = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).least_us(target.device)
+    return Candidate(group, inside, least)
 
 
 def _unsupported(nest: Nest, target: Target) -> str | None:
@@ -342,12 +432,11 @@ def _inner_refusal(
         return None
     inner = together([], [nest], [], core, {nest.name: 1})
     stored = 2 * volume(nest.axes) * dtypes.itemsize_bytes(nest.dtype)
-    recompute_ms = target.milliseconds(inner.matmul_flops, inner.vector_flops, 0, 0)
-    once = apart(nest)
-    store_ms = target.milliseconds(once.matmul_flops, once.vector_flops, stored, 1)
-    if recompute_ms > store_ms:
+    recompute_us = replace(inner, bytes_read=0.0, bytes_written=0.0, launches=0).least_us(target.device)
+    store_us = replace(apart(nest), bytes_read=0.0, bytes_written=float(stored), launches=1).least_us(target.device)
+    if recompute_us > store_us:
         return (
-            f"computing {nest.name} again in every block would cost {recompute_ms:.3g} ms, storing it {store_ms:.3g} ms"
+            f"computing {nest.name} again in every block would cost {recompute_us:.3g} us, storing it {store_us:.3g} us"
         )
     return None
 

@@ -36,9 +36,9 @@ from pallasfuse.pallas_backend.mosaic_rules import (
 from pallasfuse.pallas_backend.mosaic_shape import Unsuited
 from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS
 from pallasfuse.pallas_backend.shared_memory import Allocation, resources_of, total_bytes
+from pallasfuse.price.visited_tiles import tile_range
+from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
-from pallasfuse.tiling.resources import Resources
-from pallasfuse.tiling.share import tile_range
 
 MOST_BLOCKS = 16
 """Of a cluster; more than `Target.cluster` only where they are asked for."""

@@ -31,8 +31,8 @@ from pallasfuse.pallas_backend.mosaic_shape import (
 )
 from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS
 from pallasfuse.pallas_backend.shared_memory import resources_of
+from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.arithmetic import coarse_values
-from pallasfuse.tiling.resources import Resources
 
 MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8

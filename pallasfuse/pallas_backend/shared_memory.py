@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import prod
 
 from pallasfuse.ir import dtypes
-from pallasfuse.tiling.resources import Buffer, Resources, most_registers
+from pallasfuse.resources.block import Buffer, Resources, most_registers
 
 RESERVED_BYTES = 2048
 """The scratch of reductions."""
@@ -40,5 +40,5 @@ def resources_of(allocations: Iterable[Allocation], barriers: int, threads: int)
     found = tuple(allocations)
     named = [(f"{a.copies} of {a.name}", a.bytes) for a in found]
     named += [("scratch of reductions", RESERVED_BYTES), ("barriers", BARRIER_BYTES * barriers)]
-    buffers = tuple(Buffer(name, size, 0, 0) for name, size in named)
+    buffers = tuple(Buffer(name, size) for name, size in named)
     return Resources(total_bytes(found, barriers), threads, most_registers(threads), 0, buffers)

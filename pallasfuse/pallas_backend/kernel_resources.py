@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
+from pallasfuse.resources import triton
+from pallasfuse.resources.block import Resources
 from pallasfuse.targets import Target
-from pallasfuse.tiling.resources import Resources, triton
 
 
 def resources(programs: Sequence[TileProgram], target: Target) -> Resources | str | None:
@@ -18,7 +19,7 @@ def resources(programs: Sequence[TileProgram], target: Target) -> Resources | st
     (program,) = programs
     if target.warpgroup_rows:
         return mosaic_rules.resources(program)
-    return triton(program, target) if target.writes_kernels else None
+    return triton.resources(program, target) if target.writes_kernels else None
 
 
 def problem(program: TileProgram, target: Target) -> str | None:

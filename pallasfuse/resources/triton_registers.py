@@ -11,11 +11,9 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read, postorder
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, expressions
-from pallasfuse.tiling.triton_view import Line, Region, View
+from pallasfuse.resources.block import REGISTER_BYTES, WARP
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, Region, View
 
-WARP = 32
-WARP_ROWS = 16
-REGISTER_BYTES = 4
 ADDRESS_REGISTERS = 2
 """An address has 64 bits."""
 OTHERS = 48

@@ -6,14 +6,26 @@ from math import prod
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read
-from pallasfuse.ir.tile_program import Contract, Load, Loop, Segment, Statement, Store, TileProgram, expressions
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
+from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.tile_program import (
+    Contract,
+    Load,
+    Loop,
+    Segment,
+    Statement,
+    Store,
+    TileProgram,
+    block_start,
+    expressions,
+)
 from pallasfuse.targets import Target
-from pallasfuse.tiling.share import constant_trips
 
 WARPGROUP_WARPS = 4
 WARPGROUP_ROWS = 64
 """Of the smallest product that a warpgroup computes (wgmma); smaller ones are products of warps."""
+WARP_ROWS = 16
+"""Of a product that belong to one warp."""
 COPY_BYTES = 16
 """The most that a thread loads, stores or copies at once."""
 LEAST_COPY_BITS = 32
@@ -77,6 +89,7 @@ class View:
 
     def __init__(self, program: TileProgram, target: Target) -> None:
         self.program = program
+        self._tiles = dict(program.tiles)
         self.lines = _lines(program)
         self._readers = _readers(self.lines)
         self._needs: dict[int, frozenset[str]] = {}
@@ -103,7 +116,7 @@ class View:
 
     def elements(self, axes: Iterable[Axis]) -> int:
         """Of a tile over these axes."""
-        return prod(self.program.tile(a) for a in frozenset(axes))
+        return prod(self._tiles[a] for a in frozenset(axes))
 
     def bytes(self, axes: Iterable[Axis], dtype: str) -> int:
         """What a tile takes in memory."""
@@ -161,12 +174,35 @@ def _lines(program: TileProgram) -> list[Line]:
                 found.append(Line(len(found), s, region))
                 continue
             for g in s.segments:
-                trips = constant_trips(program, g)
+                trips = _trips(program, g)
                 if trips != 0:
                     visit(g.body, s, g, repeats=trips != 1)
 
     visit(program.body, None, None, repeats=False)
     return found
+
+
+def _trips(program: TileProgram, segment: Segment) -> int | None:
+    """How many trips a segment has, where that is the same number in every block; else None."""
+    known = {block_start(a): 0 for a, t in program.grid if t >= a.extent}
+    start, stop = (_number(e, known) for e in (segment.start, segment.stop))
+    return None if start is None or stop is None else max(0, stop - start)
+
+
+def _number(root: Expr, known: Mapping[str, int]) -> int | None:
+    """The value of a loop bound; None where it reads what is not known."""
+    if not root.tensors <= known.keys() or root.axes:
+        return None
+    values: dict[Expr, int] = {}
+    for node in postorder(root):
+        match node:
+            case Const(value):
+                values[node] = int(value)
+            case Read(name):
+                values[node] = known[name]
+            case Apply(op, args):
+                values[node] = int(OPS[op].evaluate(*(values[a] for a in args)))
+    return values[root]
 
 
 def _readers(lines: list[Line]) -> dict[str, list[Line]]:

@@ -1,73 +1,26 @@
-"""Shared memory and registers of a kernel, known before it is compiled: never less than the compiler reports.
+"""Shared memory of a Triton kernel, by an upper bound that is close.
 
-Kernels for warpgroups and clusters say themselves what lies in shared memory. For others Triton decides: it stages the operands of
-products there, copies ahead what a loop loads on the way to a product, and moves a tile that changes its layout through scratch
-memory. Each of these is a `Buffer` with a lifetime, and a block takes the most that is alive at once.
+Triton decides what lies in shared memory: it stages the operands of products there, copies ahead what a loop loads on the way to a
+product, and moves a tile that changes its layout through scratch memory. Each of these is a `Buffer` with a lifetime, and a block
+takes the most that is alive at once.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import Contract, Load, Reduce, Store, TileProgram
+from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, most_registers, peak_bytes
+from pallasfuse.resources.triton_registers import registers_needed
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, View, computed
 from pallasfuse.targets import Target
-from pallasfuse.tiling.registers import registers_needed
-from pallasfuse.tiling.triton_view import Line, Product, View, computed
 
-WARP = 32
-WARP_ROWS = 16
-"""Of a product of a warpgroup that belong to one warp."""
-MOST_REGISTERS = 255
-"""Of one thread."""
-REGISTERS = 1 << 16
-"""Of one block."""
-REGISTER_UNIT = 8
-"""Registers are given to a thread in such multiples."""
-REGISTER_BYTES = 4
 SAVED_REGISTERS = 200
 """Of those that the bound counts, how many the compiler can do without, by computing a tile piece by piece: by
 `scripts/resources_report.py`, few kernels spill that have up to so many too few, and most that have more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A part of shared memory, alive from the statement numbered `first` to the one numbered `last`."""
-
-    name: str
-    bytes: int
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What one block of a kernel takes of a multiprocessor."""
-
-    shared_bytes: int
-    threads: int
-    registers: int
-    """Of one thread."""
-    spilled_bytes: int
-    """Of one thread, an estimate: bytes of values that find no register, written and read. They make a kernel slow, not wrong."""
-    buffers: tuple[Buffer, ...] = ()
-    """What lies in shared memory, and when."""
-
-    def problem(self, shared_memory_bytes: int) -> str | None:
-        """Why a kernel cannot run on a device; None if it can."""
-        if self.shared_bytes <= shared_memory_bytes:
-            return None
-        widest = max(self.buffers, key=lambda b: b.bytes, default=None)
-        which = "" if widest is None else f" ({widest.name}: {widest.bytes})"
-        return f"its tiles take up to {self.shared_bytes} bytes of shared memory{which}, of {shared_memory_bytes}"
-
-
-def most_registers(threads: int) -> int:
-    """The registers that each thread of a block can have."""
-    return min(MOST_REGISTERS, REGISTERS // threads // REGISTER_UNIT * REGISTER_UNIT)
-
-
-def triton(program: TileProgram, target: Target) -> Resources:
+def resources(program: TileProgram, target: Target) -> Resources:
     """An upper bound of what Triton makes of a program."""
     view = View(program, target)
     buffers = tuple(_buffers(view))
@@ -75,12 +28,6 @@ def triton(program: TileProgram, target: Target) -> Resources:
     needed, most = registers_needed(view), most_registers(threads)
     spilled = 2 * REGISTER_BYTES * max(0, needed - most - SAVED_REGISTERS)
     return Resources(peak_bytes(buffers), threads, min(needed, most), spilled, buffers)
-
-
-def peak_bytes(buffers: Iterable[Buffer]) -> int:
-    """The most bytes that are alive at once."""
-    found = list(buffers)
-    return max((sum(b.bytes for b in found if b.first <= n <= b.last) for n in {b.first for b in found}), default=0)
 
 
 def _buffers(view: View) -> Iterator[Buffer]:
