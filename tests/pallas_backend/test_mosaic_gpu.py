@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pallasfuse as pf
 from benchmarks import h100
 from pallasfuse import execution, placement, primitive
-from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape
+from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape, mosaic_space, shared_memory
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
 TARGET = "mosaic_gpu"
@@ -147,8 +147,8 @@ def test_states_without_a_buffer_leave_from_registers(interpreted, monkeypatch, 
     options = {"parts": 2, "tiles": (("i", 128), (rolled, 128))}
     program = kernel_of(plain, arrays, **options)[1].program
     shape = mosaic_rules.examine(program)
-    assert len(mosaic_rules.direct(program, shape)) == 1
-    assert mosaic_rules.shared_bytes(program, shape) <= mosaic_rules.SHARED_BYTES
+    assert len(mosaic_space.direct(program, shape)) == 1
+    assert mosaic_space.shared_bytes(program, shape) <= mosaic_space.SHARED_BYTES
     (ours,) = interpreted(plain, arrays, **options)
     (exact,) = in_float64(plain, arrays)
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
@@ -347,9 +347,9 @@ def test_space_is_counted():
     shape = mosaic_rules.examine(kernel.program)
     rows, keys = 64 * 128 * 2, 128 * 128 * 2  # few blocks: small ones
     barriers = 8 * (2 * (2 * 2 + 1) + 1 + 1)  # two slots of keys and of values, one of queries, and two more
-    expected = 2 * rows + 2 * 2 * keys + mosaic_rules.RESERVED_BYTES + 1024 + barriers
-    assert mosaic_rules.shared_bytes(kernel.program, shape) == expected
-    assert not mosaic_rules.staging(kernel.program, shape)
+    expected = 2 * rows + 2 * 2 * keys + shared_memory.RESERVED_BYTES + 1024 + barriers
+    assert mosaic_space.shared_bytes(kernel.program, shape) == expected
+    assert not mosaic_space.staging(kernel.program, shape)
     assert mosaic_rules.registers(kernel.program, shape) < mosaic_rules.REGISTERS_PER_THREAD
     rolled = kernel.schedule.rolled.name
     _, kernel = kernel_of(causal, arrays, tiles=(("i", 128), (rolled, 256)), stages=4)
