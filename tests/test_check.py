@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, execution, isolation, store
+from pallasfuse import check, execution, isolation, store, subjects
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from tests.programs_by_name import attention, softmax, variance
@@ -128,8 +128,8 @@ def test_the_verdict_outlives_the_process(clock):
 def test_what_is_measured_elsewhere_does_not_count(clock, monkeypatch, change):
     compared = clock(0.5)
     pf.fuse(softmax)(X)
-    around = check.environment
-    monkeypatch.setattr(check, "environment", lambda device: around(device) | change)
+    around = subjects.environment
+    monkeypatch.setattr(subjects, "environment", lambda device: around(device) | change)
     pf.fuse(softmax)(X)
     assert len(compared.compared) == 2
 
