@@ -5,6 +5,7 @@ it. Ties are XLA's. A kernel that does not compile, or fails when it first runs,
 Verdicts are kept in the store (`store.py`), so that a program is checked once for each kind of device; equal parts are one.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -225,7 +226,8 @@ def _first_that_runs(
 def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -> str | None:
     """Note how one way to run a kernel compares with XLA's. Returns its error, if it has one."""
     functions = {XLA: subject.part.run, _OURS: subject.function(kernel)}
-    found = compare(functions, subject.avals, bench.device, budget_s=BUDGET_S)
+    expected_us = min(kernel.price.us, kernel.replaced.us or math.inf)
+    found = compare(functions, subject.avals, bench.device, budget_s=BUDGET_S, expected_us=expected_us)
     bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + found.seconds
     error = subject.take_down(name, kernel, found, _OURS)
     if error is None and _OURS not in found.microseconds:

@@ -3,6 +3,7 @@ context of the caller, with JAX's configuration as measurements want it. One at 
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -25,7 +26,8 @@ def apart[T](function: Callable[[], T], device: Any) -> T:
 
     def run() -> None:
         try:
-            with _TURN, _configured(device, x64):
+            with _TURN, _configured(device, x64), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
                 result.set_result(function())
         except BaseException as error:
             result.set_exception(error)

@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat
-from pallasfuse.check import settled
+from pallasfuse.check import find_failures, settled
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.options import FuseOptions
@@ -70,6 +70,15 @@ class FusedCall:
             if (target.name, device) not in self.checked:
                 self.checked[target.name, device] = self._checked(plan, device)
             return self.checked[target.name, device]
+
+    def mend(self, target: Target, device: Any) -> bool:
+        """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""
+        failures = find_failures(self.plan(target), device) if device is not None else []
+        if failures:
+            warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
+            with self.check_lock:
+                self.checked.clear()
+        return bool(failures)
 
     def _checked(self, plan: Plan, device: Any) -> Plan:
         try:
@@ -151,7 +160,8 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target = target_for(platform, call.options)
-    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None)
+    mended = functools.partial(call.mend, target, device)
+    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended)
 
 
 def call_consts(plan: Plan) -> list[Any]:

@@ -163,7 +163,8 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
 
 def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any) -> Measured:
     functions = {XLA: subject.part.run} | {name: subject.function(kernel) for name, kernel in field}
-    return compare(functions, subject.avals, device, budget_s=BUDGET_S * len(field))
+    expected_us = subject.kernel.price.us
+    return compare(functions, subject.avals, device, budget_s=BUDGET_S * len(field), expected_us=expected_us)
 
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Kernel]]:

@@ -35,7 +35,7 @@ class Clock:
         self.speedups, self.uncompiled, self.failed = list(speedups), list(uncompiled), list(failed)
         self.compared = []
 
-    def __call__(self, functions, avals, device, *, budget_s):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None):
         number = len(self.compared)
         self.compared.append([a.shape for a in avals])
         first, *others = functions
@@ -345,6 +345,19 @@ def test_only_the_kernel_that_is_to_blame_is_dropped(monkeypatch):
     seen = kernels_run(monkeypatch)
     jax.jit(fused).lower(X, y)
     assert len(seen) == 1
+
+
+def test_a_kernel_that_cannot_be_lowered(monkeypatch):
+    """Without a check, too, and inside another jit."""
+
+    def emit(*_):
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr(execution, "emit", emit)
+    fused = pf.fuse(softmax, options=FuseOptions(check=False))
+    with pytest.warns(UserWarning, match="ZeroDivisionError: mine; XLA's own is used") as caught:
+        same(jax.jit(lambda x: fused(x) + 1)(X), softmax(X) + 1)
+    assert len(caught) == 1
 
 
 def test_a_target_that_was_asked_for_fails_as_it_does(monkeypatch):
