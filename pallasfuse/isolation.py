@@ -19,7 +19,7 @@ def apart[T](function: Callable[[], T], device: Any) -> T:
 
     Raises: what `function` raises.
     """
-    if getattr(_here, "inside", False):
+    if is_inside():
         return function()
     x64 = bool(jax.config.jax_enable_x64)
     result: Future[T] = Future()
@@ -36,9 +36,14 @@ def apart[T](function: Callable[[], T], device: Any) -> T:
     return result.result()
 
 
+def is_inside() -> bool:
+    """Does the caller run in such a thread?"""
+    return getattr(_here, "inside", False)
+
+
 def together[T](functions: Mapping[str, Callable[[], T]], device: Any) -> dict[str, T]:
     """The results of functions that run at the same time, each as `apart` runs one. To be called from there."""
-    assert getattr(_here, "inside", False), "it is somebody else's turn"
+    assert is_inside(), "it is somebody else's turn"
     x64 = bool(jax.config.jax_enable_x64)
 
     def run(function: Callable[[], T]) -> T:

@@ -20,6 +20,7 @@ from pallasfuse import _compat
 from pallasfuse.check import find_failures, settled
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
+from pallasfuse.isolation import is_inside
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
 from pallasfuse.sharding import result_specs, run_sharded
@@ -66,10 +67,16 @@ class FusedCall:
         plan = self.plan(target)
         if device is None:
             return plan
-        with self.check_lock:
+        if not self.check_lock.acquire(blocking=not is_inside()):
+            return self._checked(
+                plan, device
+            )  # who holds it may wait for the one that measures, and that is this thread
+        try:
             if (target.name, device) not in self.checked:
                 self.checked[target.name, device] = self._checked(plan, device)
             return self.checked[target.name, device]
+        finally:
+            self.check_lock.release()
 
     def mend(self, target: Target, device: Any) -> bool:
         """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, execution, isolation, store, subjects
+from pallasfuse import check, execution, isolation, primitive, store, subjects
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from tests.programs_by_name import attention, softmax, variance
@@ -473,6 +473,39 @@ def test_many_threads_check_one_after_the_other(monkeypatch):
     for n, f in enumerate(functions):
         same(results[n], f(X))
     assert most[0] == 1
+
+
+def test_a_call_that_is_checked_by_itself_and_inside_another_one(monkeypatch):
+    """One thread checks a call and waits for its turn, another one has the turn and lowers the same call inside a loop."""
+    inner = pf.fuse(softmax)
+    outer = pf.fuse(lambda x: jax.lax.scan(lambda c, _: (inner(c), None), variance(x)[:, None] + x, length=2)[0])
+    x = jnp.asarray(X)
+    calls = [jax.jit(inner), jax.jit(outer), jax.jit(lambda y: inner(y) + 1)]
+    results = {}
+    threads = [
+        threading.Thread(target=lambda n=n, f=f: results.update({n: f(x)}), daemon=True) for n, f in enumerate(calls)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=120)
+    assert len(results) == 3
+    same(results[1], softmax(softmax(variance(x)[:, None] + x)))
+
+
+def test_whoever_measures_waits_for_nobody(monkeypatch):
+    """The lock of a call is held by a thread that waits for its turn: the thread whose turn it is goes on without it."""
+    compared = []
+    monkeypatch.setattr(check, "compare", lambda *a, **k: compared.append(1) or Measured(skipped="a test"))
+    plan = pf.fuse(softmax).trace(X).fuse().tile().plan
+    call = primitive.FusedCall(plan.converted.original, FuseOptions(), "softmax", primitive.Once(), {"xla": plan})
+    device = jax.devices()[0]
+    with call.check_lock:
+        assert (
+            isolation.apart(lambda: call.plan_on(plan.target, device), device)
+            .verdicts[0]
+            .reason.startswith("not measured (a test)")
+        )
 
 
 def test_interruption_leaves_nothing_locked(monkeypatch):
