@@ -5,9 +5,10 @@ original function, with one warning.
 """
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
-from pallasfuse import _compat
+from pallasfuse import _compat, device
 from pallasfuse.check import find_failures, settled
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
@@ -137,7 +138,7 @@ def target_for(platform: str, options: FuseOptions) -> Target:
       TargetError: the named target does not run on the platform.
     """
     if options.target is None:
-        return default_for(platform, _capabilities() if platform == "cuda" else frozenset())
+        return for_device_at_hand(default_for(platform, _capabilities() if platform == "cuda" else frozenset()))
     target = find(options.target)
     runs_on = {"cpu": ("cpu",), "gpu": ("cuda", "rocm"), "tpu": ("tpu",)}[target.platform]
     if platform not in runs_on and target.platform != "cpu":
@@ -147,7 +148,21 @@ def target_for(platform: str, options: FuseOptions) -> Target:
     if found - {target.capability}:
         raise TargetError(f"target {target.name!r} is for GPUs of compute capability {target.capability}, but here are some of "
                           f"{', '.join(sorted(found))}: choose target=None for the best one")  # fmt: skip
-    return target
+    return for_device_at_hand(target)
+
+
+def for_device_at_hand(target: Target) -> Target:
+    """The target with the numbers of the device of its platform that is at hand; where there is none, of the assumed one."""
+    if target.platform == "cpu":
+        return target.on(replace(target.device, multiprocessors=_cores()))
+    if target.platform != jax.default_backend():
+        return target
+    return target.on(device.find(jax.devices()[0].device_kind, target.platform))
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _capabilities() -> frozenset[str]:
@@ -160,14 +175,14 @@ def _capabilities() -> frozenset[str]:
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
-    device = _compat.device_of(ctx)
+    at_hand = _compat.device_of(ctx)
 
     def run_on(target: Target) -> Callable[..., list[Any]]:
-        plan = call.plan_on(target, device)
+        plan = call.plan_on(target, at_hand)
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target = target_for(platform, call.options)
-    mended = functools.partial(call.mend, target, device)
+    mended = functools.partial(call.mend, target, at_hand)
     return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended)
 
 

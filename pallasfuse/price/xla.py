@@ -30,9 +30,11 @@ _UNALIGNED = 0.75
 """Of its rate, what a product reaches whose rows do not begin at multiples of 16 bytes."""
 
 
-def price_xla(program: LoopProgram, device: Device, made: frozenset[str] = frozenset()) -> Price:
-    """The price of computing a program with XLA's kernels, where the tensors `made` come from elsewhere."""
-    kernels = xla_kernels(program, habits_on(device), made)
+def price_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
+    """The price of computing a program with XLA's kernels, where the tensors `made` come from kernels that read `read`."""
+    kernels = xla_kernels(program, habits_on(device), made, read)
     price = total(of_kernel(k, device) for k in kernels)
     return price if device.platform == "gpu" else price + cpu.pages([k.written_bytes for k in kernels], device)
 
@@ -41,9 +43,11 @@ ONE_KERNEL = Price(1.0, (Term("kernels", 1, "", 1.0),))
 """The price of anything where only kernels are counted."""
 
 
-def count_xla(program: LoopProgram, device: Device, made: frozenset[str] = frozenset()) -> Price:
+def count_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
     """The number of nests that are kernels of their own in the simplest compiler, and a trifle for their traffic."""
-    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made)
+    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made, read)
     moved = sum(k.read_bytes + k.written_bytes for k in kernels)
     return Price(len(kernels) + 1e-15 * moved, (Term("kernels", len(kernels), "", len(kernels)),))
 
