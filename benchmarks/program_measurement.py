@@ -89,7 +89,7 @@ def prepare(entry: Program, settings: Settings) -> Prepared:
         cases = measurable(built, plan, settings)
     except Exception as failure:
         return Prepared(built, row, (jit, Variant("fused", reason=reason_of(failure))))
-    fused = compiled("fused", lambda: lowered(whole(built, fuse), built.structs))
+    fused = compiled("fused", lambda: lowered(whole(built, fuse), built.structs), [jit])
     if settings.primed:
         prime(built, settings.target, f"{settings.folder}/primed")
     return Prepared(built, row, (jit, fused), tuple(cases))

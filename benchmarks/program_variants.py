@@ -42,8 +42,10 @@ class Variant:
     reason: str = ""
     entry: str = ""
     """The entry computation of the optimised HLO: what is launched, with shapes."""
-    program: str = ""
+    lowered: str = ""
     """A hash of what is compiled: equal for equal programs."""
+    optimised: str = ""
+    """A hash of what the compiler makes of it, whatever its instructions are called."""
     same_as: str = ""
     """The label of an equal variant, which is measured for both."""
 
@@ -53,6 +55,12 @@ class Variant:
         found |= {"lower_s": round(self.lower_s, 4)} if self.lower_s else {}
         found |= {"same_as": self.same_as} if self.same_as else {}
         return found
+
+    def again(self, label: str, lower_s: float) -> "Variant":
+        """Another variant that is the same program."""
+        return dataclasses.replace(
+            self, label=label, lower_s=lower_s, compile_s=0.0, entry="", same_as=self.same_as or self.label
+        )
 
     @property
     def contender(self) -> Contender:
@@ -68,20 +76,44 @@ def compiled(label: str, lower: Callable[[], Any], known: Sequence[Variant] = ()
     try:
         module = lower()
         middle = time.perf_counter()
-        program = hashlib.sha256(module.as_text().encode()).hexdigest()
+        before = _hash(module.as_text())
         for other in known:
-            if other.call is not None and other.program == program:
-                return dataclasses.replace(other, label=label, lower_s=middle - begin, same_as=other.label)
+            if other.call is not None and other.lowered == before:
+                return other.again(label, middle - begin)
         executable = module.compile()
     except Exception as failure:  # any program may fail in any way: the row says how
         return Variant(label, reason=reason_of(failure), compile_s=time.perf_counter() - begin)
     compile_s = time.perf_counter() - middle
+    after = fingerprint(executable)
+    for other in known:
+        if after and other.optimised == after:
+            return dataclasses.replace(other.again(label, middle - begin), compile_s=compile_s)
     try:
         temporary = int(executable.memory_analysis().temp_size_in_bytes)
     except Exception:
         temporary = None
     text = entry_text(executable) if entry else ""
-    return Variant(label, executable, temporary, middle - begin, compile_s, entry=text, program=program)
+    return Variant(label, executable, temporary, middle - begin, compile_s, entry=text, lowered=before, optimised=after)
+
+
+_TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)$")
+"""Headings of the tables of source lines in a module's text, whose lines begin with a number."""
+
+
+def fingerprint(executable: Any) -> str:
+    """Equal for executables of one optimised HLO, whatever its modules, computations and instructions are called; '' if unknown."""
+    try:
+        lines = str(executable.as_text()).splitlines()
+    except Exception:
+        return ""
+    text = "\n".join(x for x in lines if x and not x[0].isdigit() and not _TABLE.match(x))
+    names: dict[str, str] = {}
+    text = re.sub(r", metadata=\{[^}]*\}|^HloModule [^,]*|[\w.\-]+(?=: [a-z]\w*\[)", "", text, flags=re.MULTILINE)
+    return _hash(re.sub(r"%[\w.\-]+", lambda m: names.setdefault(m.group(), f"%{len(names)}"), text))
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def entry_text(executable: Any) -> str:

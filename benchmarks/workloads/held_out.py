@@ -122,7 +122,7 @@ def _mixture(size: Size) -> Built:
 @program("gated-state-update", "held-out")
 def _gated_state(size: Size) -> Built:
     """One step of a selective state space for decoding: projections, the state's decay, and a gate."""
-    batch, n, states = pick(size, (64, 4096, 16), (16, 1024, 16), (2, 16, 4))
+    batch, n, states = pick(size, (64, 4096, 16), (64, 4096, 16), (2, 16, 4))
     dtype = half(size)
 
     def update(x: Any, z: Any, state: Any, w: Any, log_a: Any, skip: Any) -> Any:
