@@ -54,7 +54,7 @@ bench-cpu: venv
 
 # Whole programs that users run, of seven libraries: make bench-programs NAMES="flax decoder" OUT=rows.json.
 bench-programs: venv-programs
-	.venv-programs/bin/python benchmarks/programs.py $(NAMES) $(if $(OUT),--out $(OUT))
+	.venv-programs/bin/python benchmarks/programs.py $(NAMES) $(FLAGS) $(if $(OUT),--out $(OUT))
 
 venv:
 	@scripts/setup_venv.sh .venv requirements/test-0.11.txt

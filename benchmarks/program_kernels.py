@@ -132,7 +132,8 @@ def measure_kernel(case: KernelCase, leaves: Sequence[Any], *, names: bool) -> R
     arrays = [leaves[s] if isinstance(s, int) else draw(s, n) for n, s in enumerate(case.inputs)]
     contenders = [case.xla.contender, case.alone.contender]
     take_turns(contenders, arrays, rounds=2, patient=False)
-    row = {k: v for k, v in case.row.items() if k != "signature"}
+    left_out = ("signature",) if names else ("signature", "terms", "declined")
+    row = {k: v for k, v in case.row.items() if k not in left_out}
     for variant, contender in zip((case.xla, case.alone), contenders, strict=True):
         row[variant.label] = contender.samples.row(names=names) | variant.row
         row[variant.label] |= {"reason": contender.reason} if contender.reason else {}

@@ -39,6 +39,8 @@ Row = dict[str, Any]
 
 EXACT_BYTES, EXACT_FLOPS = 1 << 26, 2e9
 """Programs up to this size (their largest value in float64; products) are compared with float64 too: a sample, of all kinds."""
+PRIME_UNTIL_S = 40.0
+"""A program that took longer to compile is not compiled for its check beforehand: it would be given up."""
 CONTROL_FLOW = frozenset({"while", "scan", "cond"})
 
 
@@ -78,6 +80,7 @@ def prepare(entry: Program, settings: Settings) -> Prepared:
     Raises:
       NotInstalledError: a package is missing.
     """
+    start = time.perf_counter()
     built = build(entry, settings.size)
     row: Row = {"name": entry.name, "group": entry.group, "device": jax.devices()[0].device_kind}
     fuse = fuse_with(settings.target, check=False)
@@ -90,7 +93,7 @@ def prepare(entry: Program, settings: Settings) -> Prepared:
     except Exception as failure:
         return Prepared(built, row, (jit, Variant("fused", reason=reason_of(failure))))
     fused = compiled("fused", lambda: lowered(whole(built, fuse), built.structs), [jit])
-    if settings.primed:
+    if settings.primed and time.perf_counter() - start < PRIME_UNTIL_S:
         prime(built, settings.target, f"{settings.folder}/primed")
     return Prepared(built, row, (jit, fused), tuple(cases))
 
@@ -105,7 +108,7 @@ def planned(built: Built, fuse: Fuse, row: Row) -> pf.Plan:
     row["plan_s"] = round(time.perf_counter() - start, 4)
     row["planned_for"] = plan.target.device.kind
     row["kernels_planned"] = len(plan.kernels)
-    row["fallbacks"] = [f"{f.operation}: {f.reason}"[:160] for f in plan.fallbacks][:20]
+    row["fallbacks"] = list(dict.fromkeys(f"{f.operation}: {f.reason}"[:160] for f in plan.fallbacks))[:10]
     row["equations"] = len(plan.converted.jaxpr.eqns)
     row["control_flow"] = sorted({e.primitive.name for e in plan.converted.jaxpr.eqns} & CONTROL_FLOW)
     if built.step is None:  # the plan is that of the whole program

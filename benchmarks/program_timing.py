@@ -22,7 +22,7 @@ MOST_CALLS = {"gpu": 4, "cpu": 20}
 """Calls in a round."""
 MOST_ROUNDS = {"gpu": 3, "cpu": 7}
 LEAST_ROUNDS = 3
-ALL_ROUNDS_S = 4.0
+ALL_ROUNDS_S = 3.0
 """About how long all rounds may take, unless there are the fewest."""
 CLOSE = (0.9, 0.99)
 """A program whose ratio is between them gets as many rounds again: it may be noise, and the figures depend on it."""
@@ -114,6 +114,8 @@ def _is_close(first: Contender, other: Contender) -> bool:
 
 
 def _rounds(running: Sequence[Contender]) -> int:
+    if len(running) == 1:  # nothing to compare it with
+        return LEAST_ROUNDS
     kind = _kind()
     once = sum(_calls(c, kind) * c.least_s for c in running)
     return max(LEAST_ROUNDS, min(MOST_ROUNDS[kind], int(ALL_ROUNDS_S / max(once, 1e-6))))

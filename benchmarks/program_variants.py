@@ -24,7 +24,7 @@ from benchmarks.workloads.registry import Built, Random, draw
 Row = dict[str, Any]
 Fuse = Callable[[Callable[..., Any]], Any]
 
-TUNE_S = 5.0
+TUNE_S = 3.0
 """What tuning one program may take, unless the user says otherwise."""
 _LIMITS = ("seconds", "budget_s", "limit_s", "time_s", "timeout_s")
 """Names that `pf.tune` may have for its time limit."""

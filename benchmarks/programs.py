@@ -31,7 +31,7 @@ from benchmarks.program_report import HEADER, compact, line, summary, summary_li
 
 Row = dict[str, Any]
 
-COMPILE_S, TOTAL_S = {"gpu": 170.0, "cpu": 420.0}, {"gpu": 345.0, "cpu": 880.0}
+COMPILE_S, TOTAL_S = {"gpu": 210.0, "cpu": 420.0}, {"gpu": 350.0, "cpu": 880.0}
 
 
 def arguments() -> argparse.Namespace:
@@ -44,7 +44,7 @@ def arguments() -> argparse.Namespace:
     mode = parser.add_argument_group("what is measured")
     mode.add_argument("--raw", action="store_true", help="jax.jit and fused without check only, with XLA's HLO")
     mode.add_argument("--no-tune", action="store_true", help="do not tune")
-    mode.add_argument("--tune-s", type=float, default=5.0, help="what tuning one program may take")
+    mode.add_argument("--tune-s", type=float, default=3.0, help="what tuning one program may take")
     mode.add_argument("--no-kernels", action="store_true", help="do not measure kernels alone")
     mode.add_argument("--all-kernels", action="store_true", help="also kernels not predicted to be faster than XLA's")
     mode.add_argument("--list", action="store_true", help="print the programs")
@@ -55,7 +55,7 @@ def arguments() -> argparse.Namespace:
     limits.add_argument("--no-prime", action="store_true", help="do not fill the compiler's cache before checks (GPU)")
     limits.add_argument("--compile-s", type=float, help="no further program is compiled after so many seconds")
     limits.add_argument("--total-s", type=float, help="what is not measured by then is given up")
-    limits.add_argument("--each-s", type=float, default=120.0, help="the longest that one step of a program may take")
+    limits.add_argument("--each-s", type=float, default=150.0, help="the longest that one step of a program may take")
     return parser.parse_args()
 
 
