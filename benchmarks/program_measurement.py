@@ -37,7 +37,7 @@ from pallasfuse.verification.reference import float64_results, largest_bytes
 
 Row = dict[str, Any]
 
-EXACT_BYTES, EXACT_FLOPS = 1 << 26, 2e9
+EXACT_BYTES, EXACT_FLOPS = 1 << 27, 5e9
 """Programs up to this size (their largest value in float64; products) are compared with float64 too: a sample, of all kinds."""
 PRIME_UNTIL_S = 40.0
 """A program that took longer to compile is not compiled for its check beforehand: it would be given up."""

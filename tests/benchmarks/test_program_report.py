@@ -1,5 +1,6 @@
 """The arithmetic of the report on whole programs, on rows made by hand."""
 
+import argparse
 import json
 import math
 
@@ -7,6 +8,7 @@ import pytest
 
 from benchmarks import program_report as report
 from benchmarks.programs import content
+from benchmarks.programs import report as report_files
 
 
 def row(name, fused, checked=None, **more):
@@ -142,3 +144,19 @@ def test_the_file_is_json_with_a_line_for_each_row():
     assert read["rows"][1]["error"] == 3.1416
     assert read["rows"][0]["error"] == "inf", "JSON has no infinity"
     assert sum(line.startswith('{"name"') for line in text.splitlines()) == 3
+
+
+def test_files_are_reported_together_and_the_last_measurement_counts(tmp_path, capsys):
+    first = [row("a", 0.5, 0.5), row("b", 2.0, 2.0)]
+    second = [row("a", 1.0, 3.0), {"name": "b", "failed": "not measured: the time is spent"}]
+    names = []
+    for n, rows in enumerate((first, second)):
+        path = tmp_path / f"{n}.json"
+        path.write_text(content(rows, {"device": "some GPU"}))
+        names.append(str(path))
+    out = tmp_path / "both.json"
+    report_files(argparse.Namespace(names=names, out=str(out)))
+    merged = json.loads(out.read_text())
+    assert {r["name"]: r["speedup"]["checked"] for r in merged["rows"]} == {"b": 2.0, "a": 3.0}
+    assert merged["device"] == "some GPU"
+    assert "checked: 2 programs" in capsys.readouterr().out
