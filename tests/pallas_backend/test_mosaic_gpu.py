@@ -63,6 +63,7 @@ INTERPRETED = [
     "sum of biased",
     "soft cap",
     "window",
+    "half causal",
     "squared",
     "two products",
     "odd mask",
@@ -271,6 +272,21 @@ def test_every_variant_lowers_to_one_kernel(name):
     assert len(re.findall(r"custom_call @mosaic_gpu", text)) == (kernel.target.name == TARGET)
     assert h100.triton_calls(text) == (kernel.target.name == "triton")
     assert kernel.target.name == ("triton" if name == "few" else TARGET), kernel.declined
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["half scores", "half causal"])
+def test_rows_of_half_precision_are_carried_while_warpgroups_take_turns(name, dtype):
+    """What the loop carries passes a barrier of the optimiser, which takes no single half-precision value of a register."""
+    variant = replace(VARIANTS[name], heads=(16, 16), queries=2048, keys=2048)
+    arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.eval_shape(lambda: variant.arrays(dtype))]
+    _, kernel = kernel_of(variant.function, arrays)
+    assert kernel.target.name == TARGET, kernel.declined
+    loop = mosaic_rules.examine(kernel.program).loop
+    assert any(c.dtype == dtype for c in loop.carries)
+    assert (kernel.program.alternate, kernel.program.warps) == (True, 8)
+    text = h100.lower(pf.fuse(variant.function, target=TARGET), arrays).as_text()
+    assert len(re.findall(r"custom_call @mosaic_gpu", text)) == 1
 
 
 def test_a_missing_wait_is_a_race(interpreted, monkeypatch):
