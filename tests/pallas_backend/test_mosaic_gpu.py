@@ -315,6 +315,22 @@ def test_what_does_not_fit_goes_to_another_target_with_the_reason():
     assert "emitted for triton; mosaic_gpu: " in explained
 
 
+def test_carried_values_that_no_register_layout_holds_are_refused():
+    arrays = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in QKV]
+    program = kernel_of(VARIANTS["half scores"].function, arrays)[1].program
+    shape = mosaic_rules.examine(program)
+
+    def problem(change):
+        carries = tuple(change(c) for c in shape.loop.carries)
+        body = tuple(replace(s, carries=carries) if s is shape.loop else s for s in program.body)
+        return mosaic_rules.problem(replace(program, body=body, instead=None))
+
+    assert problem(lambda c: c) is None
+    assert "carried as int32" in problem(lambda c: replace(c, dtype="int32"))
+    assert "carried as bfloat16" in problem(lambda c: replace(c, dtype="bfloat16") if len(c.axes) == 3 else c)
+    assert "over []" in problem(lambda c: replace(c, axes=()))
+
+
 def test_an_emitter_refuses_what_the_rules_refuse():
     arrays = [jax.ShapeDtypeStruct(s, jnp.float32) for s in QKV]
     _, kernel = kernel_of(plain, arrays)
