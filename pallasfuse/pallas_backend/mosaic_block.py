@@ -20,13 +20,13 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import Contract, Load, Statement, block_start, expressions
 from pallasfuse.pallas_backend.mosaic_compute import Computing, Product, Staged
-from pallasfuse.pallas_backend.mosaic_rules import THREADS
 from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Slices, Trip, present, trip_of
+from pallasfuse.pallas_backend.mosaic_space import THREADS, VERDICT
 
 if TYPE_CHECKING:
     from pallasfuse.pallas_backend.mosaic_gpu import Kernel
 
-WARPGROUP, BLOCK, ASSIGNMENT, VERDICT = "warpgroup", "block", "assignment", "verdict"
+WARPGROUP, BLOCK, ASSIGNMENT = "warpgroup", "block", "assignment"
 MEMORY_REGISTERS = 40
 
 
