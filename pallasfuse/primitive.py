@@ -18,9 +18,10 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
-from pallasfuse.check import check, wanted, without_failures
+from pallasfuse.check import find_failures, settled
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
+from pallasfuse.isolation import is_inside
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
 from pallasfuse.sharding import result_specs, run_sharded
@@ -67,14 +68,29 @@ class FusedCall:
         plan = self.plan(target)
         if device is None:
             return plan
-        with self.check_lock:
+        if not self.check_lock.acquire(blocking=not is_inside()):
+            return self._checked(
+                plan, device
+            )  # who holds it may wait for the one that measures, and that is this thread
+        try:
             if (target.name, device) not in self.checked:
                 self.checked[target.name, device] = self._checked(plan, device)
             return self.checked[target.name, device]
+        finally:
+            self.check_lock.release()
+
+    def mend(self, target: Target, device: Any) -> bool:
+        """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""
+        failures = find_failures(self.plan(target), device) if device is not None else []
+        if failures:
+            warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
+            with self.check_lock:
+                self.checked.clear()
+        return bool(failures)
 
     def _checked(self, plan: Plan, device: Any) -> Plan:
         try:
-            return check(plan, device) if wanted(self.options) else without_failures(plan, device)
+            return settled(plan, device)
         except FusionError:  # strict, and something would be left to XLA
             raise
         except Exception as error:
@@ -166,7 +182,8 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target = target_for(platform, call.options)
-    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None)
+    mended = functools.partial(call.mend, target, device)
+    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended)
 
 
 def call_consts(plan: Plan) -> list[Any]:

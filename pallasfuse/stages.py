@@ -78,8 +78,9 @@ class Tiled:
     def lower(self) -> "Lowered":
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
-        options = replace(call.options, target=self.plan.target.name, check=False)
-        fused = FusedCall(call.jaxpr, options, call.name, Once(), {self.plan.target.name: self.plan})
+        options = replace(call.options, target=self.plan.target.name)
+        plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
+        fused = FusedCall(call.jaxpr, options, call.name, Once(), {plan.target.name: plan})
 
         def run(*args: Any) -> Any:
             return fused_p.bind(*args, call=fused)
