@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.emission import pallas_kernel
-from pallasfuse.errors import TargetError
+from pallasfuse.errors import InvalidProgramError, TargetError
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
+from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
@@ -97,6 +98,59 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     assert refused.refused is not None
     # tiles that were asked for are refused by the last target's emitter, with the reason
     return refused if options.tiles else refused.refused
+
+
+def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """Ways to run a group that the targets which stand in for each other can run: the one of `placed_on` first, then for each
+    target in turn the others, the fastest by the model first, and last what differs from the first by half or twice a tile."""
+    first = placed_on(chosen, target, tensors, options)
+    if isinstance(first, str) or first.refused is not None:
+        return
+    seen = set()
+    for placed in (first, *_others(chosen, target, tensors, options), *_neighbours(first, chosen, tensors, options)):
+        key = placed.phases[0].target.name, placed.schedule
+        if key not in seen:
+            seen.add(key)
+            yield placed
+
+
+def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """On every target, all candidates that it can run, with the rolled axis in one part and in several."""
+    for candidate in _in_turn(target):
+        if unsuited(chosen, candidate, by_name=True) is not None:
+            continue
+        found: list[Placed] = []
+        for listed in _candidates(chosen, candidate):
+            whole = _override(listed, options, candidate)
+            parted = whole if candidate.cluster or options.parts else split(chosen, whole, candidate)
+            for schedule in dict.fromkeys((whole, parted)):
+                phases, problem = _phases(chosen, schedule, candidate, tensors)
+                if problem is None:
+                    found.append(Placed(schedule, phases, ()))
+        yield from sorted(found, key=lambda p: price_kernel([(q.program, q.target) for q in p.phases]).us)
+
+
+def _neighbours(placed: Placed, chosen: Group, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """The same schedule with one tile half or twice as large, or with half or twice as many parts."""
+    schedule, target = placed.schedule, placed.phases[0].target
+    asked = {name for name, _ in options.tiles}
+    changed = [
+        replace(options, tiles=(*options.tiles, (axis.name, size)))
+        for axis, tile in ((schedule.rolled, schedule.rolled_tile), *schedule.grid)
+        for size in (tile // 2, min(2 * tile, axis.extent))
+        if 0 < size != tile and axis.name not in asked and not target.cluster
+    ]
+    if options.parts is None and not target.cluster:
+        counts = {schedule.parts // 2, 2 * schedule.parts} - {0, schedule.parts}
+        changed += [replace(options, parts=n) for n in sorted(counts)]
+    for option in changed:
+        other = _override(schedule, option, target)
+        try:
+            phases, problem = _phases(chosen, other, target, tensors)
+        except (InvalidProgramError, AssertionError):  # no tile that the model would have taken
+            continue
+        if problem is None:
+            yield Placed(other, phases, ())
 
 
 def _in_turn(target: Target) -> Iterator[Target]:

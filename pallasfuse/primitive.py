@@ -17,7 +17,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat
-from pallasfuse.errors import TargetError, TraceError
+from pallasfuse.check import check, wanted, without_failures
+from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
@@ -50,6 +51,8 @@ class FusedCall:
     warning: "Once"
     plans: dict[str, Plan] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
+    checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
+    check_lock: Any = field(default_factory=Lock)
 
     def plan(self, target: Target) -> Plan:
         """The plan for a target, made once."""
@@ -57,6 +60,26 @@ class FusedCall:
             if target.name not in self.plans:
                 self.plans[target.name] = make_plan(self.jaxpr, target, self.options)
             return self.plans[target.name]
+
+    def plan_on(self, target: Target, device: Any) -> Plan:
+        """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""
+        plan = self.plan(target)
+        if device is None:
+            return plan
+        with self.check_lock:
+            if (target.name, device) not in self.checked:
+                self.checked[target.name, device] = self._checked(plan, device)
+            return self.checked[target.name, device]
+
+    def _checked(self, plan: Plan, device: Any) -> Plan:
+        try:
+            return check(plan, device) if wanted(self.options) else without_failures(plan, device)
+        except FusionError:  # strict, and something would be left to XLA
+            raise
+        except Exception as error:
+            warnings.warn(f"{self.name}: its kernels could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
+                          "pallasfuse, please report it. They are used unchecked.", stacklevel=2)  # fmt: skip
+            return plan
 
     def original(self, *args: Any) -> list[Any]:
         """The unfused function on flat arguments."""
@@ -121,9 +144,10 @@ def _capabilities() -> frozenset[str]:
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
+    device = _compat.device_of(ctx)
 
     def run_on(target: Target) -> Callable[..., list[Any]]:
-        plan = call.plan(target)
+        plan = call.plan_on(target, device)
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target = target_for(platform, call.options)

@@ -78,7 +78,7 @@ class Tiled:
     def lower(self) -> "Lowered":
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
-        options = replace(call.options, target=self.plan.target.name)
+        options = replace(call.options, target=self.plan.target.name, check=False)
         fused = FusedCall(call.jaxpr, options, call.name, Once(), {self.plan.target.name: self.plan})
 
         def run(*args: Any) -> Any:

@@ -74,6 +74,23 @@ class LoopFusion:
         return float(sum(volume(n.axes) * dtypes.itemsize_bytes(n.dtype) for n in self.roots))
 
     @property
+    def is_product(self) -> bool:
+        """Is it the product of a matrix and a vector, which a library's kernel streams in any layout?"""
+        body = self.bodies[0]
+        return len(self.roots) == 1 and self.roots[0].reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+
+    @property
+    def reduces_columns(self) -> bool:
+        """Does it reduce along an axis whose elements are apart in memory, most of what it reads?"""
+        apart = sum(b for (_, axes), b in self.reads.items() if self.reduced and axes and axes[-1] not in self.reduced)
+        return 2 * apart > self.read_bytes
+
+    @property
+    def reduced(self) -> frozenset[Axis]:
+        """The axes that some nest reduces."""
+        return frozenset(a for n in self.roots for a in n.reduced)
+
+    @property
     def read_bytes(self) -> float:
         made = {n.name for n in self.roots}
         return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
@@ -123,7 +140,8 @@ def xla_kernels(program: LoopProgram, habits: Habits, made: frozenset[str] = fro
                 stored_operands.add(core)
                 axes = tuple(sorted(core.axes))
                 stored = Nest(f"{node.name}.operand{len(stored_operands)}", axes, core, core.dtype)
-                fusions.append(LoopFusion([stored], [core], dict(_places(core))))
+                above[stored.name] = _with_ancestors(core.tensors, above)
+                _fuse(stored, core, fusions, habits, above)
         kernels.append(_product(node, operands))
     return [*kernels, *fusions]
 

@@ -72,6 +72,7 @@ INTERPRETED = [
 """`tests/aot` compiles all of them."""
 
 
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize(("name", "dtype"), [*((n, "bfloat16") for n in INTERPRETED), ("plain", "float16")])
 def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
     variant = VARIANTS[name]
@@ -84,6 +85,7 @@ def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
         assert errors[0] <= 1.5 * errors[1] + ulp
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize(
     ("name", "queries", "keys"),
     [("causal", 448, 448), ("window", 448, 448), ("log sum", 300, 130), ("shared keys", 300, 100), ("gate", 160, 192)],
@@ -97,6 +99,7 @@ def test_instances_that_run_several_blocks(interpreted, monkeypatch, name, queri
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize(
     "switches",
     [
@@ -120,6 +123,7 @@ def test_switches_do_not_change_the_result(interpreted, monkeypatch, switches):
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["causal", "log sum"])
 def test_split(interpreted, monkeypatch, name):
     """Each part's state, some of parts that see nothing, combined by a kernel of another target."""
@@ -132,6 +136,7 @@ def test_split(interpreted, monkeypatch, name):
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("queries", [256, 300])
 def test_states_without_a_buffer_leave_from_registers(interpreted, monkeypatch, queries):
     """Sums in float32 are as large as both tiles of keys."""
@@ -149,6 +154,7 @@ def test_states_without_a_buffer_leave_from_registers(interpreted, monkeypatch, 
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(("name", "size"), [("plain", 2.0**24), ("causal", 2.0**40), ("log sum", 2.0**80)])
 def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
     """Products that are not rounded before a difference would overflow: the blocks run again with those that are."""
@@ -161,6 +167,7 @@ def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["causal", "log sum"])
 def test_parts_with_large_scores(interpreted, monkeypatch, name):
     """Some blocks' states come from rounded products, others' do not."""
@@ -188,6 +195,7 @@ def after_a_while(q, k, v):
     return (out / jnp.where(total == 0, 1.0, total).T[..., None]).astype(v.dtype)
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize(
     ("name", "size", "switches"),
     [
@@ -262,6 +270,7 @@ def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
         h100.lower(pf.fuse(plain, target=TARGET), arrays)
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_lowers_to_one_kernel(name):
     variant = VARIANTS[name]

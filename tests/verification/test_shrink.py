@@ -12,6 +12,8 @@ from pallasfuse.ir.loop_program import Nest, verify
 from pallasfuse.verification.shrink import Shrinking, dims_of, shrinking, small_integers
 from tests.programs_by_name import PROGRAMS, attention, masked_attention, program, program_of, softmax, variance
 
+pytestmark = pytest.mark.any_jax
+
 BIG = 8192
 
 
