@@ -10,10 +10,10 @@ _FEWEST_STAGES = 1
 
 
 def smaller(schedule: Schedule, target: Target) -> list[Schedule]:
-    """Every schedule that has fewer stages, or tiles halved along the grid and the rolled axis, down to the smallest product of the
-    target: the largest tiles first, and of those the most stages.
+    """Every schedule that has fewer stages, or tiles halved along the grid and the rolled axis: those first that load the fewest
+    elements for their operations.
 
-    Two stages are enough to copy a tile while another is computed; the first step from them is a smaller tile.
+    A single stage comes late: nothing is copied while a tile is computed.
     """
     found = [
         replace(candidate, rolled_tile=rolled, stages=stages)
