@@ -40,3 +40,11 @@ def test_a_block_that_does_not_fit_is_refused_by_its_widest_buffer():
 )
 def test_how_many_blocks_live_on_a_multiprocessor(shared, threads, registers, blocks):
     assert Resources(shared, threads, registers).resident_blocks(H100) == blocks
+
+
+def test_in_words():
+    taken = Resources(100_000, 128, 255, 8)
+    assert taken.show(H100) == (
+        "takes 100000 bytes of shared memory and up to 255 registers for each of 128 threads, 8 bytes of each spilled; "
+        "at least 2 on a multiprocessor at a time"
+    )
