@@ -9,16 +9,16 @@ from tests.pallas_backend.rows import ROWS
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments", "target"),
+    ("function", "arguments", "target", "parts"),
     [
-        (kernels.causal, [kernels.array(1024, 4, 64, dtype="bfloat16")] * 3, "triton"),
-        (kernels.causal, [kernels.array(1024, 4, 64, dtype="bfloat16")] * 3, "mosaic_gpu"),
-        (ROWS["softmax"].function, [kernels.array(512, 128256, dtype="bfloat16")], "mosaic_cluster"),
+        (kernels.causal, [kernels.array(1024, 4, 64, dtype="bfloat16")] * 3, "triton", 1),
+        (kernels.causal, [kernels.array(1024, 4, 64, dtype="bfloat16")] * 3, "mosaic_gpu", 1),
+        (ROWS["softmax"].function, [kernels.array(512, 128256, dtype="bfloat16")], "mosaic_cluster", 8),
     ],
     ids=["triton", "mosaic_gpu", "mosaic_cluster"],
 )
-def test_a_line_for_every_kernel(function, arguments, target):
-    plan = pf.fuse(function, options=pf.FuseOptions(target=target, price=False)).explain(*arguments)
+def test_a_line_for_every_kernel(function, arguments, target, parts):
+    plan = pf.fuse(function, options=pf.FuseOptions(target=target, price=False, parts=parts)).explain(*arguments)
     (kernel,) = plan.kernels
     assert kernel.target.name == target
     taken = resources([p.program for p in kernel.phases], kernel.target)
