@@ -66,7 +66,7 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
         for asked in dict.fromkeys((options, replace(options, tiles=()))):
             # what a cluster leaves in memory are results
             unfit = target.cluster > 0 or unsuited(piece.group, target) is not None
-            for candidate in () if unfit else choose(piece.group, target):
+            for candidate in () if unfit else _listed_and_smaller(piece.group, target):
                 schedule = _override(candidate, options=asked, target=target)
                 program = states.local(group, piece, replace(schedule, parts=1), target, inside=True)
                 if not states.counts_positions(program, group):
@@ -79,6 +79,14 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
                 if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
                     return phase
         target = target.fallback or XLA_CPU
+
+
+def _listed_and_smaller(group: Group, target: Target) -> Iterator[Schedule]:
+    """Every listed schedule; then, where a compiler decides what lies in shared memory, smaller ones."""
+    listed = choose(group, target)
+    yield from listed
+    if target.writes_kernels and not target.warpgroup_rows and not target.cluster:
+        yield from smaller(listed[0], target)
 
 
 def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
