@@ -29,6 +29,10 @@ _KEPT = 4
 """Integers up to this size are not taken for extents."""
 
 
+_NOTHING: frozenset[str] = frozenset()
+_STRIDES, _OFFSETS = frozenset({"mul", "div", "rem"}), frozenset({"add", "sub"})
+
+
 @dataclass(frozen=True, eq=False)
 class Shrinking:
     """A map of extents, and of the numbers that stand for extents."""
@@ -132,7 +136,7 @@ def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: froz
     axes = {a for d in program.definitions() for a in d.axes} | {
         a for n in program.nests if isinstance(n, Nest) for a in n.reduced
     }
-    cast, literals = _cast_integers(program), integers_of(program)
+    cast, uses = _cast_integers(program), _uses(program)
     kept = _counted(program) | {a for a in axes if a.extent in cast and a.extent <= _SHORT}
     kept |= {a for a in axes if a.extent in unchanged and a.extent <= _RATHER_SHORT}
     extents: dict[int, int] = {}
@@ -147,10 +151,11 @@ def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: froz
     for spread in (2, 3):
         for chosen in combinations(sorted(axes), spread):
             stride, small = math.prod(a.extent for a in chosen), math.prod(extents[a.extent] for a in chosen)
-            if integers.setdefault(stride, small) != small and stride in literals:
+            if integers.setdefault(stride, small) != small and uses.get(stride, _NOTHING) & _STRIDES:
                 return Refusal(f"{stride} is the product of different axes, which shrink differently")
     for a, b in combinations(sorted(extents), 2):
-        integers.setdefault(b - a, extents[b] - extents[a])
+        is_offset = {a, b} <= positional and _NOTHING < uses.get(b - a, _NOTHING) <= _OFFSETS
+        integers |= {b - a: extents[b] - extents[a]} if is_offset or b - a not in integers else {}
     counts = {}
     for nest in program.nests:
         if isinstance(nest, Nest) and volume(nest.reduced) > 1 and volume(nest.reduced) not in _COEFFICIENTS:
@@ -251,6 +256,18 @@ def integers_of(program: LoopProgram) -> set[int]:
                 for n in postorder(nest.body)
                 if isinstance(n, Const) and n.dtype.startswith(("int", "uint"))
             }
+    return found
+
+
+def _uses(program: LoopProgram) -> dict[int, frozenset[str]]:
+    """The operations in which each integer literal stands."""
+    found: dict[int, frozenset[str]] = {}
+    for nest in program.nests:
+        applied = [n for n in postorder(nest.body) if isinstance(n, Apply)] if isinstance(nest, Nest) else []
+        for node in applied:
+            for n in node.args:
+                if isinstance(n, Const) and dtypes.is_integer(n.dtype):
+                    found[abs(int(n.value))] = found.get(abs(int(n.value)), _NOTHING) | {node.op}
     return found
 
 
