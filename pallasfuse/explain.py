@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+from pallasfuse.pallas_backend.kernel_resources import resources
+from pallasfuse.resources.block import Resources
 from pallasfuse.verdicts import WHOLE_CALL
 
 if TYPE_CHECKING:
@@ -66,6 +69,18 @@ def _conditions(plan: Plan) -> list[str]:
     return [f"{'exception' if c in plan.exceptions else 'condition'}: {c}" for c in plan.conditions]
 
 
+def _taken(kernel: Kernel) -> list[str]:
+    """What a block of each GPU kernel takes of a multiprocessor."""
+    lines = []
+    for target, own in groupby(kernel.phases, key=lambda p: p.target):
+        programs = [p.program for p in own]
+        for together in [programs] if target.cluster else [[p] for p in programs]:
+            taken = resources(together, target)
+            if isinstance(taken, Resources):
+                lines.append(f"  -- {together[0].name}: a block {taken.show(target.shared_memory_bytes)}")
+    return lines
+
+
 def _kernel(number: int, kernel: Kernel) -> list[str]:
     group = kernel.group
     lines = [f"== kernel {number}: {kernel.name}, {kernel.strategy}, from {group.source}"]
@@ -89,6 +104,7 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
     for phase in kernel.phases:
         where = f" of {phase.target.name}" if phase.target != kernel.target else ""
         lines += [f"  -- tile program{where}", _indent(_indent(str(phase.program)))]
+    lines += _taken(kernel)
     moved = kernel.bytes_read + kernel.bytes_written
     lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved")
     lines.append(f"  -- price on {kernel.target.device.kind}: {kernel.price}")

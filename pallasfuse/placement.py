@@ -11,7 +11,7 @@ from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
+from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.targets import XLA_CPU, Target
@@ -19,6 +19,7 @@ from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.choose import choose, sums_beyond_tiles
 from pallasfuse.tiling.eligibility import unsuited
 from pallasfuse.tiling.lower import Phase, lower_for
+from pallasfuse.tiling.smaller_tiles import smaller
 from pallasfuse.tiling.split import split
 
 _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
@@ -65,7 +66,7 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
         for asked in dict.fromkeys((options, replace(options, tiles=()))):
             # what a cluster leaves in memory are results
             unfit = target.cluster > 0 or unsuited(piece.group, target) is not None
-            for candidate in () if unfit else choose(piece.group, target):
+            for candidate in () if unfit else _listed_and_smaller(piece.group, target):
                 schedule = _override(candidate, options=asked, target=target)
                 program = states.local(group, piece, replace(schedule, parts=1), target, inside=True)
                 if not states.counts_positions(program, group):
@@ -78,6 +79,14 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
                 if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
                     return phase
         target = target.fallback or XLA_CPU
+
+
+def _listed_and_smaller(group: Group, target: Target) -> Iterator[Schedule]:
+    """Every listed schedule; then, where a compiler decides what lies in shared memory, smaller ones."""
+    listed = choose(group, target)
+    yield from listed
+    if target.writes_kernels and not target.warpgroup_rows and not target.cluster:
+        yield from smaller(listed[0], target)
 
 
 def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
@@ -186,8 +195,28 @@ def _fastest(
             break  # the listed order decides where no mask does
     if best is None:
         assert refused is not None
-        return refused
+        return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
     return best[1], best[2], None
+
+
+def _with_smaller_tiles(
+    chosen: Group, refused: tuple[Schedule, tuple[Phase, ...], str], tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, tuple[Phase, ...], str | None]:
+    """The largest tiles below refused ones that fit into shared memory, where that is what they were refused for."""
+    listed, phases, _ = refused
+    target = phases[0].target
+    if not any(kernel_resources.too_large(p.program, p.target) for p in phases):
+        return refused
+    for candidate in smaller(listed, target):
+        schedule = _override(candidate, options, target)
+        phases, problem = _phases(chosen, schedule, target, tensors)
+        if problem is not None:
+            continue
+        if options.parts is None:
+            share = visited_shares([p.program for p in phases], schedule)[0]
+            schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=False)
+        return schedule, phases, None
+    return refused
 
 
 def _candidates(chosen: Group, target: Target) -> list[Schedule]:
@@ -247,7 +276,8 @@ def _phases(
 
 def _problem(phase: Phase) -> str | None:
     problem_of = _PROBLEMS.get(phase.target.name)
-    return None if problem_of is None else problem_of(phase.program)
+    reason = None if problem_of is None else problem_of(phase.program)
+    return reason or kernel_resources.too_large(phase.program, phase.target)
 
 
 def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Schedule:

@@ -67,11 +67,8 @@ def measured(family: str, unit: kernels.Unit) -> Row:
     """Compile a kernel. Raises what the compiler raises."""
     foretold = resources(unit.programs, unit.target)
     assert foretold is not None and not isinstance(foretold, str), foretold
-    compiled = unit.compile()
+    launch = unit.reported(unit.compile())
     first = unit.programs[0]
-    found: list[h100.Launch | h100.MosaicKernel] = [*compiled.mosaic_kernels]
-    found += [k for k in compiled.launches if k.name.startswith(first.name[:60])]
-    (launch,) = found
     return Row(
         family, unit.name, unit.target.name, first.name, first.warps, first.stages, foretold.shared_bytes, foretold.registers,
         foretold.spilled_bytes, launch.shared_bytes, launch.registers, launch.spilled_bytes,

@@ -22,9 +22,9 @@ def resources(programs: Sequence[TileProgram], target: Target) -> Resources | st
     return triton.resources(program, target) if target.writes_kernels else None
 
 
-def problem(program: TileProgram, target: Target) -> str | None:
-    """Why the kernel would take more of a multiprocessor than there is; None if it fits."""
-    found = resources((program,), target)
-    if isinstance(found, str):
-        return found
-    return None if found is None else found.problem(target.shared_memory_bytes)
+def too_large(program: TileProgram, target: Target) -> str | None:
+    """Why a kernel that Triton compiles may not fit into shared memory; None if it does. Those of other targets are counted where
+    they are examined."""
+    if target.warpgroup_rows or target.cluster or not target.writes_kernels:
+        return None
+    return triton.resources(program, target).problem(target.shared_memory_bytes)

@@ -16,8 +16,10 @@ _CACHED_SHARE = 0.4
 """Of the cache, as much as is still there when the next kernel reads and writes it."""
 _KEPT_OPERANDS = 0.8
 """The same of operands of a product, which nothing is written beside."""
-_CACHED_RATE = 0.7
-"""Of the cache's bandwidth, what loads of single threads reach; copies of whole tiles reach all of it."""
+_CACHED_RATE = 0.95
+"""Of the cache's bandwidth, what loops reach."""
+_SHARED_LOADS = 2.7
+"""How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
 _STREAMED = 0.95
 """Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
 _ROW_SHARE = 0.75
@@ -157,9 +159,7 @@ def product_us(p: LibraryProduct, device: Device) -> float:
                 efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
                 steps = p.summed / shares
                 busy = 2.0 * tile * steps / (rate * efficiency)
-                feed = (
-                    steps * (a + b) * size / (2e3 * device.cache_gb_s / device.multiprocessors)
-                )  # neighbours share loads
+                feed = steps * (a + b) * size / (1e3 * _SHARED_LOADS * device.cache_gb_s / device.multiprocessors)
                 chain = device.latency_us + steps / 64 * 0.04
                 sums = 4.0 * p.batch * rows * columns * (shares + 1)
                 split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)

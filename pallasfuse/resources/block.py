@@ -50,6 +50,14 @@ class Resources:
         which = "" if widest is None else f" ({widest.name}: {widest.bytes})"
         return f"its tiles take up to {self.shared_bytes} bytes of shared memory{which}, of {shared_memory_bytes}"
 
+    def show(self, shared_memory_bytes: int) -> str:
+        """In words, for a device whose blocks have so much shared memory."""
+        spilled = f", {self.spilled_bytes} bytes of each spilled" if self.spilled_bytes else ""
+        return (
+            f"takes {self.shared_bytes} bytes of shared memory and up to {self.registers} registers for each of "
+            f"{self.threads} threads{spilled}; at least {self.resident_blocks(shared_memory_bytes)} on a multiprocessor at a time"
+        )
+
     def resident_blocks(self, shared_memory_bytes: int) -> int:
         """How many blocks live on a multiprocessor at a time, at least; 0 where one does not fit.
 

@@ -6,10 +6,11 @@ that a product is only added to is accumulated in place.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Read, postorder
+from pallasfuse.ir.expr import Apply, Read
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP
 from pallasfuse.resources.triton_view import WARP_ROWS, Line, Region, View
@@ -23,21 +24,20 @@ many, over the kernels of `scripts/resources_report.py`."""
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Registers of a thread that are taken from `first` to `last`, in numbers of statements (halves: between two)."""
+    """Registers of a thread that are taken from the statement numbered `first` to the one numbered `last`."""
 
     registers: float
-    first: float
-    last: float
+    first: int
+    last: int
 
 
 def registers_needed(view: View) -> int:
     """An upper bound of the registers that a thread would use if it had any number."""
-    values = list(_values(view))
-
-    def alive(at: float) -> float:
-        return sum(v.registers for v in values if v.first <= at <= v.last)
-
-    widest = max((alive(line.number) + _on_the_way(view, line) for line in view.lines), default=0.0)
+    changes = [0.0] * (len(view.lines) + 1)
+    for value in _values(view):
+        changes[value.first] += value.registers
+        changes[value.last + 1] -= value.registers
+    widest = max((n + _on_the_way(view, x) for n, x in zip(accumulate(changes), view.lines, strict=False)), default=0.0)
     return int(widest + _operands(view) + _addresses(view)) + OTHERS
 
 
@@ -105,8 +105,7 @@ def _on_the_way(view: View, line: Line) -> float:
     s = line.statement
     if _is_reduced(view, line):
         return sum(_terms(view, x) for x in view.lines if x is line or _interleaves(view, x, line))
-    nodes = [n for e in expressions(s) for n in postorder(e) if isinstance(n, Apply)]
-    return max((_registers(view, n.axes, n.dtype) for n in nodes), default=0.0)
+    return max((_registers(view, e.axes, "float32") for e in expressions(s) if isinstance(e, Apply)), default=0.0)
 
 
 def _is_reduced(view: View, line: Line) -> bool:

@@ -93,7 +93,7 @@ class View:
         self.lines = _lines(program)
         self._readers = _readers(self.lines)
         self._needs: dict[int, frozenset[str]] = {}
-        found = (_product(program, target, line) for line in self.lines)
+        found = (_product(program, self._tiles, target, line) for line in self.lines)
         self.products: Mapping[int, Product] = {p.line.number: p for p in found if p is not None}
         self.copied_ahead = self._copied_ahead()
         """Numbers of the loads that a loop copies to shared memory trips before they are needed: those by which its products
@@ -213,20 +213,19 @@ def _readers(lines: list[Line]) -> dict[str, list[Line]]:
     return found
 
 
-def matrix_sides(program: TileProgram, s: Contract) -> tuple[frozenset[Axis], frozenset[Axis], frozenset[Axis]] | None:
+def _sides(tiles: Mapping[Axis, int], s: Contract) -> tuple[frozenset[Axis], frozenset[Axis], frozenset[Axis]] | None:
     """The axes of the rows, the columns and the sum of a contraction of two matrices; None where it is something else."""
-    wide = [frozenset(a for a in (*e.axes, *s.over) if program.tile(a) > 1) for e in (s.lhs, s.rhs)]
-    over = frozenset(a for a in s.over if program.tile(a) > 1)
-    rows, columns = (side - over for side in wide)
+    over = frozenset(a for a in s.over if tiles[a] > 1)
+    rows, columns = (frozenset(a for a in e.axes if tiles[a] > 1) - over for e in (s.lhs, s.rhs))
     return (rows, columns, over) if len(over) == 1 and rows and columns and rows.isdisjoint(columns) else None
 
 
-def _product(program: TileProgram, target: Target, line: Line) -> Product | None:
+def _product(program: TileProgram, tiles: Mapping[Axis, int], target: Target, line: Line) -> Product | None:
     s = line.statement
-    sides = matrix_sides(program, s) if isinstance(s, Contract) else None
+    sides = _sides(tiles, s) if isinstance(s, Contract) else None
     if not isinstance(s, Contract) or sides is None:
         return None
-    m, n, k = (prod(program.tile(a) for a in axes) for axes in sides)
+    m, n, k = (prod(tiles[a] for a in axes) for axes in sides)
     if min(m, n, k) < target.smallest_dot:
         return None
     half = dtypes.itemsize_bytes(s.lhs.dtype) == 2
