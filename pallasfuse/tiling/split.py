@@ -64,8 +64,8 @@ def _all_states(group: Group) -> int:
 
 
 class _Times:
-    """Predicted milliseconds of a group's schedules, by the bytes that stream through the loop, of which masks leave a share: what a
-    block and what the device can move."""
+    """Predicted milliseconds of a group's schedules, by the bytes that stream through the loop, of which masks leave a share:
+    what a block and what the device can move."""
 
     def __init__(self, group: Group, target: Target, share: float) -> None:
         tensors = {
