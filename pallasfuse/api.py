@@ -40,7 +40,7 @@ class FusedFunction:
         self._warning = Once()
         self._given_argnums = tuple(static_argnums)
         self._static_argnums, self._static_argnames = _both_ways(function, static_argnums, static_argnames)
-        self._jitted = self._jit(self._run)
+        self.renew()
         self._plain = self._jit(function)
         self._unfused: set[Any] = set()
         """Signatures of calls that failed as they were fused."""
@@ -71,7 +71,7 @@ class FusedFunction:
         plan = self.trace(*args, **kwargs).fuse().tile().plan
         if not plan.kernels:
             raise error
-        self._jitted = self._jit(self._run)  # the old one keeps the program that failed
+        self.renew()  # the program that failed is kept otherwise
         result, unfused = recover(
             self._name, error, plan, leaves, lambda: self._jitted(*args, **kwargs), lambda: self._plain(*args, **kwargs)
         )
@@ -190,11 +190,19 @@ class FusedFunction:
         `target` plans for another target than the function's own; its device is not needed. What a call has measured on its device
         is in `verdicts`, and kernels that lost are not among `kernels`; nothing is measured here.
         """
-        plan = self.trace(*args, **kwargs).fuse(target).tile().plan
         if target is not None or not wanted(self._options):
-            return plan
-        device = device_of([x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)])
+            return self.trace(*args, **kwargs).fuse(target).tile().plan
+        plan, device = self.planned(*args, **kwargs)
         return plan if device is None else check(plan, device, measure=False)
+
+    def planned(self, *args: Any, **kwargs: Any) -> tuple[Plan, Any]:
+        """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""
+        concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
+        return self.trace(*args, **kwargs).fuse().tile().plan, device_of(concrete)
+
+    def renew(self) -> None:
+        """Forget what was compiled, so that the next call uses what was measured since."""
+        self._jitted = self._jit(self._run)
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fuse of {self._name}>"

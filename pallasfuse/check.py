@@ -5,29 +5,28 @@ it. Ties are XLA's. A kernel that does not compile, or fails when it first runs,
 Verdicts are kept in the store (`store.py`), so that a program is checked once for each kind of device; equal parts are one.
 """
 
+import math
 import os
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
-from pallasfuse import _compat
-from pallasfuse.environment import environment
-from pallasfuse.execution import execute, run_kernel
+from pallasfuse.execution import execute
 from pallasfuse.isolation import apart
-from pallasfuse.measure import Function, Measured, compare, compiled, is_shortage
+from pallasfuse.measure import Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
-from pallasfuse.parts import Part, part_of, primitives, producers, way, whole_key
-from pallasfuse.pipeline import Kernel, Plan, revised, ways
+from pallasfuse.parts import primitives, way, whole_key
+from pallasfuse.pipeline import Kernel, Plan, revised
 from pallasfuse.placement import Placed
-from pallasfuse.store import Identity, Record, Store, current
+from pallasfuse.store import Record
+from pallasfuse.subjects import XLA, Bench, Subject
 from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
 """What the timed calls of one comparison may take together."""
-XLA = "xla's own"
 _OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
@@ -38,10 +37,21 @@ _UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback",
 def wanted(options: FuseOptions) -> bool:
     """Are plans with these options to be checked? Who asks for a target, for tiles or for everything (`strict`) gets what was asked
     for, unless `check` is True; `PALLASFUSE_CHECK=0` switches every check off."""
-    if os.environ.get("PALLASFUSE_CHECK", "1") == "0" or options.check is False:
-        return False
-    asked = options.target or options.tiles or options.parts or options.warps or options.stages or options.strict
-    return options.check is True or not asked
+    asked = options.target or options.strict or _tiled(options)
+    return not _off(options) and (options.check is True or not asked)
+
+
+def _off(options: FuseOptions) -> bool:
+    return os.environ.get("PALLASFUSE_CHECK", "1") == "0" or options.check is False
+
+
+def _tiled(options: FuseOptions) -> bool:
+    return bool(options.tiles or options.parts or options.warps or options.stages)
+
+
+def settled(plan: Plan, device: Any) -> Plan:
+    """A plan as it is used on a device: checked, where that is wanted; else without what is known to fail, and as it was tuned."""
+    return check(plan, device) if wanted(plan.options) else unchecked(plan, device)
 
 
 def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
@@ -51,16 +61,15 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     """
     if not plan.kernels:
         return plan
-    bench = Bench(plan, device, current())
-    if measure and any(s.entry is None for s in bench.subjects):
+    bench = Bench(plan, device)
+    if measure and any(_is_open(s) for s in bench.subjects):
         apart(lambda: _measure_kernels(bench), device)
     changes: dict[str, Placed | str] = {}
     verdicts: list[Verdict] = []
     for subject in bench.subjects:
         change, verdict = _decision(bench, subject)
         verdicts += [] if verdict is None else [verdict]
-        if change is not None:
-            changes[subject.kernel.name] = change
+        changes |= {} if change is None else {subject.kernel.name: change}
     left = revised(plan, changes)
     if left.kernels and not _is_one_kernel(left):
         whole = _whole(bench, left, measure)
@@ -71,17 +80,24 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     return replace(left, verdicts=tuple(verdicts))
 
 
-def without_failures(plan: Plan, device: Any) -> Plan:
-    """A plan whose kernels that are known to fail on a device run in another way, or by XLA. Nothing is measured or compiled."""
+def unchecked(plan: Plan, device: Any) -> Plan:
+    """A plan whose kernels that are known to fail on a device run in another way, or by XLA; and, unless checks are switched off,
+    whose tuned ones run in the way that was the fastest. Nothing is measured or compiled."""
     changes: dict[str, Placed | str] = {}
-    for subject in Bench(plan, device, current()).subjects:
-        entry = subject.entry
-        if entry is None or "error" not in entry:
-            continue
-        others = ((p, subject.record["ways"].get(subject.way_of(p))) for p in _other_ways(plan, subject))
-        instead = next((p for p, known in others if known is not None and "error" not in known), None)
-        changes[subject.kernel.name] = instead or _does_not_run(entry)
-    return revised(plan, changes) if changes else plan
+    for subject in Bench(plan, device).subjects:
+        best = None if _off(plan.options) else _fastest_way(subject)
+        entry = subject.entry(subject.way)
+        if best is not None:
+            changes |= {} if best == subject.way else {subject.kernel.name: subject.find(best) or _GONE}
+        elif entry is not None and "error" in entry:
+            known = subject.record["ways"]
+            others = ((p, known.get(subject.way_of(p))) for p, _ in islice(subject.others(), _OTHER_WAYS))
+            instead = next((p for p, other in others if other is not None and "error" not in other), None)
+            changes[subject.kernel.name] = instead or _does_not_run(entry)
+    return revised(plan, {n: c for n, c in changes.items() if c is not _GONE})
+
+
+_GONE = "a way to run it that there is no more"
 
 
 def find_failures(plan: Plan, device: Any) -> list[str]:
@@ -89,7 +105,7 @@ def find_failures(plan: Plan, device: Any) -> list[str]:
     found: list[str] = []
 
     def try_all() -> None:
-        bench = Bench(plan, device, current())
+        bench = Bench(plan, device)
         for subject in bench.subjects:
             _first_that_compiles(bench, subject, found)
 
@@ -97,102 +113,62 @@ def find_failures(plan: Plan, device: Any) -> list[str]:
     return found
 
 
-@dataclass(eq=False)
-class Subject:
-    """A kernel that is compared with XLA's own, and under which identity it is remembered."""
-
-    kernel: Kernel
-    part: Part
-    identity: Identity
-    store: Store
-
-    @cached_property
-    def way(self) -> str:
-        """How the kernel runs, in words that equal kernels share."""
-        return way(self.kernel.group, self.kernel.schedule, self.kernel.target)
-
-    def way_of(self, placed: Placed) -> str:
-        """Another way to run it, in such words."""
-        return way(self.kernel.group, placed.schedule, placed.phases[0].target)
-
-    @property
-    def record(self) -> Record:
-        return self.store.get(self.identity) or {}
-
-    @property
-    def entry(self) -> Record | None:
-        """How the kernel compares as it is planned, or how it fails; None where that is not known."""
-        found: Record | None = self.record.get("ways", {}).get(self.way)
-        return found if found is not None and ("us" in found or "error" in found) else None
-
-    def note(self, name: str, entry: Record, *, on_disk: bool = True) -> None:
-        """Remember how one way to run the kernel compares."""
-
-        def change(record: Record) -> Record:
-            return {**record, "ways": {**record.get("ways", {}), name: entry}}
-
-        self.store.update(self.identity, change, on_disk=on_disk)
-
-
-@dataclass(eq=False)
-class Bench:
-    """A plan on a device: its kernels, and what is noted about them while they are measured."""
-
-    plan: Plan
-    device: Any
-    store: Store
-    subjects: list[Subject] = field(init=False)
-    around: dict[str, str] = field(init=False)
-    spent: dict[str, float] = field(default_factory=dict)
-    """By the name of a kernel, what its check has taken, in seconds."""
-    skipped: dict[str, str] = field(default_factory=dict)
-    """By the name of a kernel, why it could not be timed."""
-
-    def __post_init__(self) -> None:
-        self.around, makers = environment(self.device), producers(self.plan.converted)
-        self.subjects = []
-        for kernel in self.plan.kernels:
-            part = part_of(self.plan.converted, kernel, makers)
-            identity = {**self.around, "of": "part", "part": part.key, "target": self.plan.target.name}
-            self.subjects.append(Subject(kernel, part, identity, self.store))
-
-
 # --- what follows from what is known
+
+
+def _winner(subject: Subject) -> str | None:
+    """The winner, when the kernel was tuned: a way to run it, or XLA's own. None where it was not, or tiles were asked for."""
+    winner: str | None = None if _tiled(subject.plan.options) else subject.record.get("winner")
+    return winner
+
+
+def _fastest_way(subject: Subject) -> str | None:
+    """Of a kernel that was tuned the fastest way to run it, for who does not ask whether XLA's is faster still."""
+    if _winner(subject) is None:
+        return None
+    timed = {n: entry["us"] for n, entry in subject.record["ways"].items() if "us" in entry}
+    return min(timed, key=timed.__getitem__, default=None)
+
+
+def _is_open(subject: Subject) -> bool:
+    return _winner(subject) is None and subject.entry(subject.way) is None
 
 
 def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verdict | None]:
     """How a kernel is to be run otherwise, or why not at all; None: as it is. Without a verdict where nothing is known."""
-    kernel, entry = subject.kernel, subject.entry
+    kernel, entry = subject.kernel, subject.entry(subject.way)
     seconds = bench.spent.get(kernel.name, 0.0)
+    winner = _winner(subject)
+    if winner is not None and winner not in (XLA, subject.way):
+        placed, best = subject.find(winner), subject.entry(winner)
+        if placed is not None and best is not None:
+            return _judged(subject, best, placed, seconds, "tuned")
     if entry is None:
         skipped = bench.skipped.get(kernel.name)
         return None, None if skipped is None else Verdict(kernel.name, True, skipped, seconds=seconds)
     if "error" not in entry:
-        return _judged(subject, entry, None, seconds)
-    for placed in _other_ways(bench.plan, subject):
-        other = subject.record["ways"].get(subject.way_of(placed))
+        return _judged(subject, entry, None, seconds, "tuned" if winner else "")
+    for placed, _ in islice(subject.others(), _OTHER_WAYS):
+        other = subject.entry(subject.way_of(placed))
         if other is not None and "us" in other:
-            return _judged(subject, other, placed, seconds)
-    return _does_not_run(entry), Verdict(
-        kernel.name, False, _does_not_run(entry), seconds=seconds, remembered=not seconds
-    )
+            return _judged(subject, other, placed, seconds, "the way that was planned fails")
+    reason = _does_not_run(entry)
+    return reason, Verdict(kernel.name, False, reason, seconds=seconds, remembered=not seconds)
 
 
 def _does_not_run(entry: Record) -> str:
     return f"its kernel does not run on this device ({entry['error']})"
 
 
-def _other_ways(plan: Plan, subject: Subject) -> Iterator[Placed]:
-    return islice((p for p in ways(plan, subject.kernel) if subject.way_of(p) != subject.way), _OTHER_WAYS)
-
-
 def _judged(
-    subject: Subject, entry: Record, placed: Placed | None, seconds: float
+    subject: Subject, entry: Record, placed: Placed | None, seconds: float, why: str
 ) -> tuple[Placed | str | None, Verdict]:
     ours, theirs, faster = entry["us"], entry["xla_us"], entry["faster"]
     reason = "the kernel is used" if faster else "XLA's is used"
     if placed is not None:
-        reason += f" (on {placed.phases[0].target.name}, {placed.schedule}: the way that was planned fails)"
+        reason += f" (on {placed.phases[0].target.name}, {placed.schedule}: {why})"
+    elif why:
+        reason += f" ({why})"
     verdict = Verdict(subject.kernel.name, faster, reason, ours, theirs, seconds, remembered=not seconds)
     if faster:
         return placed, verdict
@@ -210,101 +186,54 @@ def _measure_kernels(bench: Bench) -> None:
     """Note how every kernel that is not known yet compares with XLA's, equal ones once; one warning for all that fail."""
     failures: list[str] = []
     for subject in bench.subjects:
-        if subject.entry is None:
-            _measure_kernel(bench, subject, failures)
+        if _is_open(subject):
+            _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
     if failures:
         warnings.warn(f"pallasfuse: {'; '.join(failures)}", stacklevel=2)
-
-
-def _measure_kernel(bench: Bench, subject: Subject, failures: list[str]) -> None:
-    """Measure a kernel as it is planned; should that fail, in other ways until one runs."""
-    error = _measure_way(bench, subject, subject.kernel, subject.way)
-    if error is not None:
-        instead = None
-        for placed, other in _other_kernels(bench.plan, subject):
-            if _measure_way(bench, subject, other, subject.way_of(placed)) is None:
-                instead = placed
-                break
-        failures.append(_failure(bench, subject, error, instead))
 
 
 def _first_that_compiles(bench: Bench, subject: Subject, failures: list[str]) -> None:
     """Note whether a kernel compiles, and if not, which other way to run it does."""
 
-    def error_of(kernel: Kernel) -> str | None:
-        function = alone(bench.plan, kernel, subject.part)
-        program = compiled(function, [v.aval for v in subject.part.inputs], bench.device)
+    def error_of(kernel: Kernel, name: str) -> str | None:
+        program = compiled(subject.function(kernel), subject.avals, bench.device)
+        found = {"schedule": str(kernel.schedule)} | ({"error": program} if isinstance(program, str) else {})
+        if isinstance(program, str) or name != subject.way:
+            subject.note(name, found)
         return program if isinstance(program, str) else None
 
-    error = error_of(subject.kernel)
+    _first_that_runs(bench, subject, error_of, failures)
+
+
+def _first_that_runs(
+    bench: Bench, subject: Subject, error_of: Callable[[Kernel, str], str | None], failures: list[str]
+) -> None:
+    """Try a kernel as it is planned; should that fail, other ways until one does not. Adds a line to `failures` if it did."""
+    kernel = subject.kernel
+    error = error_of(kernel, subject.way)
     if error is None:
         return
-    subject.note(subject.way, {"schedule": str(subject.kernel.schedule), "error": error})
-    instead = None
-    for placed, other in _other_kernels(bench.plan, subject):
-        again = error_of(other)
-        subject.note(
-            subject.way_of(placed), {"schedule": str(placed.schedule)} | ({} if again is None else {"error": again})
-        )
-        if again is None:
-            instead = placed
+    then = "XLA's own is used"
+    for placed, other in islice(subject.others(), _OTHER_WAYS):
+        if error_of(other, subject.way_of(placed)) is None:
+            then = f"instead: {placed.schedule}, on {placed.phases[0].target.name}"
             break
-    failures.append(_failure(bench, subject, error, instead))
-
-
-def _other_kernels(plan: Plan, subject: Subject) -> Iterator[tuple[Placed, Kernel]]:
-    for placed in _other_ways(plan, subject):
-        kernels = revised(plan, {subject.kernel.name: placed}).kernels
-        yield placed, next(k for k in kernels if k.name == subject.kernel.name)
-
-
-def _failure(bench: Bench, subject: Subject, error: str, instead: Placed | None) -> str:
-    kernel = subject.kernel
-    then = (
-        "XLA's own is used" if instead is None else f"instead: {instead.schedule}, on {instead.phases[0].target.name}"
+    failures.append(
+        f"{kernel.name} ({kernel.group.source}) does not run on {bench.device.device_kind}: {error}; {then}"
     )
-    return f"{kernel.name} ({kernel.group.source}) does not run on {bench.device.device_kind}: {error}; {then}"
 
 
-def _measure_way(bench: Bench, subject: Subject, kernel: Kernel, name: str) -> str | None:
-    """Note how one way to run a kernel compares. Returns its error, if it has one."""
-    functions = {XLA: subject.part.run, _OURS: alone(bench.plan, kernel, subject.part)}
-    found = compare(functions, [v.aval for v in subject.part.inputs], bench.device, budget_s=BUDGET_S)
+def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -> str | None:
+    """Note how one way to run a kernel compares with XLA's. Returns its error, if it has one."""
+    functions = {XLA: subject.part.run, _OURS: subject.function(kernel)}
+    expected_us = min(kernel.price.us, kernel.replaced.us or math.inf)
+    found = compare(functions, subject.avals, bench.device, budget_s=BUDGET_S, expected_us=expected_us)
     bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + found.seconds
-    return note(bench, subject, found, name, _OURS, kernel.schedule)
-
-
-def note(bench: Bench, subject: Subject, found: Measured, name: str, key: str, schedule: Any) -> str | None:
-    """Write down what was found of one way to run a kernel (`key` among what was compared); returns its error, if it has one."""
-    uncompiled, failed = found.uncompiled.get(key), found.failed.get(key)
-    if uncompiled is not None:
-        subject.note(name, {"schedule": str(schedule), "error": uncompiled})
-        return uncompiled
-    if failed is not None and not is_shortage(failed):
-        subject.note(name, {"schedule": str(schedule), "error": failed}, on_disk=False)
-        return failed
-    if key not in found.microseconds:
-        bench.skipped[subject.kernel.name] = f"not measured ({found.skipped or failed}): chosen by its price"
-        return None
-    entry = {
-        "schedule": str(schedule), "us": found.microseconds[key], "xla_us": found.microseconds[XLA],
-        "faster": found.winner == key, "predicted_us": 1e3 * subject.kernel.predicted_ms, "seconds": found.seconds,
-    }  # fmt: skip
-    subject.note(name, entry)
-    return None
-
-
-def alone(plan: Plan, kernel: Kernel, part: Part) -> Function:
-    """A kernel as a function of the inputs of its part, with the outputs of that."""
-    variable = plan.converted.variable
-    shapes = [_compat.shape_of(variable[n.name]) for n in kernel.group.outputs]
-
-    def run(*arrays: Any) -> list[Any]:
-        given = {n: x for n, x in zip(part.input_names, arrays, strict=True) if n is not None}
-        found = run_kernel(plan, kernel, given)
-        return [found[n.name].reshape(shape) for n, shape in zip(kernel.group.outputs, shapes, strict=True)]
-
-    return run
+    error = subject.take_down(name, kernel, found, _OURS)
+    if error is None and _OURS not in found.microseconds:
+        reason = found.skipped or found.failed.get(_OURS, "")
+        bench.skipped[kernel.name] = f"not measured ({reason}): chosen by its price"
+    return error
 
 
 # --- the whole call
@@ -317,33 +246,34 @@ def _is_one_kernel(plan: Plan) -> bool:
 
 def _whole(bench: Bench, plan: Plan, measure: bool) -> Verdict | None:
     """The whole call with its kernels, against the same without any; None where nothing is known."""
-    subject, jaxpr = WHOLE_CALL, plan.converted.jaxpr
-    unfit = sorted(primitives(jaxpr) & _UNTIMED)
+    unfit = sorted(primitives(plan.converted.jaxpr) & _UNTIMED)
     if unfit:
-        if not measure:
-            return None
-        return Verdict(subject, True, f"not measured: it has {', '.join(unfit)}")
+        return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None
     kernels = ", ".join(way(k.group, k.schedule, k.target) for k in plan.kernels)
-    identity = {**bench.around, "of": "call", "program": whole_key(jaxpr), "kernels": kernels}
-    known = bench.store.get(identity)
-    seconds = 0.0
+    identity = {**bench.around, "of": "call", "program": whole_key(plan.converted.jaxpr), "kernels": kernels}
+    known, seconds = bench.store.get(identity), 0.0
     if known is None and measure:
         found = apart(lambda: _measure_whole(bench, plan), bench.device)
         seconds = found.seconds
-        if not found.microseconds:
-            failed = {**found.uncompiled, **found.failed}.get(_OURS, "")
-            if failed and not is_shortage(failed):
-                warnings.warn(f"pallasfuse: the fused call does not run on {bench.device.device_kind}: {failed}; XLA's own is used "
-                              "instead", stacklevel=2)  # fmt: skip
-                return Verdict(subject, False, f"it does not run: {failed}", seconds=seconds)
-            return Verdict(subject, True, f"not measured ({found.skipped}): its kernels are used", seconds=seconds)
-        entry = {"us": found.microseconds[_OURS], "xla_us": found.microseconds[XLA], "faster": found.winner == _OURS,
-                 "seconds": seconds}  # fmt: skip
+        if _OURS not in found.microseconds:
+            return _not_measured(bench, found)
+        times = {"us": found.microseconds[_OURS], "xla_us": found.microseconds[XLA]}
+        entry = times | {"faster": _OURS in found.faster, "seconds": seconds}
         known = bench.store.update(identity, lambda _: entry)
     if known is None:
         return None
     reason = "the kernels are used" if known["faster"] else "XLA's own is used"
-    return Verdict(subject, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
+    return Verdict(WHOLE_CALL, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
+
+
+def _not_measured(bench: Bench, found: Measured) -> Verdict:
+    failed = {**found.uncompiled, **found.failed}.get(_OURS, "")
+    if not failed or is_shortage(failed):
+        reason = f"not measured ({found.skipped}): its kernels are used"
+        return Verdict(WHOLE_CALL, True, reason, seconds=found.seconds)
+    warnings.warn(f"pallasfuse: the fused call does not run on {bench.device.device_kind}: {failed}; XLA's own is used instead",
+                  stacklevel=2)  # fmt: skip
+    return Verdict(WHOLE_CALL, False, f"it does not run: {failed}", seconds=found.seconds)
 
 
 def _measure_whole(bench: Bench, plan: Plan) -> Measured:

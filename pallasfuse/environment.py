@@ -17,7 +17,7 @@ def environment(device: Any) -> dict[str, str]:
         "device": _device(device),
         "driver": str(getattr(device.client, "platform_version", "")),
         "jax": jax.__version__,
-        "jaxlib": version("jaxlib"),
+        "jaxlib": _jaxlib_version(),
         "pallasfuse": _own_version(),
         "flags": os.environ.get("XLA_FLAGS", ""),
     }
@@ -41,6 +41,11 @@ def _processor() -> str:
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _jaxlib_version() -> str:
+    return version("jaxlib")
 
 
 @cache

@@ -3,6 +3,7 @@ context of the caller, with JAX's configuration as measurements want it. One at 
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -18,14 +19,15 @@ def apart[T](function: Callable[[], T], device: Any) -> T:
 
     Raises: what `function` raises.
     """
-    if getattr(_here, "inside", False):
+    if is_inside():
         return function()
     x64 = bool(jax.config.jax_enable_x64)
     result: Future[T] = Future()
 
     def run() -> None:
         try:
-            with _TURN, _configured(device, x64):
+            with _TURN, _configured(device, x64), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
                 result.set_result(function())
         except BaseException as error:
             result.set_exception(error)
@@ -34,9 +36,14 @@ def apart[T](function: Callable[[], T], device: Any) -> T:
     return result.result()
 
 
+def is_inside() -> bool:
+    """Does the caller run in such a thread?"""
+    return getattr(_here, "inside", False)
+
+
 def together[T](functions: Mapping[str, Callable[[], T]], device: Any) -> dict[str, T]:
     """The results of functions that run at the same time, each as `apart` runs one. To be called from there."""
-    assert getattr(_here, "inside", False), "it is somebody else's turn"
+    assert is_inside(), "it is somebody else's turn"
     x64 = bool(jax.config.jax_enable_x64)
 
     def run(function: Callable[[], T]) -> T:

@@ -1,5 +1,6 @@
 """Programs against each other on a device: compiled, run on drawn arguments, and timed in turns."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,35 +24,45 @@ _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 class Measured:
     """How programs compare.
 
-    `microseconds`: the median time of one call of those that ran. `winner`: the one that is clearly faster than the first program,
-    or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when they ran. `skipped`: why nothing
-    was timed. `seconds`: what it took, compilation included.
+    `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
+    `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
+    they ran. `skipped`: why nothing was timed. `seconds`: what it took, compilation included.
     """
 
     microseconds: Mapping[str, float] = field(default_factory=dict)
     winner: str = ""
+    faster: frozenset[str] = frozenset()
     uncompiled: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: str = ""
     seconds: float = 0.0
 
 
-def compare(functions: Mapping[str, Function], avals: Sequence[Any], device: Any, *, budget_s: float) -> Measured:
-    """Time functions of the same arguments on a device. The first is the one to beat.
+def compare(
+    functions: Mapping[str, Function],
+    avals: Sequence[Any],
+    device: Any,
+    *,
+    budget_s: float,
+    expected_us: float | None = None,
+) -> Measured:
+    """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 
-    budget_s: of all timed calls together; compilation comes on top. To be called inside `isolation.apart`.
+    budget_s: of all timed calls together; compilation comes on top. expected_us: about what a call takes, where that is known: a
+    short program is compiled only as it is measured.
     """
     start = time.perf_counter()
-    programs = together({n: partial(compiled, f, avals, device) for n, f in functions.items()}, device)
+    times = _REPEATS if device.platform != "cpu" and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
+    programs = _compiled(functions, times, avals, device)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
     failed: dict[str, str] = {}
-    found = _timed(functions, usable, avals, device, budget_s, failed)
+    found = _timed(functions, usable, times, avals, device, budget_s, failed)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
         return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)
     microseconds = {n: 1e6 * s for n, s in found.seconds.items()}
-    return Measured(microseconds, found.winner, uncompiled, failed, "", seconds)
+    return Measured(microseconds, found.winner, found.faster, uncompiled, failed, "", seconds)
 
 
 def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
@@ -64,6 +75,12 @@ def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
         return summary(error)
 
 
+def _compiled(functions: Mapping[str, Function], times: int, avals: Sequence[Any], device: Any) -> dict[str, Any]:
+    """Programs that run each function so many times, or the errors of those that do not compile."""
+    repeated = {n: f if times == 1 else timing.repeated(f, times) for n, f in functions.items()}
+    return together({n: partial(compiled, f, avals, device) for n, f in repeated.items()}, device)
+
+
 def summary(error: BaseException) -> str:
     """An error in one line."""
     text = " ".join(str(error).split())
@@ -71,7 +88,7 @@ def summary(error: BaseException) -> str:
 
 
 def _timed(
-    functions: Mapping[str, Function], programs: Mapping[str, Any], avals: Sequence[Any], device: Any, budget_s: float,
+    functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any, budget_s: float,
     failed: dict[str, str],
 ) -> timing.Outcome | str:  # fmt: skip
     """The race of programs that compiled, or why there was none. Those that fail when they run are noted in `failed`."""
@@ -88,15 +105,11 @@ def _timed(
         jax.block_until_ready(arguments)
     except Exception as error:
         return f"no arguments could be drawn ({summary(error)})"
-    samplers = _samplers(programs, arguments, device, 1, failed)
+    samplers = _samplers(programs, arguments, device, times, failed)
     if reference not in samplers or len(samplers) == 1:
         return next(iter(failed.values()))
-    if (
-        device.platform != "cpu"
-        and min(seconds / calls for seconds, calls in (s() for s in samplers.values())) < _SHORT_S
-    ):
-        looped = {n: timing.repeated(functions[n], _REPEATS) for n in samplers}
-        longer = together({n: partial(compiled, f, avals, device) for n, f in looped.items()}, device)
+    if times == 1 and device.platform != "cpu" and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S:
+        longer = _compiled({n: functions[n] for n in samplers}, _REPEATS, avals, device)
         if not any(isinstance(p, str) for p in longer.values()):
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
             samplers = lasting if len(lasting) == len(samplers) else samplers

@@ -33,12 +33,13 @@ _MOST_ROUNDS = 200
 class Outcome:
     """How a race ended.
 
-    `seconds`: the median of what a call of each contender took. `winner`: the fastest one that beats the first contender clearly,
-    or the first one. `rounds`: turns that every contender had which stayed to the end.
+    `seconds`: the median of what a call of each contender took. `faster`: those that beat the first contender clearly; `winner`:
+    the fastest of them, or the first contender. `rounds`: turns that every contender had which stayed to the end.
     """
 
     seconds: Mapping[str, float]
     winner: str
+    faster: frozenset[str]
     rounds: int
 
 
@@ -62,7 +63,7 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
             running, look = _remaining(running, samples, reference), rounds + 1 + rounds // 4
     medians = {n: statistics.median(samples[n]) for n in names}
     ahead = [n for n in names if n != reference and _faster(samples[n], samples[reference], LEAST_GAIN)]
-    return Outcome(medians, min(ahead, key=medians.__getitem__, default=reference), rounds)
+    return Outcome(medians, min(ahead, key=medians.__getitem__, default=reference), frozenset(ahead), rounds)
 
 
 def _remaining(running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, execution, isolation, store
+from pallasfuse import check, execution, isolation, primitive, store, subjects
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from tests.programs_by_name import attention, softmax, variance
@@ -35,7 +35,7 @@ class Clock:
         self.speedups, self.uncompiled, self.failed = list(speedups), list(uncompiled), list(failed)
         self.compared = []
 
-    def __call__(self, functions, avals, device, *, budget_s):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None):
         number = len(self.compared)
         self.compared.append([a.shape for a in avals])
         first, *others = functions
@@ -49,7 +49,9 @@ class Clock:
             return Measured(failed=dict.fromkeys(others, "XlaError: illegal address"), skipped="it fails", seconds=0.1)
         speedup = self.speedups[min(number, len(self.speedups) - 1)]
         times = {first: 100.0} | dict.fromkeys(others, 100.0 / speedup)
-        return Measured(times, others[0] if speedup > 1 else first, seconds=0.1)
+        return Measured(
+            times, others[0] if speedup > 1 else first, frozenset(others if speedup > 1 else ()), seconds=0.1
+        )
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def clock(monkeypatch):
 
 def layers(x):
     """Two equal parts, and what XLA keeps before them."""
-    return softmax(jnp.sort(x, axis=-1)) + softmax(jnp.sort(-x, axis=-1))[::-1]
+    return softmax(jnp.sort(x, axis=-1)), softmax(jnp.sort(-x, axis=-1))
 
 
 def kernels_run(monkeypatch):
@@ -126,8 +128,8 @@ def test_the_verdict_outlives_the_process(clock):
 def test_what_is_measured_elsewhere_does_not_count(clock, monkeypatch, change):
     compared = clock(0.5)
     pf.fuse(softmax)(X)
-    around = check.environment
-    monkeypatch.setattr(check, "environment", lambda device: around(device) | change)
+    around = subjects.environment
+    monkeypatch.setattr(subjects, "environment", lambda device: around(device) | change)
     pf.fuse(softmax)(X)
     assert len(compared.compared) == 2
 
@@ -345,6 +347,19 @@ def test_only_the_kernel_that_is_to_blame_is_dropped(monkeypatch):
     assert len(seen) == 1
 
 
+def test_a_kernel_that_cannot_be_lowered(monkeypatch):
+    """Without a check, too, and inside another jit."""
+
+    def emit(*_):
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr(execution, "emit", emit)
+    fused = pf.fuse(softmax, options=FuseOptions(check=False))
+    with pytest.warns(UserWarning, match="ZeroDivisionError: mine; XLA's own is used") as caught:
+        same(jax.jit(lambda x: fused(x) + 1)(X), softmax(X) + 1)
+    assert len(caught) == 1
+
+
 def test_a_target_that_was_asked_for_fails_as_it_does(monkeypatch):
     break_kernels(monkeypatch)
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_function"):
@@ -458,6 +473,39 @@ def test_many_threads_check_one_after_the_other(monkeypatch):
     for n, f in enumerate(functions):
         same(results[n], f(X))
     assert most[0] == 1
+
+
+def test_a_call_that_is_checked_by_itself_and_inside_another_one(monkeypatch):
+    """One thread checks a call and waits for its turn, another one has the turn and lowers the same call inside a loop."""
+    inner = pf.fuse(softmax)
+    outer = pf.fuse(lambda x: jax.lax.scan(lambda c, _: (inner(c), None), variance(x)[:, None] + x, length=2)[0])
+    x = jnp.asarray(X)
+    calls = [jax.jit(inner), jax.jit(outer), jax.jit(lambda y: inner(y) + 1)]
+    results = {}
+    threads = [
+        threading.Thread(target=lambda n=n, f=f: results.update({n: f(x)}), daemon=True) for n, f in enumerate(calls)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=120)
+    assert len(results) == 3
+    same(results[1], softmax(softmax(variance(x)[:, None] + x)))
+
+
+def test_whoever_measures_waits_for_nobody(monkeypatch):
+    """The lock of a call is held by a thread that waits for its turn: the thread whose turn it is goes on without it."""
+    compared = []
+    monkeypatch.setattr(check, "compare", lambda *a, **k: compared.append(1) or Measured(skipped="a test"))
+    plan = pf.fuse(softmax).trace(X).fuse().tile().plan
+    call = primitive.FusedCall(plan.converted.original, FuseOptions(), "softmax", primitive.Once(), {"xla": plan})
+    device = jax.devices()[0]
+    with call.check_lock:
+        assert (
+            isolation.apart(lambda: call.plan_on(plan.target, device), device)
+            .verdicts[0]
+            .reason.startswith("not measured (a test)")
+        )
 
 
 def test_interruption_leaves_nothing_locked(monkeypatch):

@@ -706,7 +706,12 @@ def generalised_mean(x, p):
 
 @program((12, 40))
 def largest_scaled_by_constants(x):
-    return jnp.max(17.0 * x, -1), 23.0 * jnp.max(x, -1), jnp.max(x / 0.044715, -1) * jnp.log(10.0), jnp.min(-3.7 * x, -1)
+    return (
+        jnp.max(17.0 * x, -1),
+        23.0 * jnp.max(x, -1),
+        jnp.max(x / 0.044715, -1) * jnp.log(10.0),
+        jnp.min(-3.7 * x, -1),
+    )
 
 
 @program((12, 40))
@@ -765,12 +770,7 @@ class _NnxBlock(nnx.Module):
         return x + self.out(self.attention(self.norm(x)))
 
 
-def _nnx_block():
-    module = _NnxBlock(nnx.Rngs(0))
-    return lambda x: module(x)
-
-
-PROGRAMS["nnx_block"] = Program(_nnx_block(), (((2, 10, 8), F32),))
+PROGRAMS["nnx_block"] = Program(_NnxBlock(nnx.Rngs(0)), (((2, 10, 8), F32),))
 
 
 @program((10, 16), (16,), (16, 48), (16, 16), (16,), (16, 32), (16, 32), (32, 16))

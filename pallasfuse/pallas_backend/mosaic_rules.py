@@ -79,6 +79,7 @@ def examine(program: TileProgram) -> Shape | str:
         for body in (shape.before, *(g.body for g in shape.segments), shape.after):
             for statement in body:
                 _check(program, shape, statement)
+        _check_carries(program, shape)
         _check_space(program, shape)
     except Unsuited as reason:
         return str(reason)
@@ -135,11 +136,15 @@ def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:
             kept = present(program, indices)
             if kept[0] != shape.rows or kept != _canonical(program, kept):
                 raise Unsuited(f"a tile of {tensor} is not stored by rows")
-        case Loop():
-            for carry in statement.carries:
-                kept = present(program, carry.axes)
-                if carry.dtype != "float32" or not kept or kept[0] != shape.rows:
-                    raise Unsuited(f"{carry.name} is carried as {carry.dtype} over {[a.name for a in kept]}")
+
+
+def _check_carries(program: TileProgram, shape: Shape) -> None:
+    """Carried values stay in registers, by rows. One of each row may have half precision: a maximum of such scores has."""
+    for carry in shape.loop.carries:
+        kept = present(program, carry.axes)
+        allowed = FLOATS if kept == (shape.rows,) else {"float32"}
+        if carry.dtype not in allowed or not kept or kept[0] != shape.rows:
+            raise Unsuited(f"{carry.name} is carried as {carry.dtype} over {[a.name for a in kept]}")
 
 
 def _canonical(program: TileProgram, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

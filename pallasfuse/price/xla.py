@@ -16,8 +16,10 @@ _CACHED_SHARE = 0.4
 """Of the cache, as much as is still there when the next kernel reads and writes it."""
 _KEPT_OPERANDS = 0.8
 """The same of operands of a product, which nothing is written beside."""
-_CACHED_RATE = 0.7
-"""Of the cache's bandwidth, what loads of single threads reach; copies of whole tiles reach all of it."""
+_CACHED_RATE = 0.95
+"""Of the cache's bandwidth, what loops reach."""
+_SHARED_LOADS = 2.7
+"""How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
 _STREAMED = 0.95
 """Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
 _ROW_SHARE = 0.75
@@ -30,9 +32,11 @@ _UNALIGNED = 0.75
 """Of its rate, what a product reaches whose rows do not begin at multiples of 16 bytes."""
 
 
-def price_xla(program: LoopProgram, device: Device, made: frozenset[str] = frozenset()) -> Price:
-    """The price of computing a program with XLA's kernels, where the tensors `made` come from elsewhere."""
-    kernels = xla_kernels(program, habits_on(device), made)
+def price_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
+    """The price of computing a program with XLA's kernels, where the tensors `made` come from kernels that read `read`."""
+    kernels = xla_kernels(program, habits_on(device), made, read)
     price = total(of_kernel(k, device) for k in kernels)
     return price if device.platform == "gpu" else price + cpu.pages([k.written_bytes for k in kernels], device)
 
@@ -41,9 +45,11 @@ ONE_KERNEL = Price(1.0, (Term("kernels", 1, "", 1.0),))
 """The price of anything where only kernels are counted."""
 
 
-def count_xla(program: LoopProgram, device: Device, made: frozenset[str] = frozenset()) -> Price:
+def count_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
     """The number of nests that are kernels of their own in the simplest compiler, and a trifle for their traffic."""
-    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made)
+    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made, read)
     moved = sum(k.read_bytes + k.written_bytes for k in kernels)
     return Price(len(kernels) + 1e-15 * moved, (Term("kernels", len(kernels), "", len(kernels)),))
 
@@ -153,9 +159,7 @@ def product_us(p: LibraryProduct, device: Device) -> float:
                 efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
                 steps = p.summed / shares
                 busy = 2.0 * tile * steps / (rate * efficiency)
-                feed = (
-                    steps * (a + b) * size / (2e3 * device.cache_gb_s / device.multiprocessors)
-                )  # neighbours share loads
+                feed = steps * (a + b) * size / (1e3 * _SHARED_LOADS * device.cache_gb_s / device.multiprocessors)
                 chain = device.latency_us + steps / 64 * 0.04
                 sums = 4.0 * p.batch * rows * columns * (shares + 1)
                 split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)

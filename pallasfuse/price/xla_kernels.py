@@ -108,10 +108,12 @@ class Opaque:
 XlaKernel = LibraryProduct | LoopFusion | Opaque
 
 
-def xla_kernels(program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset()) -> list[XlaKernel]:
-    """The kernels that compute `program` where the tensors `made` are there already."""
-    needed = _needed(program, made)
-    kept = _stored_maps(program, needed, habits, made)
+def xla_kernels(
+    program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> list[XlaKernel]:
+    """The kernels that compute `program` where other kernels make the tensors `made`, and read `read`."""
+    needed = _needed(program, made, read)
+    kept = _stored_maps(program, needed, habits, read)
     bodies = _inline(program, needed, kept)
     kernels: list[XlaKernel] = []
     fusions: list[LoopFusion] = []
@@ -151,10 +153,10 @@ def _with_ancestors(tensors: Iterable[str], above: dict[str, frozenset[str]]) ->
     return found.union(*(above.get(t, frozenset()) for t in found))
 
 
-def _needed(program: LoopProgram, made: frozenset[str]) -> frozenset[str]:
+def _needed(program: LoopProgram, made: frozenset[str], read: frozenset[str]) -> frozenset[str]:
     """The nests that are still computed."""
     needed: set[str] = set()
-    wanted = set(program.outputs)
+    wanted = set(program.outputs) | read
     for node in reversed(program.nests):
         if node.name in wanted and node.name not in made:
             needed.add(node.name)
@@ -162,10 +164,10 @@ def _needed(program: LoopProgram, made: frozenset[str]) -> frozenset[str]:
     return frozenset(needed)
 
 
-def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, made: frozenset[str]) -> frozenset[str]:
+def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, read: frozenset[str]) -> frozenset[str]:
     """Maps that are written to memory: results, operands of what XLA computes by itself, and on some platforms those that
     several nests read."""
-    stored = {n for n in program.outputs if n in needed}
+    stored = {n for n in (*program.outputs, *read) if n in needed}
     readers: dict[str, int] = {}
     for node in program.nests:
         if node.name in needed:

@@ -60,7 +60,7 @@ class Numbers(Sources):
         result: Value = rule(*args) if rule is not None else self._uninterpreted(op, args)
         return result.typed(dtype)
 
-    def _flags(self, args: Sequence[Value]) -> tuple[Array, Array]:
+    def flags(self, args: Sequence[Value]) -> tuple[Array, Array]:
         bad, taint = args[0].bad, args[0].taint
         for a in args[1:]:
             bad, taint = bad | a.bad, taint | a.taint
@@ -86,13 +86,13 @@ class Numbers(Sources):
         """Integers and booleans: their own arithmetic."""
         real = self._reals(op, args)
         assert real is not None
-        bad, taint = self._flags(args)
+        bad, taint = self.flags(args)
         return Value(dtype, np.zeros((1,) * real.ndim, np.int8), bad, taint, real=real)
 
     def finish(self, op: str, args: Sequence[Value], residues: Residues, kind: Array, bad: Array | None = None,
                rooted: Array | None = None) -> Value:  # fmt: skip
         """A float result from its parts; `real` where all arguments are. rooted: where it is of a negative's magnitude."""
-        args_bad, args_taint = self._flags(args)
+        args_bad, args_taint = self.flags(args)
         bad = args_bad if bad is None else args_bad | bad
         taint = args_taint if rooted is None else args_taint | np.where(rooted, ROOT, np.uint8(0))
         real = self._reals(op, args)
@@ -368,7 +368,7 @@ class Numbers(Sources):
         return choose_members(where, result, a, b) if a.members or b.members else result
 
     def _compare(self, op: str, args: list[Value]) -> Value:
-        bad, taint = self._flags(args)
+        bad, taint = self.flags(args)
         if op == "is_finite":
             real = args[0].kind <= ZERO if args[0].levels else np.ones((1,) * (args[0].rank + 1), bool)
             return Value("bool", np.zeros((1,) * real.ndim, np.int8), bad, taint, real=np.asarray(real))
@@ -420,7 +420,7 @@ class Numbers(Sources):
         return Value(dtype, np.zeros((1,) * key.ndim, np.int8), bad, taint, tuple(residues[:-1]), residues[-1])
 
     def _uninterpreted(self, op: str, args: Sequence[Value]) -> Value:
-        bad, taint = self._flags(args)
+        bad, taint = self.flags(args)
         real = self._reals(op, args)
         if real is not None:
             return self.from_real(real.astype(np.float64), args[0].dtype, None, bad, taint)

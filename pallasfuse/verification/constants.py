@@ -100,6 +100,7 @@ class Constants:
         self.rationals: set[Fraction] = set()
         """The positive rational numbers that were asked for."""
         self._entries: list[_Entry] = []
+        self._independent: list[_Entry] = []
         self._known: dict[tuple[float, str], Residues] = {}
         self._log2: Residues | None = None
 
@@ -140,7 +141,7 @@ class Constants:
             if value < 0:
                 self._known[key] = self._negative(self.embed(-value, dtype))
             else:
-                self._known[key] = self._find(value, dtype) or self._new(value, self._squares(), dtype)
+                self._known[key] = self._number(value, dtype) or self._new(value, self._squares(), dtype)
         return self._known[key]
 
     def computed(self, value: float, residues: list[Array | None]) -> Residues:
@@ -148,43 +149,53 @@ class Constants:
         if value < 0:
             turned = [None if x is None else -x % p for x, p in zip(residues, self.moduli, strict=True)]
             return self._negative(self.computed(-value, turned))
-        found = self._entry(value, "float64") or self._simple(value, "float64")
-        if found is not None:
-            return found
+        key = (value, "")
+        if value == int(value) and value < _LARGEST_INTEGER:
+            return self._fraction(Fraction(value))
+        if key not in self._known:
+            known = self._number(value, "float64")
+            self._known[key] = self._new(value, self._ordered(residues) if known is None else known, "", known is None)
+        return self._known[key]
+
+    def _ordered(self, residues: list[Array | None]) -> Residues:
+        """Residues of a positive number; a variable where the operation does not give any, or gives those of a negative one."""
         free = self._squares()
         whole = [f if x is None else x.reshape(-1) for x, f in zip(residues, free, strict=True)]
-        ordered = all(are_squares(x, p).all() for x, p in zip(whole, self.tower.primes, strict=False))
-        return self._new(value, whole if ordered else free, "")
+        positive = all(are_squares(x, p).all() for x, p in zip(whole, self.tower.primes, strict=False))
+        return whole if positive else free
 
     # --- known numbers
 
-    def _find(self, value: float, dtype: str) -> Residues | None:
-        tolerance = _SEVERAL_ROUNDINGS[dtype]
+    def _number(self, value: float, dtype: str) -> Residues | None:
+        """A positive number that is simple, or made of others."""
         if value == int(value) and value < _LARGEST_INTEGER:
             return self._fraction(Fraction(value))
-        found = self._entry(value, dtype) or self._simple(value, dtype)
+        found = self._entry(value, dtype)
         if found is not None:
             return found
-        for factor, invert in ((_LOG2, False), (1 / _LOG2, True)):
-            ratio = _rational(value / factor, tolerance)
-            if ratio is not None:
-                return self._scaled(self.log2(), ratio, invert)
-        return self._of_entries(value, dtype)
+        number = _rational(value, _SEVERAL_ROUNDINGS[dtype])
+        if number is not None:
+            return self._fraction(number)
+        made = self._root_of_rational(value, dtype) or self._of_log2(value, dtype) or self._of_entries(value, dtype)
+        return None if made is None else self._new(value, made, dtype, False)
 
     def _entry(self, value: float, dtype: str) -> Residues | None:
         found = [e for e in self._entries if e.is_meant_by(value, dtype)]
         return min(found, key=lambda e: abs(e.value - value)).residues if found else None
 
-    def _simple(self, value: float, dtype: str) -> Residues | None:
-        """A rational number, or a root of one."""
-        tolerance = _SEVERAL_ROUNDINGS[dtype]
-        number = _rational(value, tolerance)
-        if number is not None:
-            return self._fraction(number)
+    def _root_of_rational(self, value: float, dtype: str) -> Residues | None:
         for degree in (2, 4):
-            number = _rational(value**degree, degree * tolerance) if 2.0**-64 < value < 2.0**64 else None
+            tolerance = degree * _SEVERAL_ROUNDINGS[dtype]
+            number = _rational(value**degree, tolerance) if 2.0**-64 < value < 2.0**64 else None
             if number is not None and number.numerator * number.denominator < _FEW:
-                return self._new(value, self._root(self._fraction(number), degree), dtype)
+                return self._root(self._fraction(number), degree)
+        return None
+
+    def _of_log2(self, value: float, dtype: str) -> Residues | None:
+        for factor, invert in ((_LOG2, False), (1 / _LOG2, True)):
+            ratio = _rational(value / factor, _SEVERAL_ROUNDINGS[dtype])
+            if ratio is not None:
+                return self._scaled(self.log2(), ratio, invert)
         return None
 
     def _of_entries(self, value: float, dtype: str) -> Residues | None:
@@ -194,17 +205,17 @@ class Constants:
             ratio = _simple_ratio(value / made, tolerance) if 0 < made < math.inf else None
             if ratio is not None:
                 return self._scaled(residues(), ratio, False)
-        for entry in self._entries:
+        for entry in self._independent:
             for base, inverted in ((entry.value, False), (1 / entry.value, True)):
                 ratio = _simple_ratio(value * value / base, 2 * tolerance)
                 if ratio is not None:
-                    return self._new(value, self._root(self._scaled(entry.residues, ratio, inverted), 2), dtype)
+                    return self._root(self._scaled(entry.residues, ratio, inverted), 2)
         return None
 
     def _made(self, tolerance: float) -> Iterator[tuple[float, Callable[[], Residues]]]:
         """Known constants and their inverses; the same times and over log 2; products of two."""
         single: list[tuple[float, Callable[[], Residues]]] = []
-        for entry in self._entries:
+        for entry in self._independent:
             single.append((entry.value, partial(self._itself, entry.residues)))
             single.append((1 / entry.value, partial(self._inverse, entry.residues)))
         yield from single
@@ -219,8 +230,12 @@ class Constants:
 
     # --- residues
 
-    def _new(self, value: float, residues: Residues, dtype: str) -> Residues:
-        self._entries.append(_Entry(value, residues, dtype))
+    def _new(self, value: float, residues: Residues, dtype: str, independent: bool = True) -> Residues:
+        """independent: it is not made of other constants."""
+        entry = _Entry(value, residues, dtype)
+        self._entries.append(entry)
+        if independent:
+            self._independent.append(entry)
         return residues
 
     def _squares(self) -> Residues:
