@@ -7,14 +7,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := -m pytest --quiet --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-latest test-aot lint fuzz accuracy bench-cpu venv venv-latest venv-aot clean
+.PHONY: demo test test-deep test-latest test-aot lint fuzz accuracy bench-cpu bench-programs venv venv-latest venv-aot \
+  venv-programs clean
 
 demo: venv
 	$(BIN)/python examples/quickstart.py
 	$(BIN)/python examples/decoder.py
 
 test: lint
-	$(BIN)/python $(PYTEST)
+	$(BIN)/python $(PYTEST) -m "not deep and not aot"
 
 lint: venv
 	$(BIN)/ruff check .
@@ -22,13 +23,13 @@ lint: venv
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# What depends on the version of JAX. The rooms below it do not import JAX, planted mistakes and fuzzing test our own algebra.
-BELOW_JAX := $(addprefix --ignore tests/,ir repair fusion tiling mutation verification test_proof.py test_accuracy.py)
-SLOW := $(addprefix --ignore tests/property/,test_random_programs.py test_fuzzing.py test_judging.py test_corpus.py \
-  test_special_values_attention.py test_special_values_strict.py) --ignore tests/hostile/test_long_programs.py \
-  --ignore tests/pallas_backend/test_slices.py
+# Both ends of the supported range of JAX run the same tier, but for what does not depend on the version.
 test-latest: venv-latest
-	.venv-latest/bin/python $(PYTEST) $(BELOW_JAX) $(SLOW)
+	.venv-latest/bin/python $(PYTEST) -m "not deep and not any_jax and not aot"
+
+# Everything that is left out of `make test`; SHARE=2/10 runs the second of ten shares of it.
+test-deep: venv
+	$(BIN)/python $(PYTEST) -m "deep and not aot" $(if $(SHARE),--share $(SHARE))
 
 # Compiles every emitted kernel for an H100 on a machine without a GPU; downloads about 0.7 GB once.
 test-aot: venv-aot
@@ -51,6 +52,10 @@ bench-cpu: venv
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/cpu.py compare
 
+# Whole programs that users run: make bench-programs NAMES="flax decoder" OUT=rows.json.
+bench-programs: venv-programs
+	.venv-programs/bin/python benchmarks/programs.py $(NAMES) $(FLAGS) $(if $(OUT),--out $(OUT))
+
 venv:
 	@scripts/setup_venv.sh .venv requirements/test-0.11.txt
 
@@ -60,7 +65,10 @@ venv-latest:
 venv-aot:
 	@scripts/setup_venv.sh .venv-aot requirements/test-0.11.txt requirements/aot-0.11.txt
 
+venv-programs:
+	@scripts/setup_venv.sh .venv-programs requirements/test-0.11.txt requirements/programs.txt
+
 clean:
-	rm -rf .venv .venv-latest .venv-aot build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+	rm -rf .venv .venv-latest .venv-aot .venv-programs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -15,7 +15,7 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
-from pallasfuse.targets import Target, find
+from pallasfuse.targets import Target
 from pallasfuse.tiling.lower import Phase
 from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
@@ -50,10 +50,11 @@ def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> d
 
 
 def lower_on(
-    target: Target, run: Callable[[Target], Callable[..., Any]], context: Any, nodes: Sequence[Any], *, name: str, asked: bool
+    target: Target, run: Callable[[Target], Callable[..., Any]], context: Any, nodes: Sequence[Any], *, name: str, asked: bool,
+    mended: Callable[[], bool] = lambda: False,
 ) -> Any:  # fmt: skip
     """`run(target)` as the lowering of a primitive; should it fail for a target that nobody asked for by name, of the one that
-    stands in, with a warning."""
+    stands in, with a warning. mended: has what failed been found and left out, so that it is worth another try?"""
 
     def lower(chosen: Target) -> Any:
         with warnings.catch_warnings():
@@ -63,11 +64,13 @@ def lower_on(
     try:
         return lower(target)
     except Exception as error:
-        if asked or not target.otherwise:
+        if not asked and mended():
+            return lower(target)
+        other = target.fallback
+        if asked or other is None:
             raise
-        other = find(target.otherwise)
-        while other.capability and other.otherwise:  # what is written for one kind of device fails together
-            other = find(other.otherwise)
+        while other.capability and other.fallback:  # what is written for one kind of device fails together
+            other = other.fallback
         warnings.warn(f"{name}: no kernel of {target.name} could be built ({type(error).__name__}: {str(error)[:500]}): "
                       f"a bug in pallasfuse, please report it. {other.name} is used instead.", stacklevel=2)  # fmt: skip
         return lower(other)

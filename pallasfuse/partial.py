@@ -33,7 +33,6 @@ Array = Any
 Values = Mapping[str, Array]
 """The arrays of a state by name."""
 
-_MERGING = replace(XLA_CPU, launch_us=1e6)
 """A device on which one kernel less is worth any arithmetic: where the cost model would leave a part to XLA, it is asked again."""
 
 
@@ -261,8 +260,8 @@ def derive(
     """
     converted = convert(jaxpr)
     refused: FusionError | None = None
-    for target, along in ((XLA_CPU, frozenset()), (_MERGING, _axes_along(converted, streamed))):
-        plan = plan_converted(converted, target, options, along=along)
+    for along in (frozenset[Axis](), _axes_along(converted, streamed)):
+        plan = plan_converted(converted, XLA_CPU, replace(options, price=False), along=along)
         try:
             return Partial(plan, _kernel(plan, streamed, names, what), tuple(streamed))
         except FusionError as error:

@@ -4,7 +4,7 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pallasfuse import _compat
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
-from pallasfuse.fusion.cost import Work, apart, together
+from pallasfuse.fusion.cost import together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
@@ -23,13 +23,15 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.placement import Placed, placed_on
+from pallasfuse.placement import Placed, placed_on, placements
+from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.terms import NOTHING, Price
+from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
-from pallasfuse.tiling.share import visited_share
-from pallasfuse.tiling.split import fills, predict
+from pallasfuse.verdicts import Verdict
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
@@ -42,8 +44,7 @@ _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "exp
 class Kernel:
     """One kernel of a plan.
 
-    `flops`, `bytes_read` and `bytes_written` are what the kernel does (masked tiles that are skipped do not count);
-    `predicted_ms` is the time on the target's device model, `unfused_ms` that of the same nests apart.
+    `flops`, `bytes_read` and `bytes_written` are what the kernel does (masked tiles that are skipped do not count).
     """
 
     name: str
@@ -54,9 +55,6 @@ class Kernel:
     flops: float
     bytes_read: float
     bytes_written: float
-    predicted_ms: float
-    unfused_ms: float
-    unfused_bytes: float
     visited_share: float
     group: Group
     schedule: Schedule
@@ -64,8 +62,18 @@ class Kernel:
     """What runs, one after the other: one tile program, or with a split axis, those that make states and one that combines them."""
     declined: tuple[str, ...]
     """Why the targets before that have no kernel for the group."""
-    alternatives: Mapping[Strategy, float]
-    """Predicted times of a rolled axis and of a split one, where both were looked at."""
+    price: Price
+    """The kernel's time on its device, by terms."""
+    replaced: Price
+    """What XLA would take for what the kernel computes, beside the other kernels of the plan."""
+
+    @property
+    def predicted_ms(self) -> float:
+        return self.price.ms
+
+    @property
+    def unfused_ms(self) -> float:
+        return self.replaced.ms
 
     @property
     def program(self) -> TileProgram:
@@ -110,6 +118,8 @@ class Plan:
     options: FuseOptions
     proof: Proof | None = None
     """Made when `FuseOptions.verify` asks for it."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What was measured on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
 
     @property
     def program(self) -> LoopProgram:
@@ -146,48 +156,80 @@ def plan_converted(
     converted: Converted, target: Target, options: FuseOptions, *, along: frozenset[Axis] = frozenset()
 ) -> Plan:
     """As `make_plan`, from the frontend's result. along: as in `fusion.grouping.group`."""
-    grouping = choose_groups(converted, target, strict=options.strict, along=along)
-    return schedule_grouping(converted, grouping, target, options)
+    placements = Placements(converted, target, options)
+    grouping = choose_groups(placements, along=along)
+    return schedule_grouping(placements, grouping)
 
 
-def choose_groups(
-    converted: Converted, target: Target, *, strict: bool = False, along: frozenset[Axis] = frozenset()
-) -> Grouping:
+class Placements:
+    """Where the groups of a program run: each is lowered once, whoever asks."""
+
+    def __init__(self, converted: Converted, target: Target, options: FuseOptions) -> None:
+        self.converted, self.target, self.options = converted, target, options
+        self.tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+        self._found: dict[int, tuple[Group, Placed | str]] = {}
+
+    def placed(self, group: Group) -> Placed | str:
+        """The group's kernel on the first target that has one, or why there is none."""
+        if id(group) not in self._found:
+            self._found[id(group)] = group, self._place(group)
+        return self._found[id(group)][1]
+
+    def price(self, group: Group) -> Price | str:
+        """The price of the group's kernel, or why there is none."""
+        placed = self.placed(group)
+        return placed if isinstance(placed, str) else price_kernel([(p.program, p.target) for p in placed.phases])
+
+    def _place(self, group: Group) -> Placed | str:
+        try:
+            return placed_on(group, self.target, self.tensors, self.options)
+        except (InvalidProgramError, AssertionError) as error:
+            # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
+            return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
+
+
+def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset()) -> Grouping:
     """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash."""
+    converted = placements.converted
     reductions = [n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction]
     if converted.jaxpr.effects:
         reason = "the function has side effects or collectives: it stays with XLA as a whole"
     else:
         try:
-            return group(converted.program, target, strict=strict, along=along)
+            strict, price = placements.options.strict, placements.price if placements.options.price else None
+            return group(converted.program, placements.target, price, strict=strict, along=along)
         except Exception as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
 
 
-def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, options: FuseOptions) -> Plan:
-    """Choose tiles for every group and lower it."""
-    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
+    """A plan of the chosen groups, each as its kernel."""
+    converted, target, options = placements.converted, placements.target, placements.options
     known = {a.name for g in grouping.groups for a in (*g.parallel, g.rolled)}
     if options.tiles and grouping.groups and known.isdisjoint(name for name, _ in options.tiles):
         raise TargetError(f"FuseOptions.tiles names the axes {', '.join(n for n, _ in options.tiles)}, but the kernels tile "
                           f"{', '.join(sorted(known))}: explain(...) prints the axes")  # fmt: skip
     kernels = []
-    for chosen in grouping.groups:
-        try:
-            placed = placed_on(chosen, target, tensors, options)
-        except (InvalidProgramError, AssertionError) as error:
-            # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
-            reason = f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
-            return schedule_grouping(converted, _without(grouping, chosen, reason), target, options)
+    for number, chosen in enumerate(grouping.groups):
+        placed = placements.placed(chosen)
         if isinstance(placed, str):
-            return schedule_grouping(converted, _without(grouping, chosen, placed), target, options)
-        kernels.append(_kernel(chosen, placed, converted.program))
+            return schedule_grouping(placements, without_group(grouping, chosen, placed))
+        replaced = grouping.replaced[number] if grouping.replaced else NOTHING
+        kernels.append(_kernel(chosen, placed, replaced))
+    return _assembled(converted, grouping, kernels, target, options)
+
+
+def _assembled(
+    converted: Converted, grouping: Grouping, kernels: Sequence[Kernel], target: Target, options: FuseOptions
+) -> Plan:
+    """The plan of these kernels, one for each group; everything else is left to XLA."""
     try:
         steps = _steps(converted, kernels)
     except InvalidProgramError as error:
         reason = f"its kernel and another one would wait for each other ({error})"
-        return schedule_grouping(converted, _without(grouping, grouping.groups[-1], reason), target, options)
+        left = without_group(grouping, grouping.groups[-1], reason)
+        return _assembled(converted, left, kernels[:-1], target, options)
     fallbacks = _fallbacks(converted, grouping, steps)
     if options.strict and fallbacks:
         listed = "\n".join(f"  {f}" for f in fallbacks)
@@ -224,6 +266,30 @@ def schedule_grouping(converted: Converted, grouping: Grouping, target: Target, 
     return plan if options.verify is None else _verified(plan, options)
 
 
+def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
+    """A plan with some of its kernels, by name, run in another way or, for a reason, left to XLA.
+
+    Raises:
+      FusionError: as `make_plan`.
+    """
+    if not changes:
+        return plan
+    grouping, kernels = plan.grouping, []
+    for kernel in plan.kernels:
+        change = changes.get(kernel.name)
+        if isinstance(change, str):
+            grouping = without_group(grouping, kernel.group, change)
+        else:
+            kernels.append(kernel if change is None else _kernel(kernel.group, change, kernel.replaced))
+    return _assembled(plan.converted, grouping, kernels, plan.target, plan.options)
+
+
+def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
+    """Ways to run one kernel of a plan, as it is planned first, and then the most promising ones."""
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
+    return placements(kernel.group, plan.target, tensors, plan.options)
+
+
 def parts_of(plan: Plan) -> list[Part]:
     """The kernels of a plan, as the proof takes them."""
     return [Part(k.group, k.schedule, k.phases) for k in plan.kernels]
@@ -244,44 +310,29 @@ def _verified(plan: Plan, options: FuseOptions) -> Plan:
     return replace(plan, proof=proof)
 
 
-def _without(grouping: Grouping, group: Group, reason: str) -> Grouping:
+def without_group(grouping: Grouping, group: Group, reason: str) -> Grouping:
     """The other groups; this one's reductions are left to XLA."""
     left = tuple(Left(f.name, reason, f.nest.source) for f in group.folds)
-    return replace(grouping, groups=tuple(g for g in grouping.groups if g is not group), left=(*grouping.left, *left))
+    kept = [n for n, g in enumerate(grouping.groups) if g is not group]
+    replaced = tuple(grouping.replaced[n] for n in kept) if grouping.replaced else ()
+    return Grouping(tuple(grouping.groups[n] for n in kept), (*grouping.left, *left), replaced)
 
 
-def _kernel(chosen: Group, placed: Placed, source: LoopProgram) -> Kernel:
-    schedule, program, target = placed.schedule, placed.phases[0].program, placed.phases[0].target
+def _kernel(chosen: Group, placed: Placed, replaced: Price) -> Kernel:
+    schedule, program = placed.schedule, placed.phases[0].program
     share = visited_share([p.program for p in placed.phases], schedule)
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
     work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
-    nests = {n.name: n for n in source.nests if isinstance(n, Nest)}
-    separate = sum((apart(replace(nests[f.name], body=f.nest.body)) for f in chosen.folds), Work())
-    separate = sum((apart(n) for n in chosen.inner), separate)
-    separate = sum((apart(n) for n in chosen.outputs if not nests[n.name].is_reduction), separate)
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
     rolling: Strategy = "rolling_update" if repaired and schedule.trips > 1 else "single_pass"
     strategy: Strategy = "split_k" if len(placed.phases) > 1 else rolling
     own = {a for n in (*(f.nest for f in chosen.folds), *chosen.inner, *chosen.outputs) for a in (*n.axes, *n.reduced)}
-    alternatives = _alternatives(chosen, schedule, target, rolling, share, work.milliseconds(target))
-    predicted_ms = alternatives.get(strategy, work.milliseconds(target))
     return Kernel(
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},
         {a.name: t for a, t in program.tiles if a in own}, repaired, work.flops, work.bytes_read, work.bytes_written,
-        predicted_ms, separate.milliseconds(target), separate.bytes_read + separate.bytes_written, share,
-        chosen, schedule, placed.phases, placed.declined, alternatives,
+        share, chosen, schedule, placed.phases, placed.declined,
+        price_kernel([(p.program, p.target) for p in placed.phases]), replaced,
     )  # fmt: skip
-
-
-def _alternatives(
-    chosen: Group, schedule: Schedule, target: Target, rolling: Strategy, share: float, least_ms: float
-) -> dict[Strategy, float]:
-    """Predicted times of rolling and splitting, of a kernel whose own blocks do not fill the device."""
-    if schedule.trips == 1 or target.cluster or fills(schedule, target):
-        return {}
-    parted = schedule if schedule.parts > 1 else replace(schedule, parts=min(2, schedule.trips))
-    found, launch_ms = predict(chosen, parted, target, share), 1e-3 * target.launch_us
-    return {rolling: max(least_ms, found.rolling_ms + launch_ms), "split_k": max(least_ms, found.split_ms + launch_ms)}
 
 
 def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:

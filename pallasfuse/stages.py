@@ -11,8 +11,8 @@ from pallasfuse import _compat
 from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan, choose_groups, schedule_grouping
-from pallasfuse.primitive import FusedCall, Once, fused_p, target_for
+from pallasfuse.pipeline import Placements, Plan, choose_groups, schedule_grouping
+from pallasfuse.primitive import FusedCall, Once, for_device_at_hand, fused_p, target_for
 from pallasfuse.targets import Target, find
 
 
@@ -42,7 +42,8 @@ class Traced:
     def fuse(self, target: str | None = None) -> "Fused":
         """Choose groups and derive their folds."""
         chosen = _target(target, self.call.options)
-        return Fused(self, chosen, choose_groups(self.converted, chosen, strict=self.call.options.strict))
+        placements = Placements(self.converted, chosen, self.call.options)
+        return Fused(self, chosen, placements, choose_groups(placements))
 
     def __str__(self) -> str:
         return str(self.converted.program)
@@ -54,16 +55,14 @@ class Fused:
 
     traced: Traced
     target: Target
+    placements: Placements
     grouping: Grouping
 
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
-        chosen = self.target if target is None else find(target)
-        strict = self.traced.call.options.strict
-        same = chosen == self.target
-        grouping = self.grouping if same else choose_groups(self.traced.converted, chosen, strict=strict)
-        call = self.traced.call
-        return Tiled(self.traced, schedule_grouping(self.traced.converted, grouping, chosen, call.options))
+        if target is not None and target != self.target.name:
+            return self.traced.fuse(target).tile()
+        return Tiled(self.traced, schedule_grouping(self.placements, self.grouping))
 
     def __str__(self) -> str:
         return "\n".join(str(g) for g in self.grouping.groups) or "no group"
@@ -80,7 +79,8 @@ class Tiled:
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
         options = replace(call.options, target=self.plan.target.name)
-        fused = FusedCall(call.jaxpr, options, call.name, Once(), {self.plan.target.name: self.plan})
+        plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
+        fused = FusedCall(call.jaxpr, options, call.name, Once(), {plan.target.name: plan})
 
         def run(*args: Any) -> Any:
             return fused_p.bind(*args, call=fused)
@@ -123,7 +123,7 @@ class Compiled:
 
 def _target(name: str | None, options: FuseOptions) -> Target:
     name = name if name is not None else options.target
-    return find(name) if name is not None else target_for(_platform(), options)
+    return for_device_at_hand(find(name)) if name is not None else target_for(_platform(), options)
 
 
 def _platform() -> str:

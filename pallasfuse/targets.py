@@ -1,8 +1,9 @@
-"""Targets: what can run a kernel, and the few device numbers that the analytical cost model needs."""
+"""Targets: what can run a kernel, and on which device."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pallasfuse.device import Device, assumed
 from pallasfuse.errors import TargetError
 
 Tails = Literal["exact", "masked"]
@@ -15,7 +16,7 @@ def power_of_two(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A backend together with a device model.
+    """A backend together with the device that it writes kernels for.
 
     `tails`: how a tile that does not divide its axis is handled. "exact": the last loop tile is smaller and the last grid block is
     moved back to overlap its neighbour. "masked": every tile has its full size (see `tile_multiple`) and is masked.
@@ -24,19 +25,11 @@ class Target:
     name: str
     platform: Literal["cpu", "gpu", "tpu"]
     tails: Tails
-    bandwidth_gb_s: float
-    matmul_tflop_s: float
-    vector_tflop_s: float
-    launch_us: float
+    device: Device
     max_inner: int
     """Largest extent of an axis that is kept whole inside a tile."""
     smallest_dot: int = 1
     """Fewest rows, columns and contracted elements of a matrix product inside a kernel; smaller tiles are padded."""
-    shared_memory_bytes: int = 0
-    """What one block may hold in shared memory (GPU targets)."""
-    cache_bytes: int = 0
-    """What all blocks share (GPU targets)."""
-    multiprocessors: int = 1
     tile_multiple: int = 0
     """With masked tails, tiles are rounded up to multiples of this; 0: to powers of two."""
     capability: str = ""
@@ -75,18 +68,35 @@ class Target:
             return extent
         return -(-extent // self.tile_multiple) * self.tile_multiple if self.tile_multiple else power_of_two(extent)
 
-    def milliseconds(self, matmul_flops: float, vector_flops: float, transferred_bytes: float, launches: int) -> float:
-        """Roofline time: the larger of arithmetic and traffic, plus launches (MCFuser, section 4.1)."""
-        arithmetic_s = matmul_flops / (self.matmul_tflop_s * 1e12) + vector_flops / (self.vector_tflop_s * 1e12)
-        traffic_s = transferred_bytes / (self.bandwidth_gb_s * 1e9)
-        return 1e3 * max(arithmetic_s, traffic_s) + 1e-3 * self.launch_us * launches
+    @property
+    def multiprocessors(self) -> int:
+        return self.device.multiprocessors
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """What one block may hold in shared memory (GPU targets)."""
+        return self.device.shared_memory_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """What all blocks share (GPU targets)."""
+        return self.device.cache_bytes
+
+    @property
+    def fallback(self) -> "Target | None":
+        """The target whose kernels stand in where this one has none, for the same device."""
+        return find(self.otherwise).on(self.device) if self.otherwise else None
+
+    def on(self, device: Device) -> "Target":
+        """The same backend for another device."""
+        return self if device == self.device else replace(self, device=device)
 
 
-XLA_CPU = Target("xla", "cpu", "exact", 20.0, 0.15, 0.02, 5.0, 1024, long_products=True)
-INTERPRET = Target("interpret", "cpu", "masked", 20.0, 0.15, 0.02, 5.0, 1024, smallest_dot=16)
+_CPU, _GPU = assumed("cpu"), assumed("gpu")
+XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True)
+INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16)
 TRITON = Target(
-    "triton", "gpu", "masked", 3000.0, 600.0, 60.0, 3.0, 256, smallest_dot=16, shared_memory_bytes=232448,
-    cache_bytes=50 << 20, multiprocessors=132, otherwise="xla_gpu", long_products=True,
+    "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
     unsupported_reducers=frozenset({"prod", "and", "or"}),
 )  # fmt: skip

@@ -161,6 +161,7 @@ CUTS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_chunks(name, cuts):

@@ -10,7 +10,7 @@ import pytest
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "streaming.md"
 
 
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.deep), 4])
 def test_blocks_run(devices):
     blocks = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) > 8

@@ -6,12 +6,12 @@ All counts are of whole tensors: flops of every nest, and bytes that must cross 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.targets import Target
 
 TYPICAL_BLOCK = 128
 """Rows of a grid block, for estimating how often an operand without that axis is recomputed."""
@@ -40,9 +40,21 @@ class Work:
     def flops(self) -> float:
         return self.matmul_flops + self.vector_flops
 
-    def milliseconds(self, target: Target) -> float:
-        moved = self.bytes_read + self.bytes_written
-        return target.milliseconds(self.matmul_flops, self.vector_flops, moved, self.launches)
+    def least_us(self, device: Device) -> float:
+        """The least time: the larger of arithmetic and traffic, plus launches (MCFuser, section 4.1)."""
+        matrix_us = 1e-6 * self.matmul_flops / max(device.matmul_tflop_s.values())
+        vector_us = (
+            1e-3
+            * self.vector_flops
+            / (device.vector_gop_s * (1 if device.platform == "gpu" else device.multiprocessors))
+        )
+        rate = max(device.memory_gb_s, device.cache_gb_s if self.moved <= device.cache_bytes else 0.0)
+        return max(matrix_us, vector_us, 1e-3 * self.moved / rate) + self.launches * device.kernel_us
+
+    @property
+    def moved(self) -> float:
+        """Bytes."""
+        return self.bytes_read + self.bytes_written
 
 
 def strip_exact_casts(expr: Expr) -> Expr:

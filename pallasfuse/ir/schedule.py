@@ -32,7 +32,7 @@ class Schedule:
     relative_time: float = 1.0
     """Time for the same visited elements, relative to the best tiling of its kind."""
     most_operations: int = 1 << 30
-    """For programs with more of them for each element of a product (`share.operations_per_score`) there are better schedules."""
+    """For programs with more of them for each element of a product (`operations_per_score`) there are better schedules."""
     start_trips: float = 0.0
     """What it takes to begin and to end a block, in trips."""
 

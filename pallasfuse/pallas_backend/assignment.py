@@ -6,7 +6,7 @@ import numpy as np
 
 from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.ir.tile_program import Loop, TileProgram, block_start
-from pallasfuse.tiling.share import trips
+from pallasfuse.price.visited_tiles import trips
 
 _MOST_BLOCKS = 1 << 18
 """Of more blocks, each instance runs so many that it hardly matters which."""

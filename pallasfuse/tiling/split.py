@@ -77,7 +77,7 @@ def predict(group: Group, schedule: Schedule, target: Target, share: float = 1.0
         (r.tensor, frozenset(r.indices)): volume(r.indices) * dtypes.itemsize_bytes(r.dtype) for r in streams(group)
     }
     moved = share * group.passes * sum(tensors.values())
-    at_once = target.bandwidth_gb_s * 1e6
+    at_once = target.device.memory_gb_s * 1e6
 
     half = _occupancy(group).half * target.multiprocessors
 
@@ -86,7 +86,7 @@ def predict(group: Group, schedule: Schedule, target: Target, share: float = 1.0
         return moved / at_once * (1 + half / (parts * _blocks(schedule))) + waits
 
     states = 8.0 * schedule.parts * _all_states(group)  # written and read
-    launches = 1e-3 * target.launch_us * group.passes
+    launches = 1e-3 * target.device.kernel_us * group.passes
     return Prediction(ms(1), ms(schedule.parts) + states / at_once + launches)
 
 

@@ -53,6 +53,7 @@ def assert_as_accurate_as_plain(case, arrays):
         assert largest_error(ours, reference) <= max(1.5 * largest_error(theirs, reference), 2 * ulp)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))
 def test_one_kernel_and_nothing_left_to_xla(case, length):
@@ -61,6 +62,7 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
     assert len(plan.kernels) == 1
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -68,6 +70,7 @@ def test_error_against_float64(case, length, dtype):
     assert_as_accurate_as_plain(case, case.arrays(length, jnp.dtype(dtype), batch=2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lengths", [(61, 96), (1, 61)], ids=["61-queries-96-keys", "1-query-61-keys"])
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_error_against_float64_with_fewer_queries_than_keys(case, lengths):

@@ -23,8 +23,8 @@ from tests.mutation.subjects import SUBJECTS
 from tests.programs_by_name import FREE
 from tests.property.judging import compare, exact
 
-FREE_GPU, FREE_INTERPRET = replace(TRITON, launch_us=1e6), replace(INTERPRET, launch_us=1e6)
-FREE_HOPPER = replace(MOSAIC_GPU, name="any size", launch_us=1e6)
+FREE_GPU, FREE_INTERPRET = TRITON, INTERPRET
+FREE_HOPPER = replace(MOSAIC_GPU, name="any size")
 """Tile programs for warpgroups, also where no kernel could be emitted."""
 
 FIELDS, VERIFIERS, COMPARISON, SAMPLES = "finite fields", "IR verifiers", "comparison", "samples of the repair"

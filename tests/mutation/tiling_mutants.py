@@ -462,13 +462,13 @@ MUTANTS = (
         "share",
         (
             "looks_at_the_first_block_only",
-            value_at("pallasfuse.tiling.share:_MAX_BLOCKS", 1),
+            value_at("pallasfuse.price.visited_tiles:_MAX_BLOCKS", 1),
             "lower_triangle",
             "share",
         ),
         (
             "segments_counted_in_whole_tiles",
-            instead_of("pallasfuse.tiling.share:_visited_share", _whole_tiles),
+            instead_of("pallasfuse.price.visited_tiles:_visited_share", _whole_tiles),
             "lower_triangle",
             "share",
         ),

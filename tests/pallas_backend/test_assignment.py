@@ -13,7 +13,7 @@ from benchmarks.cases import ATTENTION
 from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.ir.tile_program import Loop, block_start
 from pallasfuse.pallas_backend.assignment import assignment
-from pallasfuse.tiling.share import trips
+from pallasfuse.price.visited_tiles import trips
 from tests.pallas_backend.test_mosaic_gpu import TARGET
 
 CASES = {c.name: c for c in ATTENTION}

@@ -72,6 +72,7 @@ def in_float64_but_integers(function, arrays):
     return in_float64(of_floats, floats)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", ROWS)
 def test_kernels_compute_what_the_function_does(interpreted, name):
     """The last part ends with a tile that reaches past the end of a row."""
@@ -79,6 +80,7 @@ def test_kernels_compute_what_the_function_does(interpreted, name):
     compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "several", "three passes"])
 @pytest.mark.parametrize(("columns", "parts", "tile"), [(5000, 1, 1024), (2048, 2, 1024), (5096, 2, 2048)])
 def test_parts_and_tiles(interpreted, name, columns, parts, tile):

@@ -70,6 +70,7 @@ def assert_as_accurate_as_plain(got, function, arrays):
     assert error <= max(ULPS[arrays[0].dtype.name], 1.5 * plain)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [*((f, "bfloat16") for f in LOSSES), (difference, "float16")],
@@ -80,6 +81,7 @@ def test_losses(interpreted, function, dtype):
     assert_as_accurate_as_plain(interpreted(function, arrays), function, arrays)
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize(
     ("rows", "features", "columns", "options"),
     [
@@ -94,6 +96,7 @@ def test_sizes(interpreted, rows, features, columns, options):
     assert_as_accurate_as_plain(interpreted(difference, arrays, **options), difference, arrays)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("stages", [1, 7])
 def test_stages(interpreted, stages):
     arrays = arguments(((128, 328), (328, 512)), (128,), "bfloat16")
@@ -109,6 +112,7 @@ SMALL = {
 }
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms(interpreted, name):
     function, shapes = FORMS[name][0], SMALL[name]

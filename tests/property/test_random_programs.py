@@ -43,6 +43,7 @@ def _check(choices, emitters):
 
 
 # Several tests of one kind, so that the workers of pytest-xdist share the examples.
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize("part", range(8))
 def test_random_programs_on_xla(part):
     @seed(part)
@@ -54,6 +55,7 @@ def test_random_programs_on_xla(part):
     run()
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("part", range(2))
 def test_random_programs_on_interpret(part):
     @seed(100 + part)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import pallasfuse as pf
 from pallasfuse import errors
-from tests.sharding.on_devices import BOTH, CASES, COUNT, QKV, X, attend, entropy, gathered, normal, normalized
+from tests.sharding.on_devices import ALL, BOTH, CASES, COUNT, QKV, X, attend, entropy, gathered, normal, normalized
 
 EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
 MESH = jax.make_mesh((2, COUNT // 2), ("a", "b"), axis_types=(EXPLICIT, EXPLICIT))
@@ -103,9 +103,9 @@ def check_arguments_that_disagree():
     assert same(have.sharding, P(), 3), have.sharding
 
 
-def check_mixed_axes():
+def check_mixed_axes(names):
     """Explicit and automatic axes of one mesh: types speak of the former only, and states are merged along either."""
-    for name in ("heads and keys", "keys over both", "rows and keys"):
+    for name in names:
         function, args, specs, most = CASES[name]
         placed = put(args, specs, MIXED)
         compiled = jax.jit(pf.fuse(function)).lower(*placed).compile()
@@ -220,10 +220,12 @@ def check_folds():
 OVER_ALL = ("rows over both", "keys over both", "heads and keys", "moments over both")
 """What is worth another number of devices."""
 
+SOME = ("heads and keys", "moments", "results along the axis")
+
 if __name__ == "__main__":
-    for case in CASES if COUNT == 4 else OVER_ALL:
+    for case in SOME if not ALL else CASES if COUNT == 4 else OVER_ALL:
         check(case)
-    check_mixed_axes()
+    check_mixed_axes(("heads and keys", "keys over both", "rows and keys") if ALL else ("rows and keys",))
     if COUNT == 4:
         check_types_of_the_plain_function()
         check_merged_dimensions()

@@ -17,11 +17,14 @@ from tests.pallas_backend.variants import VARIANTS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("devices", [4, 8])
+@pytest.mark.parametrize(
+    ("devices", "which"),
+    [(4, "some"), pytest.param(4, "all", marks=pytest.mark.deep), pytest.param(8, "all", marks=pytest.mark.deep)],
+)
 @pytest.mark.parametrize("cases", ["on_devices", "on_explicit_axes"])
-def test_on_devices(cases, devices):
+def test_on_devices(cases, devices, which):
     result = subprocess.run(
-        [sys.executable, "-m", f"tests.sharding.{cases}", str(devices)],
+        [sys.executable, "-m", f"tests.sharding.{cases}", str(devices), which],
         capture_output=True, text=True, check=False, timeout=600, cwd=ROOT,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-3000:]

@@ -11,12 +11,12 @@ from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.expr import apply, const, mul, read, select, substitute
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, verify
+from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU
 from pallasfuse.tiling import units
 from pallasfuse.tiling.arithmetic import coarse_values, rewrite
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.lower import lower as lower_phases
-from pallasfuse.tiling.share import visited_share
 from tests.programs_by_name import (
     PROGRAMS,
     close,
@@ -47,6 +47,7 @@ def kernels(name, grid_tile, rolled_tile, tails):
         yield lower(chosen, schedule_of(chosen, grid_tile, rolled_tile), tails, tensors_of(program(name)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("grid_tile", "rolled_tile"), [(1, 3), (2, 5), (4, 3), (99, 99)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tiles_in_multiples(name, grid_tile, rolled_tile):
@@ -58,6 +59,7 @@ def test_tiles_in_multiples(name, grid_tile, rolled_tile):
         check(name, verify(rewrite(units.rewrite(kernel, coarse_values(kernel)), pins=True)))
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("tails", "back"), MACHINES)
 @pytest.mark.parametrize(("grid_tile", "rolled_tile", "parts"), [(1, 1, 2), (2, 3, 2), (3, 2, 4), (2, 1, 99)])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -82,6 +84,7 @@ def check(name, kernel, *, back=False):
         close(value, want[tensor], message=f"{tensor} of\n{kernel}")
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("tails", "back"), MACHINES, ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else ""
 )
@@ -94,6 +97,7 @@ def test_tile_programs_equal_the_loop_program(name, schedule, tails, back):
         check(name, kernel, back=back)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize(
     "schedule",
@@ -119,6 +123,7 @@ def spoiled(name, value):
         return evaluate(loops, inputs)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "value",
     [0.0, np.inf, -np.inf, np.nan],
@@ -149,6 +154,7 @@ def test_masked_tiles_are_powers_of_two(name):
             assert tile & (tile - 1) == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", [XLA_CPU, INTERPRET, TRITON], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_chosen_schedules_are_legal_and_right(name, target):

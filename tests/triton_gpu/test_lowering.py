@@ -38,6 +38,7 @@ def named(cases):
     return [pytest.param(case, id=case.name.replace(" ", "-")) for case in cases]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [61, 1000])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -47,6 +48,7 @@ def test_every_case_is_one_kernel(case, length, dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", named(all_cases()))
 def test_a_reduced_axis_of_one_element(case, dtype):
@@ -54,6 +56,7 @@ def test_a_reduced_axis_of_one_element(case, dtype):
     assert calls == sum(len(k.phases) for k in plan.kernels)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("case", named(ATTENTION))
@@ -63,6 +66,7 @@ def test_head_dimensions(case, head_dim, dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lengths", [(1, 1000), (8, 1000), (61, 96)], ids=str)
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_fewer_queries_than_keys(case, lengths):
@@ -91,6 +95,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 61), (7, 1000), (2, 50257)], ids=str)
 @pytest.mark.parametrize("name", list(ROWS))
@@ -135,6 +140,7 @@ def test_reductions_of_other_types(dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", list(ELEMENTWISE))
 def test_an_operation_is_fused_or_left_to_xla_but_never_an_error(name, dtype):

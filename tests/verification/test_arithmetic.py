@@ -32,6 +32,8 @@ from tests.verification.values import (
     special,
 )
 
+pytestmark = pytest.mark.any_jax
+
 # --- identities
 
 IDENTITIES = {

@@ -10,6 +10,8 @@ from pallasfuse.verification.bound import Size, miss_probability, sizes, trials_
 from pallasfuse.verification.field import CHAIN
 from tests.programs_by_name import log_sum_exp, program_of, softmax, variance
 
+pytestmark = pytest.mark.any_jax
+
 N = 13
 
 

@@ -9,6 +9,8 @@ from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.value import ASSUMED, NAN, ROOT, ZERO
 from tests.verification.values import KINDS, TRIALS, compared, finite_fields, number, special
 
+pytestmark = pytest.mark.any_jax
+
 
 def changed(value, at, where=slice(None)):
     """`value` with another residue at one element, in some trials."""

@@ -12,6 +12,8 @@ from pallasfuse.verification.chains import chain_of_squares
 from pallasfuse.verification.constants import Constants
 from pallasfuse.verification.field import inverse, is_square, square_root, tower
 
+pytestmark = pytest.mark.any_jax
+
 TRIALS = 6
 
 

@@ -9,6 +9,8 @@ import sympy
 from pallasfuse.verification import field
 from pallasfuse.verification.field import CHAIN, TURN, tower
 
+pytestmark = pytest.mark.any_jax
+
 LEVELS = range(len(CHAIN))
 
 

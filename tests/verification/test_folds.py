@@ -14,6 +14,8 @@ from pallasfuse.verification.folds import GroupRun
 from tests.programs_by_name import only_group, program
 from tests.verification.values import TRIALS, finite_fields
 
+pytestmark = pytest.mark.any_jax
+
 NAMES = ["softmax", "attention", "causal", "variance", "norm_dot", "quantized", "entropy", "fourth_moment"]
 
 

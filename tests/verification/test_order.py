@@ -11,6 +11,8 @@ from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.verification.value import ASSUMED, FINITE, NEGATIVE_INFINITY, POSITIVE_INFINITY
 from tests.verification.values import TRIALS, agree, differ, finite_fields, kinds_of, number, special
 
+pytestmark = pytest.mark.any_jax
+
 
 def joined(fields, parts, mode="max"):
     result = parts[0]

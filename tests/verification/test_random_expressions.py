@@ -1,12 +1,15 @@
 """Random expressions over the finite fields: equal forms agree, different functions differ where float64 tells them apart."""
 
 import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, const, div, mul, postorder, sub, substitute
 from tests.verification.values import ONE, TWO, X, Y, Z, differ, evaluated, finite_fields, inputs, op
+
+pytestmark = pytest.mark.any_jax
 
 NAMES = ("x", "y", "z")
 LEAVES = st.sampled_from([X, Y, Z, ONE, TWO, const(0.25, "float32"), const(-3.0, "float32")])

@@ -9,6 +9,8 @@ from pallasfuse import _compat
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.verification.reference import float64_results, largest_bytes
 
+pytestmark = pytest.mark.any_jax
+
 X = np.random.default_rng(0).normal(size=(4, 9)).astype("float32")
 
 

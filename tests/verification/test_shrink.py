@@ -15,6 +15,8 @@ from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.verification.shrink import Shrinking, dims_of, shrinking, small_integers
 from tests.programs_by_name import PROGRAMS, attention, masked_attention, program, program_of, softmax, variance
 
+pytestmark = pytest.mark.any_jax
+
 BIG = 8192
 
 

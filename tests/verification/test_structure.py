@@ -12,6 +12,8 @@ from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.verification.structure import Structure, terms
 from tests.programs_by_name import PROGRAMS, program, program_of
 
+pytestmark = pytest.mark.any_jax
+
 X, Y = (jax.ShapeDtypeStruct((3, 4), jnp.float32),) * 2
 INPUTS = (11, 22)
 

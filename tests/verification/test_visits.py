@@ -18,6 +18,8 @@ from pallasfuse.tiling.bounds import guards
 from pallasfuse.verification.visits import is_constant, wrong_visits
 from tests.programs_by_name import masked_attention
 
+pytestmark = pytest.mark.any_jax
+
 BIG = 8192
 MASKS = {
     "causal": lambda i, j: j <= i,

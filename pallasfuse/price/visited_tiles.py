@@ -64,6 +64,29 @@ def tile_range(segment: Segment, starts: Mapping[Axis, int]) -> range | None:
     return range(int(_numbers(segment.start, known)), int(_numbers(segment.stop, known)))
 
 
+def mean_and_most_trips(segment: Segment, loop: Loop, program: TileProgram) -> tuple[float, float]:
+    """The trips of a segment in an average block and in the longest; of a loop whose bounds the data decides, all of them."""
+    read = segment.start.tensors | segment.stop.tensors
+    if not read <= {block_start(a) for a, _ in program.grid}:
+        shares = 1 if loop.split is None else loop.split.part.extent
+        all_trips = -(-loop.axis.extent // (segment.tile * shares))
+        return (0.0, 0.0) if segment is not loop.segments[-1] else (float(all_trips), float(all_trips))
+    trips = _trips(segment, _sampled_blocks(program, read))
+    return float(np.mean(trips)), float(np.max(trips))
+
+
+def _sampled_blocks(program: TileProgram, read: frozenset[str]) -> dict[str, Integers]:
+    """The starts that bounds read, in all blocks or an even sample of them."""
+    ranges, names = [], []
+    for axis, tile in program.grid:
+        if block_start(axis) in read:
+            names.append(block_start(axis))
+            blocks = -(-axis.extent // tile)
+            step = -(-blocks // _MAX_BLOCKS)
+            ranges.append([min(n * tile, max(0, axis.extent - tile)) for n in range(0, blocks, step)])
+    return dict(zip(names, np.meshgrid(*(np.asarray(r, np.int64) for r in ranges)), strict=True))
+
+
 def visited_share(programs: Sequence[TileProgram], schedule: Schedule) -> float:
     """Tiles visited over all tiles, on average over the passes of all phases: 1.0 when nothing is skipped."""
     shares = visited_shares(programs, schedule)
@@ -80,15 +103,7 @@ def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> floa
     read = frozenset().union(*(s.start.tensors | s.stop.tensors for s in loop.segments))
     if not read <= {block_start(a) for a, _ in program.grid}:
         return 1.0  # known at run time only
-    ranges = []
-    names = []
-    for axis, tile in program.grid:
-        if block_start(axis) in read:
-            names.append(block_start(axis))
-            count = -(-axis.extent // tile)
-            step = -(-count // _MAX_BLOCKS)
-            ranges.append([min(n * tile, max(0, axis.extent - tile)) for n in range(0, count, step)])
-    blocks = dict(zip(names, np.meshgrid(*(np.asarray(r, np.int64) for r in ranges)), strict=True))
+    blocks = _sampled_blocks(program, read)
     of_segments = [np.mean(_trips(s, blocks)) * s.tile / schedule.rolled_tile for s in loop.segments]
     parts = 1 if loop.split is None else loop.split.part.extent
     return min(1.0, parts * float(sum(of_segments)) / (schedule.rolled.extent / schedule.rolled_tile))

@@ -1,0 +1,19 @@
+"""Whole programs that users run, for `benchmarks/programs.py`: importing this package fills the registry."""
+
+from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
+    attention,
+    chains,
+    decoder,
+    equinox_modules,
+    flax_modules,
+    haiku_modules,
+    held_out,
+    layers,
+    loops,
+    losses,
+    rows,
+    transformer_models,
+)
+from benchmarks.workloads.registry import SIZES, Built, NotInstalledError, Program, Size, build, programs
+
+__all__ = ["SIZES", "Built", "NotInstalledError", "Program", "Size", "build", "programs"]

@@ -1,0 +1,103 @@
+"""Numbers of devices: measured once by `scripts/calibrate.py`, kept as data in `devices/`, read by the price."""
+
+import json
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+Platform = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a price knows of one kind of device. A GPU's rates are for the whole device, a CPU's for one core unless said."""
+
+    kind: str
+    """As JAX names it (`jax.Device.device_kind`)."""
+    platform: Platform
+    source: str
+    """Where the numbers come from."""
+    multiprocessors: int
+    """Of a GPU; cores of a CPU."""
+    clock_ghz: float
+    """Under load."""
+    memory_gb_s: float
+    """Reads and writes of device memory together."""
+    cache_gb_s: float
+    """From the cache that all share (a GPU's L2, a CPU's last level)."""
+    cache_bytes: int
+    shared_memory_bytes: int
+    """What one block may hold in shared memory; 0 for a CPU."""
+    matmul_tflop_s: dict[str, float]
+    """Of the library's large products, by type of the operands; `float32` at full precision, `tf32` at the default one."""
+    vector_gop_s: float
+    """Simple operations on float32."""
+    special_gop_s: float
+    """Exponentials and the like."""
+    kernel_us: float
+    """The shortest kernel."""
+    launch_us: float
+    """From the end of a kernel to the beginning of the next one; on a CPU, of one thunk."""
+    latency_us: float
+    """From a load to its value, where the memory is busy."""
+    trip_us: float
+    """One trip of a loop that does nothing."""
+    dependent_gop_s: float
+    """Operations that wait for each other, as those of a sum in order."""
+    longest_row: int = 0
+    """Elements of a row that one of XLA's own kernels reduces and reads again."""
+    page_gb_s: float = 1.0
+    """Memory that the system hands out anew (CPUs)."""
+    price_error: float = 1.2
+    """The factor within which nine of ten prices are, measured: a kernel must win by more to be kept unchecked."""
+
+
+def _read(name: str) -> Device:
+    data: dict[str, Any] = json.loads(resources.files(__package__).joinpath("devices", name).read_text())
+    known = {f.name for f in fields(Device)}
+    return Device(**{k: v for k, v in data.items() if k in known})
+
+
+@cache
+def known() -> tuple[Device, ...]:
+    """Every device that has been measured."""
+    folder = resources.files(__package__).joinpath("devices")
+    return tuple(_read(f.name) for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".json"))
+
+
+_ASSUMED: dict[Platform, str] = {"cpu": "cpu", "gpu": "NVIDIA H100 80GB HBM3"}
+
+
+@cache
+def assumed(platform: Platform) -> Device:
+    """The device that plans are made for where none of the platform is at hand."""
+    return next(d for d in known() if d.kind == _ASSUMED[platform])
+
+
+@cache
+def find(kind: str, platform: Platform) -> Device:
+    """The numbers of a kind of device, as JAX names it.
+
+    Of one that was never measured, careful ones: the least of what is known, so that only what is faster by far is fused.
+    """
+    same = [d for d in known() if d.platform == platform]
+    for device in same:
+        if device.kind == kind or kind.startswith(device.kind):
+            return device
+    numbers: dict[str, Any] = {}
+    for f in fields(Device):
+        values = [getattr(d, f.name) for d in same]
+        if f.name in ("kernel_us", "launch_us", "latency_us", "trip_us"):
+            numbers[f.name] = max(values)
+        elif f.name == "price_error":
+            numbers[f.name] = _UNKNOWN_ERROR * max(values)
+        elif isinstance(values[0], int | float):
+            numbers[f.name] = min(values)
+        else:
+            numbers[f.name] = values[0]
+    return Device(**{**numbers, "kind": kind, "source": "unknown: the least of what is known"})
+
+
+_UNKNOWN_ERROR = 1.3
+"""How much more a kernel must win by on a device that was never measured."""

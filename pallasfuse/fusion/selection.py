@@ -1,0 +1,99 @@
+"""Which candidates become kernels: the disjoint set that saves most, with prices that are exact where they decide.
+
+A candidate's saving is at first a bound (nothing runs faster than its traffic and its arithmetic). Those that would be chosen are
+lowered and priced exactly, and the choice is made again, until it consists of exactly priced kernels only. No candidate
+that was left aside could have been better, since its bound was looked at.
+"""
+
+from collections.abc import Callable, Sequence
+
+_EXACT = 18
+"""Conflicting candidates of which every disjoint set is looked at (by branch and bound); of more, sets grow one by one."""
+
+
+def best_disjoint(savings: Sequence[float], covers: Sequence[frozenset[str]]) -> list[int]:
+    """The numbers of the candidates, no two of which cover the same reduction, whose savings have the largest sum.
+
+    Exact for groups of at most 18 candidates that get in each other's way; greedy with exchanges beyond. Only positive
+    savings are taken.
+    """
+    chosen: list[int] = []
+    for component in _components([n for n, s in enumerate(savings) if s > 0], covers):
+        solve = _branch_and_bound if len(component) <= _EXACT else _greedy
+        chosen += solve(component, savings, covers)
+    return sorted(chosen)
+
+
+def _components(numbers: Sequence[int], covers: Sequence[frozenset[str]]) -> list[list[int]]:
+    """Candidates that get in each other's way, directly or through others."""
+    components: list[tuple[frozenset[str], list[int]]] = []
+    for n in numbers:
+        touching = [c for c in components if c[0] & covers[n]]
+        merged = (covers[n].union(*(c[0] for c in touching)), [m for c in touching for m in c[1]] + [n])
+        components = [c for c in components if c not in touching] + [merged]
+    return [members for _, members in components]
+
+
+def _branch_and_bound(numbers: Sequence[int], savings: Sequence[float], covers: Sequence[frozenset[str]]) -> list[int]:
+    ordered = sorted(numbers, key=lambda n: -savings[n])
+    rest = [0.0]
+    for n in reversed(ordered):
+        rest.append(rest[-1] + savings[n])
+    rest.reverse()
+    best: tuple[float, tuple[int, ...]] = (0.0, ())
+
+    def extend(at: int, taken: tuple[int, ...], used: frozenset[str], saved: float) -> None:
+        nonlocal best
+        if saved > best[0]:
+            best = saved, taken
+        if at == len(ordered) or saved + rest[at] <= best[0]:
+            return
+        n = ordered[at]
+        if not covers[n] & used:
+            extend(at + 1, (*taken, n), used | covers[n], saved + savings[n])
+        extend(at + 1, taken, used, saved)
+
+    extend(0, (), frozenset(), 0.0)
+    return list(best[1])
+
+
+def _greedy(numbers: Sequence[int], savings: Sequence[float], covers: Sequence[frozenset[str]]) -> list[int]:
+    """The largest saving first; then every candidate that is worth more than those it would replace takes their place."""
+    chosen: list[int] = []
+    for n in sorted(numbers, key=lambda n: -savings[n]):
+        if all(covers[n].isdisjoint(covers[m]) for m in chosen):
+            chosen.append(n)
+    improved = True
+    while improved:
+        improved = False
+        for n in numbers:
+            if n in chosen:
+                continue
+            replaced = [m for m in chosen if covers[n] & covers[m]]
+            if savings[n] > sum(savings[m] for m in replaced):
+                chosen = [m for m in chosen if m not in replaced] + [n]
+                free = [m for m in sorted(numbers, key=lambda m: -savings[m]) if m not in chosen]
+                for m in free:
+                    if all(covers[m].isdisjoint(covers[c]) for c in chosen):
+                        chosen.append(m)
+                improved = True
+    return chosen
+
+
+def select(
+    bounds: Sequence[float], covers: Sequence[frozenset[str]], exact: Callable[[int], float]
+) -> tuple[list[int], list[float]]:
+    """The best disjoint candidates, and the savings by which they were chosen.
+
+    bounds: the most that each can save. exact: what one saves, which takes longer to say; minus infinity where it cannot be.
+    """
+    savings = list(bounds)
+    known: set[int] = set()
+    while True:
+        chosen = best_disjoint(savings, covers)
+        unknown = [n for n in chosen if n not in known]
+        if not unknown:
+            return chosen, savings
+        for n in unknown:
+            savings[n] = min(savings[n], exact(n))
+            known.add(n)

@@ -1,0 +1,192 @@
+"""The work of one block of a tile program: bytes by tensor, matrix products, instructions, trips. Averages over all blocks."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Expr, Read
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Statement, Store, TileProgram
+from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.visited_tiles import mean_and_most_trips
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load or a store of tiles of one tensor."""
+
+    tensor: str
+    tile_bytes: float
+    run_bytes: float
+    """Contiguous in memory."""
+    unique_bytes: float
+    """Of all blocks together, each counted once."""
+    times: float
+    """How often a block does it."""
+    pipelined: bool
+    """Several trips ahead, where the kernel has stages."""
+    is_store: bool = False
+    loop: int = 0
+    """The number of the loop that it is in; 0: outside."""
+
+    @property
+    def bytes(self) -> float:
+        return self.tile_bytes * self.times
+
+    def sector_bytes(self, sector: int = 32) -> float:
+        """The bytes of all sectors that a block touches."""
+        return self.bytes * sector * math.ceil(self.run_bytes / sector) / self.run_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product of tiles: rows x summed by summed x columns, `times` for each block."""
+
+    rows: int
+    columns: int
+    summed: int
+    batch: int
+    lhs_dtype: str
+    precise: bool
+    """Float32 operands that keep all their bits."""
+    lhs_computed: bool
+    times: float
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
+
+
+@dataclass(slots=True)
+class BlockWork:
+    """The work of an average block, and how many blocks there are."""
+
+    blocks: int
+    warps: int
+    stages: int
+    accesses: list[Access] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
+    operations: Operations = field(default_factory=Operations)
+    reductions: float = 0.0
+    """Reductions that all threads of a block take part in."""
+    trips: float = 0.0
+    most_trips: float = 0.0
+    """Of the longest block."""
+    loads_in_a_trip: float = 0.0
+    """Bytes."""
+    loops: int = 0
+    statements: float = 0.0
+    """That compute something; a statement of a loop counts in every trip."""
+
+
+def examine(program: TileProgram) -> BlockWork:
+    """The work of the blocks of `program`."""
+    blocks = math.prod(-(-a.extent // t) for a, t in program.grid)
+    work = BlockWork(blocks, program.warps, program.stages)
+    _Walk(program, work).block(program.body, 1.0, dict(program.tiles), set(), pipelined=False)
+    return work
+
+
+@dataclass(slots=True)
+class _Walk:
+    program: TileProgram
+    work: BlockWork
+    within: int = 0
+    """The number of the loop that is walked."""
+
+    def block(
+        self, body: Iterable[Statement], times: float, tiles: Mapping[Axis, int], seen: set[Expr], *, pipelined: bool
+    ) -> None:
+        statements = tuple(body)
+        operands = _operands_of_products(statements)
+        tensors = {t.name: t for t in (*self.program.inputs, *self.program.outputs)}
+        for s in statements:
+            match s:
+                case Load(name, tensor, indices):
+                    whole = tensors[tensor]
+                    staged = pipelined and (name in operands)
+                    self.work.accesses.append(_access(whole, indices, tiles, times, staged, self.within))
+                case Store(tensor, indices, value):
+                    self.work.statements += times
+                    self.operate([value], times, tiles, seen)
+                    self.work.accesses.append(
+                        _access(tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
+                    )
+                case Let(_, _, value):
+                    self.operate([value], times, tiles, seen)
+                case Reduce(_, axes, _, value, over):
+                    self.work.statements += times
+                    self.operate([value], times, tiles, seen)
+                    elements = math.prod(tiles[a] for a in (*axes, *over))
+                    self.work.operations += Operations(elements * times)
+                    self.work.reductions += times
+                case Contract():
+                    self.work.statements += times
+                    self.operate([s.lhs, s.rhs], times, tiles, seen)
+                    self.work.products.append(_product(s, tiles, times))
+                case Loop():
+                    self.loop(s, times, tiles, seen)
+
+    def operate(self, roots: list[Expr], times: float, tiles: Mapping[Axis, int], seen: set[Expr]) -> None:
+        self.work.operations += count(roots, lambda axes: math.prod(tiles[a] for a in axes), seen).times(times)
+
+    def loop(self, loop: Loop, times: float, tiles: Mapping[Axis, int], seen: set[Expr]) -> None:
+        self.work.loops += 1
+        outside, self.within = self.within, self.work.loops
+        most = 0.0
+        for segment in loop.segments:
+            mean, longest = mean_and_most_trips(segment, loop, self.program)
+            most += longest
+            if mean == 0:
+                continue
+            inner = {**tiles, loop.axis: segment.tile}
+            before = sum(a.bytes for a in self.work.accesses if not a.is_store)
+            self.block(segment.body, times * mean, inner, set(seen), pipelined=True)
+            after = sum(a.bytes for a in self.work.accesses if not a.is_store)
+            self.work.loads_in_a_trip = max(self.work.loads_in_a_trip, (after - before) / (times * mean))
+            self.work.trips += times * mean
+        self.work.most_trips += most
+        self.within = outside
+
+
+def _operands_of_products(body: Iterable[Statement]) -> frozenset[str]:
+    """Loads that a matrix product reads as they are: those a compiler copies to shared memory ahead of time."""
+    roots = [e for s in body if isinstance(s, Contract) for e in (s.lhs, s.rhs)]
+    return frozenset(n.tensor for r in roots for n in _through_casts(r))
+
+
+def _through_casts(root: Expr) -> Iterator[Read]:
+    while isinstance(root, Apply) and root.op == "convert":
+        root = root.args[0]
+    if isinstance(root, Read):
+        yield root
+
+
+def _access(
+    tensor: Tensor, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, pipelined: bool, loop: int, *,
+    is_store: bool = False,
+) -> Access:  # fmt: skip
+    size = dtypes.itemsize_bytes(tensor.dtype)
+    run = 1
+    for axis in reversed(indices):
+        run *= min(tiles[axis], axis.extent)
+        if tiles[axis] < axis.extent:
+            break
+    tile = math.prod(min(tiles[a], a.extent) for a in indices)
+    unique = math.prod(a.extent for a in frozenset(indices))
+    return Access(tensor.name, tile * size, run * size, unique * size, times, pipelined, is_store, loop)
+
+
+def _product(s: Contract, tiles: Mapping[Axis, int], times: float) -> Product:
+    over = frozenset(s.over)
+    left, right = s.lhs.axes - over, s.rhs.axes - over
+    extent = lambda axes: math.prod(tiles[a] for a in axes)  # noqa: E731
+    lhs = s.lhs
+    while isinstance(lhs, Apply) and lhs.op == "convert" and isinstance(lhs.args[0], Read):
+        lhs = lhs.args[0]
+    return Product(
+        extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
+        s.precision in ("HIGHEST", "highest", "float32"), isinstance(lhs, Apply), times,
+    )  # fmt: skip

@@ -1,0 +1,138 @@
+"""Prices on a CPU: XLA's own kernels, and tile programs as loops of XLA.
+
+A kernel of XLA is a *thunk*: a fused loop over all points, spread over the cores where it is large. Buffers
+beyond the size that the allocator keeps are pages that the system makes anew at every call: on many machines they cost
+more than the work on them.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import assert_never
+
+from pallasfuse.device import Device
+from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.price.block_work import Product, examine
+from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.terms import Price, Term, total
+from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, Opaque, XlaKernel, space_of
+
+_SHARED_POINTS = 1 << 14
+"""Points of a loop that XLA spreads over the cores."""
+_KEPT_BYTES = 32 << 20
+"""Larger buffers go back to the system when they are freed (the largest threshold of common allocators)."""
+_FEW_ROWS = 8
+"""Rows below which a matrix product is a sequence of products with vectors."""
+
+
+def of_kernel(kernel: XlaKernel, device: Device) -> Price:
+    """The price of one of XLA's kernels."""
+    match kernel:
+        case LibraryProduct():
+            product = _product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, device)
+            moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
+            copies = [_transposed(c, device) for c in kernel.copies]
+            own = Price(max(product.us, moved.us) + device.kernel_us, (product, moved, _thunks(1, device)))
+            return total([own, *copies])
+        case LoopFusion():
+            return _fusion(kernel, device)
+        case Opaque():
+            moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
+            return Price(moved.us + device.kernel_us, (moved, _thunks(1, device)))
+        case _:
+            assert_never(kernel)
+
+
+def pages(stored: Iterable[float], device: Device) -> Price:
+    """The price of buffers that are made anew at every call."""
+    fresh = sum(b for b in stored if b > _KEPT_BYTES)
+    term = Term("new pages", fresh, "B", 1e-3 * fresh / device.page_gb_s)
+    return Price(term.us, (term,))
+
+
+def _thunks(number: float, device: Device) -> Term:
+    return Term("thunks", number, "", number * device.kernel_us)
+
+
+def _memory(name: str, moved: float, device: Device) -> Term:
+    rate = device.cache_gb_s if moved <= device.cache_bytes else device.memory_gb_s
+    return Term(name, moved, "B", 1e-3 * moved / rate)
+
+
+def _transposed(moved: float, device: Device) -> Price:
+    term = Term("transposed copies", moved, "B", 1e-3 * moved / (device.cache_gb_s * _STRIDED))
+    return Price(term.us + device.kernel_us, (term, _thunks(1, device)))
+
+
+_STRIDED = 0.1
+"""The share of the bandwidth that single elements in strides reach."""
+
+
+def _fusion(fusion: LoopFusion, device: Device) -> Price:
+    seen: set[Expr] = set()
+    work = count(fusion.bodies, lambda axes: float(math.prod(a.extent for a in axes)), seen)
+    work += Operations(
+        float(sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction))
+    )
+    cores = device.multiprocessors if space_of(fusion) >= _SHARED_POINTS else 1
+    terms = (*_arithmetic(work, cores, device), _memory("memory", fusion.read_bytes + fusion.written_bytes, device))
+    return Price(_joined(terms) + device.kernel_us, (*terms, _thunks(1, device)))
+
+
+def _arithmetic(work: Operations, cores: int, device: Device) -> tuple[Term, Term]:
+    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (device.vector_gop_s * cores))
+    special = Term("special functions", work.special, "op", 1e-3 * work.special / (device.special_gop_s * cores))
+    return vector, special
+
+
+def _joined(terms: Sequence[Term]) -> float:
+    """Arithmetic adds up; traffic overlaps with it."""
+    memory = sum(t.us for t in terms if t.name == "memory")
+    return max(memory, sum(t.us for t in terms) - memory)
+
+
+def _product(batch: int, rows: int, columns: int, summed: int, device: Device) -> Term:
+    """A library's product: panels of 8 by 16, shared by the cores where there are enough operations."""
+    flops = 2.0 * batch * rows * columns * summed
+    cores = device.multiprocessors if flops > 2e6 else 1
+    full = (
+        rows / (8 * math.ceil(rows / 8)) * columns / (16 * math.ceil(columns / 16)) * summed / (summed + 16)
+        if rows >= _FEW_ROWS
+        else 0.25
+    )
+    rate = 1e3 * device.matmul_tflop_s["float32"] * cores * max(full, 0.02)
+    return Term("products", flops, "flop", 1e-3 * flops / rate)
+
+
+def price(programs: Sequence[TileProgram], device: Device) -> Price:
+    """The price of tile programs as loops of XLA: blocks and trips one after the other, each a few thunks."""
+    return total(_loops(p, device) for p in programs)
+
+
+def _loops(program: TileProgram, device: Device) -> Price:
+    work = examine(program)
+    points = max(
+        0.0, *(p.rows * p.columns * p.batch for p in work.products), *(a.tile_bytes / 4 for a in work.accesses)
+    )
+    cores = device.multiprocessors if points >= _SHARED_POINTS else 1
+    products = [_block_product(p, device) for p in work.products]
+    vector, special = _arithmetic(work.operations.times(work.blocks), cores, device)
+    product = Term(
+        "products", sum(t.amount for t in products) * work.blocks, "flop", sum(t.us for t in products) * work.blocks
+    )
+    moved = sum(a.bytes for a in work.accesses) * work.blocks
+    unique = _memory("memory", sum({a.tensor: a.unique_bytes for a in work.accesses}.values()), device)
+    copied = Term("copied slices", 2 * moved, "B", 1e-3 * 2 * moved / device.cache_gb_s)
+    thunks = work.blocks * (work.statements + 2)
+    trips = Term("thunks of trips", thunks, "", thunks * device.trip_us)
+    arithmetic = vector.us + special.us + product.us + copied.us
+    stored = [float(math.prod(a.extent for a in t.axes) * 4) for t in program.outputs]
+    own = Price(
+        max(arithmetic, unique.us) + trips.us + device.kernel_us, (vector, special, product, copied, unique, trips)
+    )
+    return own + pages(stored, device)
+
+
+def _block_product(p: Product, device: Device) -> Term:
+    one = _product(p.batch, p.rows, p.columns, p.summed, device)
+    return Term(one.name, one.amount * p.times, one.unit, one.us * p.times)

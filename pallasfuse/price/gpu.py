@@ -1,0 +1,186 @@
+"""The price of a lowered kernel on a GPU (MCFuser, section 4.2, with the terms that its model lacks).
+
+    T = launch + rounds of blocks + the busiest resource
+
+Resources: device memory, the shared cache (by the sectors that loads touch), matrix units at the tile's shape, vector and
+special-function units, and the latency of trips that wait for their loads. Those of one multiprocessor are shared by
+the blocks that live on it; a smooth maximum joins them, since no two overlap perfectly.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pallasfuse.device import Device
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.price.block_work import Access, BlockWork, Product, examine
+from pallasfuse.price.terms import Price, Term
+
+_SECTOR_BYTES = 32
+_OVERLAP = 4.0
+"""The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
+_CACHED_SHARE = 0.8
+"""Of the cache, as much as stays until it is read again."""
+_REDUCTION_US = 0.15
+"""A reduction over all threads of a block: shuffles, and a barrier."""
+_SCATTERED_CLOCKS = 3.0
+"""Clocks of a multiprocessor for one load of less than a sector."""
+_MATRIX_ROWS = 64
+"""Of the matrix unit of a warpgroup."""
+_THREADS = 2048
+"""That live on a multiprocessor."""
+_THREAD_WORK = 4.0
+"""Instructions in flight for each thread, for the units to be busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """How a target's emitter writes kernels, as far as the price is concerned."""
+
+    warpgroups: bool = False
+    """Copies and products run asynchronously, warpgroups own 64 rows each."""
+    together: bool = False
+    """All programs are one launch, whose blocks share their memory."""
+
+
+def price(programs: Sequence[TileProgram], device: Device, emission: Emission) -> Price:
+    """The price of the programs of one kernel, one after the other."""
+    works = [examine(p) for p in programs]
+    if emission.together:
+        return _one(programs, works, device, emission)
+    prices = [_one([p], [w], device, emission) for p, w in zip(programs, works, strict=True)]
+    return sum(prices[1:], prices[0])
+
+
+def _one(programs: Sequence[TileProgram], works: Sequence[BlockWork], device: Device, emission: Emission) -> Price:
+    blocks = works[0].blocks
+    processors = device.multiprocessors
+    occupancy = _occupancy(programs[0], works[0], device, emission)
+    on_one = math.ceil(blocks / processors)
+    uneven = max(on_one * processors / blocks, *(_imbalance(w, blocks, processors) for w in works))
+    rounds = math.ceil(blocks / (processors * occupancy))
+    clock_us = 1.0 / (device.clock_ghz * 1e3)
+
+    in_cache = device.cache_bytes * _CACHED_SHARE / max(1.0, min(blocks, processors * occupancy))
+    moved = [_moved(w, in_cache, kept=emission.together) for w in works]
+    unique = _largest_by_tensor(moved) if emission.together else sum(m.memory for w in moved for m in w)
+    sectors = (
+        _largest_by_tensor(moved, sectors=True) if emission.together else sum(m.sectors for w in moved for m in w)
+    ) * blocks
+    in_flight = sum(_bytes_in_flight(w) for w in works) / len(works) * min(blocks, processors * occupancy)
+    rate = min(device.memory_gb_s, in_flight / device.latency_us * 1e-3) if in_flight else device.memory_gb_s
+    cached = unique <= _CACHED_SHARE * device.cache_bytes
+    memory_us = (
+        1e-3
+        * unique
+        / (min(rate, device.cache_gb_s) if not cached else min(device.cache_gb_s, in_flight / device.latency_us * 1e-3))
+    )
+    cache_us = 1e-3 * sectors / device.cache_gb_s
+
+    scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
+    shares = blocks / processors * uneven  # blocks that the busiest multiprocessor runs
+    scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
+    matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission) for w in works for p in w.products)
+    operations = [w.operations for w in works]
+    vector_us = (
+        shares * clock_us * sum(o.simple for o in operations) * processors / (device.vector_gop_s / device.clock_ghz)
+    )
+    special_us = (
+        shares * clock_us * sum(o.special for o in operations) * processors / (device.special_gop_s / device.clock_ghz)
+    )
+    chain_us = rounds * sum(_chain_us(w, device, emission) for w in works)
+    launch_us = device.kernel_us + device.launch_us
+    terms = (
+        Term("device memory", unique, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
+        Term("scattered loads", scattered, "sectors", scattered_us),
+        Term("matrix units", sum(p.flops for w in works for p in w.products) * blocks, "flop", matrix_us),
+        Term("vector units", sum(o.simple for o in operations) * blocks, "op", vector_us),
+        Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),
+        Term("waiting for loads", rounds * sum(w.trips + w.loops + 1 for w in works), "trips", chain_us),
+        Term("launch", 1, "kernel", launch_us),
+    )  # fmt: skip
+    busy = sum(t.us**_OVERLAP for t in terms[:-1]) ** (1 / _OVERLAP)
+    return Price(busy + launch_us, terms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """The traffic of one tensor: bytes that cross the device's memory, and bytes of sectors from the shared cache (a block)."""
+
+    tensor: str
+    memory: float
+    sectors: float
+
+
+def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
+    """The traffic of every tensor. What a block reads in several loops comes from memory again where the blocks that run at a time
+    read more in between than the cache holds (`in_cache` bytes a block), unless the block keeps it."""
+    by_tensor: dict[tuple[str, bool], list[Access]] = {}
+    for a in work.accesses:
+        by_tensor.setdefault((a.tensor, a.is_store), []).append(a)
+    found = []
+    for (tensor, _), accesses in by_tensor.items():
+        loops: dict[int, float] = {}
+        sectors: dict[int, float] = {}
+        for a in accesses:
+            loops[a.loop] = loops.get(a.loop, 0.0) + a.bytes
+            sectors[a.loop] = sectors.get(a.loop, 0.0) + a.sector_bytes(_SECTOR_BYTES)
+        once = min(accesses[0].unique_bytes, max(loops.values()) * work.blocks)
+        again = (
+            0.0 if kept or max(loops.values()) <= in_cache else (sum(loops.values()) / max(loops.values()) - 1) * once
+        )
+        found.append(_Moved(tensor, once + again, max(sectors.values()) if kept else sum(sectors.values())))
+    return found
+
+
+def _largest_by_tensor(moved: Sequence[Sequence[_Moved]], *, sectors: bool = False) -> float:
+    largest: dict[str, float] = {}
+    for m in (m for work in moved for m in work):
+        largest[m.tensor] = max(largest.get(m.tensor, 0.0), m.sectors if sectors else m.memory)
+    return sum(largest.values())
+
+
+def _imbalance(work: BlockWork, blocks: int, processors: int) -> float:
+    """How much longer than the mean the busiest multiprocessor works, where blocks differ in their trips."""
+    if work.trips == 0 or blocks <= 0:
+        return 1.0
+    longest = work.most_trips / max(work.trips, 1e-9)
+    return max(1.0, longest * processors / max(blocks, processors))
+
+
+def _occupancy(program: TileProgram, work: BlockWork, device: Device, emission: Emission) -> int:
+    if program.persistent:
+        return 1
+    threads = 32 * work.warps + (128 if emission.warpgroups else 0)
+    shared = sum(
+        a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups
+    )
+    by_shared = int(device.shared_memory_bytes // shared) if shared else 32
+    return max(1, min(_THREADS // threads, by_shared, 16))
+
+
+def _bytes_in_flight(work: BlockWork) -> float:
+    """The bytes that a block waits for at a time."""
+    loads = [a for a in work.accesses if not a.is_store]
+    first = sum(a.tile_bytes for a in loads if a.times <= 1)
+    return max(first, work.loads_in_a_trip * (max(1, work.stages - 1) if any(a.pipelined for a in loads) else 1), 128.0)
+
+
+def _matrix_clocks(p: Product, emission: Emission) -> float:
+    """Clocks of a multiprocessor for the products of a block."""
+    rate = {"float16": 4096.0, "bfloat16": 4096.0, "int8": 8192.0, "uint8": 8192.0}.get(p.lhs_dtype, 2048.0)
+    if p.lhs_dtype in ("float32", "float64") and p.precise:
+        rate = 256.0
+    wide = p.rows >= _MATRIX_ROWS
+    rows = math.ceil(p.rows / _MATRIX_ROWS) * _MATRIX_ROWS if wide else math.ceil(p.rows / 16) * 16
+    efficiency = (0.8 if emission.warpgroups else 0.65) if wide else 0.35
+    columns = math.ceil(p.columns / 8) * 8
+    summed = math.ceil(p.summed / 16) * 16
+    return 2.0 * rows * columns * summed * p.batch * p.times / (rate * efficiency)
+
+
+def _chain_us(work: BlockWork, device: Device, emission: Emission) -> float:
+    """The least time of a block: its trips wait for their loads, one after the other."""
+    pipelined = any(a.pipelined for a in work.accesses)
+    wait = device.trip_us if pipelined else device.latency_us
+    return (1 + work.loops) * device.latency_us + work.trips * wait + work.reductions * _REDUCTION_US

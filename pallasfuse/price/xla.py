@@ -1,0 +1,168 @@
+"""The price of what XLA makes of nests (`price_xla`): the kernels of `xla_kernels`, each as its platform runs it."""
+
+import math
+from typing import assert_never
+
+from pallasfuse.device import Device
+from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.price import cpu
+from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.terms import Price, Term, total
+from pallasfuse.price.xla_kernels import Habits, LibraryProduct, LoopFusion, Opaque, XlaKernel, habits_on, xla_kernels
+
+_OVERLAP = 4.0
+_CACHED_SHARE = 0.4
+"""Of the cache, as much as is still there when the next kernel reads and writes it."""
+_KEPT_OPERANDS = 0.8
+"""The same of operands of a product, which nothing is written beside."""
+_CACHED_RATE = 0.95
+"""Of the cache's bandwidth, what loops reach."""
+_SHARED_LOADS = 2.7
+"""How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
+_STREAMED = 0.95
+"""Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
+_ROW_SHARE = 0.75
+"""The same of kernels that keep a row and read it again."""
+_COLUMNS = 0.6
+"""Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
+_ISSUED = 0.35
+"""Of the vector units' rate, what compiled loops reach beside their loads."""
+_UNALIGNED = 0.75
+"""Of its rate, what a product reaches whose rows do not begin at multiples of 16 bytes."""
+
+
+def price_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
+    """The price of computing a program with XLA's kernels, where the tensors `made` come from kernels that read `read`."""
+    kernels = xla_kernels(program, habits_on(device), made, read)
+    price = total(of_kernel(k, device) for k in kernels)
+    return price if device.platform == "gpu" else price + cpu.pages([k.written_bytes for k in kernels], device)
+
+
+ONE_KERNEL = Price(1.0, (Term("kernels", 1, "", 1.0),))
+"""The price of anything where only kernels are counted."""
+
+
+def count_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
+    """The number of nests that are kernels of their own in the simplest compiler, and a trifle for their traffic."""
+    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made, read)
+    moved = sum(k.read_bytes + k.written_bytes for k in kernels)
+    return Price(len(kernels) + 1e-15 * moved, (Term("kernels", len(kernels), "", len(kernels)),))
+
+
+def of_kernel(kernel: XlaKernel, device: Device) -> Price:
+    """The price of one of XLA's kernels."""
+    if device.platform == "cpu":
+        return cpu.of_kernel(kernel, device)
+    match kernel:
+        case LibraryProduct():
+            return total([_product_on_gpu(kernel, device), *(_copy_on_gpu(c, device) for c in kernel.copies)])
+        case LoopFusion():
+            return _fusion_on_gpu(kernel, device)
+        case Opaque():
+            return _copy_on_gpu(kernel.read_bytes + kernel.written_bytes, device)
+        case _:
+            assert_never(kernel)
+
+
+def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = _CACHED_SHARE) -> float:
+    """The time to move bytes, which stay in the cache where they fit."""
+    cached = moved <= kept * device.cache_bytes
+    return 1e-3 * moved / ((_CACHED_RATE * device.cache_gb_s if cached else device.memory_gb_s) * efficiency)
+
+
+def _launch(device: Device) -> Term:
+    return Term("launch", 1, "kernel", device.kernel_us + device.launch_us)
+
+
+def _copy_on_gpu(moved: float, device: Device) -> Price:
+    launch = _launch(device)
+    memory = Term("device memory", moved, "B", memory_us(moved, device, 0.8))
+    return Price(launch.us + memory.us, (memory, launch))
+
+
+def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
+    seen: set[Expr] = set()
+    work = count(fusion.bodies, lambda axes: float(math.prod(a.extent for a in axes)), seen)
+    reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
+    work += Operations(float(reduced))
+    moved = fusion.read_bytes + fusion.written_bytes
+    memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion)))
+    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (_ISSUED * device.vector_gop_s))
+    special = Term("special functions", work.special, "op", 1e-3 * work.special / device.special_gop_s)
+    idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
+    launch = _launch(device)
+    terms = (memory, vector, special, idle)
+    busy = sum(t.us**_OVERLAP for t in terms) ** (1 / _OVERLAP)
+    wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
+    return Price(busy + launch.us + wait, (*terms, launch))
+
+
+def _efficiency(fusion: LoopFusion) -> float:
+    """The share of the memory's bandwidth that a loop reaches."""
+    if fusion.reduces_columns and not fusion.is_product:
+        return _COLUMNS
+    return _ROW_SHARE if fusion.is_row else _STREAMED
+
+
+def _rows(fusion: LoopFusion) -> float:
+    reductions = [n for n in fusion.roots if n.is_reduction]
+    return float(min((math.prod(a.extent for a in n.axes) for n in reductions), default=0))
+
+
+def _idle_us(fusion: LoopFusion, device: Device) -> float:
+    """The time of the longest row, where one block reduces it: a multiprocessor's share of the bandwidth, ten times over."""
+    reductions = [n for n in fusion.roots if n.is_reduction]
+    if not reductions:
+        return 0.0
+    rows = _rows(fusion)
+    if rows >= device.multiprocessors:
+        return 0.0
+    per_row = fusion.read_bytes / max(rows, 1.0)
+    return 1e-3 * per_row / (10 * device.memory_gb_s / device.multiprocessors)
+
+
+_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
+_SHARES = (1, 2, 4, 8, 16)
+
+
+def _product_on_gpu(p: LibraryProduct, device: Device) -> Price:
+    moved = p.read_bytes + p.written_bytes
+    memory = Term("device memory", moved, "B", memory_us(moved, device, _STREAMED, _KEPT_OPERANDS))
+    matrix = Term("matrix units", p.flops, "flop", product_us(p, device))
+    launch = _launch(device)
+    busy = (memory.us**_OVERLAP + matrix.us**_OVERLAP) ** (1 / _OVERLAP)
+    return Price(busy + launch.us, (memory, matrix, launch))
+
+
+def product_us(p: LibraryProduct, device: Device) -> float:
+    """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
+    dtype = "tf32" if p.operand_dtype == "float32" and not p.precise else p.operand_dtype
+    rate = (
+        device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * 1e6 / device.multiprocessors
+    )  # flop/us for each
+    best = math.inf
+    size = 4.0 if p.operand_dtype == "float32" else 2.0
+    rows, columns = (p.rows, p.columns) if p.rows <= p.columns else (p.columns, p.rows)
+    for high, wide in _TILES:
+        for a, b in ((high, wide), (wide, high)):
+            for shares in _SHARES:
+                if shares > 1 and p.summed / shares < 64:
+                    continue
+                blocks = p.batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
+                rounds = math.ceil(blocks / device.multiprocessors)
+                tile = max(a, 64) * b if min(a, b) >= 64 else 64 * max(a, b)
+                efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
+                steps = p.summed / shares
+                busy = 2.0 * tile * steps / (rate * efficiency)
+                feed = steps * (a + b) * size / (1e3 * _SHARED_LOADS * device.cache_gb_s / device.multiprocessors)
+                chain = device.latency_us + steps / 64 * 0.04
+                sums = 4.0 * p.batch * rows * columns * (shares + 1)
+                split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
+                best = min(best, rounds * max(busy, feed) + chain + split)
+    aligned = all(extent * size % 16 == 0 for extent in (p.columns, p.summed))
+    return best if aligned else best / _UNALIGNED

@@ -1,0 +1,304 @@
+"""The kernels that XLA makes of nests: a model of its fusion passes.
+
+XLA fuses maps into the reductions, products' neighbours and outputs that read them. A matrix product is a call of a
+library, whose operands are written to memory first. Reductions of the same values share a kernel (multi-output fusion), and on GPUs
+rows that are reduced and then read again stay in one (its fusion of normalisations). A map that several kernels read is
+computed in each of them on a GPU, and once, to memory, on a CPU.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder, rename_axes, substitute
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.reducers import SUM
+
+Place = tuple[str, tuple[Axis, ...]]
+"""A tensor, and the axes that run over its dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """How XLA fuses for a platform."""
+
+    duplicates_maps: bool
+    longest_row: int
+    """Elements of a row that is reduced and read again in one kernel; 0: never."""
+    shares_reads: bool
+    """Reductions of the same values are one kernel."""
+
+
+def habits_on(device: Device) -> Habits:
+    """XLA's habits for a device."""
+    on_gpu = device.platform == "gpu"
+    return Habits(duplicates_maps=on_gpu, longest_row=device.longest_row, shares_reads=on_gpu)
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryProduct:
+    """A matrix product that a library computes."""
+
+    batch: int
+    rows: int
+    columns: int
+    summed: int
+    operand_dtype: str
+    precise: bool
+    read_bytes: float
+    written_bytes: float
+    copies: tuple[float, ...]
+    """Bytes of the operands that are transposed before."""
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.rows * self.columns * self.summed
+
+
+@dataclass(slots=True)
+class LoopFusion:
+    """Maps and reductions over one space of points."""
+
+    roots: list[Nest]
+    bodies: list[Expr]
+    reads: dict[Place, float] = field(default_factory=dict)
+    """Bytes."""
+    is_row: bool = False
+    """Several reductions and maps along a row that stays on the chip."""
+
+    @property
+    def written_bytes(self) -> float:
+        return float(sum(volume(n.axes) * dtypes.itemsize_bytes(n.dtype) for n in self.roots))
+
+    @property
+    def is_product(self) -> bool:
+        """Is it the product of a matrix and a vector, which a library's kernel streams in any layout?"""
+        body = self.bodies[0]
+        return len(self.roots) == 1 and self.roots[0].reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+
+    @property
+    def reduces_columns(self) -> bool:
+        """Does it reduce along an axis whose elements are apart in memory, most of what it reads?"""
+        apart = sum(b for (_, axes), b in self.reads.items() if self.reduced and axes and axes[-1] not in self.reduced)
+        return 2 * apart > self.read_bytes
+
+    @property
+    def reduced(self) -> frozenset[Axis]:
+        """The axes that some nest reduces."""
+        return frozenset(a for n in self.roots for a in n.reduced)
+
+    @property
+    def read_bytes(self) -> float:
+        made = {n.name for n in self.roots}
+        return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An operation that is no nest: what it reads and writes crosses memory."""
+
+    name: str
+    read_bytes: float
+    written_bytes: float
+
+
+XlaKernel = LibraryProduct | LoopFusion | Opaque
+
+
+def xla_kernels(
+    program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> list[XlaKernel]:
+    """The kernels that compute `program` where other kernels make the tensors `made`, and read `read`."""
+    needed = _needed(program, made, read)
+    kept = _stored_maps(program, needed, habits, read)
+    bodies = _inline(program, needed, kept)
+    kernels: list[XlaKernel] = []
+    fusions: list[LoopFusion] = []
+    sizes = {d.name: float(volume(d.axes) * dtypes.itemsize_bytes(d.dtype)) for d in program.definitions()}
+    stored_operands: set[Expr] = set()
+    above: dict[str, frozenset[str]] = {}
+    """The tensors in memory that each of them depends on."""
+    for node in program.nests:
+        if node.name not in needed:
+            continue
+        if isinstance(node, External):
+            above[node.name] = _with_ancestors(node.operands, above)
+            kernels.append(Opaque(node.name, sum(sizes[t] for t in node.operands), sizes[node.name]))
+            continue
+        if node.name not in kept and not node.is_reduction:
+            continue
+        body = bodies[node.name]
+        above[node.name] = _with_ancestors(body.tensors, above)
+        operands = product_operands(node.axes, node.reduced, body) if node.reducer == SUM and not node.picks else None
+        if operands is None:
+            _fuse(node, body, fusions, habits, above)
+            continue
+        for operand in operands:
+            core = without_casts(operand)
+            if not isinstance(core, Read) and core not in stored_operands:
+                stored_operands.add(core)
+                axes = tuple(sorted(core.axes))
+                stored = Nest(f"{node.name}.operand{len(stored_operands)}", axes, core, core.dtype)
+                above[stored.name] = _with_ancestors(core.tensors, above)
+                _fuse(stored, core, fusions, habits, above)
+        kernels.append(_product(node, operands))
+    return [*kernels, *fusions]
+
+
+def _with_ancestors(tensors: Iterable[str], above: dict[str, frozenset[str]]) -> frozenset[str]:
+    found = frozenset(tensors)
+    return found.union(*(above.get(t, frozenset()) for t in found))
+
+
+def _needed(program: LoopProgram, made: frozenset[str], read: frozenset[str]) -> frozenset[str]:
+    """The nests that are still computed."""
+    needed: set[str] = set()
+    wanted = set(program.outputs) | read
+    for node in reversed(program.nests):
+        if node.name in wanted and node.name not in made:
+            needed.add(node.name)
+            wanted |= node.reads
+    return frozenset(needed)
+
+
+def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, read: frozenset[str]) -> frozenset[str]:
+    """Maps that are written to memory: results, operands of what XLA computes by itself, and on some platforms those that
+    several nests read."""
+    stored = {n for n in (*program.outputs, *read) if n in needed}
+    readers: dict[str, int] = {}
+    for node in program.nests:
+        if node.name in needed:
+            for tensor in node.reads:
+                readers[tensor] = readers.get(tensor, 0) + 1
+            if isinstance(node, External):
+                stored |= {t for t in node.reads if t in needed}
+    if not habits.duplicates_maps:
+        for node in program.nests:
+            if (
+                isinstance(node, Nest)
+                and node.name in needed
+                and readers.get(node.name, 0) > 1
+                and _computes(node.body)
+            ):
+                stored.add(node.name)
+    return frozenset(stored)
+
+
+def _computes(body: Expr) -> bool:
+    """Is there an operation on tensors in it, and not only a change of shape or type?"""
+    return bool(body.tensors) and any(isinstance(n, Apply) and n.op != "convert" for n in postorder(body))
+
+
+def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str]) -> dict[str, Expr]:
+    """The bodies of nests over what is in memory."""
+    axes: dict[str, tuple[Axis, ...]] = {}
+    bodies: dict[str, Expr] = {}
+    for nest in program.nests:
+        if not isinstance(nest, Nest) or nest.name not in needed:
+            continue
+        replacements: dict[Expr, Expr] = {}
+        for node in postorder(nest.body):
+            if isinstance(node, Read) and node.tensor in axes:
+                renaming = {a: b for a, b in zip(axes[node.tensor], node.indices, strict=True) if a != b}
+                replacements[node] = rename_axes(bodies[node.tensor], renaming)
+        bodies[nest.name] = substitute(nest.body, replacements)
+        if not nest.is_reduction and nest.name not in kept:
+            axes[nest.name] = nest.axes
+    return bodies
+
+
+def without_casts(expr: Expr) -> Expr:
+    """The expression without the casts around it that lose nothing."""
+    while isinstance(expr, Apply) and expr.op == "convert" and dtypes.is_exact_cast(expr.args[0].dtype, expr.dtype):
+        expr = expr.args[0]
+    return expr
+
+
+def product_operands(axes: tuple[Axis, ...], reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr] | None:
+    """The operands where a sum is a matrix product: of two factors, each of which keeps an axis that the other lacks."""
+    if not isinstance(body, Apply) or body.op != "mul":
+        return None
+    lhs, rhs = body.args
+    over = frozenset(reduced)
+    shared = lhs.axes & rhs.axes & over
+    return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - over and (rhs.axes - lhs.axes) - over else None
+
+
+def _places(root: Expr) -> Iterator[tuple[Place, float]]:
+    for n in postorder(root):
+        if isinstance(n, Read):
+            yield (n.tensor, n.indices), float(volume(frozenset(n.indices)) * dtypes.itemsize_bytes(n.dtype))
+
+
+def _fuse(node: Nest, body: Expr, fusions: list[LoopFusion], habits: Habits, above: dict[str, frozenset[str]]) -> None:
+    """Add a nest to the last fusion that can take it, or begin one."""
+    reads = dict(_places(body))
+    space = frozenset((*node.axes, *node.reduced))
+    for fusion in reversed(fusions):
+        if _shares_kernel(node, body, reads, space, fusion, habits, above):
+            made = {n.name for n in fusion.roots}
+            fusion.is_row = fusion.is_row or bool(made & body.tensors)
+            fusion.roots.append(node)
+            fusion.bodies.append(body)
+            fusion.reads |= reads
+            return
+    fusions.append(LoopFusion([node], [body], reads))
+
+
+def _shares_kernel(
+    node: Nest, body: Expr, reads: dict[Place, float], space: frozenset[Axis], fusion: LoopFusion, habits: Habits,
+    above: dict[str, frozenset[str]],
+) -> bool:  # fmt: skip
+    first = fusion.roots[0]
+    if frozenset((*first.axes, *first.reduced)) != space:
+        return False
+    made = {n.name for n in fusion.roots}
+    largest = {p for p in reads if frozenset(p[1]) == space}
+    together = bool(largest & fusion.reads.keys())
+    if not made & above[node.name]:
+        return habits.shares_reads and together and frozenset(node.reduced) == frozenset(first.reduced)
+    if not habits.longest_row or not first.reduced:
+        return False
+    row = frozenset(first.reduced)
+    indirect = any(made & above.get(t, frozenset()) for t in body.tensors - made)  # through another kernel
+    same_rows = all(frozenset(n.reduced) in (row, frozenset()) for n in (*fusion.roots, node))
+    contiguous = all(frozenset(p[1][-len(row) :]) == row for p in largest)
+    return together and same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
+
+
+def _product(node: Nest, operands: tuple[Expr, Expr]) -> LibraryProduct:
+    over = frozenset(node.reduced)
+    lhs, rhs = operands
+    batch = lhs.axes & rhs.axes - over
+    rows, columns = lhs.axes - rhs.axes - over, rhs.axes - lhs.axes - over
+    cores = [without_casts(o) for o in operands]
+    copies = tuple(
+        2.0 * volume(c.indices) * dtypes.itemsize_bytes(c.dtype)
+        for c, own in zip(cores, (rows, columns), strict=True)
+        if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over)
+    )
+    read = sum(float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype)) for c in cores)
+    written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
+    narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
+    precise = node.precision in ("HIGHEST", "highest", "float32")
+    return LibraryProduct(
+        volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, read, written, copies
+    )
+
+
+def _is_matrix(
+    indices: Sequence[Axis], batch: frozenset[Axis], own: frozenset[Axis], over: frozenset[Axis]
+) -> bool:  # fmt: skip
+    """Can a library read the tensor as a batch of matrices? Its own axes, the contracted ones and the batch must each be
+    neighbours in memory, and the last dimension no batch."""
+    kinds = ["batch" if a in batch else "own" if a in own else "over" for a in indices if a.extent > 1]
+    runs = [k for n, k in enumerate(kinds) if n == 0 or kinds[n - 1] != k]
+    return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")
+
+
+def space_of(fusion: LoopFusion) -> float:
+    """The points that the largest nest of a fusion visits."""
+    return float(max(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots))

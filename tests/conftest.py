@@ -1,0 +1,69 @@
+"""The tiers of tests, and what every test runs with. CONTRIBUTING.md says how the tiers are used."""
+
+import atexit
+import os
+import shutil
+import tempfile
+import zlib
+from collections import defaultdict
+from collections.abc import Hashable
+from pathlib import Path
+
+import pytest
+
+from tests.tiers import sample
+
+# Before JAX or pallasfuse are imported; child processes inherit both.
+os.environ.setdefault("PALLASFUSE_CHECK", "0")  # nothing is timed unless a test asks for it
+os.environ.setdefault("PALLASFUSE_PRICE", "0")  # whatever can be fused is, whether that is faster or not
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the process that started them
+    os.environ["PALLASFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="pallasfuse_tests_")
+    atexit.register(shutil.rmtree, os.environ["PALLASFUSE_CACHE_DIR"], ignore_errors=True)
+
+TESTS = Path(__file__).parent
+ROOMS_WITHOUT_JAX = ("ir", "repair", "fusion", "tiling")
+"""Those of the import contract "Plans are made without JAX"; other tests say so with the marker `any_jax`."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share",
+        type=_share,
+        metavar="K/N",
+        help="run the K-th of N disjoint shares of the tests; a test's share depends on its name only",
+    )
+
+
+def _share(text: str) -> tuple[int, int]:
+    k, n = (int(part) for part in text.split("/"))
+    if not 1 <= k <= n:
+        raise ValueError(f"--share {text}: not 1 <= K <= N")
+    return k, n
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    functions: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in ROOMS_WITHOUT_JAX:
+            item.add_marker("any_jax")
+        if item.get_closest_marker("sampled") and isinstance(item, pytest.Function):
+            functions[item.nodeid.partition("[")[0]].append(item)
+    for cases in functions.values():
+        (one_in,) = cases[0].get_closest_marker("sampled").args
+        kept = sample([_covered(case) for case in cases], one_in)
+        for n, case in enumerate(cases):
+            if n not in kept:
+                case.add_marker("deep")
+    if share := config.getoption("--share"):
+        k, n = share
+        chosen = [zlib.crc32(item.nodeid.encode()) % n == k - 1 for item in items]
+        config.hook.pytest_deselected(items=[item for item, mine in zip(items, chosen, strict=True) if not mine])
+        items[:] = [item for item, mine in zip(items, chosen, strict=True) if mine]
+
+
+def _covered(case: pytest.Function) -> list[tuple[str, Hashable]]:
+    """The values of which each stays in the default tier."""
+    values = case.callspec.params
+    cover = case.get_closest_marker("sampled").kwargs.get("cover", tuple(values))
+    return [(name, values[name] if isinstance(values[name], str) else id(values[name])) for name in cover]
