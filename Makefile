@@ -52,9 +52,9 @@ bench-cpu: venv
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/cpu.py compare
 
-# Whole programs that users run, of seven libraries: make bench-programs NAMES="flax decoder" OUT=rows.json.
+# Whole programs that users run: make bench-programs NAMES="flax decoder" OUT=rows.json.
 bench-programs: venv-programs
-	.venv-programs/bin/python benchmarks/programs.py $(NAMES) $(if $(OUT),--out $(OUT))
+	.venv-programs/bin/python benchmarks/programs.py $(NAMES) $(FLAGS) $(if $(OUT),--out $(OUT))
 
 venv:
 	@scripts/setup_venv.sh .venv requirements/test-0.11.txt

@@ -7,9 +7,11 @@ memory, spilled registers.
 
 import os
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -69,6 +71,16 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class MosaicKernel:
+    """One kernel of Mosaic GPU, whose launch no dump of the module shows."""
+
+    shared_bytes: int
+    registers: int | None
+    """Per thread at the start; warpgroups exchange theirs later. None where ptxas was not asked."""
+    spilled_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Compiled:
     """What was compiled. `lower_s` holds tracing, planning and lowering; `compile_s` XLA, Triton and ptxas."""
 
@@ -76,6 +88,8 @@ class Compiled:
     compile_s: float
     text: str
     launches: tuple[Launch, ...]
+    mosaic_kernels: tuple["MosaicKernel", ...] = ()
+    """In the order of lowering."""
 
     @property
     def triton_launches(self) -> tuple[Launch, ...]:
@@ -112,10 +126,10 @@ def compile_for_h100(function: Callable[..., Any], arguments: Sequence[Any]) -> 
       jax.errors.JaxRuntimeError: a kernel does not compile, or needs more shared memory than there is.
     """
     on_device = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding()) for a in arguments]
-    start = time.perf_counter()
-    lowered = lower(function, on_device)
-    lower_s = time.perf_counter() - start
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _mosaic_dump(Path(folder) / "mosaic.log"):
+        start = time.perf_counter()
+        lowered = lower(function, on_device)
+        lower_s = time.perf_counter() - start
         dump = Path(folder) / "dump"
         log = Path(folder) / "ptxas.log"
         options = {
@@ -129,13 +143,54 @@ def compile_for_h100(function: Callable[..., Any], arguments: Sequence[Any]) -> 
         compile_s = time.perf_counter() - start
         resources = _resources(log.read_text() if log.exists() else "")
         thunks = "".join(f.read_text() for f in sorted(dump.glob("*.thunk_sequence.txt")))
-    return Compiled(lower_s, compile_s, executable.as_text(), tuple(_launches(thunks, resources)))
+        sys.stdout.flush()
+        mosaic = tuple(_mosaic_kernels((Path(folder) / "mosaic.log").read_text(errors="replace")))
+    return Compiled(lower_s, compile_s, executable.as_text(), tuple(_launches(thunks, resources)), mosaic)
 
 
 def temporary_bytes(function: Callable[..., Any], arguments: Sequence[Any]) -> int:
     """What `function` takes of an H100's memory besides its arguments and results."""
     on_device = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding()) for a in arguments]
     return int(lower(function, on_device).compile().memory_analysis().temp_size_in_bytes)
+
+
+@contextmanager
+def _mosaic_dump(log: Path) -> Iterator[None]:
+    """What Mosaic GPU and its ptxas say of shared memory and registers, which they print: to a file instead."""
+    wanted = {"MOSAIC_GPU_DUMP_RESOURCES": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
+    before = {name: os.environ.get(name) for name in wanted}
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.environ.update(wanted)
+        try:
+            with redirect_stdout(file):
+                yield
+        finally:
+            file.flush()
+            os.dup2(stdout, 1)
+            os.close(stdout)
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+BARRIER_BYTES = 8
+
+
+def _mosaic_kernels(log: str) -> Iterator[MosaicKernel]:
+    """Kernels by what is printed when they are lowered, then when they are compiled."""
+    shared = []
+    for scratch, counts in re.findall(r"Resources\(smem_scratch_bytes=(\d+),.*?barrier_counts=Counter\((.*?)\),", log):
+        barriers = sum(int(n) * int(times) for n, times in re.findall(r"num_barriers=(\d+)[^)]*\): (\d+)", counts))
+        shared.append(int(scratch) + BARRIER_BYTES * barriers)
+    known = [*_resources(log).values()]
+    for number, size in enumerate(shared):
+        registers, spilled = known[number] if len(known) == len(shared) else (None, None)
+        yield MosaicKernel(size, registers, spilled)
 
 
 @cache

@@ -29,10 +29,19 @@ class Worker:
     holds: list[str] = field(default_factory=list)
 
 
-def serve(pipe: Any, settings: Row) -> None:
-    """The body of a process: answers ("compile", name) and ("measure", name) until it is told to stop."""
-    from benchmarks import program_measurement, workloads
+def serve(pipe: Any, fields: Row) -> None:
+    """The body of a process: answers ("compile", name) and ("measure", name) until it is told to stop.
 
+    fields: of `program_measurement.Settings`."""
+    import jax
+
+    from benchmarks import program_measurement, program_timing, workloads
+
+    settings = program_measurement.Settings(**fields)
+    if settings.primed:
+        jax.config.update("jax_compilation_cache_dir", f"{settings.folder}/compiled")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     prepared = {}
     while True:
         order, name = pipe.recv()
@@ -41,17 +50,15 @@ def serve(pipe: Any, settings: Row) -> None:
         try:
             if order == "compile":
                 entry = next(e for e in workloads.programs((name,)) if e.name == name)
-                prepared[name] = program_measurement.prepare(
-                    entry, settings["size"], settings["target"], kernels=settings["kernels"]
-                )
+                prepared[name] = program_measurement.prepare(entry, settings)
                 pipe.send((order, name, None))
             else:
-                pipe.send((order, name, program_measurement.measure(prepared.pop(name))))
+                pipe.send((order, name, program_measurement.measure(prepared.pop(name), settings)))
         except workloads.NotInstalledError as missing:
             pipe.send((order, name, {"name": name, "not_installed": str(missing)}))
         except Exception as failure:
             prepared.pop(name, None)
-            pipe.send((order, name, {"name": name, "failed": program_measurement.reason_of(failure)}))
+            pipe.send((order, name, {"name": name, "failed": program_timing.reason_of(failure)}))
 
 
 def start(settings: Row) -> Worker:

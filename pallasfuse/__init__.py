@@ -1,5 +1,6 @@
 """pallasfuse: a fusion compiler for JAX. Decorate a plain `jax.numpy` function with `fuse`; see README.md."""
 
+from pallasfuse import tuning
 from pallasfuse.api import FusedFunction, fuse
 from pallasfuse.errors import (
     FusionError,
@@ -14,6 +15,7 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Kernel, Plan
 from pallasfuse.report import Report, verify
 from pallasfuse.streaming import FoldState, StreamedFunction, fold
+from pallasfuse.tuning import Tuned, tune
 
 __version__ = "0.1.0"
 
@@ -31,8 +33,11 @@ __all__ = [
     "StreamedFunction",
     "TargetError",
     "TraceError",
+    "Tuned",
     "VerificationError",
     "fold",
     "fuse",
+    "tune",
+    "tuning",
     "verify",
 ]

@@ -187,6 +187,26 @@ def is_partitioned(context: Any) -> bool:
     return False
 
 
+def device_of(context: Any) -> Any:
+    """The device that a lowering is for, if it is one, at hand and of this process alone; None where a program is exported,
+    compiled for another machine, or runs on several devices."""
+    module = context.module_context
+    axis_context = module.axis_context
+    if module.lowering_parameters.for_export or not isinstance(axis_context, sharding_impls.ShardingContext):
+        return None
+    devices = axis_context.device_assignment or ()
+    if len(devices) != 1 or axis_context.num_devices != 1 or jax.process_count() != 1:
+        return None
+    (device,) = devices
+    try:
+        at_hand = jax.local_devices(backend=device.platform)
+    except RuntimeError:
+        return None
+    lowered_for = {"cuda": "gpu", "rocm": "gpu"}
+    same = {lowered_for.get(p, p) for p in module.platforms} == {device.platform}
+    return device if same and any(device is d for d in at_hand) else None
+
+
 def partition_spec(sharding: Any, mesh: Any) -> tuple[Any, ...]:
     """What the partitioner has found for an array, one entry a dimension; empty where mesh axes cannot say it (a part of one)."""
     if sharding is None:

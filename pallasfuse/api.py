@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from pallasfuse import _compat, stages
+from pallasfuse.check import check, wanted
 from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan
 from pallasfuse.primitive import Once, automatic, call_fused, call_typed
+from pallasfuse.recovery import device_of, may_recover, recover
 from pallasfuse.targets import find
 
 
@@ -38,8 +40,14 @@ class FusedFunction:
         self._warning = Once()
         self._given_argnums = tuple(static_argnums)
         self._static_argnums, self._static_argnames = _both_ways(function, static_argnums, static_argnames)
-        self._jitted = jax.jit(
-            _with_signature_of(function, self._run), static_argnums=self._static_argnums or None,
+        self.renew()
+        self._plain = self._jit(function)
+        self._unfused: set[Any] = set()
+        """Signatures of calls that failed as they were fused."""
+
+    def _jit(self, run: Callable[..., Any]) -> Any:
+        return jax.jit(
+            _with_signature_of(self._function, run), static_argnums=self._static_argnums or None,
             static_argnames=self._static_argnames or None,
         )  # fmt: skip
 
@@ -48,7 +56,38 @@ class FusedFunction:
         return getattr(self._function, "__name__", type(self._function).__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._jitted(*args, **kwargs)
+        if self._unfused and self._signature(args, kwargs) in self._unfused:
+            return self._plain(*args, **kwargs)
+        try:
+            return self._jitted(*args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            leaves = self.leaves(args, kwargs)
+            if not may_recover(self._options, leaves):
+                raise
+            return self._recovered(error, leaves, args, kwargs)
+
+    def _recovered(self, error: Exception, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that failed, without the kernels that are to blame."""
+        plan = self.trace(*args, **kwargs).fuse().tile().plan
+        if not plan.kernels:
+            raise error
+        self.renew()  # the program that failed is kept otherwise
+        result, unfused = recover(
+            self._name, error, plan, leaves, lambda: self._jitted(*args, **kwargs), lambda: self._plain(*args, **kwargs)
+        )
+        if unfused:
+            self._unfused.add(self._signature(args, kwargs))
+        return result
+
+    def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What calls share that are compiled together."""
+        static = self._static_positions(args)
+        fixed = (
+            [args[n] for n in sorted(static)],
+            sorted((k, v) for k, v in kwargs.items() if k in self._static_argnames),
+        )
+        types = tuple((jax.numpy.shape(x), jax.dtypes.result_type(x)) for x in self.leaves(args, kwargs))
+        return str(fixed), types
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A bound method. An instance that is a pytree of arrays is an argument, compiled for once; any other is read anew
@@ -148,9 +187,22 @@ class FusedFunction:
     def explain(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); print it to read the derivation.
 
-        `target` plans for another target than the function's own; its device is not needed.
+        `target` plans for another target than the function's own; its device is not needed. What a call has measured on its device
+        is in `verdicts`, and kernels that lost are not among `kernels`; nothing is measured here.
         """
-        return self.trace(*args, **kwargs).fuse(target).tile().plan
+        if target is not None or not wanted(self._options):
+            return self.trace(*args, **kwargs).fuse(target).tile().plan
+        plan, device = self.planned(*args, **kwargs)
+        return plan if device is None else check(plan, device, measure=False)
+
+    def planned(self, *args: Any, **kwargs: Any) -> tuple[Plan, Any]:
+        """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""
+        concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
+        return self.trace(*args, **kwargs).fuse().tile().plan, device_of(concrete)
+
+    def renew(self) -> None:
+        """Forget what was compiled, so that the next call uses what was measured since."""
+        self._jitted = self._jit(self._run)
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fuse of {self._name}>"

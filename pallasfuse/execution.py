@@ -50,10 +50,11 @@ def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> d
 
 
 def lower_on(
-    target: Target, run: Callable[[Target], Callable[..., Any]], context: Any, nodes: Sequence[Any], *, name: str, asked: bool
+    target: Target, run: Callable[[Target], Callable[..., Any]], context: Any, nodes: Sequence[Any], *, name: str, asked: bool,
+    mended: Callable[[], bool] = lambda: False,
 ) -> Any:  # fmt: skip
     """`run(target)` as the lowering of a primitive; should it fail for a target that nobody asked for by name, of the one that
-    stands in, with a warning."""
+    stands in, with a warning. mended: has what failed been found and left out, so that it is worth another try?"""
 
     def lower(chosen: Target) -> Any:
         with warnings.catch_warnings():
@@ -63,6 +64,8 @@ def lower_on(
     try:
         return lower(target)
     except Exception as error:
+        if not asked and mended():
+            return lower(target)
         other = target.fallback
         if asked or other is None:
             raise

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
+
+from pallasfuse.pallas_backend.kernel_resources import resources
+from pallasfuse.resources.block import Resources
+from pallasfuse.verdicts import WHOLE_CALL
 
 if TYPE_CHECKING:
     from pallasfuse.pipeline import Kernel, Plan
@@ -25,6 +30,7 @@ def explain(plan: Plan) -> str:
     parts = [f"== loop program (target {plan.target.name})", _indent(str(plan.program))]
     for number, kernel in enumerate(plan.kernels, 1):
         parts += _kernel(number, kernel)
+    parts += ["== checked", *(f"  {line}" for line in _verdicts(plan))] if plan.verdicts else []
     parts.append("== left to XLA" if plan.fallbacks else "== left to XLA: nothing but layout")
     parts += [f"  {f}" for f in plan.fallbacks]
     parts.append("== conditions")
@@ -45,12 +51,34 @@ def summarize(plan: Plan) -> str:
         lines.append(f"  visits {100 * kernel.visited_share:.0f}% of the tiles, moves "
                      f"{_size(kernel.bytes_read + kernel.bytes_written)}B; {kernel.price.us:.3g} us predicted, XLA "
                      f"{kernel.replaced.us:.3g} us")  # fmt: skip
+    lines += [f"checked: {line}" for line in _verdicts(plan)]
     lines += [f"left to XLA: {f}" for f in plan.fallbacks] or ["left to XLA: nothing"]
     return "\n".join([*lines, *_conditions(plan)])
 
 
+def _verdicts(plan: Plan) -> list[str]:
+    """What was measured, and what a call saves by it: as a whole, where that was measured."""
+    if not plan.verdicts:
+        return []
+    whole = [v for v in plan.verdicts if v.subject == WHOLE_CALL and v.saved_us]
+    saved = sum(v.saved_us for v in whole or plan.verdicts) if plan.kernels else 0.0
+    return [*map(str, plan.verdicts), f"saves {saved:.4g} us a call"]
+
+
 def _conditions(plan: Plan) -> list[str]:
     return [f"{'exception' if c in plan.exceptions else 'condition'}: {c}" for c in plan.conditions]
+
+
+def _taken(kernel: Kernel) -> list[str]:
+    """What a block of each GPU kernel takes of a multiprocessor."""
+    lines = []
+    for target, own in groupby(kernel.phases, key=lambda p: p.target):
+        programs = [p.program for p in own]
+        for together in [programs] if target.cluster else [[p] for p in programs]:
+            taken = resources(together, target)
+            if isinstance(taken, Resources):
+                lines.append(f"  -- {together[0].name}: a block {taken.show(target.shared_memory_bytes)}")
+    return lines
 
 
 def _kernel(number: int, kernel: Kernel) -> list[str]:
@@ -76,6 +104,7 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
     for phase in kernel.phases:
         where = f" of {phase.target.name}" if phase.target != kernel.target else ""
         lines += [f"  -- tile program{where}", _indent(_indent(str(phase.program)))]
+    lines += _taken(kernel)
     moved = kernel.bytes_read + kernel.bytes_written
     lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved")
     lines.append(f"  -- price on {kernel.target.device.kind}: {kernel.price}")

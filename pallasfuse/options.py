@@ -22,8 +22,11 @@ class FuseOptions:
         the target has no kernel for such a piece.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
-      price: fuse what is predicted to be faster than XLA's kernels (the default). False fuses whatever saves kernels, also where that
-        is slower: to save memory, and for tests. `PALLASFUSE_PRICE=0` in the environment makes False the default.
+      check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand,
+        but not where a target, tiles, parts, warps, stages or `strict` are asked for; True: then too; False: never.
+      price: fuse what is predicted to be faster than XLA's kernels (the default). False fuses whatever saves kernels, also where
+        that is slower (together with check=False): to save memory, and for tests. `PALLASFUSE_PRICE=0` in the environment makes
+        False the default.
     """
 
     target: str | None = None
@@ -33,11 +36,14 @@ class FuseOptions:
     warps: int | None = None
     stages: int | None = None
     verify: Literal["stages"] | None = None
+    check: bool | None = None
     price: bool = field(default_factory=lambda: os.environ.get("PALLASFUSE_PRICE", "1") != "0")
 
     def __post_init__(self) -> None:
         if self.verify not in (None, "stages"):
             raise ValueError(f"FuseOptions.verify is None or 'stages', got {self.verify!r}")
+        if self.check not in (None, True, False):
+            raise ValueError(f"FuseOptions.check is True, False or None, got {self.check!r}")
         pairs = isinstance(self.tiles, tuple) and all(
             isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) for p in self.tiles
         )

@@ -4,7 +4,7 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.placement import Placed, placed_on
+from pallasfuse.placement import Placed, placed_on, placements
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
@@ -31,6 +31,7 @@ from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
+from pallasfuse.verdicts import Verdict
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
@@ -117,6 +118,8 @@ class Plan:
     options: FuseOptions
     proof: Proof | None = None
     """Made when `FuseOptions.verify` asks for it."""
+    verdicts: tuple[Verdict, ...] = ()
+    """What was measured on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
 
     @property
     def program(self) -> LoopProgram:
@@ -214,11 +217,19 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
             return schedule_grouping(placements, without_group(grouping, chosen, placed))
         replaced = grouping.replaced[number] if grouping.replaced else NOTHING
         kernels.append(_kernel(chosen, placed, replaced))
+    return _assembled(converted, grouping, kernels, target, options)
+
+
+def _assembled(
+    converted: Converted, grouping: Grouping, kernels: Sequence[Kernel], target: Target, options: FuseOptions
+) -> Plan:
+    """The plan of these kernels, one for each group; everything else is left to XLA."""
     try:
         steps = _steps(converted, kernels)
     except InvalidProgramError as error:
         reason = f"its kernel and another one would wait for each other ({error})"
-        return schedule_grouping(placements, without_group(grouping, grouping.groups[-1], reason))
+        left = without_group(grouping, grouping.groups[-1], reason)
+        return _assembled(converted, left, kernels[:-1], target, options)
     fallbacks = _fallbacks(converted, grouping, steps)
     if options.strict and fallbacks:
         listed = "\n".join(f"  {f}" for f in fallbacks)
@@ -253,6 +264,30 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
         options,
     )
     return plan if options.verify is None else _verified(plan, options)
+
+
+def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
+    """A plan with some of its kernels, by name, run in another way or, for a reason, left to XLA.
+
+    Raises:
+      FusionError: as `make_plan`.
+    """
+    if not changes:
+        return plan
+    grouping, kernels = plan.grouping, []
+    for kernel in plan.kernels:
+        change = changes.get(kernel.name)
+        if isinstance(change, str):
+            grouping = without_group(grouping, kernel.group, change)
+        else:
+            kernels.append(kernel if change is None else _kernel(kernel.group, change, kernel.replaced))
+    return _assembled(plan.converted, grouping, kernels, plan.target, plan.options)
+
+
+def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
+    """Ways to run one kernel of a plan, as it is planned first, and then the most promising ones."""
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
+    return placements(kernel.group, plan.target, tensors, plan.options)
 
 
 def parts_of(plan: Plan) -> list[Part]:

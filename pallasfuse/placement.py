@@ -5,19 +5,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.emission import pallas_kernel
-from pallasfuse.errors import TargetError
+from pallasfuse.errors import InvalidProgramError, TargetError
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
+from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
+from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.choose import choose, sums_beyond_tiles
 from pallasfuse.tiling.eligibility import unsuited
 from pallasfuse.tiling.lower import Phase, lower_for
+from pallasfuse.tiling.smaller_tiles import smaller
 from pallasfuse.tiling.split import split
 
 _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
@@ -64,7 +66,7 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
         for asked in dict.fromkeys((options, replace(options, tiles=()))):
             # what a cluster leaves in memory are results
             unfit = target.cluster > 0 or unsuited(piece.group, target) is not None
-            for candidate in () if unfit else choose(piece.group, target):
+            for candidate in () if unfit else _listed_and_smaller(piece.group, target):
                 schedule = _override(candidate, options=asked, target=target)
                 program = states.local(group, piece, replace(schedule, parts=1), target, inside=True)
                 if not states.counts_positions(program, group):
@@ -77,6 +79,14 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
                 if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
                     return phase
         target = target.fallback or XLA_CPU
+
+
+def _listed_and_smaller(group: Group, target: Target) -> Iterator[Schedule]:
+    """Every listed schedule; then, where a compiler decides what lies in shared memory, smaller ones."""
+    listed = choose(group, target)
+    yield from listed
+    if target.writes_kernels and not target.warpgroup_rows and not target.cluster:
+        yield from smaller(listed[0], target)
 
 
 def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
@@ -97,6 +107,59 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     assert refused.refused is not None
     # tiles that were asked for are refused by the last target's emitter, with the reason
     return refused if options.tiles else refused.refused
+
+
+def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """Ways to run a group that the targets which stand in for each other can run: the one of `placed_on` first, then for each
+    target in turn the others, the fastest by the model first, and last what differs from the first by half or twice a tile."""
+    first = placed_on(chosen, target, tensors, options)
+    if isinstance(first, str) or first.refused is not None:
+        return
+    seen = set()
+    for placed in (first, *_others(chosen, target, tensors, options), *_neighbours(first, chosen, tensors, options)):
+        key = placed.phases[0].target.name, placed.schedule
+        if key not in seen:
+            seen.add(key)
+            yield placed
+
+
+def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """On every target, all candidates that it can run, with the rolled axis in one part and in several."""
+    for candidate in _in_turn(target):
+        if unsuited(chosen, candidate, by_name=True) is not None:
+            continue
+        found: list[Placed] = []
+        for listed in _candidates(chosen, candidate):
+            whole = _override(listed, options, candidate)
+            parted = whole if candidate.cluster or options.parts else split(chosen, whole, candidate)
+            for schedule in dict.fromkeys((whole, parted)):
+                phases, problem = _phases(chosen, schedule, candidate, tensors)
+                if problem is None:
+                    found.append(Placed(schedule, phases, ()))
+        yield from sorted(found, key=lambda p: price_kernel([(q.program, q.target) for q in p.phases]).us)
+
+
+def _neighbours(placed: Placed, chosen: Group, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
+    """The same schedule with one tile half or twice as large, or with half or twice as many parts."""
+    schedule, target = placed.schedule, placed.phases[0].target
+    asked = {name for name, _ in options.tiles}
+    changed = [
+        replace(options, tiles=(*options.tiles, (axis.name, size)))
+        for axis, tile in ((schedule.rolled, schedule.rolled_tile), *schedule.grid)
+        for size in (tile // 2, min(2 * tile, axis.extent))
+        if 0 < size != tile and axis.name not in asked and not target.cluster
+    ]
+    if options.parts is None and not target.cluster:
+        counts = {schedule.parts // 2, 2 * schedule.parts} - {0, schedule.parts}
+        changed += [replace(options, parts=n) for n in sorted(counts)]
+    for option in changed:
+        other = _override(schedule, option, target)
+        try:
+            phases, problem = _phases(chosen, other, target, tensors)
+        except (InvalidProgramError, AssertionError):  # no tile that the model would have taken
+            continue
+        if problem is None:
+            yield Placed(other, phases, ())
 
 
 def _in_turn(target: Target) -> Iterator[Target]:
@@ -132,8 +195,28 @@ def _fastest(
             break  # the listed order decides where no mask does
     if best is None:
         assert refused is not None
-        return refused
+        return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
     return best[1], best[2], None
+
+
+def _with_smaller_tiles(
+    chosen: Group, refused: tuple[Schedule, tuple[Phase, ...], str], tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, tuple[Phase, ...], str | None]:
+    """The largest tiles below refused ones that fit into shared memory, where that is what they were refused for."""
+    listed, phases, _ = refused
+    target = phases[0].target
+    if not any(kernel_resources.too_large(p.program, p.target) for p in phases):
+        return refused
+    for candidate in smaller(listed, target):
+        schedule = _override(candidate, options, target)
+        phases, problem = _phases(chosen, schedule, target, tensors)
+        if problem is not None:
+            continue
+        if options.parts is None:
+            share = visited_shares([p.program for p in phases], schedule)[0]
+            schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=False)
+        return schedule, phases, None
+    return refused
 
 
 def _candidates(chosen: Group, target: Target) -> list[Schedule]:
@@ -193,7 +276,8 @@ def _phases(
 
 def _problem(phase: Phase) -> str | None:
     problem_of = _PROBLEMS.get(phase.target.name)
-    return None if problem_of is None else problem_of(phase.program)
+    reason = None if problem_of is None else problem_of(phase.program)
+    return reason or kernel_resources.too_large(phase.program, phase.target)
 
 
 def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Schedule:

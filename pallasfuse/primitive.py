@@ -5,9 +5,10 @@ original function, with one warning.
 """
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import Any
 
@@ -16,9 +17,11 @@ from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
-from pallasfuse import _compat
-from pallasfuse.errors import TargetError, TraceError
+from pallasfuse import _compat, device
+from pallasfuse.check import find_failures, settled
+from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
+from pallasfuse.isolation import is_inside
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
 from pallasfuse.sharding import result_specs, run_sharded
@@ -50,6 +53,8 @@ class FusedCall:
     warning: "Once"
     plans: dict[str, Plan] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
+    checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
+    check_lock: Any = field(default_factory=Lock)
 
     def plan(self, target: Target) -> Plan:
         """The plan for a target, made once."""
@@ -57,6 +62,41 @@ class FusedCall:
             if target.name not in self.plans:
                 self.plans[target.name] = make_plan(self.jaxpr, target, self.options)
             return self.plans[target.name]
+
+    def plan_on(self, target: Target, device: Any) -> Plan:
+        """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""
+        plan = self.plan(target)
+        if device is None:
+            return plan
+        if not self.check_lock.acquire(blocking=not is_inside()):
+            return self._checked(
+                plan, device
+            )  # who holds it may wait for the one that measures, and that is this thread
+        try:
+            if (target.name, device) not in self.checked:
+                self.checked[target.name, device] = self._checked(plan, device)
+            return self.checked[target.name, device]
+        finally:
+            self.check_lock.release()
+
+    def mend(self, target: Target, device: Any) -> bool:
+        """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""
+        failures = find_failures(self.plan(target), device) if device is not None else []
+        if failures:
+            warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
+            with self.check_lock:
+                self.checked.clear()
+        return bool(failures)
+
+    def _checked(self, plan: Plan, device: Any) -> Plan:
+        try:
+            return settled(plan, device)
+        except FusionError:  # strict, and something would be left to XLA
+            raise
+        except Exception as error:
+            warnings.warn(f"{self.name}: its kernels could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
+                          "pallasfuse, please report it. They are used unchecked.", stacklevel=2)  # fmt: skip
+            return plan
 
     def original(self, *args: Any) -> list[Any]:
         """The unfused function on flat arguments."""
@@ -98,7 +138,7 @@ def target_for(platform: str, options: FuseOptions) -> Target:
       TargetError: the named target does not run on the platform.
     """
     if options.target is None:
-        return default_for(platform, _capabilities() if platform == "cuda" else frozenset())
+        return for_device_at_hand(default_for(platform, _capabilities() if platform == "cuda" else frozenset()))
     target = find(options.target)
     runs_on = {"cpu": ("cpu",), "gpu": ("cuda", "rocm"), "tpu": ("tpu",)}[target.platform]
     if platform not in runs_on and target.platform != "cpu":
@@ -108,7 +148,21 @@ def target_for(platform: str, options: FuseOptions) -> Target:
     if found - {target.capability}:
         raise TargetError(f"target {target.name!r} is for GPUs of compute capability {target.capability}, but here are some of "
                           f"{', '.join(sorted(found))}: choose target=None for the best one")  # fmt: skip
-    return target
+    return for_device_at_hand(target)
+
+
+def for_device_at_hand(target: Target) -> Target:
+    """The target with the numbers of the device of its platform that is at hand; where there is none, of the assumed one."""
+    if target.platform == "cpu":
+        return target.on(replace(target.device, multiprocessors=_cores()))
+    if target.platform != jax.default_backend():
+        return target
+    return target.on(device.find(jax.devices()[0].device_kind, target.platform))
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _capabilities() -> frozenset[str]:
@@ -121,13 +175,15 @@ def _capabilities() -> frozenset[str]:
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
+    device = _compat.device_of(ctx)
 
     def run_on(target: Target) -> Callable[..., list[Any]]:
-        plan = call.plan(target)
+        plan = call.plan_on(target, device)
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target = target_for(platform, call.options)
-    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None)
+    mended = functools.partial(call.mend, target, device)
+    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended)
 
 
 def call_consts(plan: Plan) -> list[Any]:

@@ -12,7 +12,7 @@ from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, Plan, choose_groups, schedule_grouping
-from pallasfuse.primitive import FusedCall, Once, fused_p, target_for
+from pallasfuse.primitive import FusedCall, Once, for_device_at_hand, fused_p, target_for
 from pallasfuse.targets import Target, find
 
 
@@ -60,7 +60,7 @@ class Fused:
 
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
-        if target is not None and find(target) != self.target:
+        if target is not None and target != self.target.name:
             return self.traced.fuse(target).tile()
         return Tiled(self.traced, schedule_grouping(self.placements, self.grouping))
 
@@ -79,7 +79,8 @@ class Tiled:
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
         options = replace(call.options, target=self.plan.target.name)
-        fused = FusedCall(call.jaxpr, options, call.name, Once(), {self.plan.target.name: self.plan})
+        plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
+        fused = FusedCall(call.jaxpr, options, call.name, Once(), {plan.target.name: plan})
 
         def run(*args: Any) -> Any:
             return fused_p.bind(*args, call=fused)
@@ -122,7 +123,7 @@ class Compiled:
 
 def _target(name: str | None, options: FuseOptions) -> Target:
     name = name if name is not None else options.target
-    return find(name) if name is not None else target_for(_platform(), options)
+    return for_device_at_hand(find(name)) if name is not None else target_for(_platform(), options)
 
 
 def _platform() -> str:

@@ -7,6 +7,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     equinox_modules,
     flax_modules,
     haiku_modules,
+    held_out,
     layers,
     loops,
     losses,

@@ -122,7 +122,7 @@ def _clipped(size: Size) -> Built:
 def _paged(size: Size) -> Built:
     """One token of every sequence over keys in pages, found by a table, as long as the sequence is."""
     batch, pages, page, q_heads, heads, features = pick(
-        size, (16, 64, 64, 32, 8, 128), (4, 16, 64, 8, 2, 64), (2, 4, 4, 4, 2, 8)
+        size, (16, 64, 64, 32, 8, 128), (16, 32, 64, 8, 2, 64), (2, 4, 4, 4, 2, 8)
     )
 
     def decode(q: Any, key_pages: Any, value_pages: Any, table: Any, lengths: Any) -> Any:
@@ -142,7 +142,7 @@ def _paged(size: Size) -> Built:
 
 def _pair(size: Size, *, gated: bool) -> Built:
     """Rows of pairs attend with a bias for every pair and a mask, as protein models do."""
-    rows, length, heads, features = pick(size, (128, 256, 4, 32), (16, 128, 4, 32), (2, 16, 2, 8))
+    rows, length, heads, features = pick(size, (128, 256, 4, 32), (64, 128, 4, 32), (2, 16, 2, 8))
 
     def attention(q: Any, k: Any, v: Any, bias: Any, mask: Any, gate: Any) -> Any:
         out = attend(q, k, v, lambda s: s + bias.astype(s.dtype)[None] + jnp.where(mask[:, None, None, :], 0.0, -1e9))

@@ -30,19 +30,31 @@ def _dtype(size: Size) -> Any:
     return jnp.float16 if size == "gpu" else jnp.float32
 
 
-def _small(size: Size, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return sizes if size != "tiny" else (min(sizes[0], 2), *(n // 16 for n in sizes[1:]))
+CPU_FLOPS = 1e9
+"""What a chain does on a CPU, at least: its batch is as large as that takes, for times that can be measured."""
+
+
+def _sized(size: Size, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    batch, *rest = sizes
+    match size:
+        case "gpu":
+            return sizes
+        case "cpu":
+            m, n, k, h = rest
+            return (batch * math.ceil(CPU_FLOPS / (2.0 * batch * m * n * (k + h))), *rest)
+        case "tiny":
+            return (min(batch, 2), *(x // 16 for x in rest))
 
 
 def _two_products(size: Size, sizes: tuple[int, ...]) -> Built:
-    batch, m, n, k, h = _small(size, sizes)
+    batch, m, n, k, h = _sized(size, sizes)
     dtype = _dtype(size)
     arguments = normal(batch, m, k, dtype=dtype), weight(batch, k, n, dtype=dtype), weight(batch, n, h, dtype=dtype)
     return Built(lambda a, b, c: (a @ b) @ c, arguments)
 
 
 def _attention(size: Size, sizes: tuple[int, ...]) -> Built:
-    heads, m, n, k, h = _small(size, sizes)
+    heads, m, n, k, h = _sized(size, sizes)
 
     def attention(q: Any, key: Any, v: Any) -> Any:
         scores = jnp.einsum("hmd,hnd->hmn", q, key, preferred_element_type=jnp.float32) / math.sqrt(k)
@@ -59,20 +71,20 @@ for _name, _sizes in ATTENTIONS.items():
 
 
 def _low_rank_mlp(size: Size, rows: int) -> Built:
-    n, dtype = pick(size, 4096, 4096, 64), _dtype(size)
+    (n, rows), dtype = pick(size, (4096, rows), (4096, 512 * rows), (64, rows)), _dtype(size)
     arguments = normal(rows, n, dtype=dtype), weight(n, 16, dtype=dtype), weight(16, n, dtype=dtype)
     return Built(lambda x, a, b: x + jax.nn.relu(x @ a) @ b, arguments)
 
 
 def _gated(size: Size, rows: int) -> Built:
-    n, dtype = pick(size, 4096, 1024, 64), _dtype(size)
+    n, dtype = pick(size, 4096, 4096, 64), _dtype(size)
     arguments = normal(rows, n, dtype=dtype), weight(n, n, dtype=dtype), weight(n, n, dtype=dtype)
     return Built(lambda x, w, v: jax.nn.silu(x @ w) * (x @ v), arguments)
 
 
 def _normalised_residual(size: Size, rows: int) -> Built:
     """The residual of a normalised transformer: everything stays on the sphere."""
-    n, dtype = pick(size, 4096, 1024, 64), _dtype(size)
+    (n, rows), dtype = pick(size, (4096, rows), (1024, 2048 * rows), (64, rows)), _dtype(size)
 
     def unit(t: Any) -> Any:
         return t * jax.lax.rsqrt(jnp.square(t.astype(jnp.float32)).sum(-1, keepdims=True) + 1e-6).astype(t.dtype)
@@ -83,7 +95,7 @@ def _normalised_residual(size: Size, rows: int) -> Built:
 
 def _normed_queries(size: Size, batch: int) -> Built:
     """Decoding with norms of queries and keys."""
-    length, heads, groups, d = pick(size, (4096, 8, 4, 128), (1024, 2, 4, 64), (16, 2, 2, 8))
+    length, heads, groups, d = pick(size, (4096, 8, 4, 128), (4096, 8, 4, 64), (16, 2, 2, 8))
     dtype = _dtype(size)
 
     def attention(q: Any, k: Any, v: Any, gain_q: Any, gain_k: Any) -> Any:

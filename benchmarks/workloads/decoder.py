@@ -52,7 +52,7 @@ def layer(heads: tuple[int, int], weights: dict[str, jax.Array], x: Any, keys: A
 def build_layer(size: Size, batch: int, tokens: int) -> Built:
     """Sizes of Llama 3 8B on the GPU."""
     width, q, kv, d, hidden, length = pick(
-        size, (4096, 32, 8, 128, 14336, 4096), (512, 8, 2, 64, 1792, 1024), (64, 4, 2, 16, 96, 64)
+        size, (4096, 32, 8, 128, 14336, 4096), (1024, 16, 4, 64, 3584, 2048), (64, 4, 2, 16, 96, 64)
     )
     dtype = half(size)
     length = tokens if tokens > length // 2 else length
@@ -74,4 +74,4 @@ def build_layer(size: Size, batch: int, tokens: int) -> Built:
 
 for _batch in (1, 4, 16):
     add(f"decoder-layer-batch{_batch}", "decoder", functools.partial(build_layer, batch=_batch, tokens=1))
-add("decoder-layer-prefill", "decoder", lambda size: build_layer(size, 1, pick(size, 2048, 512, 64)))
+add("decoder-layer-prefill", "decoder", lambda size: build_layer(size, 1, pick(size, 2048, 256, 64)))

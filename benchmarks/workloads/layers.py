@@ -17,15 +17,19 @@ def layer_norm(x: Any, scale: Any, shift: Any) -> Any:
     return ((wide - mean) * jax.lax.rsqrt(variance + 1e-5)).astype(x.dtype) * scale + shift
 
 
+CPU_WIDTHS = {16: 4096, 512: 2048, 4096: 1024}
+"""By rows: products of some milliseconds."""
+
+
 def _layer_norm_product(size: Size, rows: int) -> Built:
-    n, dtype = pick(size, 4096, 1024, 64), half(size)
+    n, dtype = pick(size, 4096, CPU_WIDTHS[rows], 64), half(size)
     rows = pick(size, rows, rows, min(rows, 64))
     arguments = (normal(rows, n, dtype=dtype), gain(n, dtype), normal(n, dtype=dtype), weight(n, n, dtype=dtype))
     return Built(lambda x, scale, shift, w: layer_norm(x, scale, shift) @ w, arguments)
 
 
 def _rms_norm_product(size: Size, rows: int) -> Built:
-    n, dtype = pick(size, 4096, 1024, 64), half(size)
+    n, dtype = pick(size, 4096, CPU_WIDTHS[rows], 64), half(size)
     rows = pick(size, rows, rows, min(rows, 64))
     return Built(
         lambda x, g, w: rms_norm(x, g) @ w, (normal(rows, n, dtype=dtype), gain(n, dtype), weight(n, n, dtype=dtype))
@@ -42,7 +46,7 @@ def swiglu(x: Any, gate: Any, up: Any, down: Any) -> Any:
 
 
 def _swiglu(size: Size, rows: int, *, normed: bool) -> Built:
-    n, hidden = pick(size, (4096, 11008), (512, 1376), (64, 96))
+    n, hidden = pick(size, (4096, 11008), (2048, 5504) if rows < 512 else (512, 1376), (64, 96))
     dtype, rows = half(size), pick(size, rows, rows, min(rows, 32))
     weights = (weight(n, hidden, dtype=dtype), weight(n, hidden, dtype=dtype), weight(hidden, n, dtype=dtype))
     x = normal(rows, n, dtype=dtype)
@@ -66,7 +70,7 @@ def _geglu(size: Size) -> Built:
 
 
 def _lora(size: Size, rows: int) -> Built:
-    n, dtype = pick(size, 4096, 1024, 64), half(size)
+    n, dtype = pick(size, 4096, 4096, 64), half(size)
     arguments = (
         normal(rows, n, dtype=dtype),
         weight(n, n, dtype=dtype),
@@ -82,7 +86,7 @@ for _rows in (1, 8, 16):
 
 @program("bottleneck-adapter", "adapter")
 def _adapter(size: Size) -> Built:
-    n, dtype, rows = pick(size, 1024, 768, 64), half(size), pick(size, 4096, 512, 16)
+    n, dtype, rows = pick(size, 1024, 768, 64), half(size), pick(size, 4096, 4096, 16)
     arguments = (normal(rows, n, dtype=dtype), gain(n, dtype), normal(n, dtype=dtype))
     arguments += (weight(n, 64, dtype=dtype), weight(64, n, dtype=dtype))
     return Built(lambda x, s, b, down, up: x + jax.nn.gelu(layer_norm(x, s, b) @ down) @ up, arguments)
@@ -91,7 +95,7 @@ def _adapter(size: Size) -> Built:
 @program("router-top-k", "router")
 def _router(size: Size) -> Built:
     """Gates of a mixture of experts: the two largest of 64, softmax over them, and the balancing loss."""
-    rows, n, experts = pick(size, (8192, 2048, 64), (1024, 512, 16), (32, 16, 8))
+    rows, n, experts = pick(size, (8192, 2048, 64), (8192, 1024, 64), (32, 16, 8))
 
     def route(x: Any, w: Any) -> Any:
         logits = jnp.dot(x, w, preferred_element_type=jnp.float32)
@@ -108,7 +112,7 @@ def _router(size: Size) -> Built:
 @program("router-noisy-dense", "router")
 def _dense_router(size: Size) -> Built:
     """Soft mixture of experts: dispatch weights are a softmax over tokens, combine weights one over slots."""
-    tokens, n, slots = pick(size, (4096, 1024, 256), (1024, 256, 64), (32, 16, 8))
+    tokens, n, slots = pick(size, (4096, 1024, 256), (4096, 512, 64), (32, 16, 8))
 
     def soft(x: Any, phi: Any) -> Any:
         logits = jnp.dot(x, phi, preferred_element_type=jnp.float32)
@@ -138,7 +142,7 @@ def _group_norm(size: Size) -> Built:
 
 @program("batch-norm-statistics", "norm")
 def _batch_norm(size: Size) -> Built:
-    batch, height, channels = pick(size, (64, 32, 256), (16, 32, 64), (2, 4, 8))
+    batch, height, channels = pick(size, (64, 32, 256), (64, 32, 128), (2, 4, 8))
 
     def norm(x: Any, scale: Any, shift: Any, running: Any) -> Any:
         wide = x.astype(jnp.float32)
@@ -182,7 +186,7 @@ def _normalise_and_scale(size: Size) -> Built:
 @program("masked-mean-pool", "norm")
 def _masked_mean_pool(size: Size) -> Built:
     """Sentence embeddings: the mean of the tokens that are there, of unit length."""
-    batch, length, n = pick(size, (256, 512, 1024), (32, 128, 384), (2, 8, 16))
+    batch, length, n = pick(size, (256, 512, 1024), (64, 512, 768), (2, 8, 16))
 
     def pool(x: Any, mask: Any) -> Any:
         there = mask[..., None].astype(jnp.float32)

@@ -75,7 +75,7 @@ def _sinkhorn_recomputing(size: Size) -> Built:
 @program("scanned-layers", "loops")
 def _scanned(size: Size) -> Built:
     """Layers with stacked weights in a `lax.scan`: a norm, a product, a gate."""
-    rows, n, layers = pick(size, (2048, 1024, 8), (256, 256, 4), (8, 16, 2))
+    rows, n, layers = pick(size, (2048, 1024, 8), (512, 512, 4), (8, 16, 2))
 
     def run(x: Any, weights: Any) -> Any:
         def body(x: Any, w: Any) -> Any:

@@ -35,7 +35,7 @@ def _clip(size: Size) -> Built:
 
 @program("info-nce", "contrastive")
 def _info_nce(size: Size) -> Built:
-    rows, n = pick(size, (4096, 256), (1024, 128), (32, 16))
+    rows, n = pick(size, (4096, 256), (2048, 128), (32, 16))
 
     def loss(x: Any) -> Any:
         unit = _unit(x)
@@ -96,7 +96,7 @@ def _softmin(size: Size) -> Built:
 
 @program("vae-elbo", "losses")
 def _elbo(size: Size) -> Built:
-    rows, latent, pixels = pick(size, (4096, 64, 3072), (512, 32, 784), (8, 4, 16))
+    rows, latent, pixels = pick(size, (4096, 64, 3072), (4096, 32, 784), (8, 4, 16))
 
     def elbo(mean: Any, log_variance: Any, logits: Any, image: Any) -> Any:
         kl = -0.5 * (1 + log_variance - jnp.square(mean) - jnp.exp(log_variance)).sum(-1)
@@ -191,7 +191,7 @@ def _focal(size: Size) -> Built:
 def _ctc(size: Size) -> Built:
     import optax
 
-    batch, frames, labels, classes = pick(size, (16, 512, 64, 128), (4, 128, 32, 64), (2, 8, 3, 5))
+    batch, frames, labels, classes = pick(size, (16, 512, 64, 128), (16, 512, 64, 64), (2, 8, 3, 5))
 
     def loss(logits: Any, target: Any) -> Any:
         nothing = jnp.zeros(logits.shape[:2]), jnp.zeros(target.shape)

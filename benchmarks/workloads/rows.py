@@ -43,5 +43,5 @@ def _entropy(size: Size) -> Built:
 
 @program("standardise-columns", "rows")
 def _standardise(size: Size) -> Built:
-    rows, n = pick(size, (65536, 512), (8192, 256), (32, 16))
+    rows, n = pick(size, (65536, 512), (32768, 256), (32, 16))
     return Built(lambda x: (x - x.mean(0)) / (x.std(0) + 1e-6), (normal(rows, n, dtype=jnp.float32),))

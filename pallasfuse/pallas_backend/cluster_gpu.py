@@ -26,7 +26,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Load, TileProgram
 from pallasfuse.pallas_backend.cluster_compute import PART, Phase
-from pallasfuse.pallas_backend.cluster_rules import Shape, examine
+from pallasfuse.pallas_backend.cluster_rules import Shape, boards, examine, slots, word
 
 ROW = "row"
 
@@ -63,29 +63,23 @@ def _array(tensor: Tensor) -> Any:
     return jax.ShapeDtypeStruct(tuple(a.extent for a in tensor.axes) or (1,), jnp.dtype(tensor.dtype))
 
 
-def word(tensor: Tensor) -> Any:
-    """The type by which a state travels: four bytes."""
-    return jnp.float32 if jnp.issubdtype(jnp.dtype(tensor.dtype), jnp.floating) else jnp.int32
-
-
 class Kernel:
     """What does not depend on the block."""
 
     def __init__(self, shape: Shape, *, interpret: bool) -> None:
         self.shape, self.interpret = shape, interpret
         self.rows = prod(-(-a.extent // t) for a, t in shape.rows)
+        self.slots, self.shared_boards = slots(shape), boards(shape)
+        self.types = {b.name: jnp.dtype(b.dtype) for b in self.shared_boards}
         self.states: dict[str, tuple[str, int]] = {}
         """Tensor of states -> its board, and its place there."""
-        sizes: dict[str, int] = {}
-        types: dict[str, Any] = {}
         for number, tensors in enumerate(shape.states):
             for tensor in tensors:
-                board = f"{number}.{word(tensor).__name__}"
-                self.states[tensor.name] = board, sizes.get(board, 0)
-                sizes[board] = sizes.get(board, 0) + shape.blocks
-                types[board] = word(tensor)
-        self.sizes, self.types = sizes, types
-        self.boards = {n: jax.ShapeDtypeStruct((self.rows, s), types[n]) for n, s in sizes.items()} if interpret else {}
+                board = f"{number}.{word(tensor)}"
+                before = sum(b == board for b, _ in self.states.values())
+                self.states[tensor.name] = board, before * shape.blocks
+        self.boards = {b.name: jax.ShapeDtypeStruct((self.rows, *b.size), jnp.dtype(b.dtype)) for b in self.shared_boards
+                       if interpret}  # fmt: skip
 
     def pad(self, tensor: Tensor, array: jax.Array) -> jax.Array:
         """Zeros beyond the end of what is loaded without the copy engine."""
@@ -97,11 +91,9 @@ class Kernel:
         shape = self.shape
         names = [t.name for t in (*shape.inputs, *shape.results)] + list(self.boards)
         arrays = dict(zip(names, refs, strict=True))
-        types = {t.name: jnp.dtype(t.dtype) for t in (*shape.inputs, *shape.results)}
-        held = [s.tensor for s in shape.streams] + [n for n, b in shape.buffers.items() if n == b]
-        memory = {n: plgpu.SMEM((shape.slots, shape.tile), types[n]) for n in held}
+        memory = {a.name: plgpu.SMEM((a.copies, *a.size), jnp.dtype(a.dtype)) for a in self.slots}
         full = {s.tensor: plgpu.Barrier(num_barriers=shape.slots) for s in shape.streams}
-        boards = {} if self.interpret else {n: plgpu.SMEM((s,), self.types[n]) for n, s in self.sizes.items()}
+        boards = {b.name: plgpu.SMEM(b.size, jnp.dtype(b.dtype)) for b in self.shared_boards if not self.interpret}
         met = [plgpu.ClusterBarrier(collective_axes=(PART,)) for _ in shape.states] if self.interpret else []
 
         def scoped(memory: Any, full: Any, boards: Any, met: Any) -> None:

@@ -31,14 +31,13 @@ from pallasfuse.pallas_backend.mosaic_rules import (
     OPERATIONS,
     PRODUCT_TYPES,
     REDUCERS,
-    RESERVED_BYTES,
-    SHARED_BYTES,
     SMALL_CONDITION,
-    SMEM_ALIGNMENT,
-    THREADS,
 )
 from pallasfuse.pallas_backend.mosaic_shape import Unsuited
+from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS
+from pallasfuse.pallas_backend.shared_memory import Allocation, resources_of, total_bytes
 from pallasfuse.price.visited_tiles import tile_range
+from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
 
 MOST_BLOCKS = 16
@@ -306,17 +305,44 @@ def _check_copies(shape: Shape) -> None:
             raise Unsuited(f"{name} has rows of {row} bytes, no multiple of {COPY_ALIGNMENT}")
 
 
+def word(tensor: Tensor) -> str:
+    """The type by which a state travels: four bytes."""
+    return "float32" if dtypes.is_float(tensor.dtype) else "int32"
+
+
+def slots(shape: Shape) -> tuple[Allocation, ...]:
+    """A buffer for every stream and for every result that leaves by one of its own."""
+    types = {t.name: t.dtype for t in (*shape.inputs, *shape.results)}
+    held = [s.tensor for s in shape.streams] + [n for n, b in shape.buffers.items() if n == b]
+    return tuple(Allocation(name, shape.slots, (shape.tile,), types[name]) for name in held)
+
+
+def boards(shape: Shape) -> tuple[Allocation, ...]:
+    """What all blocks write their states to: for every phase, one of each type."""
+    found = []
+    for number, tensors in enumerate(shape.states):
+        types = [word(t) for t in tensors]
+        for dtype in dict.fromkeys(types):
+            found.append(Allocation(f"{number}.{dtype}", 1, (types.count(dtype) * shape.blocks,), dtype))
+    return tuple(found)
+
+
+def barrier_count(shape: Shape) -> int:
+    """One for each slot of a stream."""
+    return len(shape.streams) * shape.slots
+
+
 def shared_bytes(shape: Shape) -> int:
-    """What the buffers of one block take."""
-    types = [s.dtype for s in shape.streams]
-    types += [t.dtype for t in shape.results if shape.buffers.get(t.name) == t.name]
-    slots = sum(
-        -(-shape.slots * shape.tile * dtypes.itemsize_bytes(t) // SMEM_ALIGNMENT) * SMEM_ALIGNMENT for t in types
-    )
-    floats = [sum(dtypes.is_float(t.dtype) for t in states) for states in shape.states]
-    counts = [*floats, *(len(states) - n for states, n in zip(shape.states, floats, strict=True))]
-    boards = sum(-(-4 * n * shape.blocks // SMEM_ALIGNMENT) * SMEM_ALIGNMENT for n in counts)
-    return RESERVED_BYTES + slots + boards
+    """What one block takes of shared memory."""
+    return total_bytes((*slots(shape), *boards(shape)), barrier_count(shape))
+
+
+def resources(programs: Sequence[TileProgram]) -> Resources | str:
+    """What one block takes, exactly; or why the phases cannot be one kernel of clusters."""
+    shape = examine(programs)
+    if isinstance(shape, str):
+        return shape
+    return resources_of((*slots(shape), *boards(shape)), barrier_count(shape), THREADS)
 
 
 def _check_space(shape: Shape) -> None:

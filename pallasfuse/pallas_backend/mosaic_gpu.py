@@ -22,9 +22,10 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram
+from pallasfuse.pallas_backend import mosaic_space
 from pallasfuse.pallas_backend.assignment import assignment
-from pallasfuse.pallas_backend.mosaic_block import ASSIGNMENT, BLOCK, VERDICT, WARPGROUP, Block
-from pallasfuse.pallas_backend.mosaic_rules import THREADS, direct, examine, may_approximate, staging, swizzle
+from pallasfuse.pallas_backend.mosaic_block import ASSIGNMENT, BLOCK, WARPGROUP, Block
+from pallasfuse.pallas_backend.mosaic_rules import examine, may_approximate, swizzle
 from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Shape, box, present
 from pallasfuse.targets import MOSAIC_GPU
 
@@ -81,9 +82,8 @@ class Kernel:
 
     def __init__(self, program: TileProgram, shape: Shape, *, interpret: bool) -> None:
         self.program, self.shape, self.interpret = program, shape, interpret
-        self.staging, self.direct = staging(program, shape), direct(program, shape)
-        self.slots = {s.name: program.stages for s in (*shape.streamed, *shape.sliced)}
-        self.slots |= {s.name: shape.warpgroups for s in shape.resident}
+        self.staging, self.direct = mosaic_space.staging(program, shape), mosaic_space.direct(program, shape)
+        self.slots = mosaic_space.slots(program, shape)
         self.blocks = prod(-(-a.extent // t) for a, t in program.grid)
         self.instances = min(self.blocks, _multiprocessors()) if program.persistent else self.blocks
         several = self.instances < self.blocks
@@ -99,9 +99,7 @@ class Kernel:
 
     def size(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
         """Of the part of a tile that one warpgroup owns."""
-        return tuple(
-            WARPGROUP_ROWS if a == self.shape.rows else self.program.tile(a) for a in present(self.program, axes)
-        )
+        return mosaic_space.own_size(self.program, self.shape, axes)
 
     def extents(self, tensor: Tensor) -> tuple[int, ...]:
         """The shape of an array, rounded up to the small tiles in which the copy engine moves it."""
@@ -128,17 +126,8 @@ class Kernel:
     def _buffers(self) -> dict[str, Any]:
         """By the name of the load or of the stored tensor: a slot for every stage, or for every warpgroup."""
         program, groups = self.program, self.shape.warpgroups
-        found = {}
-        for load in (*self.shape.streamed, *self.shape.sliced):
-            found[load.name] = _buffer(program.stages, box(program, self.shape, load), _held(load.dtype))
-        for load in self.shape.resident:
-            found[load.name] = _buffer(groups, self.size(load.indices), _held(load.dtype))
-        dtypes = {t.name: jnp.dtype(t.dtype) for t in program.outputs}
-        for store in self.shape.stores:
-            if store.tensor not in self.staging and store.tensor not in self.direct:
-                found[store.tensor] = _buffer(groups, self.size(store.indices), dtypes[store.tensor])
-        if program.instead is not None:
-            found[VERDICT] = plgpu.SMEM((groups, THREADS), jnp.int32)
+        allocations = mosaic_space.allocations(program, self.shape)
+        found = {a.name: _buffer(a.copies, a.size, _held(a.dtype)) for a in allocations}
         for product in self.shape.body if self.interpret else ():
             if isinstance(product, Contract) and product.name not in {s.product for s in self.shape.slices}:
                 size = (WARPGROUP_ROWS, *(program.tile(a) for a in present(program, product.over)))

@@ -3,7 +3,7 @@
 Matrix products are `wgmma`: the right side lies in shared memory, the left one there or, computed, in registers.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from math import prod
 
 from pallasfuse.ir import dtypes
@@ -19,6 +19,7 @@ from pallasfuse.ir.tile_program import (
     TileProgram,
     expressions,
 )
+from pallasfuse.pallas_backend import mosaic_space
 from pallasfuse.pallas_backend.mosaic_shape import (
     WARPGROUP_ROWS,
     Shape,
@@ -28,16 +29,13 @@ from pallasfuse.pallas_backend.mosaic_shape import (
     present,
     shape_of,
 )
-from pallasfuse.targets import MOSAIC_GPU
+from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS
+from pallasfuse.pallas_backend.shared_memory import resources_of
+from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.arithmetic import coarse_values
 
 MOST_COLUMNS = 256
 COLUMN_MULTIPLE = 8
-SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
-RESERVED_BYTES = 2048
-"""The scratch of reductions."""
-BARRIER_BYTES = 8
-SMEM_ALIGNMENT = 1024
 COPY_ALIGNMENT = 16
 """Bytes: of every stride of an array that the copy engine reads or writes, and of a tile's minor dimension."""
 SWIZZLES = (128, 64, 32, 16)
@@ -60,7 +58,6 @@ UNRELIABLE = frozenset({"sin", "cos"})
 INTEGER_OPERATIONS = frozenset({"add", "sub", "mul", "div", "max", "min", "neg", "abs", "convert", "select"})
 REDUCERS = frozenset({"sum", "max", "min"})
 REGISTERS_PER_THREAD = 232
-THREADS = 128
 
 
 def swizzle(row_bytes: int) -> int:
@@ -82,6 +79,7 @@ def examine(program: TileProgram) -> Shape | str:
         for body in (shape.before, *(g.body for g in shape.segments), shape.after):
             for statement in body:
                 _check(program, shape, statement)
+        _check_carries(program, shape)
         _check_space(program, shape)
     except Unsuited as reason:
         return str(reason)
@@ -138,11 +136,15 @@ def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:
             kept = present(program, indices)
             if kept[0] != shape.rows or kept != _canonical(program, kept):
                 raise Unsuited(f"a tile of {tensor} is not stored by rows")
-        case Loop():
-            for carry in statement.carries:
-                kept = present(program, carry.axes)
-                if carry.dtype != "float32" or not kept or kept[0] != shape.rows:
-                    raise Unsuited(f"{carry.name} is carried as {carry.dtype} over {[a.name for a in kept]}")
+
+
+def _check_carries(program: TileProgram, shape: Shape) -> None:
+    """Carried values stay in registers, by rows. One of each row may have half precision: a maximum of such scores has."""
+    for carry in shape.loop.carries:
+        kept = present(program, carry.axes)
+        allowed = FLOATS if kept == (shape.rows,) else {"float32"}
+        if carry.dtype not in allowed or not kept or kept[0] != shape.rows:
+            raise Unsuited(f"{carry.name} is carried as {carry.dtype} over {[a.name for a in kept]}")
 
 
 def _canonical(program: TileProgram, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
@@ -186,21 +188,12 @@ def _check_product(program: TileProgram, shape: Shape, loads: dict[str, Load], s
 
 
 def _check_space(program: TileProgram, shape: Shape) -> None:
-    used = shared_bytes(program, shape)
+    used = mosaic_space.shared_bytes(program, shape)
     if used > SHARED_BYTES:
         raise Unsuited(f"its buffers take {used} bytes of shared memory, of {SHARED_BYTES}")
     needed = registers(program, shape)
     if needed > REGISTERS_PER_THREAD:
         raise Unsuited(f"its tiles take about {needed} registers, of {REGISTERS_PER_THREAD}")
-
-
-def _buffer_bytes(program: TileProgram, shape: Shape, axes: tuple[Axis, ...], dtype: str, copies: int) -> int:
-    size = (
-        prod(WARPGROUP_ROWS if a == shape.rows else program.tile(a) for a in axes)
-        * dtypes.itemsize_bytes(dtype)
-        * copies
-    )
-    return -(-size // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
 
 
 def may_approximate(program: TileProgram) -> bool:
@@ -253,62 +246,14 @@ def _applied(body: tuple[Statement, ...], *, in_loop: bool = False) -> Iterator[
             yield from ((n, in_loop) for n in postorder(root) if isinstance(n, Apply))
 
 
-def staging(program: TileProgram, shape: Shape) -> dict[str, str]:
-    """Stored tensor -> the load whose buffer it leaves by, where there is no space else: one that nothing reads after the loop."""
-    if _bytes(program, shape, ()) <= SHARED_BYTES:
-        return {}
-    late = {t for s in shape.after for e in expressions(s) for t in e.tensors}
-    free = [s for s in shape.resident if s in shape.before and s.name not in late]
-    found: dict[str, str] = {}
-    outputs = {t.name: t for t in program.outputs}
-    for store in shape.stores:
-        sizes = [program.tile(a) for a in present(program, store.indices)]
-        for load in free:
-            kept = present(program, load.indices)
-            if (
-                kept[0] == shape.rows
-                and [program.tile(a) for a in kept] == sizes
-                and load.dtype == outputs[store.tensor].dtype
-            ):
-                found[store.tensor] = load.name
-                free.remove(load)
-                break
-    return found
-
-
-def direct(program: TileProgram, shape: Shape) -> frozenset[str]:
-    """Stored tensors that leave from registers, as there is no space for a buffer: of two dimensions, the widest first."""
-    elsewhere = set(staging(program, shape))
-    outputs = {t.name: t for t in program.outputs}
-    wide = [s for s in shape.stores if s.tensor not in elsewhere and len(present(program, s.indices)) == 2]
-    wide.sort(key=lambda s: -dtypes.itemsize_bytes(outputs[s.tensor].dtype) * program.tile(s.indices[-1]))
-    found: list[str] = []
-    while wide and _bytes(program, shape, elsewhere.union(found)) > SHARED_BYTES:
-        found.append(wide.pop(0).tensor)
-    return frozenset(found)
-
-
-def shared_bytes(program: TileProgram, shape: Shape) -> int:
-    """What the buffers of one block take."""
-    return _bytes(program, shape, direct(program, shape).union(staging(program, shape)))
-
-
-def _bytes(program: TileProgram, shape: Shape, shared: Collection[str]) -> int:
-    """shared: stored tensors without a buffer of their own."""
-    slots = program.stages * len((*shape.streamed, *shape.sliced)) + shape.warpgroups * len(shape.resident)
-    barriers = 2 * slots + shape.warpgroups + 1  # full, empty; whose turn it is; the verdict
-    total = RESERVED_BYTES + BARRIER_BYTES * barriers + (SMEM_ALIGNMENT if program.instead is not None else 0)
-    for s in (*shape.streamed, *shape.sliced):
-        size = prod(box(program, shape, s)) * dtypes.itemsize_bytes(s.dtype) * program.stages
-        total += -(-size // SMEM_ALIGNMENT) * SMEM_ALIGNMENT
-    for s in shape.resident:
-        total += _buffer_bytes(program, shape, present(program, s.indices), s.dtype, shape.warpgroups)
-    outputs = {t.name: t for t in program.outputs}
-    for store in shape.stores:
-        if store.tensor not in shared:
-            kept = present(program, store.indices)
-            total += _buffer_bytes(program, shape, kept, outputs[store.tensor].dtype, shape.warpgroups)
-    return total
+def resources(program: TileProgram) -> Resources | str:
+    """What one block takes, exactly; or why Mosaic GPU cannot run the program."""
+    shape = examine(program)
+    if isinstance(shape, str):
+        return shape
+    barriers = mosaic_space.barrier_count(mosaic_space.slots(program, shape), shape.warpgroups)
+    threads = THREADS * (shape.warpgroups + 1)  # the last one copies
+    return resources_of(mosaic_space.allocations(program, shape), barriers, threads)
 
 
 def registers(program: TileProgram, shape: Shape) -> int:

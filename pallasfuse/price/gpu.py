@@ -23,6 +23,8 @@ _CACHED_SHARE = 0.8
 """Of the cache, as much as stays until it is read again."""
 _REDUCTION_US = 0.15
 """A reduction over all threads of a block: shuffles, and a barrier."""
+_SCATTERED_CLOCKS = 3.0
+"""Clocks of a multiprocessor for one load of less than a sector."""
 _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""
 _THREADS = 2048
@@ -75,7 +77,9 @@ def _one(programs: Sequence[TileProgram], works: Sequence[BlockWork], device: De
     )
     cache_us = 1e-3 * sectors / device.cache_gb_s
 
+    scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
     shares = blocks / processors * uneven  # blocks that the busiest multiprocessor runs
+    scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
     matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission) for w in works for p in w.products)
     operations = [w.operations for w in works]
     vector_us = (
@@ -88,6 +92,7 @@ def _one(programs: Sequence[TileProgram], works: Sequence[BlockWork], device: De
     launch_us = device.kernel_us + device.launch_us
     terms = (
         Term("device memory", unique, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
+        Term("scattered loads", scattered, "sectors", scattered_us),
         Term("matrix units", sum(p.flops for w in works for p in w.products) * blocks, "flop", matrix_us),
         Term("vector units", sum(o.simple for o in operations) * blocks, "op", vector_us),
         Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),

@@ -12,11 +12,31 @@ from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_kernels import Habits, LibraryProduct, LoopFusion, Opaque, XlaKernel, habits_on, xla_kernels
 
 _OVERLAP = 4.0
+_CACHED_SHARE = 0.4
+"""Of the cache, as much as is still there when the next kernel reads and writes it."""
+_KEPT_OPERANDS = 0.8
+"""The same of operands of a product, which nothing is written beside."""
+_CACHED_RATE = 0.95
+"""Of the cache's bandwidth, what loops reach."""
+_SHARED_LOADS = 2.7
+"""How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
+_STREAMED = 0.95
+"""Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
+_ROW_SHARE = 0.75
+"""The same of kernels that keep a row and read it again."""
+_COLUMNS = 0.6
+"""Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
+_ISSUED = 0.35
+"""Of the vector units' rate, what compiled loops reach beside their loads."""
+_UNALIGNED = 0.75
+"""Of its rate, what a product reaches whose rows do not begin at multiples of 16 bytes."""
 
 
-def price_xla(program: LoopProgram, device: Device, made: frozenset[str] = frozenset()) -> Price:
-    """The price of computing a program with XLA's kernels, where the tensors `made` come from elsewhere."""
-    kernels = xla_kernels(program, habits_on(device), made)
+def price_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
+    """The price of computing a program with XLA's kernels, where the tensors `made` come from kernels that read `read`."""
+    kernels = xla_kernels(program, habits_on(device), made, read)
     price = total(of_kernel(k, device) for k in kernels)
     return price if device.platform == "gpu" else price + cpu.pages([k.written_bytes for k in kernels], device)
 
@@ -25,9 +45,11 @@ ONE_KERNEL = Price(1.0, (Term("kernels", 1, "", 1.0),))
 """The price of anything where only kernels are counted."""
 
 
-def count_xla(program: LoopProgram, device: Device, made: frozenset[str] = frozenset()) -> Price:
+def count_xla(
+    program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> Price:
     """The number of nests that are kernels of their own in the simplest compiler, and a trifle for their traffic."""
-    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made)
+    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made, read)
     moved = sum(k.read_bytes + k.written_bytes for k in kernels)
     return Price(len(kernels) + 1e-15 * moved, (Term("kernels", len(kernels), "", len(kernels)),))
 
@@ -47,10 +69,10 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
             assert_never(kernel)
 
 
-def memory_us(moved: float, device: Device, efficiency: float = 1.0) -> float:
+def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = _CACHED_SHARE) -> float:
     """The time to move bytes, which stay in the cache where they fit."""
-    rate = device.cache_gb_s if moved <= 0.5 * device.cache_bytes else device.memory_gb_s
-    return 1e-3 * moved / (rate * efficiency)
+    cached = moved <= kept * device.cache_bytes
+    return 1e-3 * moved / ((_CACHED_RATE * device.cache_gb_s if cached else device.memory_gb_s) * efficiency)
 
 
 def _launch(device: Device) -> Term:
@@ -60,7 +82,7 @@ def _launch(device: Device) -> Term:
 def _copy_on_gpu(moved: float, device: Device) -> Price:
     launch = _launch(device)
     memory = Term("device memory", moved, "B", memory_us(moved, device, 0.8))
-    return Price(launch.us + memory.us + device.latency_us, (memory, launch))
+    return Price(launch.us + memory.us, (memory, launch))
 
 
 def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
@@ -69,14 +91,22 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
     work += Operations(float(reduced))
     moved = fusion.read_bytes + fusion.written_bytes
-    memory = Term("device memory", moved, "B", memory_us(moved, device, 0.9))
-    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (0.5 * device.vector_gop_s))
+    memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion)))
+    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (_ISSUED * device.vector_gop_s))
     special = Term("special functions", work.special, "op", 1e-3 * work.special / device.special_gop_s)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
     launch = _launch(device)
     terms = (memory, vector, special, idle)
     busy = sum(t.us**_OVERLAP for t in terms) ** (1 / _OVERLAP)
-    return Price(busy + launch.us + 2 * device.latency_us, (*terms, launch))
+    wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
+    return Price(busy + launch.us + wait, (*terms, launch))
+
+
+def _efficiency(fusion: LoopFusion) -> float:
+    """The share of the memory's bandwidth that a loop reaches."""
+    if fusion.reduces_columns and not fusion.is_product:
+        return _COLUMNS
+    return _ROW_SHARE if fusion.is_row else _STREAMED
 
 
 def _rows(fusion: LoopFusion) -> float:
@@ -102,7 +132,7 @@ _SHARES = (1, 2, 4, 8, 16)
 
 def _product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     moved = p.read_bytes + p.written_bytes
-    memory = Term("device memory", moved, "B", memory_us(moved, device, 0.92))
+    memory = Term("device memory", moved, "B", memory_us(moved, device, _STREAMED, _KEPT_OPERANDS))
     matrix = Term("matrix units", p.flops, "flop", product_us(p, device))
     launch = _launch(device)
     busy = (memory.us**_OVERLAP + matrix.us**_OVERLAP) ** (1 / _OVERLAP)
@@ -129,12 +159,10 @@ def product_us(p: LibraryProduct, device: Device) -> float:
                 efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
                 steps = p.summed / shares
                 busy = 2.0 * tile * steps / (rate * efficiency)
-                feed = steps * (a + b) * size / (device.cache_gb_s * 1e3 / device.multiprocessors)
-                chain = 1.2 * device.latency_us + steps / 64 * 0.06
-                split = (
-                    0.0
-                    if shares == 1
-                    else 2.0 * device.kernel_us + memory_us(4.0 * p.batch * rows * columns * (shares + 1), device)
-                )
+                feed = steps * (a + b) * size / (1e3 * _SHARED_LOADS * device.cache_gb_s / device.multiprocessors)
+                chain = device.latency_us + steps / 64 * 0.04
+                sums = 4.0 * p.batch * rows * columns * (shares + 1)
+                split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
                 best = min(best, rounds * max(busy, feed) + chain + split)
-    return best
+    aligned = all(extent * size % 16 == 0 for extent in (p.columns, p.summed))
+    return best if aligned else best / _UNALIGNED

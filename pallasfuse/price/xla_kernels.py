@@ -74,6 +74,23 @@ class LoopFusion:
         return float(sum(volume(n.axes) * dtypes.itemsize_bytes(n.dtype) for n in self.roots))
 
     @property
+    def is_product(self) -> bool:
+        """Is it the product of a matrix and a vector, which a library's kernel streams in any layout?"""
+        body = self.bodies[0]
+        return len(self.roots) == 1 and self.roots[0].reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+
+    @property
+    def reduces_columns(self) -> bool:
+        """Does it reduce along an axis whose elements are apart in memory, most of what it reads?"""
+        apart = sum(b for (_, axes), b in self.reads.items() if self.reduced and axes and axes[-1] not in self.reduced)
+        return 2 * apart > self.read_bytes
+
+    @property
+    def reduced(self) -> frozenset[Axis]:
+        """The axes that some nest reduces."""
+        return frozenset(a for n in self.roots for a in n.reduced)
+
+    @property
     def read_bytes(self) -> float:
         made = {n.name for n in self.roots}
         return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
@@ -91,10 +108,12 @@ class Opaque:
 XlaKernel = LibraryProduct | LoopFusion | Opaque
 
 
-def xla_kernels(program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset()) -> list[XlaKernel]:
-    """The kernels that compute `program` where the tensors `made` are there already."""
-    needed = _needed(program, made)
-    kept = _stored_maps(program, needed, habits, made)
+def xla_kernels(
+    program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> list[XlaKernel]:
+    """The kernels that compute `program` where other kernels make the tensors `made`, and read `read`."""
+    needed = _needed(program, made, read)
+    kept = _stored_maps(program, needed, habits, read)
     bodies = _inline(program, needed, kept)
     kernels: list[XlaKernel] = []
     fusions: list[LoopFusion] = []
@@ -123,7 +142,8 @@ def xla_kernels(program: LoopProgram, habits: Habits, made: frozenset[str] = fro
                 stored_operands.add(core)
                 axes = tuple(sorted(core.axes))
                 stored = Nest(f"{node.name}.operand{len(stored_operands)}", axes, core, core.dtype)
-                fusions.append(LoopFusion([stored], [core], dict(_places(core))))
+                above[stored.name] = _with_ancestors(core.tensors, above)
+                _fuse(stored, core, fusions, habits, above)
         kernels.append(_product(node, operands))
     return [*kernels, *fusions]
 
@@ -133,10 +153,10 @@ def _with_ancestors(tensors: Iterable[str], above: dict[str, frozenset[str]]) ->
     return found.union(*(above.get(t, frozenset()) for t in found))
 
 
-def _needed(program: LoopProgram, made: frozenset[str]) -> frozenset[str]:
+def _needed(program: LoopProgram, made: frozenset[str], read: frozenset[str]) -> frozenset[str]:
     """The nests that are still computed."""
     needed: set[str] = set()
-    wanted = set(program.outputs)
+    wanted = set(program.outputs) | read
     for node in reversed(program.nests):
         if node.name in wanted and node.name not in made:
             needed.add(node.name)
@@ -144,10 +164,10 @@ def _needed(program: LoopProgram, made: frozenset[str]) -> frozenset[str]:
     return frozenset(needed)
 
 
-def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, made: frozenset[str]) -> frozenset[str]:
+def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, read: frozenset[str]) -> frozenset[str]:
     """Maps that are written to memory: results, operands of what XLA computes by itself, and on some platforms those that
     several nests read."""
-    stored = {n for n in program.outputs if n in needed}
+    stored = {n for n in (*program.outputs, *read) if n in needed}
     readers: dict[str, int] = {}
     for node in program.nests:
         if node.name in needed:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Load, Loop, TileProgram
 from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import (
     MOST_ELEMENTS,
     Instance,
@@ -32,9 +34,8 @@ from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.bounds import guards
 from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.masks import is_positional
-from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.domain import FiniteFields
-from pallasfuse.verification.field import tower
+from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.folds import GroupRun
 from pallasfuse.verification.shrink import integers_of, shrinking
 from pallasfuse.verification.value import Value
@@ -61,9 +62,11 @@ class GroupTest:
         variants: Sequence[tuple[str, Sequence[TileProgram]]],
         target: Target,
         record: Record,
+        trips: int,
     ) -> None:
-        """variants: (stage, the phases of the kernel as that stage has them)."""
+        """variants: (stage, the phases of the kernel as that stage has them). trips: in which the rolled axis is passed."""
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
+        self.trips = trips
         self.replaced = replaced_nests(instance.program, group)
         self.bounding = sorted(frozenset().union(*(_bounding(p) for _, phases in variants for p in phases)))
         """Inputs that bounds of loops read: one value in all trials of a batch."""
@@ -74,11 +77,19 @@ class GroupTest:
     def small(instance: Instance, part: Part, record: Record) -> "GroupTest":
         """Over short axes, lowered as the target has it, with small tiles."""
         group: Group = instance.small.of(part.group)
-        return GroupTest(instance, group, _lowered(instance, group, part), part.phases[0].target, record)
+        variants = _lowered(instance, group, part)
+        return GroupTest(instance, group, variants, part.phases[0].target, record, part.schedule.trips)
 
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
-        record = self.record
+        program = self.instance.program
+        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batch)
+        for name, outcomes in self.decided.items():
+            if len(outcomes) < 2:
+                self.record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
+        self.record.settle(tests.needed, tests.miss, tests.made)
+
+    def _over_fields(self, delta: float, seed: int, record: Record, chain: Chain) -> Tests:
         needed, miss = needed_trials(self.instance.program, self.group, delta)
         elements = max((nest_volume(n) for n in self.replaced), default=1)
         batch = max(32, min(needed + 8, _BATCH_ELEMENTS // elements, _MOST_TRIALS))
@@ -87,35 +98,43 @@ class GroupTest:
         limit = (
             max(8 * needed + 64, _MOST_TRIALS) if needed <= _MOST_TRIALS else batch
         )  # else only to look for a counterexample
-        while done < limit and record.counterexample() is None:
-            literals = integers_of(self.instance.program)
-            self._batch(FiniteFields(tower(levels_of(self.replaced), batch, seed * 7919 + done), literals))
+        literals, levels = integers_of(self.instance.program), levels_of(self.replaced)
+        while True:
+            fields = FiniteFields(tower(levels, batch, seed * 7919 + done, chain), literals)
+            self._batch(record, fields)
             done += batch
             fewest = min(c.fewest for c in record.comparisons.values())
             rounds -= 1
-            if rounds <= 0 and (fewest >= needed or (fewest == 0 and done > 8 * needed)):
-                break
-        for name, outcomes in self.decided.items():
-            if len(outcomes) < 2:
-                record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
-        record.settle(needed, miss, done)
+            enough = rounds <= 0 and (fewest >= needed or (fewest == 0 and done > 8 * needed))
+            if done >= limit or enough or record.counterexample() is not None:
+                return Tests(needed, miss, done, fields.constants)
+
+    def _set_aside(self, record: Record, stage: str) -> None:
+        """Differences of states on which no result depends, and of states that the plan never has."""
+        wrong = {c.tensor for c in record.mismatches() if c.stage == stage}
+        if wrong and wrong.isdisjoint(n.name for n in self.group.outputs):
+            record.drop_mismatches(stage)
+        elif wrong and self.trips == 1:
+            record.drop_mismatches(stage)
+            record.uncovered[
+                f"{stage}: the states of {', '.join(sorted(wrong))} differ, which a single tile does not have"
+            ] = None
 
     def probe(self, seed: int) -> None:
         """A few trials that only look for a mismatch."""
-        before = dict(self.record.comparisons)
-        self._batch(FiniteFields(tower(levels_of(self.replaced), _PROBES, seed)))
+        program = self.instance.program
+        before, self.record.comparisons = self.record.comparisons, {}
+        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batch)
         wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
         self.record.comparisons = before | wrong
 
-    def _compare(
-        self, stage: str, tensor: str, expected: Value, found: Value, fields: FiniteFields, *, unfinished: bool = False
-    ) -> None:
-        self.record.stages[stage] = None
-        comparison = self.record.comparisons.setdefault((stage, tensor), Comparison())
-        comparison.add(expected, found, fields.tower.trials, unfinished=unfinished)
+    def _probe_fields(self, seed: int, record: Record, chain: Chain) -> Tests:
+        fields = FiniteFields(tower(levels_of(self.replaced), _PROBES, seed, chain))
+        self._batch(record, fields)
+        return Tests(_PROBES, 0.0, _PROBES, fields.constants)
 
-    def _batch(self, fields: FiniteFields) -> None:
-        group, instance = self.group, self.instance
+    def _batch(self, record: Record, fields: FiniteFields) -> None:
+        group, instance, trials = self.group, self.instance, fields.tower.trials
         defined = {d.name: d for d in instance.program.definitions()}
         tensors = {t: instance.draw(t, defined[t].axes, defined[t].dtype, fields) for t in group.inputs}
         for t in self.bounding:
@@ -128,11 +147,12 @@ class GroupTest:
             if _compares(nest.body) and value.real is not None and value.real.shape[-1] > 1:
                 self.decided.setdefault(nest.name, set()).update(np.unique(value.real).tolist())
         for name, expected, found in masked_terms(group, tensors, fields):
-            self._compare(f"masks of {group.name}", name, expected, found, fields)
+            record.compare(f"masks of {group.name}", name, expected, found, trials)
         for split in (False, True):
             stage = f"folds of {group.name}" + (", combined" if split else "")
             for name, value in GroupRun(group, tensors, fields, split=split).run():
-                self._compare(stage, name, tensors[name], value, fields)
+                record.compare(stage, name, tensors[name], value, trials)
+            self._set_aside(record, stage)
         before: Mapping[str, Value] = {}
         for stage, phases in self.variants:
             known, results = dict(tensors), {}
@@ -140,11 +160,11 @@ class GroupTest:
                 results = evaluate_tiles_over(program, known, fields, move_last_block_back=self.target.tails == "exact")
                 known |= results
             for name, value in results.items():
-                self._compare(stage, name, tensors[name], value, fields, unfinished=True)
+                record.compare(stage, name, tensors[name], value, trials, unfinished=True)
             for name, value in before.items():
-                self._compare(stage, f"{name} as lowered", value, results[name], fields)
+                record.compare(stage, f"{name} as lowered", value, results[name], trials)
             before = results
-        self.record.notes.update(fields.notes)
+        record.notes.update(fields.notes)
 
 
 def _bounding(program: TileProgram) -> frozenset[str]:
@@ -226,7 +246,7 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     variants = [(f"tile program {part.group.name}", programs)]
     if any(p.instead is not None for p in programs):
         variants.append(_instead(part.group.name, programs))
-    GroupTest(instance, part.group, variants, part.phases[0].target, record).probe(seed)
+    GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips).probe(seed)
 
 
 def masks_vary(part: Part, instance: Instance, record: Record) -> None:

@@ -1,12 +1,13 @@
 """What a proof says, and what is collected on the way to it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.tiling.lower import Phase
 from pallasfuse.verification.compare import Comparison
+from pallasfuse.verification.value import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +64,52 @@ class Record:
     wrong: Counterexample | None = None
     bound: float = 0.0
     trials: int = 0
+    comparing: Callable[[], Comparison] = Comparison
+    irrelevant: set[tuple[str, str]] = field(default_factory=set)
+    """Comparisons that say nothing about a result."""
 
-    def counterexample(self) -> Counterexample | None:
-        if self.wrong is not None:
-            return self.wrong
+    def compare(
+        self, stage: str, tensor: str, expected: Value, found: Value, trials: int, *, unfinished: bool = False
+    ) -> None:
+        """Add one batch of trials."""
+        self.stages[stage] = None
+        if (stage, tensor) in self.irrelevant:
+            return
+        if (stage, tensor) not in self.comparisons:
+            self.comparisons[stage, tensor] = self.comparing()
+        self.comparisons[stage, tensor].add(expected, found, trials, unfinished=unfinished)
+
+    def mismatches(self) -> Iterator[Counterexample]:
+        """What differs in the comparisons that are not settled."""
         for (stage, tensor), comparison in self.comparisons.items():
             if comparison.mismatch is not None:
                 m = comparison.mismatch
-                return Counterexample(stage, tensor, m.index, m.expected, m.found)
-        return None
+                yield Counterexample(stage, tensor, m.index, m.expected, m.found)
+
+    def mismatch(self) -> Counterexample | None:
+        """The first that differs."""
+        return next(self.mismatches(), None)
+
+    def drop_mismatches(self, stage: str | None = None) -> None:
+        """Keep the comparisons (of a stage) that have found no difference; the others are not made any more."""
+        dropped = {k for k, c in self.comparisons.items() if c.mismatch is not None and stage in (None, k[0])}
+        self.irrelevant |= dropped
+        self.comparisons = {k: c for k, c in self.comparisons.items() if k not in dropped}
+
+    def counterexample(self) -> Counterexample | None:
+        return self.wrong or self.mismatch()
 
     def settle(self, needed: int, miss: float, trials: int) -> None:
         """Take stock of comparisons that needed `needed` trials each."""
-        if trials < needed and self.counterexample() is None:
+        if self.counterexample() is not None:
+            return
+        if trials < needed:
             self.uncovered[f"the bound: it needs {needed} tests, {trials} were made"] = None
         for (stage, tensor), comparison in self.comparisons.items():
-            if comparison.mismatch is None and comparison.fewest < min(needed, trials):
+            if comparison.fewest < min(needed, trials):
                 text = f"{stage}: {tensor} was determined in {comparison.fewest} of {trials} tests, {needed} are needed"
                 self.uncovered[text] = None
-        if self.counterexample() is None:
-            fewest = min((c.fewest for c in self.comparisons.values()), default=needed)
-            self.bound = max(self.bound, min(1.0, miss**fewest))
-            self.trials = max(self.trials, trials)
-            self.comparisons.clear()
+        fewest = min((c.fewest for c in self.comparisons.values()), default=needed)
+        self.bound = max(self.bound, min(1.0, miss**fewest))
+        self.trials = max(self.trials, trials)
+        self.comparisons.clear()

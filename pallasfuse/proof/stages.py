@@ -16,15 +16,13 @@ from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
 from pallasfuse.ir.tile_program import Loop
 from pallasfuse.jaxpr_frontend import Converted
-from pallasfuse.proof.instance import (
-    Instance,
-)
+from pallasfuse.proof.deciding import Tests, decide
+from pallasfuse.proof.instance import MOST_ELEMENTS, Instance, all_axes, nest_volume
 from pallasfuse.proof.result import Counterexample, Part, Record
 from pallasfuse.tiling.bounds import guards
 from pallasfuse.verification.bound import Size, miss_probability, sizes
-from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.domain import FiniteFields
-from pallasfuse.verification.field import tower
+from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.jaxprs import Equations
 from pallasfuse.verification.shrink import dims_of, shrinking
 from pallasfuse.verification.structure import Structure, terms
@@ -48,6 +46,8 @@ def duplicates(converted: Converted, record: Record) -> None:
     """Reductions that are computed once instead of twice."""
     program = converted.program
     small = shrinking(program, {})
+    if isinstance(small, Refusal) and max((nest_volume(n) for n in program.nests), default=0) <= MOST_ELEMENTS:
+        small = shrinking(program, {a: a.extent for a in all_axes(program)})
     if isinstance(small, Refusal):
         record.uncovered[f"removing duplicates: {small}"] = None
         return
@@ -89,6 +89,22 @@ def _guards(group: Group, folds: Sequence[Fold]) -> tuple[Expr, ...]:
 
 def conversion(instance: Instance, delta: float, seed: int, record: Record) -> None:
     """Every nest against the equation that it comes from, on random operands."""
+    miss = max((miss_probability(s) for s in _each_alone(instance.program)), default=0.0)
+    needed = max(2, math.ceil(math.log(delta) / math.log(miss))) if miss else 2
+
+    def over_fields(record: Record, chain: Chain) -> Tests:
+        fields = FiniteFields(tower(3, needed + 8, seed, chain))
+        _convert(instance, fields, record)
+        return Tests(needed, miss, fields.tower.trials, fields.constants)
+
+    def once(record: Record, fields: FiniteFields) -> None:
+        _convert(instance, fields, record)
+
+    tests = decide(record, instance.program, seed, over_fields, once)
+    record.settle(tests.needed, tests.miss, tests.made)
+
+
+def _convert(instance: Instance, fields: FiniteFields, record: Record) -> None:
     stage = "conversion to loops"
     record.stages[stage] = None
     converted = instance.converted
@@ -96,9 +112,6 @@ def conversion(instance: Instance, delta: float, seed: int, record: Record) -> N
     names = {v: n for n, v in converted.variable.items()}
     defined = {d.name: d for d in instance.program.definitions()}
     actual = {d.name: d for d in converted.program.definitions()}
-    miss = max((miss_probability(s) for s in _each_alone(instance.program)), default=0.0)
-    needed = max(2, math.ceil(math.log(delta) / math.log(miss))) if miss else 2
-    fields = FiniteFields(tower(3, needed + 8, seed))
     shapes: dict[Var, tuple[int, ...]] = {}
     for name, var in converted.variable.items():
         dims = dims_of(_compat.shape_of(var), actual[name].axes)
@@ -131,8 +144,7 @@ def conversion(instance: Instance, delta: float, seed: int, record: Record) -> N
             continue
         found = evaluate_nest(nest, values, fields).typed(nest.dtype)
         shaped = expected.reshape(tuple(a.extent for a in nest.axes))
-        record.comparisons.setdefault((stage, nest.name), Comparison()).add(shaped, found, fields.tower.trials)
-    record.settle(needed, miss, fields.tower.trials)
+        record.compare(stage, nest.name, shaped, found, fields.tower.trials)
 
 
 def _each_alone(program: LoopProgram) -> Iterator[Size]:

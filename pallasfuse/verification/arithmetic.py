@@ -4,7 +4,8 @@ The field operations follow Mirage, table 3, extended to a tower (see `field`). 
 a comparison of inputs) is an uninterpreted function: a random one, but the same wherever it is called.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,8 @@ import numpy as np
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.ops import OPS
 from pallasfuse.verification import field, kinds
-from pallasfuse.verification.constants import Constants
-from pallasfuse.verification.field import TURN, Array, Tower, mix
+from pallasfuse.verification.field import Array, mix
+from pallasfuse.verification.sources import Residues, Sources
 from pallasfuse.verification.value import (
     FINITE,
     NAN,
@@ -26,86 +27,21 @@ from pallasfuse.verification.value import (
     Value,
 )
 
-type Residues = list[Array | None]
-
-_NO = np.zeros(1, bool)
-_CLEAN = np.zeros(1, np.uint8)
 _UNBOUNDED = frozenset({"add", "sub", "mul", "div", "exp", "exp2", "square", "integer_pow", "pow"})
 """Operations that overflow, or underflow to a zero, though their result is a finite number other than zero."""
 
 
-class Numbers:
-    """Arithmetic on `Value`s in one tower. `notes` collects what was not interpreted."""
-
-    def __init__(self, tower: Tower, literals: Collection[int] = ()) -> None:
-        """literals: integers that inputs may be compared with; they are drawn among others."""
-        self.tower = tower
-        self.literals = sorted({n + near for n in literals for near in (-1, 0, 1)})
-        self.constants = Constants(tower)
-        self.notes: dict[str, None] = {}
-
-    # --- making values
-
-    def real(self, values: Any, dtype: str) -> Value:
-        """Known numbers, with the trials (or 1) as their last dimension."""
-        values = np.asarray(values)
-        flags = np.zeros((1,) * values.ndim, bool)
-        if not dtypes.is_float(dtype):
-            return Value(dtype, np.full_like(flags, FINITE, np.int8), flags, flags.astype(np.uint8), real=values)
-        return self._from_real(values.astype(np.float64), dtype, None)
-
-    def constant(self, value: float | int | bool, dtype: str, rank: int) -> Value:
-        shape = (1,) * (rank + 1)
-        if not dtypes.is_float(dtype):
-            return self.real(np.full(shape, value), dtype)
-        value = float(value)
-        residues = self.constants.embed(value if np.isfinite(value) else 0.0, dtype)
-        return self._from_real(np.full(shape, value), dtype, [r.reshape((1,) * rank + r.shape[-1:]) for r in residues])
-
-    def random(self, shape: Sequence[int], dtype: str) -> Value:
-        """An input: uniform residues; small integers and fair booleans."""
-        shape = tuple(shape)
-        bad = np.zeros((1,) * (len(shape) + 1), bool)
-        kind, taint = bad.astype(np.int8), bad.astype(np.uint8)
-        generator = self.tower.generator
-        if dtype == "bool":
-            return Value(dtype, kind, bad, taint, real=generator.random((*shape, self.tower.trials)) < 0.5)
-        if not dtypes.is_float(dtype):
-            low = 0 if dtype.startswith("u") else -3
-            drawn = generator.integers(low, 6, (*shape, self.tower.trials))
-            bounds = np.iinfo(dtype)
-            near = [n for n in self.literals if bounds.min <= n <= bounds.max]
-            if near:
-                drawn = np.where(generator.random(drawn.shape) < 0.5, drawn, generator.choice(near, drawn.shape))
-            return Value(dtype, kind, bad, taint, real=drawn)
-        levels = tuple(self.tower.random(p, shape) for p in self.tower.primes)
-        return Value(dtype, kind, bad, taint, levels, self.tower.random(TURN, shape))
-
-    def squares(self, value: Value) -> Value:
-        """Positive numbers, from any."""
-        levels = tuple(None if x is None else x * x % p for x, p in zip(value.levels, self.tower.primes, strict=True))
-        return replace(value, levels=levels)
-
-    def _from_real(
-        self, values: Array, dtype: str, residues: Residues | None, bad: Array = _NO, taint: Array = _CLEAN
-    ) -> Value:
-        if residues is None:
-            residues = list(self.constants.dyadic(np.where(np.isfinite(values), values, 0.0)))
-        kind = np.select(
-            [np.isnan(values), values == 0, values == np.inf, values == -np.inf],
-            [NAN, ZERO, POSITIVE_INFINITY, NEGATIVE_INFINITY], FINITE,
-        ).astype(np.int8)  # fmt: skip
-        levels = tuple(None if r is None else np.where(kind == FINITE, r, 0) for r in residues[:-1])
-        turn = residues[-1]
-        turn = None if turn is None else np.where(kind == FINITE, turn, 0)
-        flat = (1,) * values.ndim
-        return Value(dtype, kind, np.broadcast_to(bad, bad.shape if bad.ndim == values.ndim else flat),
-                     np.broadcast_to(taint, taint.shape if taint.ndim == values.ndim else flat), levels, turn, values)  # fmt: skip
+class Numbers(Sources):
+    """Arithmetic on `Value`s in one tower."""
 
     # --- the operations
 
     def apply(self, op: str, args: Sequence[Value], dtype: str) -> Value:
         """`op` elementwise, with broadcasting of unit dimensions."""
+        result = self._apply(op, args, dtype)
+        return self.of_constants(result) if all(a.constant for a in args) else result
+
+    def _apply(self, op: str, args: Sequence[Value], dtype: str) -> Value:
         kind_of_op = OPS[op].kind
         if op == "convert":
             return self._convert(args[0], dtype)
@@ -124,7 +60,7 @@ class Numbers:
         result: Value = rule(*args) if rule is not None else self._uninterpreted(op, args)
         return result.typed(dtype)
 
-    def _flags(self, args: Sequence[Value]) -> tuple[Array, Array]:
+    def flags(self, args: Sequence[Value]) -> tuple[Array, Array]:
         bad, taint = args[0].bad, args[0].taint
         for a in args[1:]:
             bad, taint = bad | a.bad, taint | a.taint
@@ -150,18 +86,18 @@ class Numbers:
         """Integers and booleans: their own arithmetic."""
         real = self._reals(op, args)
         assert real is not None
-        bad, taint = self._flags(args)
+        bad, taint = self.flags(args)
         return Value(dtype, np.zeros((1,) * real.ndim, np.int8), bad, taint, real=real)
 
     def finish(self, op: str, args: Sequence[Value], residues: Residues, kind: Array, bad: Array | None = None,
                rooted: Array | None = None) -> Value:  # fmt: skip
         """A float result from its parts; `real` where all arguments are. rooted: where it is of a negative's magnitude."""
-        args_bad, args_taint = self._flags(args)
+        args_bad, args_taint = self.flags(args)
         bad = args_bad if bad is None else args_bad | bad
         taint = args_taint if rooted is None else args_taint | np.where(rooted, ROOT, np.uint8(0))
         real = self._reals(op, args)
         if real is not None:
-            return self._from_real(real.astype(np.float64), args[0].dtype, residues, bad)
+            return self.from_real(real.astype(np.float64), args[0].dtype, residues, bad)
         clean = [
             None if r is None else np.where(kind == FINITE, r, 0) if (kind != FINITE).any() else r for r in residues
         ]
@@ -174,7 +110,11 @@ class Numbers:
             parts = [a.levels[level] for a in args]
             results.append(None if any(x is None for x in parts) else rule(p, *parts) % p)
         turns = [a.turn for a in args]
-        results.append(rule(TURN, *turns) % TURN if turn and all(t is not None for t in turns) else None)
+        results.append(
+            rule(self.tower.chain.turn, *turns) % self.tower.chain.turn
+            if turn and all(t is not None for t in turns)
+            else None
+        )
         return results
 
     def sign(self, x: Value) -> Array:
@@ -235,27 +175,26 @@ class Numbers:
         return self._mul(x.plain(), x.plain())
 
     def _pow(self, x: Value, y: Value) -> Value:
-        if (
-            y.real is not None
-            and y.real.size == 1
-            and float(y.real.reshape(-1)[0]).is_integer()
-            and abs(y.real.max()) < 64
-        ):
+        exponent = float(y.real.reshape(-1)[0]) if y.real is not None and y.real.size == 1 else math.nan
+        if exponent.is_integer() and abs(exponent) < 64:
             return self._integer_pow(x, y)
+        if (2 * exponent).is_integer() and abs(exponent) < 64:
+            root = self._integer_pow(self._sqrt(x.plain()), self.constant(int(2 * exponent), "int32", x.rank))
+            return self._special("pow", root, x, lambda v: np.power(v, exponent))
         if y.real is not None and (y.real == np.trunc(y.real)).all() and (np.abs(y.real) < 64).all():
             chosen = self.constant(1.0, x.dtype, x.rank)
             for n in np.unique(y.real):
-                power = self._integer_pow(x.plain(), self.constant(int(n), "int32", x.rank))
-                chosen = self.choose(y.real == n, power, chosen)
+                whole = self._integer_pow(x.plain(), self.constant(int(n), "int32", x.rank))
+                chosen = self.choose(y.real == n, whole, chosen)
             return replace(chosen, bad=chosen.bad | y.bad, taint=chosen.taint | y.taint)
         levels: Residues = []
         for i, p in enumerate(self.tower.primes):
-            base, exponent = x.levels[i], y.levels[i + 1] if i + 1 < self.tower.levels else None
-            if base is None or exponent is None:
+            base, power = x.levels[i], y.levels[i + 1] if i + 1 < self.tower.levels else None
+            if base is None or power is None:
                 levels.append(None)
             else:
                 q = self.tower.primes[i + 1]
-                levels.append(self.tower.root_power(i, exponent * self.tower.root_logarithm(i, base) % q) % p)
+                levels.append(self.tower.root_power(i, power * self.tower.root_logarithm(i, base) % q) % p)
         kind = np.where((x.kind == FINITE) & (y.kind == FINITE), FINITE, NAN).astype(np.int8)
         unusual = (x.kind != FINITE) | (y.kind != FINITE)
         return self.finish("pow", (x, y), [*levels, None], kind, bad=unusual, rooted=self.sign(x) < 0)
@@ -267,7 +206,7 @@ class Numbers:
 
     def _sign(self, x: Value) -> Value:
         sign = self.sign(x)
-        residues: Residues = [sign % p for p in (*self.tower.primes, TURN)]
+        residues: Residues = [sign % p for p in self.constants.moduli]
         return self._special("sign", self.finish("sign", (x,), residues, x.kind), x)
 
     def _sqrt(self, x: Value) -> Value:
@@ -306,13 +245,13 @@ class Numbers:
         scaled = replace(x.plain(), levels=tuple(residues[:-1]), turn=residues[-1])
         result = self._exp(scaled)
         real = self._reals("exp2", (x,))
-        return result if real is None else self._from_real(real, x.dtype, [*result.levels, None], result.bad)
+        return result if real is None else self.from_real(real, x.dtype, [*result.levels, None], result.bad)
 
     def _formula(self, op: str, x: Value, result: Value) -> Value:
         """A function written as a formula: its own special values and real numbers."""
         real = self._reals(op, (x,))
         if real is not None:
-            return self._from_real(real.astype(np.float64), x.dtype, [*result.levels, result.turn], result.bad)
+            return self.from_real(real.astype(np.float64), x.dtype, [*result.levels, result.turn], result.bad)
         return self._special(op, result, x)
 
     def _expm1(self, x: Value) -> Value:
@@ -373,7 +312,7 @@ class Numbers:
                 return Value(
                     dtype, np.zeros((1,) * whole.ndim, np.int8), x.bad, x.taint, tuple(residues[:-1]), residues[-1]
                 )
-            return self._from_real(x.real.astype(np.float64), dtype, residues, x.bad, x.taint)
+            return self.from_real(x.real.astype(np.float64), dtype, residues, x.bad, x.taint)
         if x.real is not None:
             with np.errstate(all="ignore"):
                 real = x.real != 0 if dtype == "bool" else np.trunc(x.real).astype(np.int64)
@@ -391,7 +330,7 @@ class Numbers:
         leaves = np.isfinite(real) & (real != 0) & ((size >= infinite) | (size <= zero))
         if not leaves.any():
             return x.typed(dtype)
-        return self.choose(leaves, self._from_real(special, dtype, None), x).typed(dtype)
+        return self.choose(leaves, self.from_real(special, dtype, None), x).typed(dtype)
 
     def integers_from(self, key: Array, dtype: str, bad: Array, taint: Array) -> Value:
         """Small integers (or booleans) that look random, from 64-bit keys."""
@@ -429,7 +368,7 @@ class Numbers:
         return choose_members(where, result, a, b) if a.members or b.members else result
 
     def _compare(self, op: str, args: list[Value]) -> Value:
-        bad, taint = self._flags(args)
+        bad, taint = self.flags(args)
         if op == "is_finite":
             real = args[0].kind <= ZERO if args[0].levels else np.ones((1,) * (args[0].rank + 1), bool)
             return Value("bool", np.zeros((1,) * real.ndim, np.int8), bad, taint, real=np.asarray(real))
@@ -481,10 +420,10 @@ class Numbers:
         return Value(dtype, np.zeros((1,) * key.ndim, np.int8), bad, taint, tuple(residues[:-1]), residues[-1])
 
     def _uninterpreted(self, op: str, args: Sequence[Value]) -> Value:
-        bad, taint = self._flags(args)
+        bad, taint = self.flags(args)
         real = self._reals(op, args)
         if real is not None:
-            return self._from_real(real.astype(np.float64), args[0].dtype, None, bad, taint)
+            return self.from_real(real.astype(np.float64), args[0].dtype, None, bad, taint)
         self.notes[op] = None
         result = self.fresh(self.key(op, args), args[0].dtype, bad, taint)
         if len(args) == 1:

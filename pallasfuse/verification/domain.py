@@ -78,7 +78,7 @@ class FiniteFields(Numbers):
         result_bad = value.bad.any(dims, keepdims=True)
         result_taint = np.bitwise_or.reduce(value.taint, axis=dims, keepdims=True)
         if real is not None:
-            return self._from_real(real, value.dtype, residues, result_bad, result_taint)
+            return self.from_real(real, value.dtype, residues, result_bad, result_taint)
         clean = [None if r is None else np.where(kind == FINITE, r, 0) for r in residues]
         return Value(value.dtype, kind, result_bad, result_taint, tuple(clean[:-1]), clean[-1])
 

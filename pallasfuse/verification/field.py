@@ -11,7 +11,7 @@ Z_(p_i) "positive" means "is a square": products and quotients of positive numbe
 positive number has exactly one positive square root, and exponentials are positive. Sums of positive numbers need not be positive:
 that is where the analogy ends, and where `taint` comes in (see `value`).
 
-Sines and cosines are powers of an element of order `TURN` in the norm-one groups of the Z_(p_i)[i], of order p_i + 1.
+Sines and cosines are powers of an element of order `turn` in the norm-one groups of the Z_(p_i)[i], of order p_i + 1.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,17 @@ CHAIN = (2136452639, 1068226319, 534113159, 267056579)
 """p_i = 2 p_(i+1) + 1; all are 3 mod 4 and 2 mod 3, and 2, 3, 5, 7, 11 and 13 are squares modulo the first two."""
 TURN = 635849
 """A prime that divides every p_i + 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A Cunningham chain of primes, with a prime that divides every p_i + 1."""
+
+    primes: tuple[int, ...]
+    turn: int
+
+
+STANDARD = Chain(CHAIN, TURN)
 
 
 def power(base: Array, exponent: int, p: int) -> Array:
@@ -98,10 +109,9 @@ _BABY_STEPS = 1 << 22
 _FILTER_BITS = 26
 
 
-@lru_cache
-def _discrete_logarithm_table(level: int) -> tuple[int, Array, Array, Array]:
-    """A generator g of the squares mod p_level, its first powers sorted, their exponents, and a filter of their low bits."""
-    p = CHAIN[level]
+@lru_cache(maxsize=2 * len(CHAIN))
+def _discrete_logarithm_table(p: int) -> tuple[int, Array, Array, Array]:
+    """A generator g of the squares mod p, its first powers sorted, their exponents, and a filter of their low bits."""
     g = 4
     values = np.ones(1, np.int64)
     while values.size < _BABY_STEPS:
@@ -112,10 +122,10 @@ def _discrete_logarithm_table(level: int) -> tuple[int, Array, Array, Array]:
     return g, values[exponents], exponents, seen
 
 
-def discrete_logarithm(x: Array, level: int) -> Array:
-    """The exponent mod p_(level+1) to which the generator 4 gives `magnitude(x)` (baby steps, giant steps)."""
-    p, order = CHAIN[level], CHAIN[level + 1]
-    g, values, exponents, seen = _discrete_logarithm_table(level)
+def discrete_logarithm(x: Array, p: int) -> Array:
+    """The exponent mod (p - 1) / 2 to which the generator 4 gives `magnitude(x)` (baby steps, giant steps)."""
+    order = p // 2
+    g, values, exponents, seen = _discrete_logarithm_table(p)
     current = magnitude(x, p).reshape(-1)
     result = np.zeros(current.shape, np.int64)
     active = np.arange(current.size)
@@ -147,6 +157,7 @@ class Tower:
 
     levels: int
     trials: int
+    chain: Chain
     generator: np.random.Generator
     seeds: Array
     """One 64-bit seed for each trial, for the uninterpreted functions."""
@@ -158,7 +169,7 @@ class Tower:
 
     @property
     def primes(self) -> tuple[int, ...]:
-        return CHAIN[: self.levels]
+        return self.chain.primes[: self.levels]
 
     def random(self, p: int, shape: Sequence[int]) -> Array:
         """Uniform residues, fresh for each trial."""
@@ -166,7 +177,7 @@ class Tower:
 
     def root_power(self, level: int, exponent: Array) -> Array:
         """w_level ** exponent."""
-        p = CHAIN[level]
+        p = self.primes[level]
         table = self.windows[level]
         trial = np.arange(self.trials)
         result: Array = table[0][exponent & 15, trial]
@@ -176,16 +187,16 @@ class Tower:
 
     def root_logarithm(self, level: int, x: Array) -> Array:
         """The exponent of w_level that gives `magnitude(x)`."""
-        order = CHAIN[level + 1]
-        base = inverse(discrete_logarithm(self.roots[level], level), order)
-        return np.asarray(discrete_logarithm(x, level) * base % order)
+        p, order = self.primes[level : level + 2]
+        base = inverse(discrete_logarithm(self.roots[level], p), order)
+        return np.asarray(discrete_logarithm(x, p) * base % order)
 
     def turn(self, level: int, angle: Array) -> tuple[Array, Array]:
         """Cosine and sine of `angle` steps of the circle, by doubling and adding."""
-        p = CHAIN[level]
+        p = self.primes[level]
         c, s = self.turns[level]
         rc, rs = np.ones_like(c), np.zeros_like(s)
-        for bit in range(TURN.bit_length()):
+        for bit in range(self.chain.turn.bit_length()):
             on = (angle >> bit) & 1 == 1
             nc, ns = (rc * c - rs * s) % p, (rs * c + rc * s) % p
             rc, rs = np.where(on, nc, rc), np.where(on, ns, rs)
@@ -193,12 +204,12 @@ class Tower:
         return rc, rs
 
 
-def tower(levels: int, trials: int, seed: int) -> Tower:
+def tower(levels: int, trials: int, seed: int, chain: Chain = STANDARD) -> Tower:
     """Fresh roots and seeds for `trials` trials; levels is 1 + how deep exponentials and logarithms nest, at most 4."""
     generator = np.random.default_rng(seed)
-    levels = min(levels, len(CHAIN))
+    levels = min(levels, len(chain.primes))
     roots, windows = [], []
-    for p in CHAIN[: levels - 1]:
+    for p in chain.primes[: levels - 1]:
         root = generator.integers(2, p - 1, trials)
         root = root * root % p
         roots.append(root)
@@ -215,21 +226,22 @@ def tower(levels: int, trials: int, seed: int) -> Tower:
     return Tower(
         levels,
         trials,
+        chain,
         generator,
         seeds,
         tuple(roots),
         tuple(windows),
-        tuple(_circle(generator, trials, p) for p in CHAIN[:levels]),
+        tuple(_circle(generator, trials, p, chain.turn) for p in chain.primes[:levels]),
     )
 
 
-def _circle(generator: np.random.Generator, trials: int, p: int) -> tuple[Array, Array]:
-    """An element of order TURN of the norm-one group for each trial: (a + bi) / (a - bi), to the power (p + 1) / TURN."""
+def _circle(generator: np.random.Generator, trials: int, p: int, turn: int) -> tuple[Array, Array]:
+    """An element of order `turn` of the norm-one group for each trial: (a + bi) / (a - bi), to the power (p + 1) / turn."""
     a, b = generator.integers(1, p, (2, trials))
     scale = inverse((a * a % p + b * b % p) % p, p)
     c, s = (a * a - b * b) % p * scale % p, 2 * a * b % p * scale % p
     rc, rs = np.ones_like(c), np.zeros_like(s)
-    exponent = (p + 1) // TURN
+    exponent = (p + 1) // turn
     while exponent:
         if exponent & 1:
             rc, rs = (rc * c - rs * s) % p, (rs * c + rc * s) % p

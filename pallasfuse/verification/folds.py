@@ -84,15 +84,7 @@ class GroupRun:
         short = Axis(rolled.name, len(part))
         results = []
         for a in fold.accumulators:
-            term = _with_positions(a.term, rolled)
-            tensors = {_POSITIONS: self.fields.integers(part, "int32")}
-            for node in postorder(term):
-                if isinstance(node, Read) and node.tensor != _POSITIONS:
-                    value = frames[node.tensor] if node.tensor in frames else self.tensors[node.tensor]
-                    for dim, axis in enumerate(node.indices):
-                        if axis == rolled:
-                            value = value.take((slice(None),) * dim + (part,))
-                    tensors[node.tensor] = value
+            term, tensors = self._of_part(a.term, part, self.tensors | dict(frames))
             over = tuple(short if x == rolled else x for x in fold.nest.reduced)
             space = fold.nest.axes + over
             full = evaluate_over(rename_axes(term, {rolled: short}), space, tensors, self.fields)
@@ -101,6 +93,24 @@ class GroupRun:
             folded = self.fields.reduce(a.reducer, full, dims, a.dtype)
             results.append(folded.reshape(tuple(x.extent for x in fold.nest.axes)))
         return results
+
+    def _of_part(self, term: Expr, part: Array, tensors: Mapping[str, Value]) -> tuple[Expr, dict[str, Value]]:
+        """(term, tensors) over some positions of the rolled axis. Every read has a tensor of its own: one tensor may be read
+        along the rolled axis in one place and along another axis in the next."""
+        rolled = self.group.rolled
+        reads: dict[Expr, Expr] = {}
+        taken: dict[str, Value] = {_POSITIONS: self.fields.integers(part, "int32")}
+        for number, node in enumerate(postorder(term)):
+            match node:
+                case Index(axis, dtype) if axis == rolled:  # a read, so that a part of the positions can be taken
+                    reads[node] = read(_POSITIONS, (axis,), dtype)
+                case Read(tensor, indices, dtype):
+                    name = f"{tensor}@{number}"
+                    reads[node] = read(name, indices, dtype)
+                    taken[name] = tensors[tensor]
+                    for dim in (d for d, axis in enumerate(indices) if axis == rolled):
+                        taken[name] = taken[name].take((slice(None),) * dim + (part,))
+        return substitute(term, reads), taken
 
     def _moved(self, fold: Fold, state: list[Value], old: Mapping[str, Value], new: Mapping[str, Value]) -> list[Value]:
         """The accumulators, expressed at other frames."""
@@ -131,11 +141,3 @@ class GroupRun:
     def _combined(self, fold: Fold, a: list[Value], b: list[Value]) -> list[Value]:
         return [self.fields.apply(x.reducer.combine, [p, q], x.dtype)
                 for x, p, q in zip(fold.accumulators, a, b, strict=True)]  # fmt: skip
-
-
-def _with_positions(term: Expr, rolled: Axis) -> Expr:
-    """Positions along the rolled axis as a read, so that a part of them can be taken."""
-    reads: dict[Expr, Expr] = {
-        n: read(_POSITIONS, (n.axis,), n.dtype) for n in postorder(term) if isinstance(n, Index) and n.axis == rolled
-    }
-    return substitute(term, reads)

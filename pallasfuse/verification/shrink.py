@@ -6,23 +6,31 @@ number that is taken for an extent by mistake is the same number everywhere.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import combinations, pairwise
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import combinations, pairwise, product
 from typing import Any
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.domain import FLOAT64, Array
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, index, postorder, read, rebuild
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 
 _COEFFICIENTS = frozenset({2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24})
 """Counts that may also be coefficients of a repair: they do not shrink."""
 _SHORT = 32
-"""Axes up to this extent may be kept as they are."""
+_RATHER_SHORT = 128
+"""Axes up to these extents may be kept as they are: those whose extents become floats, those of which numbers are computed."""
+_ROUNDING = {"float64": 1e-12, "float32": 5e-7, "float16": 2e-3, "bfloat16": 1e-2}
+"""How far a folded constant may be from the number that it stands for."""
 _KEPT = 4
 """Integers up to this size are not taken for extents."""
+
+
+_NOTHING: frozenset[str] = frozenset()
+_STRIDES, _OFFSETS = frozenset({"mul", "div", "rem"}), frozenset({"add", "sub"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +41,9 @@ class Shrinking:
     integers: Mapping[int, int]
     counts: Mapping[int, int]
     """Volumes of reduced axes, which divide means."""
+    computed: Mapping[float, float] = field(default_factory=dict)
+    """Numbers that the program computes of such volumes, N - 1 or the root of N, as they are over short axes: a plan may have
+    folded them."""
 
     def axis(self, axis: Axis) -> Axis:
         return Axis(axis.name, self.extents[axis.extent])
@@ -41,7 +52,12 @@ class Shrinking:
         """What a constant becomes."""
         if isinstance(value, bool) or dtype == "bool":
             return value
-        return self._float(float(value)) if dtypes.is_float(dtype) else self._integer(int(value))
+        if not dtypes.is_float(dtype):
+            return self._integer(int(value))
+        near = [n for n in self.computed if math.isclose(n, value, rel_tol=_ROUNDING[dtype])]
+        if near:
+            return self.computed[min(near, key=lambda n: abs(n - value))]
+        return self._float(float(value))
 
     def _integer(self, value: int) -> int:
         if value < 0:
@@ -105,11 +121,24 @@ class Shrinking:
 def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | Refusal:
     """The map under which each axis has at most its `wanted` extent (default 2). Axes of one extent keep one extent; along
     axes that positions are compared on, longer ones stay at least as long."""
+    small = _shrinking(program, wanted, frozenset())
+    if not isinstance(small, Refusal):
+        found = _with_computed(program, small)
+        if not isinstance(found, Refusal):
+            return found
+        # a number stands for two: the extents that numbers are computed of stay as they are
+        small = _shrinking(program, wanted, _computed_of(program))
+    return small if isinstance(small, Refusal) else _with_computed(program, small)
+
+
+def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: frozenset[int]) -> Shrinking | Refusal:
+    """unchanged: extents that stay, unless they are long."""
     axes = {a for d in program.definitions() for a in d.axes} | {
         a for n in program.nests if isinstance(n, Nest) for a in n.reduced
     }
-    cast = _cast_integers(program)
+    cast, uses = _cast_integers(program), _uses(program)
     kept = _counted(program) | {a for a in axes if a.extent in cast and a.extent <= _SHORT}
+    kept |= {a for a in axes if a.extent in unchanged and a.extent <= _RATHER_SHORT}
     extents: dict[int, int] = {}
     for axis in axes:
         short = axis.extent if axis in kept else min(axis.extent, wanted.get(axis, 2))
@@ -122,15 +151,62 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
     for spread in (2, 3):
         for chosen in combinations(sorted(axes), spread):
             stride, small = math.prod(a.extent for a in chosen), math.prod(extents[a.extent] for a in chosen)
-            if integers.setdefault(stride, small) != small and stride in integers_of(program):
+            if integers.setdefault(stride, small) != small and uses.get(stride, _NOTHING) & _STRIDES:
                 return Refusal(f"{stride} is the product of different axes, which shrink differently")
     for a, b in combinations(sorted(extents), 2):
-        integers.setdefault(b - a, extents[b] - extents[a])
+        is_offset = {a, b} <= positional and _NOTHING < uses.get(b - a, _NOTHING) <= _OFFSETS
+        integers |= {b - a: extents[b] - extents[a]} if is_offset or b - a not in integers else {}
     counts = {}
     for nest in program.nests:
         if isinstance(nest, Nest) and volume(nest.reduced) > 1 and volume(nest.reduced) not in _COEFFICIENTS:
             counts[volume(nest.reduced)] = math.prod(extents[a.extent] for a in nest.reduced)
-    return Shrinking(extents, {k: v for k, v in integers.items() if k > _KEPT or k in extents or k == v}, counts)
+    kept_integers = {k: v for k, v in integers.items() if k > _KEPT or k in extents or k == v}
+    return Shrinking(extents, kept_integers, counts)
+
+
+def _computed_of(program: LoopProgram) -> frozenset[int]:
+    """The whole numbers in computations on constants only."""
+    bodies = [n.body for n in program.nests if isinstance(n, Nest) and not n.axes and not n.reduced]
+    numbers = [n.value for n in postorder(*bodies) if isinstance(n, Const) and n.dtype != "bool"]
+    return frozenset(int(n) for n in numbers if math.isfinite(n) and n == int(n))
+
+
+def _with_computed(program: LoopProgram, small: Shrinking) -> Shrinking | Refusal:
+    """The same map, for numbers that the program computes of constants, too."""
+    images: dict[float, float] = {}
+    for actual, short in _computed(program, small):
+        if images.setdefault(actual, short) != short:
+            return Refusal(f"{actual:g} is computed of different extents")
+    images = {n: short for n, short in images.items() if small.number(n, "float64") != short}
+    literals = {float(n.value) for nest in program.nests if isinstance(nest, Nest) for n in postorder(nest.body)
+                if isinstance(n, Const) and dtypes.is_float(n.dtype)} if images else set()  # fmt: skip
+    for n, literal in product(images, literals):
+        if math.isclose(n, literal, rel_tol=_ROUNDING["float32"]):
+            return Refusal(f"{literal:g} is a number, and is computed of extents")
+    return replace(small, computed=images)
+
+
+def _computed(program: LoopProgram, small: Shrinking) -> Iterator[tuple[float, float]]:
+    """(a number that is computed of constants, the same over short axes)"""
+    known: dict[str, tuple[Array, Array]] = {}
+    for nest in program.nests:
+        if not isinstance(nest, Nest) or nest.is_reduction or not nest.reads <= known.keys():
+            continue
+        values: dict[Expr, tuple[Array, Array]] = {}
+        for node in postorder(nest.body):
+            match node:
+                case Const(value, dtype):
+                    actual, short = (FLOAT64.constant(n, dtype, 0) for n in (value, small.number(value, dtype)))
+                    values[node] = actual, short
+                case Read(tensor):
+                    values[node] = known[tensor]
+                case Apply(op, args, dtype) if all(a in values for a in args):
+                    actual, short = (FLOAT64.apply(op, [values[a][n] for a in args], dtype) for n in (0, 1))
+                    values[node] = actual, short
+                    if dtypes.is_float(dtype) and math.isfinite(actual.item()):
+                        yield actual.item(), short.item()
+        if nest.body in values:
+            known[nest.name] = values[nest.body]
 
 
 def _counted(program: LoopProgram) -> set[Axis]:
@@ -180,6 +256,18 @@ def integers_of(program: LoopProgram) -> set[int]:
                 for n in postorder(nest.body)
                 if isinstance(n, Const) and n.dtype.startswith(("int", "uint"))
             }
+    return found
+
+
+def _uses(program: LoopProgram) -> dict[int, frozenset[str]]:
+    """The operations in which each integer literal stands."""
+    found: dict[int, frozenset[str]] = {}
+    for nest in program.nests:
+        applied = [n for n in postorder(nest.body) if isinstance(n, Apply)] if isinstance(nest, Nest) else []
+        for node in applied:
+            for n in node.args:
+                if isinstance(n, Const) and dtypes.is_integer(n.dtype):
+                    found[abs(int(n.value))] = found.get(abs(int(n.value)), _NOTHING) | {node.op}
     return found
 
 

@@ -42,6 +42,8 @@ class Value:
     members: tuple["Value", ...] = ()
     """What this is the opaque maximum or minimum of."""
     mode: Literal["max", "min", ""] = ""
+    constant: bool = False
+    """True for a number of the program, and what is computed of such: known, and the same everywhere."""
 
     @property
     def rank(self) -> int:
@@ -63,7 +65,7 @@ class Value:
             self.dtype, change(self.kind), change(self.bad), change(self.taint),
             tuple(None if x is None else change(x) for x in self.levels),
             None if self.turn is None else change(self.turn), None if self.real is None else change(self.real),
-            tuple(m.map(change) for m in self.members), self.mode,
+            tuple(m.map(change) for m in self.members), self.mode, self.constant,
         )  # fmt: skip
 
     def broadcast(self, shape: tuple[int, ...]) -> "Value":

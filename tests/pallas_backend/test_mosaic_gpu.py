@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pallasfuse as pf
 from benchmarks import h100
 from pallasfuse import execution, placement, primitive
-from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape
+from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape, mosaic_space, shared_memory
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
 TARGET = "mosaic_gpu"
@@ -63,6 +63,7 @@ INTERPRETED = [
     "sum of biased",
     "soft cap",
     "window",
+    "half causal",
     "squared",
     "two products",
     "odd mask",
@@ -147,8 +148,8 @@ def test_states_without_a_buffer_leave_from_registers(interpreted, monkeypatch, 
     options = {"parts": 2, "tiles": (("i", 128), (rolled, 128))}
     program = kernel_of(plain, arrays, **options)[1].program
     shape = mosaic_rules.examine(program)
-    assert len(mosaic_rules.direct(program, shape)) == 1
-    assert mosaic_rules.shared_bytes(program, shape) <= mosaic_rules.SHARED_BYTES
+    assert len(mosaic_space.direct(program, shape)) == 1
+    assert mosaic_space.shared_bytes(program, shape) <= mosaic_space.SHARED_BYTES
     (ours,) = interpreted(plain, arrays, **options)
     (exact,) = in_float64(plain, arrays)
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
@@ -282,6 +283,21 @@ def test_every_variant_lowers_to_one_kernel(name):
     assert kernel.target.name == ("triton" if name == "few" else TARGET), kernel.declined
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["half scores", "half causal"])
+def test_rows_of_half_precision_are_carried_while_warpgroups_take_turns(name, dtype):
+    """What the loop carries passes a barrier of the optimiser, which takes no single half-precision value of a register."""
+    variant = replace(VARIANTS[name], heads=(16, 16), queries=2048, keys=2048)
+    arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.eval_shape(lambda: variant.arrays(dtype))]
+    _, kernel = kernel_of(variant.function, arrays)
+    assert kernel.target.name == TARGET, kernel.declined
+    loop = mosaic_rules.examine(kernel.program).loop
+    assert any(c.dtype == dtype for c in loop.carries)
+    assert (kernel.program.alternate, kernel.program.warps) == (True, 8)
+    text = h100.lower(pf.fuse(variant.function, target=TARGET), arrays).as_text()
+    assert len(re.findall(r"custom_call @mosaic_gpu", text)) == 1
+
+
 def test_a_missing_wait_is_a_race(interpreted, monkeypatch):
     arrays = VARIANTS["plain"].arrays("bfloat16")
     monkeypatch.setattr(plgpu, "barrier_wait", lambda *args, **kwargs: None)
@@ -306,6 +322,22 @@ def test_what_does_not_fit_goes_to_another_target_with_the_reason():
     assert "loops" in reason(lambda x: jax.nn.softmax(x, axis=-1), (256, 4096))
     explained = str(pf.fuse(plain).explain(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in QKV), target=TARGET))
     assert "emitted for triton; mosaic_gpu: " in explained
+
+
+def test_carried_values_that_no_register_layout_holds_are_refused():
+    arrays = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in QKV]
+    program = kernel_of(VARIANTS["half scores"].function, arrays)[1].program
+    shape = mosaic_rules.examine(program)
+
+    def problem(change):
+        carries = tuple(change(c) for c in shape.loop.carries)
+        body = tuple(replace(s, carries=carries) if s is shape.loop else s for s in program.body)
+        return mosaic_rules.problem(replace(program, body=body, instead=None))
+
+    assert problem(lambda c: c) is None
+    assert "carried as int32" in problem(lambda c: replace(c, dtype="int32"))
+    assert "carried as bfloat16" in problem(lambda c: replace(c, dtype="bfloat16") if len(c.axes) == 3 else c)
+    assert "over []" in problem(lambda c: replace(c, axes=()))
 
 
 def test_an_emitter_refuses_what_the_rules_refuse():
@@ -347,9 +379,9 @@ def test_space_is_counted():
     shape = mosaic_rules.examine(kernel.program)
     rows, keys = 64 * 128 * 2, 128 * 128 * 2  # few blocks: small ones
     barriers = 8 * (2 * (2 * 2 + 1) + 1 + 1)  # two slots of keys and of values, one of queries, and two more
-    expected = 2 * rows + 2 * 2 * keys + mosaic_rules.RESERVED_BYTES + 1024 + barriers
-    assert mosaic_rules.shared_bytes(kernel.program, shape) == expected
-    assert not mosaic_rules.staging(kernel.program, shape)
+    expected = 2 * rows + 2 * 2 * keys + shared_memory.RESERVED_BYTES + 1024 + barriers
+    assert mosaic_space.shared_bytes(kernel.program, shape) == expected
+    assert not mosaic_space.staging(kernel.program, shape)
     assert mosaic_rules.registers(kernel.program, shape) < mosaic_rules.REGISTERS_PER_THREAD
     rolled = kernel.schedule.rolled.name
     _, kernel = kernel_of(causal, arrays, tiles=(("i", 128), (rolled, 256)), stages=4)

@@ -129,6 +129,20 @@ def with_sum(q, k, v, bias):
     return out.astype(v.dtype), (s * bias).sum(-1)
 
 
+def half_scores(q, k, v):
+    """Scores, their maximum and their exponentials in the type of the operands, as modules that users write have them."""
+    s = jnp.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+    return jnp.einsum("hij,jhd->ihd", jax.nn.softmax(s, axis=-1), v)
+
+
+def half_causal(q, k, v):
+    """The mask's value is finite and of that type."""
+    s = jnp.einsum("ihd,jhd->hij", q, k) / q.shape[-1] ** 0.5
+    i, j = positions(s)
+    s = jnp.where(i >= j, s, jnp.finfo(s.dtype).min)
+    return jnp.einsum("hij,jhd->ihd", jax.nn.softmax(s, axis=-1), v)
+
+
 def squared(q, k, v):
     """No softmax at all: a sum of products of rectified scores, normalized by their sum."""
     s = jax.nn.relu(scores(q, k))
@@ -170,6 +184,8 @@ VARIANTS = {
     "gate": Variant(gated, more=(((160, 2, 64), ""),)),
     "log sum": Variant(with_log_sum),
     "sum of biased": Variant(with_sum, more=(((2, 160, 192), ""),)),
+    "half scores": Variant(half_scores),
+    "half causal": Variant(half_causal, queries=192),
     "squared": Variant(squared),
     "shared keys": Variant(shared_keys, heads=(4, 2)),
     "two products": Variant(two_products),

@@ -115,7 +115,7 @@ def test_a_discrete_logarithm_undoes_a_power():
         assert (fields.root_logarithm(level, power) == exponent).all()
         assert (fields.root_logarithm(level, -power % CHAIN[level]) == exponent).all()  # of the magnitude
         x = random_residues(CHAIN[level], 5)
-        found = field.discrete_logarithm(x, level)
+        found = field.discrete_logarithm(x, CHAIN[level])
         magnitudes = field.magnitude(x, CHAIN[level])
         assert [pow(4, int(n), CHAIN[level]) for n in found] == magnitudes.tolist()
 

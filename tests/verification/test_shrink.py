@@ -2,13 +2,16 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Index, postorder
 from pallasfuse.ir.loop_program import Nest, verify
+from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.verification.shrink import Shrinking, dims_of, shrinking, small_integers
 from tests.programs_by_name import PROGRAMS, attention, masked_attention, program, program_of, softmax, variance
 
@@ -146,3 +149,41 @@ def test_dimensions_of_an_array():
     assert dims_of((6, 1, 4), axes) == [(axes[0], axes[1]), (), (axes[2],)]
     assert dims_of((2, 12), axes) == [(axes[0],), (axes[1], axes[2])]
     assert dims_of((), []) == []
+
+
+# --- numbers that are computed of extents
+
+
+def shrinking_of(function, *shapes):
+    program = convert(jax.make_jaxpr(function)(*[jax.ShapeDtypeStruct(s, "float32") for s in shapes])).program
+    return program, shrinking(program, {})
+
+
+def computing(count):
+    def function(x):
+        return jnp.sum(x, -1) / jnp.sqrt(jnp.float32(count)), jnp.sum(x * x, -1) / (jnp.float32(count) - 1)
+
+    return function
+
+
+def test_numbers_that_are_computed_of_a_count_shrink_with_it():
+    _, small = shrinking_of(computing(4096), (8, 4096))
+    (short,) = {e for n, e in small.extents.items() if n == 4096}
+    for actual, expected in ((np.sqrt(4096), np.sqrt(short)), (4095, short - 1), (4096, short)):
+        assert small.number(float(np.float32(actual)), "float32") == pytest.approx(expected)
+    assert small.number(63.0, "float32") == 63.0
+
+
+def test_a_number_that_is_also_computed_of_an_extent_keeps_the_extent():
+    """64 is the root of 4096; 8 that of 64."""
+    _, small = shrinking_of(lambda x: computing(64)(8.0 * x), (5, 64))
+    assert isinstance(small, Shrinking)
+    assert small.extents[64] == 64
+    assert small.number(8.0, "float32") == 8.0
+    assert small.extents[5] == 2
+
+
+def test_a_number_that_is_also_computed_of_a_long_extent_is_refused():
+    _, small = shrinking_of(lambda x: computing(4096)(64.0 * x), (5, 4096))
+    assert isinstance(small, Refusal)
+    assert "64" in str(small)

@@ -1,0 +1,287 @@
+"""The check: before a plan is used on a device at hand, its kernels are timed against what XLA makes of the same parts, once.
+
+First every kernel alone, then, if any is left, the whole call: what a kernel gains may be lost by what XLA could have fused around
+it. Ties are XLA's. A kernel that does not compile, or fails when it first runs, is replaced by the next way to run it, or by XLA.
+Verdicts are kept in the store (`store.py`), so that a program is checked once for each kind of device; equal parts are one.
+"""
+
+import math
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from pallasfuse.execution import execute
+from pallasfuse.isolation import apart
+from pallasfuse.measure import Measured, compare, compiled, is_shortage
+from pallasfuse.options import FuseOptions
+from pallasfuse.parts import primitives, way, whole_key
+from pallasfuse.pipeline import Kernel, Plan, revised
+from pallasfuse.placement import Placed
+from pallasfuse.store import Record
+from pallasfuse.subjects import XLA, Bench, Subject
+from pallasfuse.verdicts import WHOLE_CALL, Verdict
+
+BUDGET_S = 0.25
+"""What the timed calls of one comparison may take together."""
+_OURS = "fused"
+_OTHER_WAYS = 3
+"""So many other ways to run a kernel are tried when its own fails."""
+_UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
+"""A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
+
+
+def wanted(options: FuseOptions) -> bool:
+    """Are plans with these options to be checked? Who asks for a target, for tiles or for everything (`strict`) gets what was asked
+    for, unless `check` is True; `PALLASFUSE_CHECK=0` switches every check off."""
+    asked = options.target or options.strict or _tiled(options)
+    return not _off(options) and (options.check is True or not asked)
+
+
+def _off(options: FuseOptions) -> bool:
+    return os.environ.get("PALLASFUSE_CHECK", "1") == "0" or options.check is False
+
+
+def _tiled(options: FuseOptions) -> bool:
+    return bool(options.tiles or options.parts or options.warps or options.stages)
+
+
+def settled(plan: Plan, device: Any) -> Plan:
+    """A plan as it is used on a device: checked, where that is wanted; else without what is known to fail, and as it was tuned."""
+    return check(plan, device) if wanted(plan.options) else unchecked(plan, device)
+
+
+def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
+    """A plan without those kernels that are not faster than XLA's on a device, with its verdicts.
+
+    measure: False looks up what is known, and measures nothing.
+    """
+    if not plan.kernels:
+        return plan
+    bench = Bench(plan, device)
+    if measure and any(_is_open(s) for s in bench.subjects):
+        apart(lambda: _measure_kernels(bench), device)
+    changes: dict[str, Placed | str] = {}
+    verdicts: list[Verdict] = []
+    for subject in bench.subjects:
+        change, verdict = _decision(bench, subject)
+        verdicts += [] if verdict is None else [verdict]
+        changes |= {} if change is None else {subject.kernel.name: change}
+    left = revised(plan, changes)
+    if left.kernels and not _is_one_kernel(left):
+        whole = _whole(bench, left, measure)
+        verdicts += [] if whole is None else [whole]
+        if whole is not None and not whole.kept:
+            times = _times(whole.ours_us, whole.xla_us)
+            left = revised(left, {k.name: f"the whole call is not faster than XLA's: {times}" for k in left.kernels})
+    return replace(left, verdicts=tuple(verdicts))
+
+
+def unchecked(plan: Plan, device: Any) -> Plan:
+    """A plan whose kernels that are known to fail on a device run in another way, or by XLA; and, unless checks are switched off,
+    whose tuned ones run in the way that was the fastest. Nothing is measured or compiled."""
+    changes: dict[str, Placed | str] = {}
+    for subject in Bench(plan, device).subjects:
+        best = None if _off(plan.options) else _fastest_way(subject)
+        entry = subject.entry(subject.way)
+        if best is not None:
+            changes |= {} if best == subject.way else {subject.kernel.name: subject.find(best) or _GONE}
+        elif entry is not None and "error" in entry:
+            known = subject.record["ways"]
+            others = ((p, known.get(subject.way_of(p))) for p, _ in islice(subject.others(), _OTHER_WAYS))
+            instead = next((p for p, other in others if other is not None and "error" not in other), None)
+            changes[subject.kernel.name] = instead or _does_not_run(entry)
+    return revised(plan, {n: c for n, c in changes.items() if c is not _GONE})
+
+
+_GONE = "a way to run it that there is no more"
+
+
+def find_failures(plan: Plan, device: Any) -> list[str]:
+    """Compile every kernel of a plan alone, and note what fails and which other way does not. Returns one line for each failure."""
+    found: list[str] = []
+
+    def try_all() -> None:
+        bench = Bench(plan, device)
+        for subject in bench.subjects:
+            _first_that_compiles(bench, subject, found)
+
+    apart(try_all, device)
+    return found
+
+
+# --- what follows from what is known
+
+
+def _winner(subject: Subject) -> str | None:
+    """The winner, when the kernel was tuned: a way to run it, or XLA's own. None where it was not, or tiles were asked for."""
+    winner: str | None = None if _tiled(subject.plan.options) else subject.record.get("winner")
+    return winner
+
+
+def _fastest_way(subject: Subject) -> str | None:
+    """Of a kernel that was tuned the fastest way to run it, for who does not ask whether XLA's is faster still."""
+    if _winner(subject) is None:
+        return None
+    timed = {n: entry["us"] for n, entry in subject.record["ways"].items() if "us" in entry}
+    return min(timed, key=timed.__getitem__, default=None)
+
+
+def _is_open(subject: Subject) -> bool:
+    return _winner(subject) is None and subject.entry(subject.way) is None
+
+
+def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verdict | None]:
+    """How a kernel is to be run otherwise, or why not at all; None: as it is. Without a verdict where nothing is known."""
+    kernel, entry = subject.kernel, subject.entry(subject.way)
+    seconds = bench.spent.get(kernel.name, 0.0)
+    winner = _winner(subject)
+    if winner is not None and winner not in (XLA, subject.way):
+        placed, best = subject.find(winner), subject.entry(winner)
+        if placed is not None and best is not None:
+            return _judged(subject, best, placed, seconds, "tuned")
+    if entry is None:
+        skipped = bench.skipped.get(kernel.name)
+        return None, None if skipped is None else Verdict(kernel.name, True, skipped, seconds=seconds)
+    if "error" not in entry:
+        return _judged(subject, entry, None, seconds, "tuned" if winner else "")
+    for placed, _ in islice(subject.others(), _OTHER_WAYS):
+        other = subject.entry(subject.way_of(placed))
+        if other is not None and "us" in other:
+            return _judged(subject, other, placed, seconds, "the way that was planned fails")
+    reason = _does_not_run(entry)
+    return reason, Verdict(kernel.name, False, reason, seconds=seconds, remembered=not seconds)
+
+
+def _does_not_run(entry: Record) -> str:
+    return f"its kernel does not run on this device ({entry['error']})"
+
+
+def _judged(
+    subject: Subject, entry: Record, placed: Placed | None, seconds: float, why: str
+) -> tuple[Placed | str | None, Verdict]:
+    ours, theirs, faster = entry["us"], entry["xla_us"], entry["faster"]
+    reason = "the kernel is used" if faster else "XLA's is used"
+    if placed is not None:
+        reason += f" (on {placed.phases[0].target.name}, {placed.schedule}: {why})"
+    elif why:
+        reason += f" ({why})"
+    verdict = Verdict(subject.kernel.name, faster, reason, ours, theirs, seconds, remembered=not seconds)
+    if faster:
+        return placed, verdict
+    return f"its kernel is not faster than XLA's on this device: {_times(ours, theirs)}", verdict
+
+
+def _times(ours: float | None, theirs: float | None) -> str:
+    return "not measured" if ours is None or theirs is None else f"{ours:.4g} us against {theirs:.4g} us"
+
+
+# --- measuring
+
+
+def _measure_kernels(bench: Bench) -> None:
+    """Note how every kernel that is not known yet compares with XLA's, equal ones once; one warning for all that fail."""
+    failures: list[str] = []
+    for subject in bench.subjects:
+        if _is_open(subject):
+            _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
+    if failures:
+        warnings.warn(f"pallasfuse: {'; '.join(failures)}", stacklevel=2)
+
+
+def _first_that_compiles(bench: Bench, subject: Subject, failures: list[str]) -> None:
+    """Note whether a kernel compiles, and if not, which other way to run it does."""
+
+    def error_of(kernel: Kernel, name: str) -> str | None:
+        program = compiled(subject.function(kernel), subject.avals, bench.device)
+        found = {"schedule": str(kernel.schedule)} | ({"error": program} if isinstance(program, str) else {})
+        if isinstance(program, str) or name != subject.way:
+            subject.note(name, found)
+        return program if isinstance(program, str) else None
+
+    _first_that_runs(bench, subject, error_of, failures)
+
+
+def _first_that_runs(
+    bench: Bench, subject: Subject, error_of: Callable[[Kernel, str], str | None], failures: list[str]
+) -> None:
+    """Try a kernel as it is planned; should that fail, other ways until one does not. Adds a line to `failures` if it did."""
+    kernel = subject.kernel
+    error = error_of(kernel, subject.way)
+    if error is None:
+        return
+    then = "XLA's own is used"
+    for placed, other in islice(subject.others(), _OTHER_WAYS):
+        if error_of(other, subject.way_of(placed)) is None:
+            then = f"instead: {placed.schedule}, on {placed.phases[0].target.name}"
+            break
+    failures.append(
+        f"{kernel.name} ({kernel.group.source}) does not run on {bench.device.device_kind}: {error}; {then}"
+    )
+
+
+def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -> str | None:
+    """Note how one way to run a kernel compares with XLA's. Returns its error, if it has one."""
+    functions = {XLA: subject.part.run, _OURS: subject.function(kernel)}
+    expected_us = min(kernel.price.us, kernel.replaced.us or math.inf)
+    found = compare(functions, subject.avals, bench.device, budget_s=BUDGET_S, expected_us=expected_us)
+    bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + found.seconds
+    error = subject.take_down(name, kernel, found, _OURS)
+    if error is None and _OURS not in found.microseconds:
+        reason = found.skipped or found.failed.get(_OURS, "")
+        bench.skipped[kernel.name] = f"not measured ({reason}): chosen by its price"
+    return error
+
+
+# --- the whole call
+
+
+def _is_one_kernel(plan: Plan) -> bool:
+    """Is the whole call one kernel and nothing else? Then what was measured of that is said of the call."""
+    return len(plan.steps) == 1 and plan.steps[0] is plan.kernels[0]
+
+
+def _whole(bench: Bench, plan: Plan, measure: bool) -> Verdict | None:
+    """The whole call with its kernels, against the same without any; None where nothing is known."""
+    unfit = sorted(primitives(plan.converted.jaxpr) & _UNTIMED)
+    if unfit:
+        return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None
+    kernels = ", ".join(way(k.group, k.schedule, k.target) for k in plan.kernels)
+    identity = {**bench.around, "of": "call", "program": whole_key(plan.converted.jaxpr), "kernels": kernels}
+    known, seconds = bench.store.get(identity), 0.0
+    if known is None and measure:
+        found = apart(lambda: _measure_whole(bench, plan), bench.device)
+        seconds = found.seconds
+        if _OURS not in found.microseconds:
+            return _not_measured(bench, found)
+        times = {"us": found.microseconds[_OURS], "xla_us": found.microseconds[XLA]}
+        entry = times | {"faster": _OURS in found.faster, "seconds": seconds}
+        known = bench.store.update(identity, lambda _: entry)
+    if known is None:
+        return None
+    reason = "the kernels are used" if known["faster"] else "XLA's own is used"
+    return Verdict(WHOLE_CALL, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
+
+
+def _not_measured(bench: Bench, found: Measured) -> Verdict:
+    failed = {**found.uncompiled, **found.failed}.get(_OURS, "")
+    if not failed or is_shortage(failed):
+        reason = f"not measured ({found.skipped}): its kernels are used"
+        return Verdict(WHOLE_CALL, True, reason, seconds=found.seconds)
+    warnings.warn(f"pallasfuse: the fused call does not run on {bench.device.device_kind}: {failed}; XLA's own is used instead",
+                  stacklevel=2)  # fmt: skip
+    return Verdict(WHOLE_CALL, False, f"it does not run: {failed}", seconds=found.seconds)
+
+
+def _measure_whole(bench: Bench, plan: Plan) -> Measured:
+    plain = revised(plan, {k.name: "to compare" for k in plan.kernels})
+    consts = list(plan.converted.jaxpr.consts)
+    functions = {
+        XLA: lambda *args: execute(plain, [*consts, *args]),
+        _OURS: lambda *args: execute(plan, [*consts, *args]),
+    }
+    avals = [v.aval for v in plan.converted.jaxpr.invars]
+    return compare(functions, avals, bench.device, budget_s=BUDGET_S)

@@ -1,0 +1,62 @@
+"""Everything besides a program that its speed depends on, as strings: device, versions, flags."""
+
+import hashlib
+import os
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+def environment(device: Any) -> dict[str, str]:
+    """The identity of a device and of all that makes programs for it."""
+    return {
+        "device": _device(device),
+        "driver": str(getattr(device.client, "platform_version", "")),
+        "jax": jax.__version__,
+        "jaxlib": _jaxlib_version(),
+        "pallasfuse": _own_version(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+@cache
+def _device(device: Any) -> str:
+    """The kind of a device; of a processor its name and how many cores this process may use."""
+    if device.platform != "cpu":
+        return f"{device.platform} {device.device_kind}"
+    return f"cpu {_processor()}, {_cores()} cores"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def _jaxlib_version() -> str:
+    return version("jaxlib")
+
+
+@cache
+def _own_version() -> str:
+    """The version of this package, with a hash of its sources: in a checkout they change and the version does not."""
+    try:
+        named = version("pallasfuse")
+    except PackageNotFoundError:
+        named = "unknown"
+    sources = hashlib.sha256()
+    folder = Path(__file__).parent
+    for file in sorted(f for f in folder.rglob("*") if f.suffix in (".py", ".json", ".toml")):
+        sources.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    return f"{named}+{sources.hexdigest()[:12]}"

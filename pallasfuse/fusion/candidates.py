@@ -1,0 +1,368 @@
+"""Candidates: nests that could share a kernel, by the axis that it rolls over, checked for legality.
+
+A candidate starts from reductions over one axis (the folds), takes in the reductions they read that fit inside a tile
+(the inner nests), derives each fold, and absorbs the maps that follow. It is legal when no value leaves it and comes back.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pallasfuse.errors import Refusal
+from pallasfuse.fusion.cost import apart, product_operands, sliced, together
+from pallasfuse.fusion.folding import fold_over, plain_fold
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
+from pallasfuse.ir.fold import Fold, Group
+from pallasfuse.ir.loop_program import External, Nest
+from pallasfuse.targets import Target
+
+MOST_POSITIONS = 2**30
+"""Of a loop: positions, bounds and block numbers are 32-bit integers, and the bound of a mask may be a tile beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal group, and the least time that its kernel could take."""
+
+    group: Group
+    covers: frozenset[str]
+    """Reductions computed inside."""
+    least_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the groups chosen so far mean for one more: values that are already made, and values that must be handed out."""
+
+    made: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
+
+
+def rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
+    group = candidate.group
+    members = sorted((graph.nests[f.name] for f in group.folds), key=lambda n: graph.order[n.name])
+    built = _build(graph, group.rolled, members, group.parallel, target, context)
+    return built if isinstance(built, Candidate) else None
+
+
+def components(graph: Graph, axis: Axis) -> list[list[Nest]]:
+    """Reductions over `axis` that depend on each other or vary with a common tensor along the axis."""
+    members = [n for n in graph.reductions() if axis in n.reduced]
+    touched = {n.name: {n.name} | {t for t in graph.ancestors[n.name]} for n in members}
+    components: list[list[Nest]] = []
+    for nest in members:
+        joined = [c for c in components if any(touched[nest.name] & touched[m.name] for m in c)]
+        merged = [m for c in joined for m in c] + [nest]
+        components = [c for c in components if c not in joined] + [merged]
+    return [sorted(c, key=lambda n: graph.order[n.name]) for c in components]
+
+
+def candidates(
+    graph: Graph, axis: Axis, members: list[Nest], target: Target, reasons: dict[str, str]
+) -> Iterable[Candidate]:
+    """One candidate for every choice of the axes that all folds keep, and for every prefix that stays legal."""
+    cores = {frozenset(n.axes) for n in members}
+    for nest in members:
+        # one side of a matrix product may stay whole inside the tile
+        kept = [frozenset(o.axes) - frozenset(nest.reduced) for o in product_operands(nest) or ()]
+        cores |= {frozenset(nest.axes) - (a - b) for a, b in (kept, kept[::-1])} if kept else set()
+    seen: set[frozenset[str]] = set()
+    for core in sorted(cores, key=lambda c: (len(c), sorted(c))):
+        chosen = [n for n in members if core <= set(n.axes)]
+        while chosen:
+            names = frozenset(n.name for n in chosen)
+            if names in seen:
+                break
+            seen.add(names)
+            built = _build(graph, axis, chosen, tuple(a for a in chosen[0].axes if a in core), target)
+            if isinstance(built, Candidate):
+                yield built
+                chosen = chosen[:-1]
+                continue
+            name, reason = built
+            reasons.setdefault(name, reason)
+            shorter = [n for n in chosen if n.name != name and not graph.depends(n.name, [name])]
+            chosen = shorter if len(shorter) < len(chosen) else chosen[:-1]
+
+
+def _build(
+    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = Context()
+) -> Candidate | tuple[str, str]:
+    """The candidate with exactly these folds, or (the member that prevents it, why)."""
+    names = frozenset(n.name for n in members)
+    too_long = next((a for a in (*core, axis) if a.extent > MOST_POSITIONS), None)
+    if too_long is not None or volume(core) > MOST_POSITIONS:
+        what = f"axis {too_long}" if too_long is not None else f"axes {', '.join(map(str, core))}"
+        return members[-1].name, f"{what}: more than 2**30 positions, and kernels count in 32 bits"
+    for nest in members:
+        extra = [a for a in (*nest.axes, *nest.reduced) if a not in core and a != axis]
+        if any(a.extent > target.max_inner for a in extra) or volume(extra) > target.max_inner:
+            return nest.name, f"axes {', '.join(map(str, extra))} are too large to be kept whole inside a tile"
+        why_not = _unsupported(nest, target) or _wide_product(nest, core)
+        if why_not is not None:
+            return nest.name, why_not
+    inside_axes = frozenset(core).union({axis}, *(n.axes for n in members), *(n.reduced for n in members))
+
+    rejected: dict[str, str] = {}
+    while True:
+        keep = _materialized_maps(graph, frozenset(rejected), names) | context.made
+        bodies = inline_maps(graph.program, keep)
+        inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
+        whys = ((n, _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner)
+        refused = next(((n, why) for n, why in whys if why is not None), None)
+        if refused is None:
+            break
+        nest, why = refused
+        if graph.depends(nest.name, names):
+            culprit = next(m for m in reversed(members) if graph.depends(m.name, [nest.name]))
+            return culprit.name, why
+        rejected[nest.name] = why
+    inside = names | {n.name for n in inner}
+
+    for member in members:
+        missing = _unsupported(_with_body(member, bodies), target)
+        if missing is not None:
+            return member.name, missing
+
+    violation = _convexity_violation(graph, members, inner, inside)
+    if violation is not None:
+        return violation
+    folded = _derive_folds(graph, axis, members, inner, bodies)
+    if not isinstance(folded, _Folds):
+        return folded
+    outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target)
+    if not outputs:
+        return members[-1].name, "nothing outside reads it"
+    final = tuple(_with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else _as_store(graph.nests[n])
+                  for n in outputs)  # fmt: skip
+    inner_nests = tuple(_with_body(n, bodies) for n in inner)
+    reads = frozenset().union(*(n.reads for n in final), *(n.reads for n in inner_nests),
+                              *(f.nest.reads for f in folded.folds))  # fmt: skip
+    again = next((t for t in reads - inside if graph.depends(t, inside)), None)
+    if again is not None:
+        return members[-1].name, f"{again} is computed outside the kernel from values inside it"
+    group = Group(
+        name=f"fused_{'_'.join(n.name for n in members)}",
+        rolled=axis, parallel=core, folds=folded.folds, inner=inner_nests, outputs=final,
+        inputs=tuple(d.name for d in graph.program.definitions() if d.name in reads - inside),
+        conditions=folded.conditions, exceptions=folded.exceptions, strict=graph.strict, source=members[0].source,
+    )  # fmt: skip
+    passes = dict.fromkeys(inside, group.passes)
+    work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
+    least = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).least_us(target.device)
+    return Candidate(group, inside, least)
+
+
+def _unsupported(nest: Nest, target: Target) -> str | None:
+    """The operation of a nest that the target's kernels lack, as a reason."""
+    if nest.reducer is not None and nest.reducer.name in target.unsupported_reducers:
+        return f"target {target.name} has no {nest.reducer} reduction"
+    for node in postorder(nest.body):
+        if isinstance(node, Read) and len(set(node.indices)) != len(node.indices):
+            return f"{node} reads a diagonal"
+        if isinstance(node, Apply) and node.op in target.unsupported_ops:
+            return f"target {target.name} has no {node.op}"
+    return None
+
+
+def _wide_product(nest: Nest, core: tuple[Axis, ...]) -> str | None:
+    """A product between two grid axes needs tiles along both: XLA's matrix products do that better."""
+    operands = product_operands(nest)
+    if operands is None:
+        return None
+    lhs, rhs = (frozenset(o.axes) - frozenset(nest.reduced) for o in operands)
+    if (lhs - rhs) & frozenset(core) and (rhs - lhs) & frozenset(core):
+        return f"{nest.name} is a matrix product that keeps large axes on both sides: left to XLA's own kernel"
+    return None
+
+
+def _with_body(nest: Nest, bodies: Mapping[str, Expr]) -> Nest:
+    return replace(nest, body=bodies[nest.name])
+
+
+def _as_store(nest: Nest) -> Nest:
+    return Nest(nest.name, nest.axes, read(nest.name, nest.axes, nest.dtype), nest.dtype, source=nest.source)
+
+
+def _materialized_maps(graph: Graph, rejected: frozenset[str], members: frozenset[str]) -> frozenset[str]:
+    """Maps above rejected reductions that are no larger than those: the cheapest values to hand to the kernel."""
+    if not rejected:
+        return frozenset()
+    keep: set[str] = set()
+    for nest in graph.nests.values():
+        if nest.is_reduction or graph.depends(nest.name, members):
+            continue
+        below = [graph.nests[r] for r in rejected if r in graph.ancestors[nest.name]]
+        if below and volume(nest.axes) <= max(volume(r.axes) for r in below):
+            keep.add(nest.name)
+    return frozenset(keep)
+
+
+def _inner_nests(
+    graph: Graph, members: list[Nest], bodies: Mapping[str, Expr], stop: frozenset[str], names: frozenset[str]
+) -> list[Nest]:
+    found: dict[str, Nest] = {}
+    stack = [bodies[n.name] for n in members]
+    while stack:
+        for tensor in stack.pop().tensors:
+            nest = graph.nests.get(tensor)
+            if nest is not None and nest.is_reduction and tensor not in names | stop | found.keys():
+                found[tensor] = nest
+                stack.append(bodies[tensor])
+    return sorted(found.values(), key=lambda n: graph.order[n.name])
+
+
+def _inner_refusal(
+    graph: Graph, nest: Nest, members: frozenset[str], core: tuple[Axis, ...], inside: frozenset[Axis], axis: Axis,
+    target: Target,
+) -> str | None:  # fmt: skip
+    """Why a reduction that the folds read is not computed inside the tile; None when it should be."""
+    if axis in nest.reduced:
+        return f"{nest.name} reduces {axis} as well, outside the group"
+    unsupported = _unsupported(nest, target)
+    if unsupported is not None:
+        return unsupported
+    if nest.picks:
+        return f"{nest.name} takes one element by its index: XLA reads no others"
+    if volume(nest.reduced) > target.max_inner and not _whole_product(nest, core, axis, target):
+        return f"{nest.name} reduces {volume(nest.reduced)} elements, too many to keep inside a tile"
+    stray = [a for a in nest.axes if a not in inside]
+    if stray or any(a in core for a in nest.reduced):
+        return f"{nest.name} varies along axes that the tile does not have"
+    if graph.depends(nest.name, members):
+        return None
+    inner = together([], [nest], [], core, {nest.name: 1})
+    stored = 2 * volume(nest.axes) * dtypes.itemsize_bytes(nest.dtype)
+    recompute_us = replace(inner, bytes_read=0.0, bytes_written=0.0, launches=0).least_us(target.device)
+    store_us = replace(apart(nest), bytes_read=0.0, bytes_written=float(stored), launches=1).least_us(target.device)
+    if recompute_us > store_us:
+        return (
+            f"computing {nest.name} again in every block would cost {recompute_us:.3g} us, storing it {store_us:.3g} us"
+        )
+    return None
+
+
+def _whole_product(nest: Nest, core: tuple[Axis, ...], rolled: Axis, target: Target) -> bool:
+    """A product of all rows of the grid with a slice of one matrix along the rolled axis: nothing of it is computed twice, and
+    where a target calls a library for it, its sum may be long."""
+    operands = product_operands(nest)
+    if operands is None or not target.long_products or len(nest.reduced) != 1:
+        return False
+    sides = [frozenset(o.axes) - frozenset(nest.reduced) for o in operands]
+    return any(rows == frozenset(core) and columns == {rolled} for rows, columns in (sides, sides[::-1]))
+
+
+def _convexity_violation(
+    graph: Graph, members: list[Nest], inner: list[Nest], inside: frozenset[str]
+) -> tuple[str, str] | None:
+    """A group must not feed a value through something outside and back."""
+    for nest in [*members, *inner]:
+        for name in graph.ancestors[nest.name]:
+            node = graph.nests.get(name)
+            opaque = (node is None and name in graph.order) or (node is not None and node.is_reduction)
+            if opaque and name not in inside and graph.depends(name, inside):
+                culprit = next(
+                    m for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name])
+                )
+                return culprit.name, f"{name} is computed outside the kernel from values inside it"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Folds:
+    folds: tuple[Fold, ...]
+    conditions: tuple[str, ...]
+    exceptions: tuple[str, ...]
+
+
+def _derive_folds(
+    graph: Graph, axis: Axis, members: list[Nest], inner: list[Nest], bodies: Mapping[str, Expr]
+) -> _Folds | tuple[str, str]:
+    """Every member in the earliest pass that it can share."""
+    own = {n.name: n for n in [*members, *inner]}
+    ready: dict[str, int] = {}
+    """The first pass in which a value may be read as finished (inner nests: computed) within the loop body."""
+    folds: dict[str, Fold] = {}
+    conditions: list[str] = []
+    exceptions: list[str] = []
+    for nest in sorted(own.values(), key=lambda n: graph.order[n.name]):
+        body = bodies[nest.name]
+        for node in postorder(body):
+            if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor].axes:
+                return _member_above(members, graph, nest), f"{nest.name} reads {node} at other positions than its own"
+        inputs = [t for t in body.tensors if t in own]
+        if nest in inner:
+            # an inner nest reads folds only when they are finished
+            ready[nest.name] = max((folds[t].pass_index + 1 if t in folds else ready[t] for t in inputs), default=0)
+            continue
+        inlined = _with_body(nest, bodies)
+        earliest = max((folds[t].pass_index if t in folds else ready[t] for t in inputs), default=0)
+        last = max((folds[t].pass_index + 1 if t in folds else ready[t] for t in inputs), default=0)
+        refusals: list[str] = []
+        for pass_index in range(earliest, last + 1):
+            direct = [t for t in inputs if t in folds and folds[t].pass_index == pass_index]
+            # a fold that is read brings those of its pass that it depends on
+            unfinished = {t: f for t, f in folds.items() if f.pass_index == pass_index
+                          and any(t == d or graph.depends(d, [t]) for d in direct)}  # fmt: skip
+            got = (
+                fold_over(inlined, axis, pass_index, unfinished, graph.signs, strict=graph.strict)
+                if unfinished
+                else None
+            )
+            if isinstance(got, Refusal):
+                refusals.append(got.reason)
+                continue
+            fold = got.fold if got is not None else plain_fold(inlined, axis, pass_index)
+            finished = frozenset(t for t in inputs if t not in unfinished and (t in folds or graph.depends(t, folds)))
+            folds[nest.name] = replace(fold, finished_reads=finished, refusals=tuple(refusals))
+            if nest.picks:
+                conditions.append("a -0.0 that is taken by its index is 0.0")
+            if got is not None:
+                conditions.extend(got.conditions)
+                exceptions.extend(got.exceptions)
+            break
+    return _Folds(tuple(sorted(folds.values(), key=lambda f: (f.pass_index, graph.order[f.name]))),
+                  tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(exceptions)))  # fmt: skip
+
+
+def _member_above(members: list[Nest], graph: Graph, nest: Nest) -> str:
+    return next(m.name for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name]))
+
+
+def _absorb(
+    graph: Graph, bodies: Mapping[str, Expr], inside: frozenset[str], axes: frozenset[Axis], rolled: Axis,
+    keep: frozenset[str], context: Context, target: Target,
+) -> list[str]:  # fmt: skip
+    """The tensors that the kernel stores: follow the maps downstream, and stop where they leave the kernel's axes."""
+    absorbed: set[str] = set()
+    largest = max(volume(graph.nests[n].axes) for n in inside)
+    for nest in graph.nests.values():
+        if nest.is_reduction or nest.name in keep or not graph.depends(nest.name, inside):
+            continue
+        body = bodies[nest.name]
+        if _unsupported(_with_body(nest, bodies), target) is not None:
+            continue
+        reads = [n for n in postorder(body) if isinstance(n, Read)]
+        from_inside = [r for r in reads if r.tensor in inside]
+        aligned = all(r.indices == graph.nests[r.tensor].axes for r in from_inside)
+        foreign = any(r.tensor not in inside and graph.depends(r.tensor, inside) for r in reads)
+        if not from_inside or not aligned or foreign or not axes >= frozenset(nest.axes):
+            continue
+        streams = rolled in nest.axes
+        expands = not any(rolled in r.indices for r in reads) if streams else volume(nest.axes) > largest
+        if not expands or nest.name in graph.outputs:
+            absorbed.add(nest.name)
+    available = inside | absorbed
+    outside: set[str] = set()
+    for node in reversed(graph.program.nests):
+        name = node.name
+        lives = isinstance(node, External) or node.is_reduction or name in graph.outputs
+        if name not in available and (lives or not outside.isdisjoint(graph.consumers[name])):
+            outside.add(name)
+    outside |= context.made - available
+    needed = [n for n in available
+              if n in graph.outputs or n in context.wanted or not outside.isdisjoint(graph.consumers[n])]  # fmt: skip
+    return sorted(needed, key=graph.order.__getitem__)

@@ -1,0 +1,106 @@
+"""What candidates save: the price of what XLA would run instead, less that of their kernels."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from pallasfuse.fusion.candidates import Candidate
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.fold import Group
+from pallasfuse.price.terms import Price
+from pallasfuse.price.xla import ONE_KERNEL, count_xla, price_xla
+from pallasfuse.targets import Target
+
+KernelPrice = Callable[[Group], Price | str]
+"""The price of the kernel that a group becomes, or why no target has one."""
+
+
+class Judge:
+    """The savings of candidates: what XLA would take for what they replace, less their kernels. Without prices, every kernel
+    counts as one, and traffic decides between equals."""
+
+    def __init__(self, graph: Graph, target: Target, price: KernelPrice | None) -> None:
+        self.graph, self.device, self.price = graph, target.device, price
+        self.error = target.device.price_error if price is not None else 1.0
+        self._apart: dict[tuple[frozenset[str], frozenset[str]], Price] = {}
+        self._kernels: dict[int, tuple[Group, Price | str]] = {}
+
+    def apart(self, groups: Sequence[Group]) -> Price:
+        """XLA's price of everything that these groups do not compute, what they read among it."""
+        made = frozenset(n.name for g in groups for n in g.outputs)
+        read = frozenset(t for g in groups for t in g.inputs)
+        if (made, read) not in self._apart:
+            find = price_xla if self.price is not None else count_xla
+            self._apart[made, read] = find(self.graph.program, self.device, made, read)
+        return self._apart[made, read]
+
+    def replaced(self, group: Group, others: Sequence[Group] = ()) -> Price:
+        """What XLA would take for what a group computes, beside these others."""
+        without, with_it = self.apart(others), self.apart([*others, group])
+        return replace(without, us=max(0.0, without.us - with_it.us))
+
+    def kernel(self, candidate: Candidate) -> Price | str:
+        """The price of its kernel, or why there is none."""
+        found = self._kernels.get(id(candidate.group))
+        if found is None:
+            found = candidate.group, ONE_KERNEL if self.price is None else self.price(candidate.group)
+            self._kernels[id(candidate.group)] = found
+        return found[1]
+
+    def is_asked(self, candidate: Candidate) -> bool:
+        """Is the kernel wanted whatever it costs? A strict user has ruled out leaving dependent reductions to XLA."""
+        group = candidate.group
+        return (self.graph.strict and len(group.folds) > 1) or group.rolled in self.graph.along
+
+    def bound(self, candidate: Candidate) -> float:
+        """The most microseconds that a candidate can save."""
+        if self.is_asked(candidate):
+            return _ASKED * len(candidate.covers) - candidate.least_us
+        if self.price is None:
+            return self.saving(candidate)
+        return self.replaced(candidate.group).us - candidate.least_us * self.error
+
+    def saving(self, candidate: Candidate) -> float:
+        """What a candidate saves, in microseconds, less the error of its price; minus infinity where no target has a kernel."""
+        price = self.kernel(candidate)
+        if isinstance(price, str):
+            return -math.inf
+        if self.is_asked(candidate):
+            return _ASKED * len(candidate.covers) - price.us
+        return self.replaced(candidate.group).us - price.us * self.error
+
+
+_ASKED = 1e9
+"""Microseconds by which a kernel that is asked for is worth more than any that is not."""
+
+
+def others_than(chosen: Iterable[Candidate], group: Group) -> list[Group]:
+    """The chosen groups but one."""
+    return [c.group for c in chosen if c.group is not group]
+
+
+def why_not(judge: Judge, candidate: Candidate) -> str:
+    price = judge.kernel(candidate) if judge.bound(candidate) > 0 else Price(candidate.least_us, ())
+    if isinstance(price, str):
+        return price
+    apart = judge.replaced(candidate.group)
+    return f"one kernel would not be faster: {price.us:.3g} us predicted, {apart.us:.3g} us apart"
+
+
+def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> list[Candidate]:
+    """Without those that save nothing beside the others: what a group replaces depends on what the others make."""
+    while True:
+        losses = []
+        for candidate in chosen:
+            price = judge.kernel(candidate)
+            apart = judge.replaced(candidate.group, others_than(chosen, candidate.group)).us
+            if isinstance(price, str):
+                losses.append((math.inf, candidate, price))
+            elif not judge.is_asked(candidate) and apart <= price.us * judge.error:
+                why = f"one kernel would not be faster: {price.us:.3g} us predicted, {apart:.3g} us apart"
+                losses.append((price.us - apart, candidate, why))
+        if not losses:
+            return chosen
+        _, worst, why = max(losses, key=lambda entry: entry[0])
+        reasons |= dict.fromkeys((f.name for f in worst.group.folds), why)
+        chosen = [c for c in chosen if c is not worst]

@@ -1,0 +1,68 @@
+"""A place to compile and run programs in the middle of a lowering: a thread of its own, which sees no trace, no mesh and no MLIR
+context of the caller, with JAX's configuration as measurements want it. One at a time in a process."""
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+_TURN = threading.Lock()
+_here = threading.local()
+
+
+def apart[T](function: Callable[[], T], device: Any) -> T:
+    """`function()` in a thread of its own, when it is its turn; at once where the caller is such a thread already.
+
+    Raises: what `function` raises.
+    """
+    if is_inside():
+        return function()
+    x64 = bool(jax.config.jax_enable_x64)
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            with _TURN, _configured(device, x64), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
+                result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="pallasfuse-check", daemon=True).start()
+    return result.result()
+
+
+def is_inside() -> bool:
+    """Does the caller run in such a thread?"""
+    return getattr(_here, "inside", False)
+
+
+def together[T](functions: Mapping[str, Callable[[], T]], device: Any) -> dict[str, T]:
+    """The results of functions that run at the same time, each as `apart` runs one. To be called from there."""
+    assert is_inside(), "it is somebody else's turn"
+    x64 = bool(jax.config.jax_enable_x64)
+
+    def run(function: Callable[[], T]) -> T:
+        with _configured(device, x64):
+            return function()
+
+    with ThreadPoolExecutor(max(1, min(4, len(functions)))) as pool:
+        return dict(zip(functions, pool.map(run, functions.values()), strict=True))
+
+
+@contextlib.contextmanager
+def _configured(device: Any, x64: bool) -> Iterator[None]:
+    """What programs of the caller must be compiled with (64 bits), and nothing that would get in the way of measuring them."""
+    with (
+        jax.enable_x64(x64), jax.default_device(device), jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False),
+        jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.transfer_guard("allow"),
+    ):  # fmt: skip
+        _here.inside = True
+        try:
+            yield
+        finally:
+            _here.inside = False

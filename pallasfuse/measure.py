@@ -1,0 +1,135 @@
+"""Programs against each other on a device: compiled, run on drawn arguments, and timed in turns."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+
+from pallasfuse import samples, timing
+from pallasfuse.isolation import together
+
+Function = Callable[..., Any]
+
+_REPEATS = 32
+"""Trips of the loop in which programs are measured that are too short to be sent off one by one."""
+_SHORT_S = 100e-6
+_OUT_OF_MEMORY = ("out of memory", "failed to allocate")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How programs compare.
+
+    `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
+    `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
+    they ran. `skipped`: why nothing was timed. `seconds`: what it took, compilation included.
+    """
+
+    microseconds: Mapping[str, float] = field(default_factory=dict)
+    winner: str = ""
+    faster: frozenset[str] = frozenset()
+    uncompiled: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    skipped: str = ""
+    seconds: float = 0.0
+
+
+def compare(
+    functions: Mapping[str, Function],
+    avals: Sequence[Any],
+    device: Any,
+    *,
+    budget_s: float,
+    expected_us: float | None = None,
+) -> Measured:
+    """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
+
+    budget_s: of all timed calls together; compilation comes on top. expected_us: about what a call takes, where that is known: a
+    short program is compiled only as it is measured.
+    """
+    start = time.perf_counter()
+    times = _REPEATS if device.platform != "cpu" and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
+    programs = _compiled(functions, times, avals, device)
+    uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
+    usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
+    failed: dict[str, str] = {}
+    found = _timed(functions, usable, times, avals, device, budget_s, failed)
+    seconds = time.perf_counter() - start
+    if isinstance(found, str):
+        return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)
+    microseconds = {n: 1e6 * s for n, s in found.seconds.items()}
+    return Measured(microseconds, found.winner, found.faster, uncompiled, failed, "", seconds)
+
+
+def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
+    """`function` compiled for a device, or the error that this ended with."""
+    where = jax.sharding.SingleDeviceSharding(device)
+    try:
+        given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for a in avals]
+        return jax.jit(function).lower(*given).compile()
+    except Exception as error:  # whatever a lowering or a compiler raises
+        return summary(error)
+
+
+def _compiled(functions: Mapping[str, Function], times: int, avals: Sequence[Any], device: Any) -> dict[str, Any]:
+    """Programs that run each function so many times, or the errors of those that do not compile."""
+    repeated = {n: f if times == 1 else timing.repeated(f, times) for n, f in functions.items()}
+    return together({n: partial(compiled, f, avals, device) for n, f in repeated.items()}, device)
+
+
+def summary(error: BaseException) -> str:
+    """An error in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def _timed(
+    functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any, budget_s: float,
+    failed: dict[str, str],
+) -> timing.Outcome | str:  # fmt: skip
+    """The race of programs that compiled, or why there was none. Those that fail when they run are noted in `failed`."""
+    reference = next(iter(functions))
+    if reference not in programs:
+        return f"{reference} does not compile"
+    if len(programs) == 1:
+        return "nothing else compiles"
+    short_of = samples.room_for(list(programs.values()), device)
+    if short_of is not None:
+        return short_of
+    try:
+        arguments = samples.drawn(avals, device)
+        jax.block_until_ready(arguments)
+    except Exception as error:
+        return f"no arguments could be drawn ({summary(error)})"
+    samplers = _samplers(programs, arguments, device, times, failed)
+    if reference not in samplers or len(samplers) == 1:
+        return next(iter(failed.values()))
+    if times == 1 and device.platform != "cpu" and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S:
+        longer = _compiled({n: functions[n] for n in samplers}, _REPEATS, avals, device)
+        if not any(isinstance(p, str) for p in longer.values()):
+            lasting = _samplers(longer, arguments, device, _REPEATS, {})
+            samplers = lasting if len(lasting) == len(samplers) else samplers
+    return timing.race(samplers, budget_s=budget_s)
+
+
+def _samplers(
+    programs: Mapping[str, Any], arguments: Sequence[Any], device: Any, times: int, failed: dict[str, str]
+) -> dict[str, timing.Sampler]:
+    """What runs each program, warmed up."""
+    found: dict[str, timing.Sampler] = {}
+    for name, program in programs.items():
+        try:
+            in_flight = device.platform != "cpu"
+            found[name] = timing.sampler(partial(program, *arguments), in_flight=in_flight, times=times)
+        except Exception as error:
+            failed[name] = summary(error)
+    return found
+
+
+def is_shortage(error: str) -> bool:
+    """Does an error of a running program say that there was no memory? It may run another time."""
+    return any(sign in error.lower() for sign in _OUT_OF_MEMORY)

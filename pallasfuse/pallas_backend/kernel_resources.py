@@ -1,0 +1,30 @@
+"""What one block of a kernel takes of a multiprocessor, by the target that it is written for."""
+
+from collections.abc import Sequence
+
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
+from pallasfuse.resources import triton
+from pallasfuse.resources.block import Resources
+from pallasfuse.targets import Target
+
+
+def resources(programs: Sequence[TileProgram], target: Target) -> Resources | str | None:
+    """Of the program of a kernel (of all phases, for a cluster); why the target cannot run it; None where it writes no kernels.
+
+    For Triton an upper bound, for kernels that are written here exactly what the emitter allocates.
+    """
+    if target.cluster:
+        return cluster_rules.resources(programs)
+    (program,) = programs
+    if target.warpgroup_rows:
+        return mosaic_rules.resources(program)
+    return triton.resources(program, target) if target.writes_kernels else None
+
+
+def too_large(program: TileProgram, target: Target) -> str | None:
+    """Why a kernel that Triton compiles may not fit into shared memory; None if it does. Those of other targets are counted where
+    they are examined."""
+    if target.warpgroup_rows or target.cluster or not target.writes_kernels:
+        return None
+    return triton.resources(program, target).problem(target.shared_memory_bytes)

@@ -1,0 +1,97 @@
+"""What lies in the shared memory of a kernel for warpgroups, and by which buffer each result leaves."""
+
+from collections.abc import Collection, Mapping
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.tile_program import Store, TileProgram, expressions
+from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Shape, box, present
+from pallasfuse.pallas_backend.shared_memory import Allocation, total_bytes
+from pallasfuse.targets import MOSAIC_GPU
+
+THREADS = 128
+"""Of one warpgroup."""
+SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
+VERDICT = "verdict"
+
+
+def slots(program: TileProgram, shape: Shape) -> dict[str, int]:
+    """Buffers of every load: one for each stage of a pipeline, or for each warpgroup."""
+    streamed = {s.name: program.stages for s in (*shape.streamed, *shape.sliced)}
+    return streamed | {s.name: shape.warpgroups for s in shape.resident}
+
+
+def barrier_count(slots: Mapping[str, int], warpgroups: int) -> int:
+    """Slots that are full or empty, whose turn it is, and the verdict."""
+    return 2 * sum(slots.values()) + warpgroups + 1
+
+
+def own_size(program: TileProgram, shape: Shape, axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """The part of a tile that one warpgroup owns."""
+    return tuple(WARPGROUP_ROWS if a == shape.rows else program.tile(a) for a in present(program, axes))
+
+
+def allocations(program: TileProgram, shape: Shape) -> tuple[Allocation, ...]:
+    """Every buffer of the kernel: those of loads by their name, those of results by the tensor's."""
+    return _allocations(program, shape, direct(program, shape).union(staging(program, shape)))
+
+
+def _allocations(program: TileProgram, shape: Shape, elsewhere: Collection[str]) -> tuple[Allocation, ...]:
+    """elsewhere: stored tensors without a buffer of their own."""
+    count = slots(program, shape)
+    streamed = (*shape.streamed, *shape.sliced)
+    found = [Allocation(s.name, count[s.name], box(program, shape, s), s.dtype) for s in streamed]
+    found += [Allocation(s.name, count[s.name], own_size(program, shape, s.indices), s.dtype) for s in shape.resident]
+    types = {t.name: t.dtype for t in program.outputs}
+    for s in shape.stores:
+        if s.tensor not in elsewhere:
+            found.append(Allocation(s.tensor, shape.warpgroups, own_size(program, shape, s.indices), types[s.tensor]))
+    if program.instead is not None:
+        found.append(Allocation(VERDICT, shape.warpgroups, (THREADS,), "int32"))
+    return tuple(found)
+
+
+def shared_bytes(program: TileProgram, shape: Shape) -> int:
+    """What one block takes of shared memory."""
+    return total_bytes(allocations(program, shape), barrier_count(slots(program, shape), shape.warpgroups))
+
+
+def _fits(program: TileProgram, shape: Shape, elsewhere: Collection[str]) -> bool:
+    barriers = barrier_count(slots(program, shape), shape.warpgroups)
+    return total_bytes(_allocations(program, shape, elsewhere), barriers) <= SHARED_BYTES
+
+
+def staging(program: TileProgram, shape: Shape) -> dict[str, str]:
+    """Stored tensor -> the load whose buffer it leaves by, where there is no space else: one that nothing reads after the loop."""
+    if _fits(program, shape, ()):
+        return {}
+    late = {t for s in shape.after for e in expressions(s) for t in e.tensors}
+    free = [s for s in shape.resident if s in shape.before and s.name not in late]
+    found: dict[str, str] = {}
+    types = {t.name: t.dtype for t in program.outputs}
+    for store in shape.stores:
+        sizes = [program.tile(a) for a in present(program, store.indices)]
+        for load in free:
+            kept = present(program, load.indices)
+            alike = kept[0] == shape.rows and [program.tile(a) for a in kept] == sizes
+            if alike and load.dtype == types[store.tensor]:
+                found[store.tensor] = load.name
+                free.remove(load)
+                break
+    return found
+
+
+def direct(program: TileProgram, shape: Shape) -> frozenset[str]:
+    """Stored tensors that leave from registers, as there is no space for a buffer: of two dimensions, the widest first."""
+    elsewhere = set(staging(program, shape))
+    types = {t.name: t.dtype for t in program.outputs}
+
+    def width(s: Store) -> int:
+        return dtypes.itemsize_bytes(types[s.tensor]) * program.tile(s.indices[-1])
+
+    wide = [s for s in shape.stores if s.tensor not in elsewhere and len(present(program, s.indices)) == 2]
+    wide.sort(key=width, reverse=True)
+    found: list[str] = []
+    while wide and not _fits(program, shape, elsewhere.union(found)):
+        found.append(wide.pop(0).tensor)
+    return frozenset(found)

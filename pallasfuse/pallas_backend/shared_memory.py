@@ -1,0 +1,44 @@
+"""Shared memory of the kernels that are written here: one list of allocations, which rules add up and emitters make."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from pallasfuse.ir import dtypes
+from pallasfuse.resources.block import Buffer, Resources, most_registers
+
+RESERVED_BYTES = 2048
+"""The scratch of reductions."""
+BARRIER_BYTES = 8
+ALIGNMENT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Room for so many copies of a tile, for as long as the kernel runs."""
+
+    name: str
+    copies: int
+    size: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """With what is lost at the end."""
+        exact = self.copies * prod(self.size) * dtypes.itemsize_bytes(self.dtype)
+        return -(-exact // ALIGNMENT) * ALIGNMENT
+
+
+def total_bytes(allocations: Iterable[Allocation], barriers: int) -> int:
+    """What one block takes of shared memory."""
+    return RESERVED_BYTES + BARRIER_BYTES * barriers + sum(a.bytes for a in allocations)
+
+
+def resources_of(allocations: Iterable[Allocation], barriers: int, threads: int) -> Resources:
+    """What one block takes. A kernel starts with all the registers that its threads can have, and is refused where its tiles need
+    more."""
+    found = tuple(allocations)
+    named = [(f"{a.copies} of {a.name}", a.bytes) for a in found]
+    named += [("scratch of reductions", RESERVED_BYTES), ("barriers", BARRIER_BYTES * barriers)]
+    buffers = tuple(Buffer(name, size) for name, size in named)
+    return Resources(total_bytes(found, barriers), threads, most_registers(threads), 0, buffers)

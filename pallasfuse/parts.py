@@ -1,0 +1,157 @@
+"""The part of a program that one kernel computes, as XLA would compute it, and a name by which equal parts are known as equal."""
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from pallasfuse import _compat
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.pipeline import Kernel
+from pallasfuse.targets import Target
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_AXIS_NAME = re.compile(r"name='([^']*)'")
+_UNSEEN = frozenset(
+    {"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "ctx_mesh", "call"}
+)
+"""Parameters of equations that change nothing of what is computed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Equations of a jaxpr, in their order, from the inputs of a kernel to its outputs. `names` are the kernel's own for them."""
+
+    equations: tuple[JaxprEqn, ...]
+    inputs: tuple[Var, ...]
+    outputs: tuple[Var, ...]
+    input_names: tuple[str | None, ...]
+    """None for what the equations read and the kernel does not."""
+
+    def run(self, *arrays: Any) -> list[Any]:
+        """The outputs, computed equation by equation."""
+        values: dict[Var, Any] = dict(zip(self.inputs, arrays, strict=True))
+        for eqn in self.equations:
+            found = _compat.bind(eqn, [a.val if isinstance(a, Literal) else values[a] for a in eqn.invars])
+            values.update(zip(eqn.outvars, found, strict=True))
+        return [values[v] for v in self.outputs]
+
+    @property
+    def key(self) -> str:
+        """A hash of the operations, shapes and types, the same for equal parts of a program, however their variables are called."""
+        return digest(self.inputs, self.equations, self.outputs)
+
+
+def way(group: Group, schedule: Schedule, target: Target) -> str:
+    """How a kernel runs, as text that is the same for equal kernels: axes are numbered, as their names are the program's."""
+    number = {a.name: str(n) for n, a in enumerate((*group.parallel, group.rolled))}
+    text = _AXIS_NAME.sub(lambda found: f"name={number.get(found[1], found[1])}", repr(schedule))
+    return f"{target.name}: {text}"
+
+
+def primitives(jaxpr: Jaxpr) -> set[str]:
+    """The names of all operations of a jaxpr, also inside others."""
+    found: set[str] = set()
+    for eqn in jaxpr.eqns:
+        found.add(eqn.primitive.name)
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, tuple | list) else (value,):
+                if isinstance(inner, Jaxpr):
+                    found |= primitives(inner)
+                elif isinstance(getattr(inner, "jaxpr", None), Jaxpr):  # a call that was fused itself
+                    found |= primitives(inner.jaxpr)
+    return found
+
+
+type Producers = Mapping[Var, tuple[int, JaxprEqn]]
+
+
+def producers(converted: Converted) -> Producers:
+    """The equation that defines each variable of the flat jaxpr, with its position."""
+    return {v: (n, e) for n, e in enumerate(converted.jaxpr.eqns) for v in e.outvars}
+
+
+def part_of(converted: Converted, kernel: Kernel, maker: Producers) -> Part:
+    """What XLA would compute instead of a kernel: everything between its inputs and its outputs."""
+    names = {converted.variable[n]: n for n in kernel.group.inputs}
+    outputs = tuple(converted.variable[n.name] for n in kernel.group.outputs)
+    chosen: dict[int, JaxprEqn] = {}
+    others: dict[Var, None] = {}
+    stack = [v for v in outputs if v not in names]
+    while stack:
+        variable = stack.pop()
+        if variable not in maker:
+            others[variable] = None
+            continue
+        number, eqn = maker[variable]
+        if number not in chosen:
+            chosen[number] = eqn
+            stack.extend(v for v in eqn.invars if isinstance(v, Var) and v not in names)
+    inputs = (*names, *others)
+    return Part(tuple(chosen[n] for n in sorted(chosen)), inputs, outputs, (*names.values(), *(None for _ in others)))
+
+
+def whole_key(jaxpr: Jaxpr) -> str:
+    """A hash of a whole jaxpr, as `Part.key`; of its constants only the shapes count."""
+    return digest((*jaxpr.constvars, *jaxpr.invars), jaxpr.eqns, jaxpr.outvars)
+
+
+def digest(inputs: Iterable[Var], equations: Iterable[JaxprEqn], outputs: Iterable[Var | Literal]) -> str:
+    """A hash of equations up to the names of their variables."""
+    lines = _lines({}, inputs, equations, outputs)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]
+
+
+def _lines(
+    numbers: dict[Var, int], inputs: Iterable[Var], equations: Iterable[JaxprEqn], outputs: Iterable[Var | Literal]
+) -> list[str]:
+    def seen(atom: Any) -> str:
+        if isinstance(atom, Literal):
+            return f"{np.asarray(atom.val).tobytes().hex()}{_type(atom)}"
+        return f"%{numbers.setdefault(atom, len(numbers))}"
+
+    lines = [f"{seen(v)}{_type(v)}" for v in inputs]
+    for eqn in equations:
+        parameters = ",".join(f"{k}={_value(v)}" for k, v in sorted(eqn.params.items()) if k not in _UNSEEN)
+        given = " ".join(map(seen, eqn.invars))
+        made = " ".join(f"{seen(v)}{_type(v)}" for v in eqn.outvars)
+        lines.append(f"{made}={eqn.primitive.name}[{parameters}]{given}")
+    lines.append(" ".join(map(seen, outputs)))
+    return lines
+
+
+def _type(atom: Any) -> str:
+    aval = atom.aval
+    return f":{_name(aval.dtype)}{aval.shape}" if hasattr(aval, "shape") else f":{aval}"
+
+
+@cache
+def _name(dtype: Any) -> str:
+    return str(dtype)
+
+
+def _value(value: Any) -> str:
+    """A parameter of an equation as text that does not depend on where in memory or under which name things live."""
+    match value:
+        case str() | int() | float() | None:
+            return repr(value)
+        case tuple() | list():
+            return "(" + ",".join([_value(v) for v in value]) + ")"
+        case np.dtype():
+            return _name(value)
+        case Jaxpr():
+            return "{" + ";".join(_lines({}, (*value.constvars, *value.invars), value.eqns, value.outvars)) + "}"
+        case Mapping():
+            return "{" + ",".join(f"{k}:{_value(v)}" for k, v in value.items()) + "}"
+        case np.ndarray():
+            return f"{value.shape}{_name(value.dtype)}{hashlib.sha256(value.tobytes()).hexdigest()}"
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    return _ADDRESS.sub("", repr(value))

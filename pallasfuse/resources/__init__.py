@@ -1,0 +1,1 @@
+"""Shared memory and registers of a kernel, known before it is compiled."""

@@ -1,0 +1,79 @@
+"""What one block of a kernel takes of a multiprocessor."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MOST_REGISTERS = 255
+"""Of one thread."""
+REGISTERS = 1 << 16
+"""Of one multiprocessor."""
+REGISTER_UNIT = 8
+"""Registers are given to a thread in such multiples."""
+REGISTER_BYTES = 4
+THREADS = 2048
+"""That live on a multiprocessor."""
+BLOCKS = 32
+"""That live on a multiprocessor."""
+SYSTEM_BYTES = 1024
+"""Of shared memory, that each block takes besides its own."""
+WARP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A part of shared memory, alive from the statement numbered `first` to the one numbered `last`."""
+
+    name: str
+    bytes: int
+    first: int = 0
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one block takes: never less than the compiler reports."""
+
+    shared_bytes: int
+    threads: int
+    registers: int
+    """Of one thread."""
+    spilled_bytes: int = 0
+    """Of one thread, an estimate: bytes of values that find no register, written and read. They make a kernel slow, not wrong."""
+    buffers: tuple[Buffer, ...] = ()
+    """What lies in shared memory, and when."""
+
+    def problem(self, shared_memory_bytes: int) -> str | None:
+        """Why a kernel cannot run on a device whose blocks have so much shared memory; None if it can."""
+        if self.shared_bytes <= shared_memory_bytes:
+            return None
+        widest = max(self.buffers, key=lambda b: b.bytes, default=None)
+        which = "" if widest is None else f" ({widest.name}: {widest.bytes})"
+        return f"its tiles take up to {self.shared_bytes} bytes of shared memory{which}, of {shared_memory_bytes}"
+
+    def show(self, shared_memory_bytes: int) -> str:
+        """In words, for a device whose blocks have so much shared memory."""
+        spilled = f", {self.spilled_bytes} bytes of each spilled" if self.spilled_bytes else ""
+        return (
+            f"takes {self.shared_bytes} bytes of shared memory and up to {self.registers} registers for each of "
+            f"{self.threads} threads{spilled}; at least {self.resident_blocks(shared_memory_bytes)} on a multiprocessor at a time"
+        )
+
+    def resident_blocks(self, shared_memory_bytes: int) -> int:
+        """How many blocks live on a multiprocessor at a time, at least; 0 where one does not fit.
+
+        shared_memory_bytes: what one block may have; a multiprocessor has that for one block, and `SYSTEM_BYTES`.
+        """
+        by_shared = (shared_memory_bytes + SYSTEM_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
+        given = -(-self.registers // REGISTER_UNIT) * REGISTER_UNIT
+        return min(by_shared, REGISTERS // (given * self.threads), THREADS // self.threads, BLOCKS)
+
+
+def peak_bytes(buffers: Iterable[Buffer]) -> int:
+    """The most bytes that are alive at once."""
+    found = list(buffers)
+    return max((sum(b.bytes for b in found if b.first <= n <= b.last) for n in {b.first for b in found}), default=0)
+
+
+def most_registers(threads: int) -> int:
+    """The registers that each thread of a block can have."""
+    return min(MOST_REGISTERS, REGISTERS // threads // REGISTER_UNIT * REGISTER_UNIT)

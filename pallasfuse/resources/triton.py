@@ -1,0 +1,156 @@
+"""Shared memory of a Triton kernel, by an upper bound that is close.
+
+Triton decides what lies in shared memory: it stages the operands of products there, copies ahead what a loop loads on the way to a
+product, and moves a tile that changes its layout through scratch memory. Each of these is a `Buffer` with a lifetime, and a block
+takes the most that is alive at once.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.tile_program import Contract, Load, Reduce, Store, TileProgram
+from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, most_registers, peak_bytes
+from pallasfuse.resources.triton_registers import registers_needed
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, View, computed
+from pallasfuse.targets import Target
+
+SAVED_REGISTERS = 200
+"""Of those that the bound counts, how many the compiler can do without, by computing a tile piece by piece: by
+`scripts/resources_report.py`, few kernels spill that have up to so many too few, and most that have more."""
+
+
+def resources(program: TileProgram, target: Target) -> Resources:
+    """An upper bound of what Triton makes of a program."""
+    view = View(program, target)
+    buffers = tuple(_buffers(view))
+    threads = WARP * program.warps
+    needed, most = registers_needed(view), most_registers(threads)
+    spilled = 2 * REGISTER_BYTES * max(0, needed - most - SAVED_REGISTERS)
+    return Resources(peak_bytes(buffers), threads, min(needed, most), spilled, buffers)
+
+
+def _buffers(view: View) -> Iterator[Buffer]:
+    if view.products:
+        sides = [a for p in view.products.values() for a in (*p.statement.axes, *p.statement.over)]
+        rows = max(view.program.tile(a) for a in sides)
+        yield Buffer("values of rows, laid out anew", REGISTER_BYTES * rows, 0, len(view.lines) - 1)
+    else:
+        yield from _other_layouts(view)
+    for line in view.lines:
+        at, s = line.number, line.statement
+        match s:
+            case Load() if view.products:
+                yield from _of_load(view, line, s)
+            case Contract() if at in view.products:
+                yield from _of_product(view, view.products[at])
+            case Contract(_, axes, _, _, over, dtype):
+                yield from _of_sum(view, line, axes, over, dtype)
+            case Reduce(_, axes, _, value, over):
+                yield from _of_sum(view, line, axes, over, value.dtype)
+            case Store(tensor, indices) if view.products:
+                yield Buffer(f"{tensor}, laid out anew", view.bytes(indices, view.stored_type(s)), at, at)
+            case _:
+                pass
+
+
+def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
+    """In a kernel with products: what is staged for them, and what takes the layout of their results."""
+    size, readers = view.bytes(s.indices, s.dtype), view.readers(line)
+    takers = [view.products[r.number] for r in readers if r.number in view.products]
+    direct = [p for p in takers if p.takes(s.name)]
+    at = line.number
+    if at in view.copied_ahead:
+        in_place = len(direct) == len(readers) and all(p.warpgroup and p.half for p in direct)
+        copies = view.program.stages - (0 if in_place else 1)  # what goes on to registers leaves its slot at once
+        yield Buffer(f"{copies} of {s.tensor}", size * copies, line.region.first, line.region.last)
+        return
+    staged = [p for p in direct if p.half or not p.warpgroup or p.statement.lhs.tensors == {s.name}]
+    if staged:
+        yield Buffer(s.tensor, size, at, max(_needed_until(line, p) for p in staged))
+    if readers and len(direct) < len(readers):
+        yield Buffer(f"{s.tensor}, laid out anew", size, at, at)
+
+
+def _needed_until(line: Line, product: Product) -> int:
+    """The last statement for which what was staged by a load stays where it is."""
+    region = product.line.region
+    if region is not line.region and region.repeats:
+        return region.last
+    # the left side goes on to registers, where it is wide
+    return product.line.number if product.half or not product.warpgroup else line.number
+
+
+def _of_product(view: View, product: Product) -> Iterator[Buffer]:
+    """Sides that are computed, and right sides that were rounded in registers, are staged for this one product."""
+    s, at = product.statement, product.line.number
+    loads = frozenset(x.name for x in view.lines if isinstance(x.statement, Load) and x.name)
+    if computed(s.rhs, loads) or (product.warpgroup and not product.half):
+        yield Buffer(f"right side of {s.name}", view.bytes((*s.rhs.axes, *s.over), s.rhs.dtype), at, at)
+    # from the result of a product of a warpgroup, a left side is made in registers
+    if computed(s.lhs, loads) and not (product.warpgroup and len(view.products) > 1):
+        yield Buffer(f"left side of {s.name}", view.bytes((*s.lhs.axes, *s.over), s.lhs.dtype), at, at)
+
+
+def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ...], dtype: str) -> Iterator[Buffer]:
+    """The parts of a reduction that different warps have."""
+    warps = view.program.warps
+    if view.products and all(p.warpgroup and p.m >= WARP_ROWS * warps for p in view.products.values()):
+        return  # a warp has whole rows
+    summed = [view.program.tile(a) for a in over if view.program.tile(a) > 1]
+    if len(summed) > 1:  # one axis after the other
+        size = view.elements((*axes, *over)) // min(summed) * dtypes.itemsize_bytes(dtype)
+        yield Buffer(f"{line.name}, summed along one axis", size, line.number, line.number)
+    sharing = _warps_along(view, frozenset((*axes, *over)), frozenset(over))
+    if sharing > 1:
+        size = view.elements(axes) * sharing * dtypes.itemsize_bytes(dtype)
+        yield Buffer(f"parts of {line.name}", size, line.number, line.number)
+
+
+def _warps_along(view: View, axes: frozenset[Axis], over: frozenset[Axis]) -> int:
+    """How many warps share a sum: by the layouts of the loads that it may be computed in, whichever vectors they use."""
+    most = min(view.program.warps, view.elements(over))
+    statements = [line.statement for line in view.lines]
+    if any(isinstance(s, Contract) for s in statements):
+        return most
+    tile = _wide(view, axes)
+    loads = [s for s in statements if isinstance(s, Load) and _wide(view, s.indices) == tile]
+    found = (_warps_of(view, s, over, vector) for s in loads for vector in (1, 2, 4, 8, 16))
+    return min(most, max(found, default=most))
+
+
+def _wide(view: View, axes: Iterable[Axis]) -> frozenset[Axis]:
+    return frozenset(a for a in axes if view.program.tile(a) > 1)
+
+
+def _warps_of(view: View, load: Load, over: frozenset[Axis], vector: int) -> int:
+    """Warps along `over`, when neighbours, then lanes, then warps are given to the axes of a load from its minor one on."""
+    lanes, warps, found = WARP, view.program.warps, 1
+    for axis in reversed(load.indices):
+        rest = max(1, view.program.tile(axis) // vector)
+        own_lanes = min(lanes, rest)
+        own_warps = min(warps, max(1, rest // own_lanes))
+        lanes, warps, vector = lanes // own_lanes, warps // own_warps, 1
+        found *= own_warps if axis in over else 1
+    return found
+
+
+def _other_layouts(view: View) -> Iterator[Buffer]:
+    """Without products, the widest tile that is loaded or stored gives the layout; others are laid out anew."""
+    moves = [(line, s, s.dtype if isinstance(s, Load) else view.stored_type(s))
+             for line in view.lines if isinstance(s := line.statement, Load | Store)]  # fmt: skip
+    if not moves:
+        return
+    widest = max(moves, key=lambda move: view.elements(move[1].indices))
+    layout = _layout(view, widest[0], widest[1].indices, widest[2])
+    for line, s, dtype in moves:
+        if view.elements(s.indices) > 1 and _layout(view, line, s.indices, dtype) != layout:
+            yield Buffer(f"{s.tensor}, laid out anew", view.bytes(s.indices, dtype), line.number, line.number)
+
+
+def _layout(view: View, line: Line, indices: tuple[Axis, ...], dtype: str) -> tuple[bool, int]:
+    """How threads share a tile: are its neighbours in memory those of the program's last axis, and how many a thread has."""
+    present = [a for a in indices if view.program.tile(a) > 1]
+    in_order = [a for a in view.program.order if a in present]
+    share = view.elements(indices) // (WARP * view.program.warps)
+    return present[-1:] == in_order[-1:], min(view.vector(line, indices, dtype), max(1, share))

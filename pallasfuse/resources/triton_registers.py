@@ -1,0 +1,156 @@
+"""Registers of a Triton kernel: the values that are alive at once, shared among the threads of a block.
+
+A tile lies in registers from the statement that computes it to the last one that reads it; what a loop carries stays there. A sum
+that a product is only added to is accumulated in place.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Read
+from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, expressions
+from pallasfuse.resources.block import REGISTER_BYTES, WARP
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, Region, View
+
+ADDRESS_REGISTERS = 2
+"""An address has 64 bits."""
+OTHERS = 48
+"""Registers of a thread beside tiles and addresses: positions, bounds, barriers, values on their way. The compiler takes up to so
+many, over the kernels of `scripts/resources_report.py`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Registers of a thread that are taken from the statement numbered `first` to the one numbered `last`."""
+
+    registers: float
+    first: int
+    last: int
+
+
+def registers_needed(view: View) -> int:
+    """An upper bound of the registers that a thread would use if it had any number."""
+    changes = [0.0] * (len(view.lines) + 1)
+    for value in _values(view):
+        changes[value.first] += value.registers
+        changes[value.last + 1] -= value.registers
+    widest = max((n + _on_the_way(view, x) for n, x in zip(accumulate(changes), view.lines, strict=False)), default=0.0)
+    return int(widest + _operands(view) + _addresses(view)) + OTHERS
+
+
+def _registers(view: View, axes: Iterable[Axis], dtype: str) -> float:
+    """Of a thread, for its share of a tile; a small tile is in every thread, and narrow types are packed."""
+    elements = view.elements(axes) / (WARP * view.program.warps)
+    return max(1.0, elements * min(REGISTER_BYTES, dtypes.itemsize_bytes(dtype)) / REGISTER_BYTES)
+
+
+def _dtype(statement: Let | Reduce | Contract) -> str:
+    return statement.dtype if isinstance(statement, Contract) else statement.value.dtype
+
+
+def _accumulated(view: View) -> dict[int, Line]:
+    """Products that are only added to something, by number: the line with the sum."""
+    found: dict[int, Line] = {}
+    for number, product in view.products.items():
+        readers = view.readers(product.line)
+        match readers:
+            case [Line(_, Let(_, _, Apply("add", (_, Read(name))))) as total] if name == product.line.name:
+                found[number] = total
+    return found
+
+
+def _values(view: View) -> Iterator[_Value]:
+    in_place = _accumulated(view)
+    begins = {total.number: number for number, total in in_place.items()}
+    for line in view.lines:
+        s = line.statement
+        if line.number in in_place or not isinstance(s, Load | Let | Reduce | Contract):
+            continue
+        readers = view.readers(line)
+        last = max((_until(line.region, r) for r in readers), default=line.number)
+        if isinstance(s, Load):
+            takers = [view.products.get(r.number) for r in readers]
+            if not all(p is not None and p.takes(s.name) for p in takers):
+                yield _Value(_registers(view, s.indices, s.dtype), line.number, last)
+            continue
+        loop = line.region.loop
+        if loop is not None and any(c.next_name == s.name for c in loop.carries):
+            last = line.region.last
+        yield _Value(_registers(view, s.axes, _dtype(s)), begins.get(line.number, line.number), last)
+    yield from _carried(view, begins)
+
+
+def _until(region: Region, reader: Line) -> int:
+    """The last statement for which a value of a region is kept, by one of its readers."""
+    return reader.region.last if reader.region is not region and reader.region.repeats else reader.number
+
+
+def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
+    """What loops carry: in each segment, until it has been read for the last time."""
+    for region in dict.fromkeys(line.region for line in view.lines):
+        if region.loop is None:
+            continue
+        for carry in region.loop.carries:
+            readers = [line.number for line in view.lines[region.first : region.last + 1]
+                       if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
+            last = max((begins.get(n, n) for n in readers), default=region.last)
+            yield _Value(_registers(view, carry.axes, carry.dtype), region.first, last)
+
+
+def _on_the_way(view: View, line: Line) -> float:
+    """Of the widest value inside a statement, and of those reductions that the compiler may interleave with it."""
+    s = line.statement
+    if _is_reduced(view, line):
+        return sum(_terms(view, x) for x in view.lines if x is line or _interleaves(view, x, line))
+    return max((_registers(view, e.axes, "float32") for e in expressions(s) if isinstance(e, Apply)), default=0.0)
+
+
+def _is_reduced(view: View, line: Line) -> bool:
+    return isinstance(line.statement, Reduce | Contract) and line.number not in view.products
+
+
+def _terms(view: View, line: Line) -> float:
+    """What a reduction sums up."""
+    s = line.statement
+    assert isinstance(s, Reduce | Contract)
+    return view.elements((*s.axes, *s.over)) / (WARP * view.program.warps)
+
+
+def _interleaves(view: View, one: Line, other: Line) -> bool:
+    """Are both reductions of one region, and neither needs the other?"""
+    return (
+        one.region is other.region
+        and _is_reduced(view, one)
+        and one.name not in view.needs(other)
+        and other.name not in view.needs(one)
+    )
+
+
+def _operands(view: View) -> float:
+    """Sides of a product that pass through registers: wide ones, to be rounded, and all of a product of warps. Warps that have
+    the same rows have the same left side."""
+    warps = view.program.warps
+    found = 0.0
+    for p in view.products.values():
+        packed = 2 if p.half else 1
+        left = p.m * p.k / (WARP * min(warps, max(1, p.m // WARP_ROWS))) / packed
+        right = p.k * p.n / (WARP * warps) / packed
+        in_registers = not (p.half and p.warpgroup)
+        found = max(found, left + right if in_registers else left if not isinstance(p.statement.lhs, Read) else 0.0)
+    return found
+
+
+def _addresses(view: View) -> float:
+    """One address for each vector that a thread loads or stores, of the tile that needs most."""
+    threads = WARP * view.program.warps
+    found = 0.0
+    for line in view.lines:
+        s = line.statement
+        if isinstance(s, Load | Store):
+            dtype = s.dtype if isinstance(s, Load) else view.stored_type(s)
+            vectors = view.elements(s.indices) / threads / view.vector(line, s.indices, dtype)
+            found = max(found, ADDRESS_REGISTERS * max(1.0, vectors))
+    return found

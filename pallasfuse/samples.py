@@ -1,0 +1,104 @@
+"""Arguments to measure a program on: arrays of given shapes and types on a device, and the memory that there is for them."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_PERIOD = 65521
+"""Drawn numbers repeat after so many: a prime, so that rows differ. Time does not depend on it, drawing does."""
+_ON_HOST_BYTES = 32 << 20
+"""Larger arrays are written out on the device."""
+_SHARE = 0.8
+"""Of the memory that is free, what a check may take."""
+
+
+def drawn(avals: Sequence[Any], device: Any) -> list[jax.Array]:
+    """Arrays of these shapes and types: floats normal, booleans mixed, integers between 0 and the largest extent of all dimensions,
+    so that they can be lengths and indices.
+
+    Raises:
+      TypeError: a type has no such values.
+    """
+    extent = max((n for a in avals for n in a.shape), default=1)
+    return [_drawn(a.shape, a.dtype, extent, device, seed) for seed, a in enumerate(avals)]
+
+
+def _drawn(shape: tuple[int, ...], dtype: Any, extent: int, device: Any, seed: int) -> jax.Array:
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(f"values of type {dtype} are not drawn")
+    block = _block(dtype, extent, np.random.default_rng(seed))
+    size = math.prod(shape)
+    if device.platform == "cpu" or size * block.dtype.itemsize <= _ON_HOST_BYTES:
+        written: jax.Array = jax.device_put(np.resize(block, shape), device)
+    else:
+        written = _written_out(jax.device_put(block, device), shape)
+    return written
+
+
+def _block(dtype: Any, extent: int, random: np.random.Generator) -> np.ndarray:
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return random.random(_PERIOD) < 0.5
+    if jnp.issubdtype(dtype, jnp.integer):
+        largest = min(extent, int(jnp.iinfo(dtype).max))
+        return random.integers(0, largest, _PERIOD, endpoint=True).astype(dtype)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return (random.standard_normal(_PERIOD) + 1j * random.standard_normal(_PERIOD)).astype(dtype)
+    return random.standard_normal(_PERIOD).astype(dtype)
+
+
+@jax.jit(static_argnums=1)
+def _written_out(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.resize(block, shape)
+
+
+def room_for(compiled: Sequence[Any], device: Any) -> str | None:
+    """Why the memory that is free on a device does not do for compiled programs of the same arguments, of which one runs at a time;
+    None where it does."""
+    free = free_bytes(device)
+    if free is None:
+        return None
+    needed = 0
+    for program in compiled:
+        sizes = program.memory_analysis()
+        if sizes is not None:
+            own = sizes.argument_size_in_bytes + 2 * sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+            needed = max(needed, own)
+    if needed <= _SHARE * free:
+        return None
+    return f"it takes {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free"
+
+
+def free_bytes(device: Any) -> int | None:
+    """What may still be allocated on a device, as far as it says; None where nobody knows."""
+    if device.platform != "cpu":
+        stats = device.memory_stats() or {}
+        return int(stats["bytes_limit"] - stats["bytes_in_use"]) if "bytes_limit" in stats else None
+    known = [n for n in (_host_bytes(), _group_bytes()) if n is not None]
+    return min(known, default=None)
+
+
+def _host_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError, IndexError):
+        names = os.sysconf_names if hasattr(os, "sysconf_names") else {}
+        if "SC_AVPHYS_PAGES" not in names:
+            return None
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _group_bytes() -> int | None:
+    """What the control group of a container leaves, where it limits memory."""
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text().strip()
+        return None if limit == "max" else int(limit) - int((group / "memory.current").read_text())
+    except (OSError, ValueError):
+        return None

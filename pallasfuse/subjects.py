@@ -1,0 +1,130 @@
+"""The kernels of a plan as they are measured: each with the part that it computes, and what is known about ways to run it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pallasfuse import _compat
+from pallasfuse.environment import environment
+from pallasfuse.execution import run_kernel
+from pallasfuse.measure import Function, Measured, is_shortage
+from pallasfuse.parts import Part, part_of, producers, way
+from pallasfuse.pipeline import Kernel, Plan, revised, ways
+from pallasfuse.placement import Placed
+from pallasfuse.store import Identity, Record, Store, current
+
+XLA = "XLA's own"
+"""The name of XLA's program among those that are compared, and of a winner that is none of ours."""
+
+
+@dataclass(eq=False)
+class Subject:
+    """A kernel that is compared with XLA's own, and the record of that.
+
+    A record has `ways`: by the text of a way to run the kernel how it compares (`us`, `xla_us`, `faster`, `predicted_us`,
+    `seconds`) or how it fails (`error`), each with its `schedule`; and, once it was tuned, the `winner`.
+    """
+
+    plan: Plan
+    kernel: Kernel
+    part: Part
+    identity: Identity
+    store: Store
+
+    @cached_property
+    def way(self) -> str:
+        """How the kernel runs as it is planned, in words that equal kernels share."""
+        return way(self.kernel.group, self.kernel.schedule, self.kernel.target)
+
+    def way_of(self, placed: Placed) -> str:
+        """Another way to run it, in such words."""
+        return way(self.kernel.group, placed.schedule, placed.phases[0].target)
+
+    @property
+    def record(self) -> Record:
+        return self.store.get(self.identity) or {}
+
+    def entry(self, name: str) -> Record | None:
+        """How one way to run the kernel compares or fails; None where that was not measured."""
+        found: Record | None = self.record.get("ways", {}).get(name)
+        return found if found is not None and ("us" in found or "error" in found) else None
+
+    def note(self, name: str, entry: Record, *, on_disk: bool = True) -> None:
+        """Remember how one way to run the kernel compares."""
+
+        def change(record: Record) -> Record:
+            return {**record, "ways": {**record.get("ways", {}), name: entry}}
+
+        self.store.update(self.identity, change, on_disk=on_disk)
+
+    def settle(self, winner: str) -> None:
+        """Remember which way has won, or that XLA's own has."""
+        self.store.update(self.identity, lambda record: {**record, "winner": winner})
+
+    def others(self) -> Iterator[tuple[Placed, Kernel]]:
+        """Other ways to run the kernel, the most promising first."""
+        for placed in ways(self.plan, self.kernel):
+            if self.way_of(placed) != self.way:
+                kernels = revised(self.plan, {self.kernel.name: placed}).kernels
+                yield placed, next(k for k in kernels if k.name == self.kernel.name)
+
+    def find(self, name: str) -> Placed | None:
+        """The way to run the kernel that such words mean; None where there is none any more."""
+        return next((p for p in ways(self.plan, self.kernel) if self.way_of(p) == name), None)
+
+    def function(self, kernel: Kernel) -> Function:
+        """The kernel, run in one way, as a function of the inputs of its part, with the outputs of that."""
+        plan, part = self.plan, self.part
+        shapes = [_compat.shape_of(plan.converted.variable[n.name]) for n in kernel.group.outputs]
+
+        def run(*arrays: Any) -> list[Any]:
+            given = {n: x for n, x in zip(part.input_names, arrays, strict=True) if n is not None}
+            found = run_kernel(plan, kernel, given)
+            return [found[n.name].reshape(shape) for n, shape in zip(kernel.group.outputs, shapes, strict=True)]
+
+        return run
+
+    @property
+    def avals(self) -> list[Any]:
+        """Shapes and types of the part's inputs."""
+        return [v.aval for v in self.part.inputs]
+
+    def take_down(self, name: str, kernel: Kernel, found: Measured, key: str) -> str | None:
+        """Remember what was found of one way to run the kernel (`key` among what was compared). Returns its error, if it has one.
+
+        What fails when it runs, and not when it is compiled, is remembered by this process alone."""
+        known = {"schedule": str(kernel.schedule), "target": kernel.target.name, "predicted_us": kernel.price.us}
+        if key in found.uncompiled:
+            self.note(name, known | {"error": found.uncompiled[key]})
+            return found.uncompiled[key]
+        if key in found.failed and not is_shortage(found.failed[key]):
+            self.note(name, known | {"error": found.failed[key]}, on_disk=False)
+            return found.failed[key]
+        if key in found.microseconds:
+            times = {"us": found.microseconds[key], "xla_us": found.microseconds[XLA]}
+            self.note(name, known | times | {"faster": key in found.faster, "seconds": found.seconds})
+        return None
+
+
+@dataclass(eq=False)
+class Bench:
+    """A plan on a device: its kernels, and what is noted about them while they are measured."""
+
+    plan: Plan
+    device: Any
+    store: Store = field(default_factory=current)
+    subjects: list[Subject] = field(init=False)
+    around: dict[str, str] = field(init=False)
+    spent: dict[str, float] = field(default_factory=dict)
+    """By the name of a kernel, what its check has taken, in seconds."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """By the name of a kernel, why it could not be timed."""
+
+    def __post_init__(self) -> None:
+        self.around, makers = environment(self.device), producers(self.plan.converted)
+        self.subjects = []
+        for kernel in self.plan.kernels:
+            part = part_of(self.plan.converted, kernel, makers)
+            identity = {**self.around, "of": "part", "part": part.key, "target": self.plan.target.name}
+            self.subjects.append(Subject(self.plan, kernel, part, identity, self.store))

@@ -1,0 +1,147 @@
+"""Which of several programs is the fastest on a device, by a clock that does not trust one measurement.
+
+Contenders take turns, so that whatever slows the machine down slows all of them alike. One is faster than another when the ranks of
+their samples say so (Mann and Whitney's test), which assumes nothing about noise. The race ends as soon as it is decided, or when
+its time is over; without a decision nobody has beaten the first contender.
+"""
+
+import math
+import statistics
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+Sampler = Callable[[], tuple[float, int]]
+"""Runs a program some times and returns what that took, in seconds, and how many times it was."""
+
+LEAST_GAIN = 1.02
+"""A contender beats another when it is faster by more than this: what cannot be told apart is no gain."""
+_STANDARD_ERRORS = 2.8
+"""So far from chance must the ranks be: one time in 400 (one-sided), with some to spare for looking more than once."""
+_FEW_ROUNDS = {1: 1.5, 2: 1.3, 3: 1.2, 4: 1.15, 5: 1.1}
+"""Below the fewest rounds of the test: how far apart the slowest sample of one and the fastest of the other must be."""
+_FIRST_LOOK = 3
+"""No race is decided in fewer rounds, unless its time is over; from there on it is looked at less and less often."""
+_MOST_ROUNDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a race ended.
+
+    `seconds`: the median of what a call of each contender took. `faster`: those that beat the first contender clearly; `winner`:
+    the fastest of them, or the first contender. `rounds`: turns that every contender had which stayed to the end.
+    """
+
+    seconds: Mapping[str, float]
+    winner: str
+    faster: frozenset[str]
+    rounds: int
+
+
+def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
+    """Let contenders run in turns. The first is the one to beat: ties are its own.
+
+    budget_s: what all measured calls together may take; every contender runs at least once.
+    """
+    names = list(contenders)
+    reference = names[0]
+    samples: dict[str, list[float]] = {n: [] for n in names}
+    running, spent, rounds = list(names), 0.0, 0
+    look = _FIRST_LOOK
+    while not rounds or (len(running) > 1 and rounds < _MOST_ROUNDS and spent < budget_s):
+        for name in running if rounds % 2 == 0 else reversed(running):
+            seconds, calls = contenders[name]()
+            samples[name].append(seconds / calls)
+            spent += seconds
+        rounds += 1
+        if rounds >= look:
+            running, look = _remaining(running, samples, reference), rounds + 1 + rounds // 4
+    medians = {n: statistics.median(samples[n]) for n in names}
+    ahead = [n for n in names if n != reference and _faster(samples[n], samples[reference], LEAST_GAIN)]
+    return Outcome(medians, min(ahead, key=medians.__getitem__, default=reference), frozenset(ahead), rounds)
+
+
+def _remaining(running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str) -> list[str]:
+    """Without those that are clearly slower than the best so far. Nobody, where it is clear of the last one on which side of the
+    least gain over the reference it ends."""
+    best = min(running, key=lambda n: statistics.median(samples[n]))
+    kept = [n for n in running if n in (best, reference) or not _faster(samples[best], samples[n], 1.0)]
+    others = [n for n in kept if n != reference]
+    if len(others) == 1 and _decided(samples[reference], samples[others[0]]):
+        return []
+    return kept if others else []
+
+
+def _decided(reference: Sequence[float], other: Sequence[float]) -> bool:
+    return _faster(other, reference, LEAST_GAIN) or _faster(reference, other, 1.0 / LEAST_GAIN)
+
+
+def _faster(one: Sequence[float], other: Sequence[float], by: float) -> bool:
+    """Is `one` faster than `other` by more than a factor, beyond the noise?"""
+    few = min(len(one), len(other))
+    if few in _FEW_ROUNDS:
+        return min(other) > max(by, 1.0) * _FEW_ROUNDS[few] * max(one)
+    slower = sorted(other)
+    wins = sum(len(slower) - 0.5 * (bisect_left(slower, by * a) + bisect_right(slower, by * a)) for a in one)
+    pairs = len(one) * len(other)
+    return wins - pairs / 2 > _STANDARD_ERRORS * math.sqrt(pairs * (len(one) + len(other) + 1) / 12)
+
+
+# --- calls on a device
+
+_BATCH_S = 1e-3
+"""What one sample lasts at least: clocks and interruptions weigh little on it."""
+_MOST_IN_BATCH = 100
+
+
+_LONG_S = 0.1
+"""The first call of what takes longer is a measurement already: what it takes to get going is a small part of it."""
+
+
+def sampler(
+    call: Callable[[], Any], *, in_flight: bool, times: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> Sampler:
+    """A sampler of a compiled program on its arguments. Runs it first, to warm up.
+
+    in_flight: calls are sent off one behind the other and awaited together, so that what it takes to send them is hidden (GPUs).
+    times: how often one call runs what is measured.
+    """
+
+    def batch(count: int) -> float:
+        start = clock()
+        for _ in range(count):
+            last = call()
+            if not in_flight:
+                jax.block_until_ready(last)
+        jax.block_until_ready(last)
+        return clock() - start
+
+    taken, count = batch(1), 1
+    known = [(taken, times)] if taken >= _LONG_S else []
+    while taken < _BATCH_S and count < _MOST_IN_BATCH:
+        count = min(_MOST_IN_BATCH, max(2 * count, int(1.2 * count * _BATCH_S / max(taken, 1e-7))))
+        taken = batch(count)
+    return lambda: known.pop() if known else (batch(count), count * times)
+
+
+def repeated(function: Callable[..., Any], times: int) -> Callable[..., Any]:
+    """A function that computes another one so many times, one after the other, and nothing but that.
+
+    On a GPU a short program takes less than it takes to send it off. In a loop it does not: its trips are counted, so that the
+    device never waits for the host, and every trip waits for the results of the one before, so that none is hoisted or shared.
+    """
+    inner = jax.jit(function)
+
+    def run(*args: Any) -> Any:
+        def trip(_: Any, results: Any) -> Any:
+            given, _ = jax.lax.optimization_barrier((args, results))
+            return inner(*given)
+
+        return jax.lax.fori_loop(0, times - 1, trip, inner(*args))
+
+    return run

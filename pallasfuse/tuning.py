@@ -1,0 +1,243 @@
+"""Tuning: the best few ways to run every kernel are measured on the device, and the fastest is used from then on.
+
+What was measured is kept in the same store as that of the check, and can be taken to another machine with the same kind of device:
+`export` writes it to one file, `load` reads it.
+"""
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pallasfuse.api import FusedFunction
+from pallasfuse.check import BUDGET_S, check
+from pallasfuse.isolation import apart
+from pallasfuse.measure import Measured, compare
+from pallasfuse.pipeline import Kernel, Plan
+from pallasfuse.store import FORMAT, Identity, Record, current
+from pallasfuse.subjects import XLA, Bench, Subject
+
+WAYS = 8
+"""So many ways to run a kernel are measured, if the time does for them."""
+_AT_ONCE = 3
+"""So many are compiled together, and race against XLA's program and the best so far."""
+_FILE = "pallasfuse measurements"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to run a kernel: its schedule and target, what was predicted and measured of it, or the error that it ended with."""
+
+    kernel: str
+    schedule: str
+    target: str
+    predicted_us: float
+    measured_us: float | None
+    xla_us: float | None
+    error: str
+    won: bool
+
+    def __str__(self) -> str:
+        measured = f"{self.measured_us:10.4g} us" if self.measured_us is not None else f"fails: {self.error[:60]}"
+        mark = "*" if self.won else " "
+        return f"{mark} {measured}, {self.predicted_us:.4g} us predicted: {self.schedule}, on {self.target}"
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What `tune` found. `str(tuned)` is a table.
+
+    `candidates`: every way to run a kernel that is known, also from before. `predicted_xla_us`: by kernel, what was predicted of
+    XLA's own. `plan`: what later calls use. `seconds`: how long it took. `unfinished`: kernels for which there was no time.
+    """
+
+    name: str
+    candidates: tuple[Candidate, ...]
+    predicted_xla_us: dict[str, float]
+    plan: Plan
+    seconds: float
+    unfinished: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: tuned in {self.seconds:.1f} s"]
+        for kernel in dict.fromkeys(c.kernel for c in self.candidates):
+            own = [c for c in self.candidates if c.kernel == kernel]
+            xla = next((c.xla_us for c in own if c.xla_us is not None), None)
+            winner = "" if any(c.won for c in own) else " (used)"
+            times = "not measured" if xla is None else f"{xla:.4g} us"
+            lines.append(
+                f"{kernel}: XLA's own {times}{winner}, {self.predicted_xla_us.get(kernel, 0.0):.4g} us predicted"
+            )
+            lines += [f"  {c}" for c in own]
+        lines += [f"{k}: no time was left" for k in self.unfinished]
+        return "\n".join([*lines, *(str(v) for v in self.plan.verdicts)])
+
+
+def tune(
+    fused: FusedFunction, *args: Any, seconds: float | None = None, progress: bool | None = None, **kwargs: Any
+) -> Tuned:
+    """Measure the best few ways to run every kernel of a fused function, for arguments of these shapes and types, on the device of
+    the arguments. Later calls use the fastest, or XLA's own where that is as fast.
+
+    Args:
+      fused: a function from `pallasfuse.fuse`.
+      *args, **kwargs: as for a call: arrays, or `jax.ShapeDtypeStruct`s. Values are drawn.
+      seconds: what it may take, or a little more: what is being compiled is finished. None: until the best few are measured.
+      progress: show a progress bar. None: where the standard error is a terminal.
+
+    Raises:
+      TypeError: `fused` is not a fused function.
+      TraceError: it cannot be traced with these arguments.
+      ValueError: the arguments are on several devices.
+    """
+    if not isinstance(fused, FusedFunction):
+        raise TypeError(f"pallasfuse.tune takes a function from pallasfuse.fuse, got {type(fused).__name__}")
+    from tqdm import tqdm
+
+    start = time.perf_counter()
+    plan, device = fused.planned(*args, **kwargs)
+    if device is None:
+        raise ValueError("pallasfuse.tune measures on one device, but the arguments are on several")
+    bench = Bench(plan, device)
+    distinct = {(str(sorted(s.identity.items())), s.way): s for s in bench.subjects}
+    with tqdm(total=len(distinct) * WAYS, desc=f"tuning {plan_name(fused)}", unit="kernel", leave=False,
+              disable=None if progress is None else not progress) as bar:  # fmt: skip
+        deadline = None if seconds is None else start + seconds
+        unfinished = apart(lambda: _tune_all(list(distinct.values()), device, deadline, bar.update), device)
+    settled = check(plan, device, measure=deadline is None or time.perf_counter() < deadline)
+    fused.renew()
+    candidates = tuple(c for s in distinct.values() for c in _candidates(s))
+    predicted = {s.kernel.name: s.kernel.replaced.us for s in distinct.values()}
+    return Tuned(plan_name(fused), candidates, predicted, settled, time.perf_counter() - start, tuple(unfinished))
+
+
+def plan_name(fused: FusedFunction) -> str:
+    return getattr(fused, "__name__", "function")
+
+
+def _tune_all(
+    subjects: Sequence[Subject], device: Any, deadline: float | None, advance: Callable[[int], Any]
+) -> list[str]:
+    """Measure every kernel, each within its share of the time. Returns the names of those for which none was left."""
+    unfinished = []
+    for number, subject in enumerate(subjects):
+        now = time.perf_counter()
+        until = None if deadline is None else now + max(0.0, deadline - now) / (len(subjects) - number)
+        if until is not None and now >= until:
+            unfinished.append(subject.kernel.name)
+        else:
+            _tune_one(subject, device, until, advance)
+    return unfinished
+
+
+def _tune_one(subject: Subject, device: Any, until: float | None, advance: Callable[[int], Any]) -> None:
+    """Races of XLA's program, the best way so far, and the next few, until the ways or the time end. Remembers the winner."""
+    best: tuple[str, Kernel] | None = None
+    winner, measured = XLA, 0
+    waiting = _ways(subject)
+    while True:
+        field = list(islice(waiting, _AT_ONCE))
+        if not field or (measured and until is not None and time.perf_counter() >= until):
+            break
+        field = ([] if best is None else [best]) + field
+        found = _race(subject, field, device)
+        for name, kernel in field:
+            subject.take_down(name, kernel, found, name)
+        fresh = len(field) - (best is not None)
+        measured += fresh
+        advance(fresh)
+        ran = [(n, k) for n, k in field if n in found.microseconds]
+        if ran:
+            best = min(ran, key=lambda pair: found.microseconds[pair[0]])
+            winner = found.winner
+    if best is not None:
+        subject.settle(winner)
+    advance(WAYS - measured)
+
+
+def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any) -> Measured:
+    functions = {XLA: subject.part.run} | {name: subject.function(kernel) for name, kernel in field}
+    expected_us = subject.kernel.price.us
+    return compare(functions, subject.avals, device, budget_s=BUDGET_S * len(field), expected_us=expected_us)
+
+
+def _ways(subject: Subject) -> Iterator[tuple[str, Kernel]]:
+    """The kernel as it is planned, and the most promising other ways to run it; not those that are known to fail."""
+    others = ((subject.way_of(placed), kernel) for placed, kernel in subject.others())
+    for name, kernel in (x for x in ((subject.way, subject.kernel), *islice(others, WAYS - 1))):
+        known = subject.entry(name)
+        if known is None or "error" not in known:
+            yield name, kernel
+
+
+def _candidates(subject: Subject) -> list[Candidate]:
+    """All that is known about a kernel, the fastest first."""
+    record = subject.record
+    found = [
+        Candidate(
+            subject.kernel.name, entry["schedule"], entry.get("target", ""), entry.get("predicted_us", 0.0),
+            entry.get("us"), entry.get("xla_us"), entry.get("error", ""), record.get("winner") == name,
+        )
+        for name, entry in record.get("ways", {}).items()
+    ]  # fmt: skip
+    return sorted(found, key=lambda c: (c.measured_us is None, c.measured_us or 0.0))
+
+
+# --- from one machine to another
+
+
+def export(path: str | os.PathLike[str]) -> int:
+    """Write everything that was measured, by checks and by tuning, to one file. Returns how many records it holds."""
+    entries = [{"identity": identity, "record": record} for identity, record in current().entries()]
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=target.parent or None, prefix=f".{target.name}", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump({"holds": _FILE, "format": FORMAT, "entries": entries}, file, indent=1)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    return len(entries)
+
+
+def load(path: str | os.PathLike[str]) -> int:
+    """Take over what `export` has written on a machine with the same kind of device; what was measured here stays where both know
+    something. What is of other devices or versions does no harm, and is never used. Returns how many records there were.
+
+    Raises:
+      ValueError: the file holds something else.
+    """
+    try:
+        content = json.loads(Path(path).read_bytes())
+        known = content["holds"] == _FILE and content["format"] == FORMAT
+        entries = [_checked(e) for e in content["entries"]] if known else []
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} does not hold what pallasfuse.tuning.export writes: {error}") from error
+    if not known:
+        raise ValueError(f"{path} does not hold what this version of pallasfuse.tuning.export writes")
+    for identity, record in entries:
+        current().update(identity, lambda own, record=record: _merged(own, record))  # type: ignore[misc]
+    return len(entries)
+
+
+def _checked(entry: Any) -> tuple[Identity, Record]:
+    identity, record = entry["identity"], entry["record"]
+    if not all(isinstance(x, str) for pair in identity.items() for x in pair) or not isinstance(record, dict):
+        raise TypeError("an entry is no record")
+    return identity, record
+
+
+def _merged(own: Record, other: Record) -> Record:
+    """Two records of one identity: what is known here counts, and what only the other one knows is added."""
+    merged = {**other, **own}
+    if "ways" in merged:
+        merged["ways"] = {**other.get("ways", {}), **own.get("ways", {})}
+    return merged

@@ -1,0 +1,35 @@
+"""What a clock said about a plan: one verdict for each kernel, and one for the whole call."""
+
+from dataclasses import dataclass
+
+WHOLE_CALL = "the whole call"
+"""The subject of a verdict that is not of one kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a kernel, or of the whole call (`subject`), when it was to be compared with XLA's own on the device.
+
+    `kept`: it is used. `ours_us` and `xla_us`: the medians of one call on the device, None where nothing was measured; `reason`
+    then says why. `seconds`: what the check took, compilation included; 0 for what was known from before (`remembered`).
+    """
+
+    subject: str
+    kept: bool
+    reason: str
+    ours_us: float | None = None
+    xla_us: float | None = None
+    seconds: float = 0.0
+    remembered: bool = False
+
+    @property
+    def saved_us(self) -> float:
+        """What one call is faster than XLA's; 0 where the kernel is not used or nothing was measured."""
+        return self.xla_us - self.ours_us if self.kept and self.ours_us is not None and self.xla_us is not None else 0.0
+
+    def __str__(self) -> str:
+        if self.ours_us is None or self.xla_us is None:
+            return f"{self.subject}: {self.reason}"
+        when = "known from before" if self.remembered else f"checked in {self.seconds:.2g} s"
+        times = f"{self.ours_us:.4g} us, XLA's {self.xla_us:.4g} us ({self.xla_us / self.ours_us:.2f}x)"
+        return f"{self.subject}: {times}, {when}: {self.reason}"

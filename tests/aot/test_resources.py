@@ -1,0 +1,40 @@
+"""Shared memory and registers are known before a kernel is compiled: a sample of `scripts/resources_report.py`."""
+
+from itertools import islice
+
+import pytest
+
+from benchmarks import h100, kernels
+from pallasfuse.pallas_backend.kernel_resources import resources
+from pallasfuse.pallas_backend.shared_memory import RESERVED_BYTES
+
+pytestmark = [
+    pytest.mark.aot,
+    pytest.mark.skipif(not h100.can_compile(), reason="needs requirements/aot-0.11.txt: make test-aot"),
+]
+
+SAMPLE = {"variants": 12, "cases": 8, "head_dimensions": 6, "harder": 6, "products": 8, "rows": 14, "tilings": 9}
+"""One subject of so many, for every family."""
+
+
+def sampled():
+    for family in kernels.FAMILIES:
+        for subject in islice(family(), 1, None, SAMPLE[family.__name__]):
+            yield pytest.param(subject, id=f"{family.__name__}-{subject.name}-{subject.target}".replace(" ", "-"))
+
+
+def test_the_sample_is_large():
+    assert len(list(sampled())) >= 50
+
+
+@pytest.mark.parametrize("subject", list(sampled()))
+def test_no_estimate_is_below_what_the_compiler_reports(record_property, subject):
+    for unit in kernels.units(subject):
+        foretold = resources(unit.programs, unit.target)
+        assert foretold is not None and not isinstance(foretold, str), foretold
+        launch = unit.reported(unit.compile())
+        record_property("kernel", f"{launch}, foretold {foretold.shared_bytes}, {foretold.registers}")
+        assert launch.shared_bytes <= foretold.shared_bytes
+        assert (launch.registers or 0) <= foretold.registers
+        if unit.target.warpgroup_rows or unit.target.cluster:  # by construction
+            assert foretold.shared_bytes - launch.shared_bytes in (0, RESERVED_BYTES)

@@ -1,0 +1,157 @@
+"""Races with contenders whose times are made up: what is decided, how soon, and that ties are the first one's."""
+
+import itertools
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallasfuse import timing
+from pallasfuse.timing import race
+
+
+def noisy(mean_s, seed, *, spread=0.05, spikes=0.0):
+    """A contender with relative noise, and now and then a sample that is three times as long."""
+    random_ = random.Random(seed)
+
+    def sample():
+        slow = 3.0 if random_.random() < spikes else 1.0
+        return mean_s * slow * (1 + abs(random_.gauss(0, spread))), 1
+
+    return sample
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_clear_difference_is_decided_in_a_few_rounds(seed):
+    found = race({"first": noisy(2e-3, seed), "second": noisy(1e-3, seed + 100)}, budget_s=1.0)
+    assert found.winner == "second"
+    assert found.rounds <= 6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_slower_one_never_wins(seed):
+    found = race(
+        {"first": noisy(1e-3, seed, spikes=0.2), "second": noisy(1.1e-3, seed + 100, spikes=0.2)}, budget_s=0.2
+    )
+    assert found.winner == "first"
+
+
+def test_ties_are_the_first_ones():
+    won = [race({"first": noisy(1e-3, s), "second": noisy(1e-3, s + 500)}, budget_s=0.1).winner for s in range(100)]
+    assert won.count("second") == 0
+
+
+def test_a_gain_below_the_least_one_is_a_tie():
+    won = [race({"a": noisy(1e-3, s), "b": noisy(0.995e-3, s + 500)}, budget_s=0.2).winner for s in range(50)]
+    assert won.count("b") <= 1
+
+
+def test_a_gain_of_a_tenth_is_found_through_noise_and_spikes():
+    won = [
+        race({"a": noisy(1e-3, s, spikes=0.15), "b": noisy(0.9e-3, s + 500, spikes=0.15)}, budget_s=0.25).winner
+        for s in range(50)
+    ]
+    assert won.count("b") >= 48
+
+
+def test_drift_is_no_difference():
+    """Both get slower all the time, as on a machine that heats up."""
+    clock = itertools.count()
+    drifting = {name: lambda: (1e-3 * (1 + 0.02 * next(clock)), 1) for name in "ab"}
+    assert race(drifting, budget_s=0.5).winner == "a"
+
+
+def test_the_time_given_is_kept():
+    spent = []
+
+    def sample(seconds):
+        return lambda: spent.append(seconds) or (seconds, 1)
+
+    found = race({"a": sample(0.1), "b": sample(0.0999)}, budget_s=0.25)
+    assert found.winner == "a"
+    assert sum(spent) <= 0.25 + 0.2
+
+
+def test_one_round_of_long_calls_decides_only_what_is_far_apart():
+    assert race({"a": lambda: (2.0, 1), "b": lambda: (1.0, 1)}, budget_s=0.25).winner == "b"
+    assert race({"a": lambda: (2.0, 1), "b": lambda: (1.6, 1)}, budget_s=0.25).winner == "a"
+
+
+def test_of_several_the_fastest_wins_and_the_slow_ones_leave_early():
+    counts = dict.fromkeys("abcd", 0)
+
+    def counted(name, sample):
+        def run():
+            counts[name] += 1
+            return sample()
+
+        return run
+
+    times = {"a": 2e-3, "b": 1.5e-3, "c": 1.0e-3, "d": 9e-3}
+    found = race({n: counted(n, noisy(t, ord(n))) for n, t in times.items()}, budget_s=2.0)
+    assert found.winner == "c"
+    assert counts["d"] < 10
+    assert list(found.seconds) == list("abcd")
+
+
+def test_one_contender_alone_is_the_winner():
+    assert race({"a": lambda: (1.0, 1)}, budget_s=1.0).winner == "a"
+
+
+# --- what a sample is
+
+
+def fake(call_s, send_s=0.0):
+    """A clock, and a call that moves it."""
+    now = [0.0]
+
+    def call():
+        now[0] += call_s + send_s
+        return jnp.zeros(())
+
+    return call, lambda: now[0]
+
+
+def test_short_calls_are_measured_in_batches():
+    call, clock = fake(1e-5)
+    calls = []
+    sample = timing.sampler(lambda: calls.append(1) or call(), in_flight=True, clock=clock)
+    before = len(calls)
+    seconds, count = sample()
+    assert seconds / count == pytest.approx(1e-5)
+    assert count == 100
+    assert len(calls) - before >= 99
+
+
+def test_the_first_call_of_a_long_program_counts():
+    call, clock = fake(0.5)
+    sample = timing.sampler(call, in_flight=False, clock=clock)
+    assert sample() == (0.5, 1)
+    assert clock() == 0.5
+    assert sample() == (0.5, 1)
+    assert clock() == 1.0
+
+
+def test_what_a_call_repeats_is_taken_into_account():
+    call, clock = fake(3.2e-3)
+    seconds, count = timing.sampler(call, in_flight=True, times=32, clock=clock)()
+    assert seconds / count == pytest.approx(1e-4)
+
+
+def test_repeated_computes_the_same():
+    found = timing.repeated(lambda x, y: (x @ y, x.sum()), 5)(jnp.ones((3, 3)), jnp.eye(3))
+    assert jnp.array_equal(found[0], jnp.ones((3, 3)))
+    assert found[1] == 9
+
+
+def test_repeated_repeats():
+    seen = []
+
+    def function(x):
+        jax.debug.callback(lambda: seen.append(1))
+        return x + 1
+
+    jax.block_until_ready(jax.jit(timing.repeated(function, 7))(jnp.zeros(())))
+    jax.effects_barrier()
+    assert len(seen) == 7
