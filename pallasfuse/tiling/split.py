@@ -106,8 +106,7 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
         candidate = replace(candidate, rolled_tile=candidate.rolled_tile // 2)
     trips = math.ceil(candidate.trips * share)
     found = [schedule]
-    for each in range(1, trips):
-        parts = -(-trips // each)
+    for parts in sorted({-(-trips // each) for each in range(1, trips)}, reverse=True):
         if 2 <= parts <= most:
             idle = [max(1.0, target.multiprocessors / (n * _blocks(schedule))) for n in (1, parts)]
             found.append(replace(candidate, parts=parts, relative_time=candidate.relative_time * idle[1] / idle[0]))
