@@ -26,7 +26,7 @@ from pallasfuse.subjects import XLA, Bench, Subject
 from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
-"""What the timed calls of one comparison may take together."""
+"""What the timed calls of one comparison may take together, or twice that if they are few."""
 _OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
