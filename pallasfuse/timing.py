@@ -2,8 +2,8 @@
 
 Contenders take turns, so that whatever slows the machine down slows all of them alike. One is faster than another when the ranks of
 their samples say so (Mann and Whitney's test), which assumes nothing about noise. The race ends as soon as it is decided, or when
-its time is over. Calls that take long give few samples, too few for ranks where one of them was disturbed: what is far apart in nearly
-every round is then a difference, too. Without a decision nobody has beaten the first contender.
+its time is over. Long calls give few samples, too few for ranks where one of them was disturbed: then what is far apart in nearly
+every round is a difference, too. Without a decision nobody has beaten the first contender.
 """
 
 import math
@@ -111,8 +111,8 @@ def _faster(one: Sequence[float], other: Sequence[float], by: float) -> bool:
 
 
 def _leads(one: Sequence[float], other: Sequence[float], by: float) -> bool:
-    """Is `one` faster than `other` in nearly every round, and far so in the middle one? For the end of a race: a decision at the first
-    chance would be too often a wrong one."""
+    """Is `one` faster than `other` in nearly every round, and far so in the middle one? For the end of a race: to decide as soon as
+    this holds would be wrong too often."""
     ratios = [b / a if a else math.inf for a, b in zip(one, other, strict=False)]
     lost = sum(r <= by for r in ratios)
     least = _ROUNDS_AHEAD.get(min(len(ratios) - 2 * lost, max(_ROUNDS_AHEAD)))
