@@ -1,5 +1,6 @@
 """Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1."""
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -280,15 +281,17 @@ def approximately(operation: str, value: Any, layout: Any) -> Any:
     return _plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
 
 
-def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[float] | None:
+def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[float]:
     """Seconds that the kernels of a compiled program take together on a GPU, without the gaps between them, in each of some calls.
 
-    calls: two or more. None where CUPTI does not tell: it is not there, or somebody else uses it, as a profiler of the user's.
+    One call alone, where they start different kernels. None at all where CUPTI does not tell: it is not there, or a profiler of
+    the user's has it.
     """
     if getattr(jax_profiler._profile_state, "profile_session", None) is not None:
-        return None
-    try:
-        _, found = cupti.measure(program, iterations=calls)(*arguments)
-        return [1e-3 * float(milliseconds) for milliseconds in found or ()] or None
-    except Exception:  # a tool that helps to decide must not fail
-        return None
+        return []
+    for iterations in (calls, 1):
+        with contextlib.suppress(Exception):  # what helps to decide must not fail
+            _, found = cupti.measure(program, iterations=iterations)(*arguments)
+            milliseconds: Any = [found] if iterations == 1 else found or ()
+            return [1e-3 * ms for ms in milliseconds if ms is not None]
+    return []

@@ -161,7 +161,7 @@ def _confirmed(
     for turn in range(_KERNEL_TURNS):
         for name in programs if turn % 2 == 0 else reversed(list(programs)):
             found = _compat.kernel_seconds(programs[name], arguments, _KERNEL_CALLS)
-            if found is None:
+            if not found:
                 return outcome, {}
             taken[name] += found
     faster = frozenset(n for n in ahead if timing.is_ahead(taken[n], taken[reference]))

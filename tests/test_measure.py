@@ -151,7 +151,7 @@ def kernels(monkeypatch):
         def kernel_seconds(program, arguments, calls):
             asked.append(program)
             time = turns[len(asked) - 1]
-            return None if time is None else [time] * calls
+            return [] if time is None else [time] * calls
 
         monkeypatch.setattr(_compat, "kernel_seconds", kernel_seconds)
         return asked
@@ -202,6 +202,16 @@ def test_what_a_profiler_tells_is_passed_on(monkeypatch):
     assert _compat.kernel_seconds(lambda x: x, [1], 2) == [1e-3, 2e-3]
 
 
+def test_calls_that_start_different_kernels_are_told_one_by_one(monkeypatch):
+    def told(program, iterations):
+        if iterations > 1:
+            raise RuntimeError("The number of kernel launches is not divisible by the number of iterations")
+        return lambda *arguments: (program(*arguments), 3.0)
+
+    monkeypatch.setattr(_compat.cupti, "measure", told)
+    assert _compat.kernel_seconds(lambda x: x, [1], 10) == [3e-3]
+
+
 def raises(program, iterations):
     def call(*arguments):
         raise RuntimeError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
@@ -214,13 +224,13 @@ def raises(program, iterations):
 )
 def test_a_profiler_that_does_not_tell_is_no_error(monkeypatch, profiler):
     monkeypatch.setattr(_compat.cupti, "measure", profiler)
-    assert _compat.kernel_seconds(lambda x: x, [1], 2) is None
+    assert _compat.kernel_seconds(lambda x: x, [1], 2) == []
 
 
 def test_a_profiler_of_the_users_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setattr(_compat.cupti, "measure", lambda *_, **__: pytest.fail("it is in use"))
     with jax.profiler.trace(str(tmp_path)):
-        assert _compat.kernel_seconds(lambda x: x, [1], 2) is None
+        assert _compat.kernel_seconds(lambda x: x, [1], 2) == []
 
 
 # --- drawn arguments
