@@ -263,7 +263,8 @@ def _as_a_whole(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: 
         given_up = _least(bench, plan, verdicts) if again else [k.name for k in plan.kernels]
         if len(given_up) < len(plan.kernels):
             found[-1] = replace(whole, reason=f"without {', '.join(given_up)}, then")
-        reason = f"the whole call is not faster than XLA's: {_times(whole.ours_us, whole.xla_us)}"
+        times = _times(whole.ours_us, whole.xla_us)
+        reason = f"the whole call is not faster than XLA's: {times}" if whole.ours_us is not None else whole.reason
         plan = revised(plan, dict.fromkeys(given_up, reason))
     return plan, found
 
