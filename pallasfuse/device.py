@@ -38,7 +38,7 @@ class Device:
     kernel_us: float
     """The shortest kernel; on a CPU, a thunk of a program."""
     launch_us: float
-    """From the end of a kernel to the beginning of the next one (GPUs)."""
+    """From the end of a kernel to the beginning of the next one; on a CPU, what it adds to spread a thunk over the cores."""
     latency_us: float
     """From a load to its value, where the memory is busy."""
     trip_us: float
