@@ -78,7 +78,7 @@ class Tiled:
     def lower(self) -> "Lowered":
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
-        options = replace(call.options, target=self.plan.target.name)
+        options = replace(call.options, target=self.plan.target.name, check=False)
         plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
         fused = FusedCall(call.jaxpr, options, call.name, Once(), {(plan.target.name, plan.target.timed): plan})
 
