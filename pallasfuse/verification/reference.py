@@ -11,6 +11,8 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from pallasfuse import _compat
 
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
+_OF_BITS = ("bitcast_convert_type", "random_bits")
+"""What these make depends on the number of bits."""
 
 
 def _wide(dtype: Any) -> Any:
@@ -24,38 +26,54 @@ def float64_results(jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[np.ndarray]:
       arguments: the values of its constants and inputs, in this order.
     """
     with jax.enable_x64(True):
-        values = {
-            v: np.asarray(a, _wide(_compat.dtype_of(v)))
-            for v, a in zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True)
-        }
+        names = (*jaxpr.constvars, *jaxpr.invars)
+        values = [_as_wide(v, a) for v, a in zip(names, arguments, strict=True)]
+        compiled = jax.jit(lambda *arrays: _run(jaxpr, dict(zip(names, arrays, strict=True))))
+        return [np.asarray(x) for x in compiled(*values)]
 
-        def run(given: dict[Any, Any]) -> list[Any]:
-            known = dict(given)
 
-            def look_up(atom: Any) -> Any:
-                if isinstance(atom, Literal):
-                    return jnp.asarray(atom.val, _wide(_compat.dtype_of(atom)))
-                return known[atom]
+def _as_wide(variable: Any, array: Any) -> Any:
+    dtype = _compat.dtype_of(variable)
+    return np.asarray(array, _wide(dtype)) if isinstance(dtype, np.dtype) else array  # keys of random numbers stay
 
-            for eqn in jaxpr.eqns:
-                results = _compat.bind(_widened(eqn), [look_up(a) for a in eqn.invars])
-                known.update(zip(eqn.outvars, results, strict=True))
-            return [look_up(v) for v in jaxpr.outvars]
 
-        names = list(values)
-        compiled = jax.jit(lambda *arrays: run(dict(zip(names, arrays, strict=True))))
-        return [np.asarray(x) for x in compiled(*values.values())]
+def _run(jaxpr: Jaxpr, given: dict[Any, Any]) -> list[Any]:
+    known = dict(given)
+
+    def look_up(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return jnp.asarray(atom.val, _wide(_compat.dtype_of(atom)))
+        return known[atom]
+
+    for eqn in jaxpr.eqns:
+        results = _compat.bind(_widened(eqn), [look_up(a) for a in eqn.invars])
+        for v, result in zip(eqn.outvars, results, strict=True):
+            known[v] = result.astype(_wide(result.dtype)) if jnp.issubdtype(result.dtype, jnp.floating) else result
+    return [look_up(v) for v in jaxpr.outvars]
 
 
 def _widened(eqn: JaxprEqn) -> JaxprEqn:
-    params = dict(eqn.params)
+    params = {key: _widened_body(value) for key, value in eqn.params.items()}
     for key in _TYPES:
-        if params.get(key) is not None:
+        if params.get(key) is not None and eqn.primitive.name not in _OF_BITS:
             params[key] = _wide(params[key])
     if eqn.primitive.name == "reduce_precision":
         params |= {"exponent_bits": 11, "mantissa_bits": 52}
     widened: JaxprEqn = eqn.replace(params=params)
     return widened
+
+
+def _widened_body(parameter: Any) -> Any:
+    """The bodies of loops and branches, over float64; any other parameter as it is."""
+    if type(parameter) is tuple:  # not one with names
+        return tuple(_widened_body(x) for x in parameter)
+    if not isinstance(parameter, Jaxpr):
+        return parameter
+    held = {v: _as_wide(v, c) for v, c in zip(parameter.constvars, parameter.consts, strict=True)}
+    arguments = [jax.ShapeDtypeStruct(_compat.shape_of(v), _wide(_compat.dtype_of(v))) for v in parameter.invars]
+    return jax.make_jaxpr(lambda *arrays: _run(parameter, held | dict(zip(parameter.invars, arrays, strict=True))))(
+        *arguments
+    )
 
 
 def largest_bytes(jaxpr: Jaxpr) -> int:

@@ -73,3 +73,37 @@ def test_the_largest_value():
     nothing = convert(jax.make_jaxpr(lambda q: q)(arguments)).jaxpr
     assert largest_bytes(nothing) == 0
     assert _compat.shape_of(jaxpr.invars[0]) == (64, 32)
+
+
+def summed_in_a_loop(x):
+    def step(carry, row):
+        return carry + jnp.exp(row), carry.max()
+
+    total, seen = jax.lax.scan(step, jnp.zeros(9), x)
+    return total / 3.75, seen
+
+
+def one_of_two(x):
+    return jax.lax.cond(x[0, 0] > 0, lambda y: y * 0.125, lambda y: jnp.exp(y) / 3, x).sum(-1)
+
+
+def traced(x):
+    return jnp.trace(x @ x.T) + jnp.zeros(3).at[jnp.array([0, 1, 1, 2])].add(x[:, 0])
+
+
+def with_noise(x):
+    return x * jax.random.uniform(jax.random.key(0), x.shape, jnp.float32)
+
+
+@pytest.mark.parametrize("function", [summed_in_a_loop, one_of_two, traced])
+def test_bodies_of_loops_and_branches_are_wide(function):
+    with jax.enable_x64(True):
+        expected = jax.tree.leaves(function(X.astype(np.float64)))
+    for got, want in zip(results(function, X), expected, strict=True):
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_random_bits_stay_what_they_are():
+    (got,) = results(with_noise, X)
+    np.testing.assert_allclose(got, with_noise(X), rtol=1e-6)
