@@ -175,14 +175,14 @@ def _capabilities() -> frozenset[str]:
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
-    device = _compat.device_of(ctx)
+    at_hand = _compat.device_of(ctx)
 
     def run_on(target: Target) -> Callable[..., list[Any]]:
-        plan = call.plan_on(target, device)
+        plan = call.plan_on(target, at_hand)
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target = target_for(platform, call.options)
-    mended = functools.partial(call.mend, target, device)
+    mended = functools.partial(call.mend, target, at_hand)
     return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended)
 
 

@@ -161,13 +161,14 @@ CUTS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8, cover=("cuts",))
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_chunks(name, cuts):
     check(name, stream(name, CUTS[cuts]))
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", CASES)
 def test_states_combine_in_any_order(name):
     f = folded(name)
@@ -242,6 +243,7 @@ def test_init_needs_only_shapes():
     np.testing.assert_allclose(f.finish(state, q), check_against, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["causal", "standardized", "grouped", "picked"])
 def test_scan_jit_and_donation(name):
     case, f = CASES[name], folded(name)
@@ -265,6 +267,7 @@ def test_scan_jit_and_donation(name):
     check(name, state)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", ["causal", "variance", "lengths"])
 def test_vmap(name):
     case, f = CASES[name], folded(name)

@@ -54,7 +54,7 @@ def with_body(part, body):
 # --- what is right
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(5, cover=("target",))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_is_proven(name, target, monkeypatch):
@@ -72,7 +72,7 @@ def test_every_program_is_proven(name, target, monkeypatch):
     assert len(found.kernels) >= 1
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(5, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_split_program_is_proven(name):
     proof = prove_plan(plan(name, "triton", parts=2), delta=1e-2)
@@ -81,7 +81,7 @@ def test_every_split_program_is_proven(name):
     assert proof.holds
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "triton"])
 @pytest.mark.parametrize("case", all_cases(), ids=lambda c: c.name)
 def test_every_example_is_proven_at_full_size(case, target):

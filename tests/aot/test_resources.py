@@ -23,11 +23,14 @@ def sampled():
             yield pytest.param(subject, id=f"{family.__name__}-{subject.name}-{subject.target}".replace(" ", "-"))
 
 
+SUBJECTS = list(sampled()) if h100.can_compile() else []  # planning them takes a while
+
+
 def test_the_sample_is_large():
-    assert len(list(sampled())) >= 50
+    assert len(SUBJECTS) >= 50
 
 
-@pytest.mark.parametrize("subject", list(sampled()))
+@pytest.mark.parametrize("subject", SUBJECTS)
 def test_no_estimate_is_below_what_the_compiler_reports(record_property, subject):
     for unit in kernels.units(subject):
         foretold = resources(unit.programs, unit.target)

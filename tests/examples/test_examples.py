@@ -19,7 +19,17 @@ SCRIPTS = {"quickstart"}
 ARGUMENTS = {"decoder": {"length": 512}}
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
+RUN_ELSEWHERE = {"quickstart", "attention_variants", "cross_entropy", "moments"}
+"""Their functions, or what they print, are compared below."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(path.stem, marks=[pytest.mark.deep] if path.stem in RUN_ELSEWHERE else [])
+        for path in sorted(EXAMPLES.glob("*.py"))
+    ],
+)
 def test_example_runs(name, capsys):
     if name in SCRIPTS:
         runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
@@ -62,7 +72,7 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
     assert len(plan.kernels) == 1
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -70,7 +80,7 @@ def test_error_against_float64(case, length, dtype):
     assert_as_accurate_as_plain(case, case.arrays(length, jnp.dtype(dtype), batch=2))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, cover=("lengths",))
 @pytest.mark.parametrize("lengths", [(61, 96), (1, 61)], ids=["61-queries-96-keys", "1-query-61-keys"])
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_error_against_float64_with_fewer_queries_than_keys(case, lengths):

@@ -272,12 +272,21 @@ def _apply(op: str, choice: int, x: jax.Array, first: jax.Array) -> jax.Array:
     return x
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    shape=st.sampled_from([(4, 6), (12,), (2, 3, 4), (6, 6), (1, 8), (4, 4, 2)]),
-    steps=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 11)), min_size=1, max_size=7),
-)
-def test_random_chains(shape: tuple[int, ...], steps: list[tuple[str, int]]) -> None:
+@pytest.mark.sampled(4, cover=())
+@pytest.mark.parametrize("part", range(4))
+def test_random_chains(part: int) -> None:
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        shape=st.sampled_from([(4, 6), (12,), (2, 3, 4), (6, 6), (1, 8), (4, 4, 2)]),
+        steps=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 11)), min_size=1, max_size=7),
+    )
+    def run(shape: tuple[int, ...], steps: list[tuple[str, int]]) -> None:
+        _check_chain(shape, steps)
+
+    run()
+
+
+def _check_chain(shape: tuple[int, ...], steps: list[tuple[str, int]]) -> None:
     x = np.sin(np.arange(np.prod(shape)) * 1.7).reshape(shape)
 
     def function(x: jax.Array) -> jax.Array:

@@ -73,7 +73,7 @@ INTERPRETED = [
 """`tests/aot` compiles all of them."""
 
 
-@pytest.mark.sampled(6, cover=())
+@pytest.mark.sampled(9, cover=())
 @pytest.mark.parametrize(("name", "dtype"), [*((n, "bfloat16") for n in INTERPRETED), ("plain", "float16")])
 def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
     variant = VARIANTS[name]
@@ -86,7 +86,7 @@ def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
         assert errors[0] <= 1.5 * errors[1] + ulp
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(5, cover=())
 @pytest.mark.parametrize(
     ("name", "queries", "keys"),
     [("causal", 448, 448), ("window", 448, 448), ("log sum", 300, 130), ("shared keys", 300, 100), ("gate", 160, 192)],
@@ -100,7 +100,7 @@ def test_instances_that_run_several_blocks(interpreted, monkeypatch, name, queri
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize(
     "switches",
     [
@@ -168,7 +168,7 @@ def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.deep
 @pytest.mark.parametrize("name", ["causal", "log sum"])
 def test_parts_with_large_scores(interpreted, monkeypatch, name):
     """Some blocks' states come from rounded products, others' do not."""
@@ -196,7 +196,7 @@ def after_a_while(q, k, v):
     return (out / jnp.where(total == 0, 1.0, total).T[..., None]).astype(v.dtype)
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize(
     ("name", "size", "switches"),
     [
@@ -271,7 +271,7 @@ def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
         h100.lower(pf.fuse(plain, target=TARGET), arrays)
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(5, cover=())
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_lowers_to_one_kernel(name):
     variant = VARIANTS[name]

@@ -70,7 +70,7 @@ def assert_as_accurate_as_plain(got, function, arrays):
     assert error <= max(ULPS[arrays[0].dtype.name], 1.5 * plain)
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize(
     ("function", "dtype"),
     [*((f, "bfloat16") for f in LOSSES), (difference, "float16")],
@@ -112,7 +112,7 @@ SMALL = {
 }
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms(interpreted, name):
     function, shapes = FORMS[name][0], SMALL[name]

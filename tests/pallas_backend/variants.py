@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,10 @@ class Variant:
 
 
 def draw(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
+    random = np.random.default_rng(seed)  # JAX's generator is compiled for every shape
     if dtype == "bool":
-        return jax.random.bernoulli(jax.random.key(seed), 0.6, shape)
-    return jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
+        return jnp.asarray(random.random(shape) < 0.6)
+    return jnp.asarray(random.standard_normal(shape), jnp.dtype(dtype))
 
 
 def wide(x):

@@ -72,6 +72,7 @@ def compare(got, shape, truth, ulps):
 # --- layout
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_softmax_over_another_axis(axis):
     x = normal(9, 13, 7)
@@ -143,6 +144,7 @@ SCALES = {
 }
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", SCALES)
 def test_scale(name):
     run_on = {"mul": TARGETS, "div": TARGETS, "negated": ("xla",), "twice": ("xla",)}.get(name, ())
@@ -166,6 +168,7 @@ WINDOWS = {
 }
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", WINDOWS)
 def test_windows_that_are_not_causal(name):
     def fn(q, k, v):
@@ -192,6 +195,7 @@ def test_mask_with_one_query_row():
     check(lambda q, k, v, m: weigh(jnp.where(m, k @ q, -jnp.inf), v), Q[0], K, V, padding, run_on=("interpret",))
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("shape", [(19, 37), (1, 3, 19, 37), (2, 1, 19, 37), (2, 1, 1, 37)], ids=str)
 def test_bias_shared_over_batch(shape):
     q, k, v = normal(2, 3, 19, 4), normal(2, 3, 37, 4, seed=1), normal(2, 3, 37, 5, seed=2)
@@ -281,6 +285,7 @@ def test_score_function_with_captured_arrays():
 # --- types
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.bool_])
 def test_integer_and_boolean_inputs(dtype):
     x = np.random.default_rng(0).integers(0, 2 if dtype == np.bool_ else 50, (35, 37)).astype(dtype)
@@ -352,6 +357,7 @@ IN_FLOAT64 = {
 }
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", IN_FLOAT64)
 def test_float64(name):
     """Under x64, float64 inputs are computed in float64 throughout: errors are of its size (1e-16), not float32's (1e-7)."""

@@ -42,12 +42,12 @@ def _check(choices, emitters):
         jax.clear_caches()
 
 
-# Several tests of one kind, so that the workers of pytest-xdist share the examples.
-@pytest.mark.sampled(8, cover=())
-@pytest.mark.parametrize("part", range(8))
+# Several tests of one kind, so that the workers of pytest-xdist share the examples, and one stays in the default tier.
+@pytest.mark.sampled(16, cover=())
+@pytest.mark.parametrize("part", range(16))
 def test_random_programs_on_xla(part):
     @seed(part)
-    @settings(common, max_examples=20)
+    @settings(common, max_examples=10)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["xla", *INTERPRETED])
@@ -55,11 +55,11 @@ def test_random_programs_on_xla(part):
     run()
 
 
-@pytest.mark.sampled(2, cover=())
-@pytest.mark.parametrize("part", range(2))
+@pytest.mark.sampled(8, cover=())
+@pytest.mark.parametrize("part", range(8))
 def test_random_programs_on_interpret(part):
     @seed(100 + part)
-    @settings(common, max_examples=20)
+    @settings(common, max_examples=5)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["interpret"])

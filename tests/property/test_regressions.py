@@ -54,6 +54,7 @@ def test_left_padding_with_default_tiles(target):
     check(fn, normal(64, 16), keys, normal(1000, 16, seed=2), target=target, tiles=())
 
 
+@pytest.mark.sampled(3)
 @TARGETS
 @pytest.mark.parametrize("k", [1, 3, 4, 5, 36, 37])
 def test_every_lower_bound(k, target):
@@ -71,12 +72,14 @@ WRAPPING = {
 }
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", WRAPPING)
 def test_mask_arithmetic_that_wraps(name):
     """Mask intervals are computed in unbounded integers; the program's integers wrap around."""
     check(masked_softmax_dot(WRAPPING[name]), normal(2, 37), normal(2, 37, seed=1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", [1.0, 1e22, 1e-25])
 @pytest.mark.parametrize("square", ["product", "power", "square"])
 def test_scaling_that_prevents_overflow_is_not_hoisted(square, size):

@@ -64,6 +64,7 @@ def rows_without_keys(s):
     return softmax(jnp.where(i - 5 >= j, s, -jnp.inf))
 
 
+@pytest.mark.sampled(2)
 @TARGETS
 @pytest.mark.parametrize("values", [True, False], ids=["dot", "sum"])
 def test_a_row_that_an_earlier_pass_made_nan_is_nan(target, values):
@@ -145,6 +146,7 @@ def test_the_tile_program_keeps_the_precision_of_products(precision, name):
     assert found == [name, name]
 
 
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize(
     "predicate", ["abs(i - j) < 5", "5 >= abs(i - j)", "abs(i - j) > 5", "abs(2 * i - j + 3) <= 7"]

@@ -181,6 +181,7 @@ def judge(name, dtype, target, strict):
     return plan, problems
 
 
+@pytest.mark.sampled(4, cover=("strict",))
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name, strict):
@@ -190,6 +191,7 @@ def test_attention(name, strict):
     assert set(plan.exceptions) <= set(plan.conditions)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize("name", ["causal", "middle_rows_masked"])
 def test_attention_in_interpret_mode(name, strict):
@@ -197,6 +199,7 @@ def test_attention_in_interpret_mode(name, strict):
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize(
     ("name", "dtype"),

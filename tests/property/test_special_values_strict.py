@@ -89,6 +89,7 @@ ON_BOTH_TARGETS = [
 ]
 
 
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize(
     ("chain", "target"),
     [*((c, "xla") for c in (*CHAINS, *MORE)), *((c, "interpret") for c in ON_BOTH_TARGETS)],
@@ -127,6 +128,7 @@ HALF = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "name", ["softmax_by_hand", "logsumexp", "weighted_sum", "cross_entropy", "largest_exponential"]
@@ -168,6 +170,7 @@ EMPTY = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_axes_without_elements(name, target):
@@ -190,6 +193,7 @@ def test_axes_without_elements(name, target):
 ONE = [[(1, 4), (1, 4), (1, 3)], [(5, 1), (7, 1), (7, 1)], [(1, 4), (7, 4), (7, 1)], [(5, 4), (1, 4), (1, 3)]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("shapes", ONE, ids=str)
 def test_axes_with_one_element(shapes, target):

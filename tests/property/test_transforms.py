@@ -54,6 +54,7 @@ def test_eager_jit_and_nested_jit(target):
 IN_AXES = [(0, 0, 0), (1, 0, 2), (0, None, None), (None, 0, 0), (None, None, 0), (-1, None, 1), 0]
 
 
+@pytest.mark.sampled(4, cover=("target",))
 @TARGETS
 @pytest.mark.parametrize("in_axes", IN_AXES, ids=str)
 def test_vmap(in_axes, target):
@@ -69,6 +70,7 @@ def test_nested_vmap_and_out_axes():
     close(jax.jit(nest(fused(attention)))(q, k, V), nest(attention)(q, k, V))
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_scan_map_while_cond_checkpoint(target):
     f = fused(attention, target)
@@ -98,6 +100,7 @@ def once(call):
     return result, sum("unfused" in str(w.message) for w in seen)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_gradients_are_the_originals_and_warn_once(target):
     def named(q, k, v):
@@ -256,6 +259,7 @@ def test_donation_and_outer_jit():
     close(step(q), attention(Q, K, V[:, :1]) + Q)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("rounds", range(2))
 def test_eight_threads_at_once(rounds):
     f = fused(attention)
