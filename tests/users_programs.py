@@ -934,6 +934,27 @@ def signs_and_steps(x):
     return jnp.sign(x), jnp.floor(x * 100), jnp.where(x > x.max(-1, keepdims=True) * 0.5, x, 0)
 
 
+@program(((12, 40), BF16))
+def quantised_and_back_in_bfloat16(x):
+    x = x - x.mean(-1, keepdims=True)
+    scale = x.std(-1, keepdims=True) / 9
+    return jnp.round(x / scale) * scale, jnp.floor(x / scale), (x / scale).astype(jnp.int32)
+
+
+@program(((24, 40), BF16))
+def one_hot_of_the_largest_in_bfloat16(x):
+    p = jax.nn.softmax(jnp.round(4 * x) / 4 / jnp.sqrt(jnp.bfloat16(3)), -1)
+    return (p == p.max(-1, keepdims=True)).astype(x.dtype), jnp.sqrt(p.max(-1, keepdims=True) - p)
+
+
+@program((24, 40))
+def roots_of_differences_of_equal_numbers(x):
+    y = x - x.mean(-1, keepdims=True) + x.mean(-1, keepdims=True)
+    return jnp.sqrt(jnp.abs(y - x)).sum(-1), jnp.sqrt(
+        jnp.maximum(jnp.var(x, -1) - (x * x).mean(-1) + x.mean(-1) ** 2, 0)
+    )
+
+
 # --- other operations beside
 
 

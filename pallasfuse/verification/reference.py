@@ -11,6 +11,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from pallasfuse import _compat
 
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
+_ROUNDINGS = 4
 _OF_BITS = ("bitcast_convert_type", "random_bits")
 """What these make depends on the number of bits."""
 
@@ -74,6 +75,35 @@ def _widened_body(parameter: Any) -> Any:
     return jax.make_jaxpr(lambda *arrays: _run(parameter, held | dict(zip(parameter.invars, arrays, strict=True))))(
         *arguments
     )
+
+
+def sensitivity(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    """How far each result moves, at most, when the arguments are rounded once in the coarsest type of the program: near a step, or
+    a root of zero, no evaluation in floating point is right. Integers and special values that change have moved infinitely far."""
+    types = [_compat.dtype_of(v) for e in jaxpr.eqns for v in (*e.invars, *e.outvars)]
+    eps = max((float(jnp.finfo(t).eps) for t in types if jnp.issubdtype(t, jnp.floating)), default=0.0)
+    random = np.random.default_rng(seed)
+    moved = [np.zeros(x.shape) for x in exact]
+
+    def rounded(array: Any) -> Any:
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            return array
+        wide = np.asarray(array, np.float64)
+        return wide * (1 + eps * random.choice([-1, 1], wide.shape))
+
+    for _ in range(_ROUNDINGS):
+        results = float64_results(jaxpr, [rounded(a) for a in arguments])
+        for n, (now, before) in enumerate(zip(results, exact, strict=True)):
+            moved[n] = np.maximum(moved[n], _distance(now, before))
+    return moved
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return np.where(a != b, np.inf, 0.0)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(np.isnan(a) | np.isnan(b), np.inf, np.abs(a - b))
+        return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart)
 
 
 def largest_bytes(jaxpr: Jaxpr) -> int:
