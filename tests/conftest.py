@@ -55,10 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ and "jax" in sys.modules:
-        config = sys.modules["jax"].config
-        quick = item.get_closest_marker("optimized") is None
-        if config.jax_disable_most_optimizations != quick:
-            config.update("jax_disable_most_optimizations", quick)
+        sys.modules["jax"].config.update("jax_disable_most_optimizations", not item.get_closest_marker("optimized"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
