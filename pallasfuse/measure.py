@@ -52,7 +52,7 @@ def compare(
     short program is compiled only as it is measured.
     """
     start = time.perf_counter()
-    times = _REPEATS if device.platform != "cpu" and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
+    times = _REPEATS if _is_accelerator(device) and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
     programs = _compiled(functions, times, avals, device)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
@@ -87,6 +87,11 @@ def summary(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
+def _is_accelerator(device: Any) -> bool:
+    """Does a program run there while the host goes on? Then it may take less than it takes to send it off."""
+    return bool(device.platform != "cpu")
+
+
 def _timed(
     functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any, budget_s: float,
     failed: dict[str, str],
@@ -108,7 +113,7 @@ def _timed(
     samplers = _samplers(programs, arguments, device, times, failed)
     if reference not in samplers or len(samplers) == 1:
         return next(iter(failed.values()))
-    if times == 1 and device.platform != "cpu" and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S:
+    if times == 1 and _is_accelerator(device) and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S:
         longer = _compiled({n: functions[n] for n in samplers}, _REPEATS, avals, device)
         if not any(isinstance(p, str) for p in longer.values()):
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
@@ -123,7 +128,7 @@ def _samplers(
     found: dict[str, timing.Sampler] = {}
     for name, program in programs.items():
         try:
-            in_flight = device.platform != "cpu"
+            in_flight = _is_accelerator(device)
             found[name] = timing.sampler(partial(program, *arguments), in_flight=in_flight, times=times)
         except Exception as error:
             failed[name] = summary(error)

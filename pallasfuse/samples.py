@@ -30,6 +30,8 @@ def drawn(avals: Sequence[Any], device: Any) -> list[jax.Array]:
 
 
 def _drawn(shape: tuple[int, ...], dtype: Any, extent: int, device: Any, seed: int) -> jax.Array:
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return jnp.empty(shape, dtype)  # zeros, and as good as any
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"values of type {dtype} are not drawn")
     block = _block(dtype, extent, np.random.default_rng(seed))

@@ -13,8 +13,8 @@ from pallasfuse.ir.fold import OLD
 from pallasfuse.ir.tile_program import Let, Loop, Store
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import choose_groups, prove_plan, schedule_grouping
-from pallasfuse.proof import Counterexample, Part, Proof, groups, prove, stages
+from pallasfuse.pipeline import Placements, choose_groups, prove_plan, schedule_grouping
+from pallasfuse.proof import Counterexample, Part, Proof, deciding, groups, prove, stages
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU, Target
 from tests.programs_by_name import PROGRAMS, attention, softmax
 
@@ -37,7 +37,8 @@ def plan(name: str, target: str = "xla", parts: int | None = None):
 
 def plan_of(function, arguments, target: Target = TARGETS["xla"], options: FuseOptions = FuseOptions()):  # noqa: B008
     converted = convert(jax.make_jaxpr(function)(*arguments))
-    return schedule_grouping(converted, choose_groups(converted, target), target, options)
+    placements = Placements(converted, target, options)
+    return schedule_grouping(placements, choose_groups(placements))
 
 
 def parts_of(found):
@@ -361,3 +362,60 @@ def test_a_wrong_duplicate_is_refuted_by_name(monkeypatch):
 def test_counterexamples_read_as_a_sentence():
     assert str(Counterexample("folds of f", "t", (1, 2), "3", "4")) == "folds of f: t[1, 2] is 4, expected 3"
     assert isinstance(prove_plan(plan_of(attention, [jax.ShapeDtypeStruct((4, 4), jnp.float32)] * 3), delta=0.1), Proof)
+
+
+# --- differences that only the fields have
+
+
+def odd_plan(target: str = "triton"):
+    """On the GPU the maximum is taken of x and multiplied by 17, which is no square in the first field."""
+    return plan_of(
+        lambda x: (softmax(x), jnp.max(17.0 * x, -1)), [jax.ShapeDtypeStruct((5, 13), jnp.float32)], TARGETS[target]
+    )
+
+
+def test_constants_that_the_standard_fields_do_not_order_are_tested_in_others(monkeypatch):
+    chains = []
+    real = deciding.chain_of_squares
+
+    def spy(positive, levels):
+        chains.append(real(positive, levels))
+        return chains[-1]
+
+    monkeypatch.setattr(deciding, "chain_of_squares", spy)
+    proof = prove_plan(odd_plan(), delta=1e-4)
+    assert chains and all(c is not None for c in chains)
+    assert proof.counterexample is None
+    assert proof.holds
+    assert proof.bound <= 1e-4
+
+
+def test_a_difference_that_real_numbers_do_not_have_is_not_covered(monkeypatch):
+    monkeypatch.setattr(deciding, "chain_of_squares", lambda positive, levels: None)
+    proof = prove_plan(odd_plan(), delta=1e-4)
+    assert proof.counterexample is None
+    assert not proof.holds
+    assert any("differs over the finite fields, but on none of 512 random inputs" in u for u in proof.uncovered)
+
+
+def test_a_counterexample_is_of_real_numbers():
+    found = refuted("softmax", lambda part: with_repair(part, lambda update: mul(update, const(2.0, update.dtype))))
+    assert "mod p" not in str(found)
+    assert float(found.expected) != pytest.approx(float(found.found))
+
+
+def masked_total(x, mask):
+    """The sum of a row that is masked as a whole is 0, which no repair of the sum at the row's maximum gives."""
+    y = jnp.where(mask, x, -jnp.inf)
+    total = jnp.sum(jnp.where(mask, jnp.exp(y - jnp.max(y, -1, keepdims=True)), 0.0), -1, keepdims=True)
+    return total, jnp.where(mask, y / total, 0.0)
+
+
+MASKED = [jax.ShapeDtypeStruct((5, 13), jnp.float32), jax.ShapeDtypeStruct((5, 13), jnp.bool_)]
+
+
+def test_states_on_which_no_result_depends_are_no_counterexample():
+    found = plan_of(lambda x, mask: masked_total(x, mask)[1].sum(-1), MASKED)
+    proof = prove_plan(found, delta=1e-4)
+    assert len(found.kernels) == 1
+    assert proof.counterexample is None

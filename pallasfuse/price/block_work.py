@@ -116,10 +116,10 @@ class _Walk:
                     )
                 case Let(_, _, value):
                     self.operate([value], times, tiles, seen)
-                case Reduce(_, axes, _, value, over):
+                case Reduce(_, _, _, value, over):
                     self.work.statements += times
                     self.operate([value], times, tiles, seen)
-                    elements = math.prod(tiles[a] for a in (*axes, *over))
+                    elements = math.prod(tiles[a] for a in value.axes | frozenset(over))
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
                 case Contract():
@@ -179,6 +179,11 @@ def _access(
     return Access(tensor.name, tile * size, run * size, unique * size, times, pipelined, is_store, loop)
 
 
+def is_precise(precision: str | None) -> bool:
+    """Do products keep all bits of float32 operands? A sum that the user wrote as one does (None)."""
+    return precision is None or precision.lower() in ("highest", "float32")
+
+
 def _product(s: Contract, tiles: Mapping[Axis, int], times: float) -> Product:
     over = frozenset(s.over)
     left, right = s.lhs.axes - over, s.rhs.axes - over
@@ -188,5 +193,5 @@ def _product(s: Contract, tiles: Mapping[Axis, int], times: float) -> Product:
         lhs = lhs.args[0]
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
-        s.precision in ("HIGHEST", "highest", "float32"), isinstance(lhs, Apply), times,
+        is_precise(s.precision), isinstance(lhs, Apply), times,
     )  # fmt: skip

@@ -15,10 +15,17 @@ from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import Access, BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
+from pallasfuse.resources.block import Resources
 
 _SECTOR_BYTES = 32
 _OVERLAP = 4.0
 """The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
+_ALONE = 1.5
+"""The same of a block that is alone on its multiprocessor and waits for its own loads and products."""
+_SPILLED_BYTES = 20.0
+"""Bytes of spilled registers that a multiprocessor writes and reads in a clock."""
+_MOST_SPILLED_BYTES = 1 << 12
+"""Of a thread: more than that the compiler avoids by computing values again."""
 _CACHED_SHARE = 0.8
 """Of the cache, as much as stays until it is read again."""
 _REDUCTION_US = 0.15
@@ -29,8 +36,6 @@ _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""
 _THREADS = 2048
 """That live on a multiprocessor."""
-_THREAD_WORK = 4.0
-"""Instructions in flight for each thread, for the units to be busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +48,28 @@ class Emission:
     """All programs are one launch, whose blocks share their memory."""
 
 
-def price(programs: Sequence[TileProgram], device: Device, emission: Emission) -> Price:
+def price(
+    programs: Sequence[TileProgram], device: Device, emission: Emission, held: Sequence[Resources] | None = None
+) -> Price:
     """The price of the programs of one kernel, one after the other."""
     works = [examine(p) for p in programs]
     if emission.together:
-        return _one(programs, works, device, emission)
-    prices = [_one([p], [w], device, emission) for p, w in zip(programs, works, strict=True)]
+        return _one(programs, works, device, emission, None)
+    of_each: Sequence[Resources | None] = held if held is not None else [None] * len(programs)
+    prices = [_one([p], [w], device, emission, r) for p, w, r in zip(programs, works, of_each, strict=True)]
     return sum(prices[1:], prices[0])
 
 
-def _one(programs: Sequence[TileProgram], works: Sequence[BlockWork], device: Device, emission: Emission) -> Price:
+def _one(
+    programs: Sequence[TileProgram],
+    works: Sequence[BlockWork],
+    device: Device,
+    emission: Emission,
+    held: Resources | None,
+) -> Price:
     blocks = works[0].blocks
     processors = device.multiprocessors
-    occupancy = _occupancy(programs[0], works[0], device, emission)
+    occupancy = _occupancy(programs[0], works[0], device, emission, held)
     on_one = math.ceil(blocks / processors)
     uneven = max(on_one * processors / blocks, *(_imbalance(w, blocks, processors) for w in works))
     rounds = math.ceil(blocks / (processors * occupancy))
@@ -88,6 +102,11 @@ def _one(programs: Sequence[TileProgram], works: Sequence[BlockWork], device: De
     special_us = (
         shares * clock_us * sum(o.special for o in operations) * processors / (device.special_gop_s / device.clock_ghz)
     )
+    trips = sum(max(1.0, w.trips) for w in works)
+    spilled = (
+        0.0 if held is None else float(min(held.spilled_bytes, _MOST_SPILLED_BYTES) * held.threads) * trips * blocks
+    )
+    spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
     chain_us = rounds * sum(_chain_us(w, device, emission) for w in works)
     launch_us = device.kernel_us + device.launch_us
     terms = (
@@ -96,10 +115,12 @@ def _one(programs: Sequence[TileProgram], works: Sequence[BlockWork], device: De
         Term("matrix units", sum(p.flops for w in works for p in w.products) * blocks, "flop", matrix_us),
         Term("vector units", sum(o.simple for o in operations) * blocks, "op", vector_us),
         Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),
+        Term("spilled registers", spilled, "B", spilled_us),
         Term("waiting for loads", rounds * sum(w.trips + w.loops + 1 for w in works), "trips", chain_us),
         Term("launch", 1, "kernel", launch_us),
     )  # fmt: skip
-    busy = sum(t.us**_OVERLAP for t in terms[:-1]) ** (1 / _OVERLAP)
+    overlap = _ALONE if held is not None and min(occupancy, on_one) == 1 and works[0].trips > 1 else _OVERLAP
+    busy = sum(t.us**overlap for t in terms[:-1]) ** (1 / overlap)
     return Price(busy + launch_us, terms)
 
 
@@ -148,7 +169,11 @@ def _imbalance(work: BlockWork, blocks: int, processors: int) -> float:
     return max(1.0, longest * processors / max(blocks, processors))
 
 
-def _occupancy(program: TileProgram, work: BlockWork, device: Device, emission: Emission) -> int:
+def _occupancy(
+    program: TileProgram, work: BlockWork, device: Device, emission: Emission, held: Resources | None
+) -> int:
+    if held is not None and work.products:  # elsewhere the bound on registers is too careful
+        return max(1, held.resident_blocks(device.shared_memory_bytes))
     if program.persistent:
         return 1
     threads = 32 * work.warps + (128 if emission.warpgroups else 0)

@@ -10,7 +10,7 @@ from pallasfuse.price.xla import memory_us, product_us
 from pallasfuse.price.xla_kernels import LibraryProduct
 
 _BESIDE = 2.0
-"""Kernels of a trip besides its products: a reduction, and what joins it to the state."""
+"""Kernels of a block, and passes over a tile, besides its statements: slices of operands, what joins a tile to the state."""
 
 
 def price(programs: Sequence[TileProgram], device: Device) -> Price:
@@ -28,7 +28,7 @@ def _loops(program: TileProgram, device: Device) -> Price:
         one = LibraryProduct(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, p.precise, operands, tile, ())
         products_us += p.times * (product_us(one, device) + _BESIDE * memory_us(tile, device))
     moved = sum(a.bytes for a in work.accesses)
-    kernels = work.blocks * (work.trips * (len(work.products) + _BESIDE) + 2)
+    kernels = work.blocks * (work.statements + _BESIDE)
     terms = (
         Term("products", sum(p.flops for p in work.products) * work.blocks, "flop", products_us * work.blocks),
         Term("copied slices", 2.0 * moved * work.blocks, "B", 2.0 * memory_us(moved, device) * work.blocks),

@@ -6,7 +6,16 @@ from itertools import groupby
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price import cpu, gpu, gpu_loops
 from pallasfuse.price.terms import Price, total
+from pallasfuse.resources import triton
+from pallasfuse.resources.block import Resources
 from pallasfuse.targets import Target
+
+
+def _held(programs: Sequence[TileProgram], target: Target) -> list[Resources] | None:
+    """The resources of the blocks of each program, where a compiler decides on them."""
+    if target.warpgroup_rows or target.cluster:
+        return None
+    return [triton.resources(p, target) for p in programs]
 
 
 def price_kernel(phases: Sequence[tuple[TileProgram, Target]]) -> Price:
@@ -18,7 +27,7 @@ def price_kernel(phases: Sequence[tuple[TileProgram, Target]]) -> Price:
             found.append(cpu.price(programs, target.device))
         elif target.writes_kernels:
             emission = gpu.Emission(warpgroups=target.warpgroup_rows > 0, together=target.cluster > 0)
-            found.append(gpu.price(programs, target.device, emission))
+            found.append(gpu.price(programs, target.device, emission, _held(programs, target)))
         else:
             found.append(gpu_loops.price(programs, target.device))
     return total(found)

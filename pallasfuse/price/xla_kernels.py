@@ -283,7 +283,7 @@ def _product(node: Nest, operands: tuple[Expr, Expr]) -> LibraryProduct:
     read = sum(float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype)) for c in cores)
     written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
     narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
-    precise = node.precision in ("HIGHEST", "highest", "float32")
+    precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
     return LibraryProduct(
         volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, read, written, copies
     )

@@ -13,13 +13,13 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP
-from pallasfuse.resources.triton_view import WARP_ROWS, Line, Region, View
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, Region, View
 
 ADDRESS_REGISTERS = 2
 """An address has 64 bits."""
-OTHERS = 48
-"""Registers of a thread beside tiles and addresses: positions, bounds, barriers, values on their way. The compiler takes up to so
-many, over the kernels of `scripts/resources_report.py`."""
+OTHERS = 64
+"""Registers of a thread beside tiles and addresses: positions, bounds, barriers, values on their way. The compiler takes up to 48
+over the kernels of `scripts/resources_report.py`; some are left to kernels beside those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +130,30 @@ def _interleaves(view: View, one: Line, other: Line) -> bool:
 
 
 def _operands(view: View) -> float:
-    """Sides of a product that pass through registers: wide ones, to be rounded, and all of a product of warps. Warps that have
-    the same rows have the same left side."""
-    warps = view.program.warps
-    found = 0.0
-    for p in view.products.values():
-        packed = 2 if p.half else 1
-        left = p.m * p.k / (WARP * min(warps, max(1, p.m // WARP_ROWS))) / packed
-        right = p.k * p.n / (WARP * warps) / packed
-        in_registers = not (p.half and p.warpgroup)
-        found = max(found, left + right if in_registers else left if not isinstance(p.statement.lhs, Read) else 0.0)
-    return found
+    """Sides of products that pass through registers: wide ones, to be rounded, and all of products of warps. Left sides that were
+    loaded before a loop stay there; of the others, those of one product at a time."""
+    kept, passing = 0.0, 0.0
+    loaded = {line.name: line.region for line in view.lines if isinstance(line.statement, Load)}
+    for product in view.products.values():
+        lhs = product.statement.lhs
+        left, right = _sides(view, product)
+        if product.half and product.warpgroup:
+            passing = max(passing, 0.0 if isinstance(lhs, Read) else left)
+        elif isinstance(lhs, Read) and loaded.get(lhs.tensor, product.line.region) is not product.line.region:
+            kept, passing = kept + left, max(passing, right)
+        else:
+            passing = max(passing, left + right)
+    return kept + passing
+
+
+def _sides(view: View, product: Product) -> tuple[float, float]:
+    """Registers of both sides. Warps that have the same rows have the same left side; what goes on from registers to shared memory
+    is shared out among all."""
+    warps, packed = view.program.warps, 2 if product.half else 1
+    along_rows = min(warps, max(1, product.m // WARP_ROWS))
+    along_columns = warps if product.warpgroup else warps // along_rows
+    left = product.m * product.k / (WARP * along_rows) / packed
+    return left, product.k * product.n / (WARP * along_columns) / packed
 
 
 def _addresses(view: View) -> float:

@@ -34,14 +34,6 @@ _WITH_PRODUCTS, _WITHOUT = _Occupancy(0.2, 2), _Occupancy(1.4, 4)
 """Of kernels with matrix products, whose loads are pipelined (8 blocks move 365 GB/s on an H100), and of others (4 move 64)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Times of a schedule whose blocks each move through the whole rolled axis, and of one that is split."""
-
-    rolling_ms: float
-    split_ms: float
-
-
 def _blocks(schedule: Schedule) -> int:
     """Of the grid, without parts."""
     return math.prod(-(-a.extent // t) for a, t in schedule.grid)
@@ -71,23 +63,29 @@ def _all_states(group: Group) -> int:
     return sum(map(volume, axes))
 
 
-def predict(group: Group, schedule: Schedule, target: Target, share: float = 1.0) -> Prediction:
-    """By the bytes that stream through the loop, of which masks leave a share: what a block and what the device can move."""
-    tensors = {
-        (r.tensor, frozenset(r.indices)): volume(r.indices) * dtypes.itemsize_bytes(r.dtype) for r in streams(group)
-    }
-    moved = share * group.passes * sum(tensors.values())
-    at_once = target.device.memory_gb_s * 1e6
+class _Times:
+    """Predicted milliseconds of a group's schedules, by the bytes that stream through the loop, of which masks leave a share:
+    what a block and what the device can move."""
 
-    half = _occupancy(group).half * target.multiprocessors
+    def __init__(self, group: Group, target: Target, share: float) -> None:
+        tensors = {
+            (r.tensor, frozenset(r.indices)): volume(r.indices) * dtypes.itemsize_bytes(r.dtype) for r in streams(group)
+        }
+        self.share, self.at_once = share, target.device.memory_gb_s * 1e6
+        self.moved_ms = share * group.passes * sum(tensors.values()) / self.at_once
+        self.half = _occupancy(group).half * target.multiprocessors
+        self.states_ms = 8.0 * _all_states(group) / self.at_once  # of one part: written and read
+        self.launches_ms = 1e-3 * target.device.kernel_us * group.passes
 
-    def ms(parts: int) -> float:
-        waits = _TRIP_MS * -(-schedule.trips // parts) * share
-        return moved / at_once * (1 + half / (parts * _blocks(schedule))) + waits
+    def loop_ms(self, schedule: Schedule, parts: int) -> float:
+        """The loop alone, in so many parts."""
+        waits = _TRIP_MS * -(-schedule.trips // parts) * self.share
+        return self.moved_ms * (1 + self.half / (parts * _blocks(schedule))) + waits
 
-    states = 8.0 * schedule.parts * _all_states(group)  # written and read
-    launches = 1e-3 * target.device.kernel_us * group.passes
-    return Prediction(ms(1), ms(schedule.parts) + states / at_once + launches)
+    def ms(self, schedule: Schedule) -> float:
+        """The kernel, and what combines its parts."""
+        split = 0.0 if schedule.parts == 1 else schedule.parts * self.states_ms + self.launches_ms
+        return self.loop_ms(schedule, schedule.parts) + split
 
 
 def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, *, keep_tile: bool = False) -> Schedule:
@@ -112,7 +110,7 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
         if 2 <= parts <= most:
             idle = [max(1.0, target.multiprocessors / (n * _blocks(schedule))) for n in (1, parts)]
             found.append(replace(candidate, parts=parts, relative_time=candidate.relative_time * idle[1] / idle[0]))
-    return min(found, key=lambda s: _predicted_ms(group, s, target, share))
+    return min(found, key=_Times(group, target, share).ms)
 
 
 def _balanced(group: Group, schedule: Schedule, target: Target, share: float) -> Schedule:
@@ -126,8 +124,3 @@ def _balanced(group: Group, schedule: Schedule, target: Target, share: float) ->
 
     counts = {-(-trips // each) for each in range(1, trips + 1)}
     return replace(schedule, parts=min(sorted(n for n in counts if n <= most), key=time))
-
-
-def _predicted_ms(group: Group, schedule: Schedule, target: Target, share: float) -> float:
-    predicted = predict(group, schedule, target, share)
-    return predicted.rolling_ms if schedule.parts == 1 else predicted.split_ms

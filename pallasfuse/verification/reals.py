@@ -94,7 +94,7 @@ class RealComparison(Comparison):
         else:
             with np.errstate(all="ignore"):
                 typical = np.median(np.abs(np.where(np.isfinite(a), a, 0.0)), axis=-1, keepdims=True)
-                close = np.abs(a - b) <= self.tolerance * np.maximum(np.abs(a), typical)
+                close = np.isfinite(a) & (np.abs(a - b) <= self.tolerance * np.maximum(np.abs(a), typical))
             differ = ~(close | (a == b) | (np.isnan(a) & np.isnan(b))) & ~bad
         wrong = differ.sum(-1) >= min(_ENOUGH, trials)
         if wrong.any() and self.mismatch is None:

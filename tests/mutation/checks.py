@@ -63,8 +63,8 @@ def _plan(name: str, target: Target) -> _Planned:
     arguments = [jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype)) for a in subject.arguments()]
     jaxpr = jax.make_jaxpr(subject.function)(*arguments)
     converted = jaxpr_frontend.convert(jaxpr)
-    grouping = pipeline.choose_groups(converted, target)
-    plan = pipeline.schedule_grouping(converted, grouping, target, subject.fuse_options)
+    placements = pipeline.Placements(converted, target, subject.fuse_options)
+    plan = pipeline.schedule_grouping(placements, pipeline.choose_groups(placements))
     return _Planned(jaxpr, converted, plan, _reports(plan))
 
 

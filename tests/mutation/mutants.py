@@ -1,6 +1,7 @@
 """All mutants, by room."""
 
 from tests.mutation import (
+    constant_mutants,
     emission_mutants,
     frontend_mutants,
     fusion_mutants,
@@ -10,6 +11,7 @@ from tests.mutation import (
 )
 
 MUTANTS = (
+    *constant_mutants.MUTANTS,
     *frontend_mutants.MUTANTS,
     *fusion_mutants.MUTANTS,
     *repair_mutants.MUTANTS,

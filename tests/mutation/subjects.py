@@ -264,6 +264,28 @@ def _shifted(offset: float, spread: float) -> Callable[[], list[Array]]:
     return lambda: [(offset + spread * np.random.default_rng(3).normal(size=(5, 64))).astype(np.float32)]
 
 
+def within_segments(x, segment):
+    seen = jnp.where(segment[:, None] == segment[None, :], x, -1e30)
+    return jax.nn.softmax(seen, axis=-1)
+
+
+def _segments() -> list[Array]:
+    random = np.random.default_rng(5)
+    return [random.normal(size=(13, 13)).astype(np.float32), np.repeat(np.arange(5, dtype=np.int32), 3)[:13]]
+
+
+def scaled_by_folded_functions(x):
+    return jax.nn.softmax(x * (jnp.tanh(0.5) * jnp.exp(1.5) / jnp.log(10.0)), axis=-1)
+
+
+def divided_by_the_root_of_its_count(x):
+    return jnp.sum(jnp.exp(x - jnp.max(x, -1, keepdims=True)), -1) / jnp.sqrt(13.0)
+
+
+def odd_multiples(x):
+    return jax.nn.softmax(jnp.maximum(x, 17.0 * x - 23.0) / jnp.sqrt(19.0), axis=-1)
+
+
 _LATE = [-np.inf] * 6 + list(np.linspace(-1, 1, 7))
 _NEVER = [-np.inf] * 13
 _LOW = [-np.inf] * 5 + [-200.0] * 8
@@ -281,6 +303,20 @@ OWN: dict[str, Subject] = {
     "square_sum": Subject(lambda x: jnp.sum(x * x, -1), ((5, 5),)),
     "square_dot": Subject(lambda x, w: x @ w, ((5, 5), (5, 5))),
     "square_softmax": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((8, 8),)),
+    "divided_by_a_root": Subject(lambda x: jax.nn.softmax(x / jnp.sqrt(32.0), axis=-1), ((5, 13),)),
+    "divided_by_an_odd_root": Subject(lambda x: jax.nn.softmax(x / jnp.sqrt(17.0), axis=-1), ((5, 13),)),
+    "scaled_by_the_root_of_its_count": Subject(divided_by_the_root_of_its_count, ((5, 13),)),
+    "scaled_by_a_logarithm": Subject(lambda x: jax.nn.softmax(x * jnp.log(0.1), axis=-1), ((5, 13),)),
+    "scaled_by_folded_functions": Subject(scaled_by_folded_functions, ((5, 13),)),
+    "corrected_mean": Subject(
+        lambda x: jnp.sum((x - jnp.mean(x, -1, keepdims=True)) ** 2, -1) / (jnp.float32(13) - 1), ((5, 13),)
+    ),
+    "cubic": Subject(lambda x: jax.nn.softmax(0.7978846 * (x + 0.044715 * x**3), axis=-1), ((5, 13),)),
+    "largest_of_seventeen": Subject(
+        lambda x: jnp.sum(jnp.exp(17.0 * x - jnp.max(17.0 * x, -1, keepdims=True)), -1), ((5, 13),)
+    ),
+    "odd_multiples": Subject(odd_multiples, ((5, 13),)),
+    "within_segments": Subject(within_segments, (), data=_segments),
     "largest_and_smallest": Subject(largest_and_smallest, ((5, 13),)),
     "mean_and_variance": Subject(mean_and_variance, ((5, 13),), offset=2.0),
     "total_and_largest": Subject(total_and_largest, ((5, 13),)),

@@ -1,0 +1,32 @@
+"""Programs as users write them: `verify` raises nothing, and no right plan has a counterexample."""
+
+import pytest
+
+import pallasfuse as pf
+from tests.users_programs import PROGRAMS
+
+pytestmark = pytest.mark.any_jax
+
+DELTA = 1e-6
+NOT_COVERED: dict[tuple[str, str], str] = {}
+"""What the report says that no test speaks for, by program and target."""
+
+
+def test_there_are_many():
+    assert len(PROGRAMS) >= 100
+
+
+@pytest.mark.sampled(16)
+@pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_verifies_or_says_why_not(name, target):
+    program = PROGRAMS[name]
+    found = pf.verify(pf.fuse(program.function), *program.arrays(), target=target, delta=DELTA)
+    assert found.counterexample is None, found
+    reason = NOT_COVERED.get((name, target))
+    if reason is None:
+        assert found.equivalent, found
+        assert found.bound <= DELTA
+    else:
+        assert not found.equivalent
+        assert any(reason in u for u in found.proof.uncovered), found
