@@ -20,8 +20,10 @@ type Made = dict[int, Any]
 _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
 _SHORT_S = 100e-6
+_CONFIRMED_S = 5e-3
+"""A program that takes less must win in the time of its kernels alone, too: the start of a call may take a tenth of a millisecond."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
-"""Turns, and calls in each, by which the kernels of short programs are compared."""
+"""Turns, and calls in each, by which the kernels of such programs are compared."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 
 
@@ -139,7 +141,7 @@ def _timed(
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
             samplers = lasting if len(lasting) == len(samplers) else samplers
     outcome = timing.race(samplers, budget_s=budget_s)
-    if not outcome.faster or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _SHORT_S:
+    if not outcome.faster or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
         return outcome, {}
     left = {n: functions[n] for n in (reference, *outcome.faster)}
     single = {n: programs[n] for n in left} if times == 1 else _compiled(left, 1, avals, device, made)
