@@ -168,7 +168,7 @@ def test_chunks(name, cuts):
     check(name, stream(name, CUTS[cuts]))
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("name", CASES)
 def test_states_combine_in_any_order(name):
     f = folded(name)
@@ -248,7 +248,7 @@ def test_init_needs_only_shapes():
     np.testing.assert_allclose(f.finish(state, q), check_against, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", ["causal", "standardized", "grouped", "picked"])
 def test_scan_jit_and_donation(name):
     case, f = CASES[name], folded(name)

@@ -19,8 +19,8 @@ SCRIPTS = {"quickstart"}
 ARGUMENTS = {"decoder": {"length": 512}}
 
 
-RUN_ELSEWHERE = {"quickstart", "attention_variants", "cross_entropy", "moments"}
-"""Their functions, or what they print, are compared below."""
+RUN_ELSEWHERE = {"quickstart", "attention_variants", "linear_cross_entropy", "cross_entropy", "moments"}
+"""Their functions, or what they print, are compared below or in `tests/xla_backend/test_picking.py`."""
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_a_corrupt_compilation_cache(tmp_path):
     call_with(tmp_path)
 
 
+@pytest.mark.deep
 def test_a_compilation_cache_that_is_no_folder(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("in the way")  # as a read-only folder, also for root

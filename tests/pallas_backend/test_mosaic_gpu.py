@@ -100,7 +100,7 @@ def test_instances_that_run_several_blocks(interpreted, monkeypatch, name, queri
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.sampled(8, cover=())
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "switches",
     [
@@ -137,7 +137,7 @@ def test_split(interpreted, monkeypatch, name):
         np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.deep
 @pytest.mark.parametrize("queries", [256, 300])
 def test_states_without_a_buffer_leave_from_registers(interpreted, monkeypatch, queries):
     """Sums in float32 are as large as both tiles of keys."""

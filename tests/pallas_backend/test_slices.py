@@ -96,7 +96,7 @@ def test_sizes(interpreted, rows, features, columns, options):
     assert_as_accurate_as_plain(interpreted(difference, arrays, **options), difference, arrays)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.deep
 @pytest.mark.parametrize("stages", [1, 7])
 def test_stages(interpreted, stages):
     arrays = arguments(((128, 328), (328, 512)), (128,), "bfloat16")
@@ -112,7 +112,7 @@ SMALL = {
 }
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.deep
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms(interpreted, name):
     function, shapes = FORMS[name][0], SMALL[name]

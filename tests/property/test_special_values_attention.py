@@ -183,7 +183,7 @@ def judge(name, dtype, target, strict):
     return plan, problems
 
 
-@pytest.mark.sampled(4, cover=("strict",))
+@pytest.mark.sampled(8, cover=("strict",))
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name, strict):

@@ -258,7 +258,7 @@ def check_merge():
         assert 0 < gathered(run.lower(*QKV).compile().as_text()) <= 8 * 16 * 8 * COUNT
 
 
-SOME = ("rows over both", "heads and keys", "grouped", "moments", "results along the axis", "few rows")
+SOME = ("rows over both", "grouped", "moments", "results along the axis", "few rows")
 """Sharded rows and heads, states exchanged over one mesh axis, what is gathered, and rows that no axis divides."""
 
 if __name__ == "__main__":

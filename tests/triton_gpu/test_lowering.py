@@ -140,7 +140,7 @@ def test_reductions_of_other_types(dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=("dtype",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", list(ELEMENTWISE))
 def test_an_operation_is_fused_or_left_to_xla_but_never_an_error(name, dtype):

@@ -42,7 +42,7 @@ SPECIAL = np.random.default_rng(0).normal(size=(9, 13)).astype(np.float32)
 SPECIAL[:, 3], SPECIAL[:, 5], SPECIAL[:, 8] = np.nan, np.inf, -np.inf
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8, cover=("mode",))
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize("index", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 @pytest.mark.parametrize("mode", ["clip", "promise_in_bounds", "fill", 0.1])
@@ -71,7 +71,7 @@ def arguments(rows, features, columns, dtype):
     return jnp.asarray(h, dtype), jnp.asarray(3 * w, dtype), jnp.asarray(random.integers(0, columns, rows), jnp.int32)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(15, cover=("dtype",))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("shape", [(9, 5, 13), (64, 1030, 67), (33, 1100, 300)], ids=str)
 @pytest.mark.parametrize("function", LOSSES, ids=lambda f: f.__name__)
