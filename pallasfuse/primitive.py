@@ -66,7 +66,7 @@ class FusedCall:
 
     def judged(self, target: Target, device: Any) -> Target:
         """The target, whose kernels are timed where a device is at hand and a check is wanted."""
-        return replace(target, timed=device is not None and wanted(self.options))
+        return target.judged(timed=device is not None and wanted(self.options))
 
     def plan_on(self, target: Target, device: Any) -> Plan:
         """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""
