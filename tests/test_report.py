@@ -11,7 +11,7 @@ import pytest
 import pallasfuse as pf
 from pallasfuse import execution, pipeline, report
 from pallasfuse.errors import Refusal, TargetError, TraceError, VerificationError
-from pallasfuse.fusion import folding, grouping
+from pallasfuse.fusion import candidates, folding
 from pallasfuse.ir.expr import apply
 from pallasfuse.options import FuseOptions
 from tests.programs_by_name import attention, layer_norm, masked_attention, softmax, variance
@@ -201,9 +201,8 @@ def negate_updates(right):
 @pytest.fixture
 def spoiled(monkeypatch):
     wrong = negate_updates(folding.fold_over)
-    for module in (folding, grouping):
-        if hasattr(module, "fold_over"):
-            monkeypatch.setattr(module, "fold_over", wrong)
+    for module in (folding, candidates):
+        monkeypatch.setattr(module, "fold_over", wrong)
 
 
 @pytest.mark.usefixtures("spoiled")
@@ -260,3 +259,26 @@ def test_wrong_arguments():
         pf.verify(fused, "text")
     with pytest.raises(ValueError, match=r"FuseOptions\.verify"):
         FuseOptions(verify="everything")
+
+
+def test_keys_of_random_numbers_as_arguments():
+    @pf.fuse
+    def function(x, key):
+        return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), softmax(x), 0.0)
+
+    found = pf.verify(function, X[:, :40], jax.eval_shape(lambda: jax.random.key(0)), delta=1e-2)
+    assert found.counterexample is None
+
+
+def test_what_rounding_the_arguments_turns_over_is_not_wrong(monkeypatch):
+    """A step that the kernel takes on the other side, at a point where rounding decides."""
+    steps = np.float32([[0.25, 1.0, 2.0, 3.5] * 10] * 6)
+    beside = planted(lambda x: jnp.where(steps == 2.0, x - 1, x))
+
+    def floors(x):
+        return jnp.floor(x) + 0 * softmax(x)
+
+    assert pf.verify(pf.fuse(floors), steps, delta=1e-2).counterexample is None
+    monkeypatch.setitem(execution._EMITTERS, "xla", beside)
+    assert pf.verify(pf.fuse(floors), steps, delta=1e-2).counterexample is None
+    assert pf.verify(pf.fuse(floors), steps + 0.125, delta=1e-2).counterexample.stage == "execution"

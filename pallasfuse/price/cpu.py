@@ -19,8 +19,6 @@ from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, Opaque, Xla
 
 _SHARED_POINTS = 1 << 14
 """Points of a loop that XLA spreads over the cores."""
-_KEPT_BYTES = 32 << 20
-"""Larger buffers go back to the system when they are freed (the largest threshold of common allocators)."""
 _FEW_ROWS = 8
 """Rows below which a matrix product is a sequence of products with vectors."""
 
@@ -45,7 +43,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
 
 def pages(stored: Iterable[float], device: Device) -> Price:
     """The price of buffers that are made anew at every call."""
-    fresh = sum(b for b in stored if b > _KEPT_BYTES)
+    fresh = sum(b for b in stored if b > device.kept_bytes)
     term = Term("new pages", fresh, "B", 1e-3 * fresh / device.page_gb_s)
     return Price(term.us, (term,))
 

@@ -11,6 +11,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from pallasfuse import _compat
 
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
+_ROUNDINGS = 4
+_OF_BITS = ("bitcast_convert_type", "random_bits")
+"""What these make depends on the number of bits."""
 
 
 def _wide(dtype: Any) -> Any:
@@ -24,38 +27,83 @@ def float64_results(jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[np.ndarray]:
       arguments: the values of its constants and inputs, in this order.
     """
     with jax.enable_x64(True):
-        values = {
-            v: np.asarray(a, _wide(_compat.dtype_of(v)))
-            for v, a in zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True)
-        }
+        names = (*jaxpr.constvars, *jaxpr.invars)
+        values = [_as_wide(v, a) for v, a in zip(names, arguments, strict=True)]
+        compiled = jax.jit(lambda *arrays: _run(jaxpr, dict(zip(names, arrays, strict=True))))
+        return [np.asarray(x) for x in compiled(*values)]
 
-        def run(given: dict[Any, Any]) -> list[Any]:
-            known = dict(given)
 
-            def look_up(atom: Any) -> Any:
-                if isinstance(atom, Literal):
-                    return jnp.asarray(atom.val, _wide(_compat.dtype_of(atom)))
-                return known[atom]
+def _as_wide(variable: Any, array: Any) -> Any:
+    dtype = _compat.dtype_of(variable)
+    return np.asarray(array, _wide(dtype)) if isinstance(dtype, np.dtype) else array  # keys of random numbers stay
 
-            for eqn in jaxpr.eqns:
-                results = _compat.bind(_widened(eqn), [look_up(a) for a in eqn.invars])
-                known.update(zip(eqn.outvars, results, strict=True))
-            return [look_up(v) for v in jaxpr.outvars]
 
-        names = list(values)
-        compiled = jax.jit(lambda *arrays: run(dict(zip(names, arrays, strict=True))))
-        return [np.asarray(x) for x in compiled(*values.values())]
+def _run(jaxpr: Jaxpr, given: dict[Any, Any]) -> list[Any]:
+    known = dict(given)
+
+    def look_up(atom: Any) -> Any:
+        if isinstance(atom, Literal):
+            return jnp.asarray(atom.val, _wide(_compat.dtype_of(atom)))
+        return known[atom]
+
+    for eqn in jaxpr.eqns:
+        results = _compat.bind(_widened(eqn), [look_up(a) for a in eqn.invars])
+        for v, result in zip(eqn.outvars, results, strict=True):
+            known[v] = result.astype(_wide(result.dtype)) if jnp.issubdtype(result.dtype, jnp.floating) else result
+    return [look_up(v) for v in jaxpr.outvars]
 
 
 def _widened(eqn: JaxprEqn) -> JaxprEqn:
-    params = dict(eqn.params)
+    params = {key: _widened_body(value) for key, value in eqn.params.items()}
     for key in _TYPES:
-        if params.get(key) is not None:
+        if params.get(key) is not None and eqn.primitive.name not in _OF_BITS:
             params[key] = _wide(params[key])
     if eqn.primitive.name == "reduce_precision":
         params |= {"exponent_bits": 11, "mantissa_bits": 52}
     widened: JaxprEqn = eqn.replace(params=params)
     return widened
+
+
+def _widened_body(parameter: Any) -> Any:
+    """The bodies of loops and branches, over float64; any other parameter as it is."""
+    if type(parameter) is tuple:  # not one with names
+        return tuple(_widened_body(x) for x in parameter)
+    if not isinstance(parameter, Jaxpr):
+        return parameter
+    held = {v: _as_wide(v, c) for v, c in zip(parameter.constvars, parameter.consts, strict=True)}
+    arguments = [jax.ShapeDtypeStruct(_compat.shape_of(v), _wide(_compat.dtype_of(v))) for v in parameter.invars]
+    return jax.make_jaxpr(lambda *arrays: _run(parameter, held | dict(zip(parameter.invars, arrays, strict=True))))(
+        *arguments
+    )
+
+
+def sensitivity(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    """How far each result moves, at most, when the arguments are rounded once in the coarsest type of the program: near a step, or
+    a root of zero, no evaluation in floating point is right. Integers and special values that change have moved infinitely far."""
+    types = [_compat.dtype_of(v) for e in jaxpr.eqns for v in (*e.invars, *e.outvars)]
+    eps = max((float(jnp.finfo(t).eps) for t in types if jnp.issubdtype(t, jnp.floating)), default=0.0)
+    random = np.random.default_rng(seed)
+    moved = [np.zeros(x.shape) for x in exact]
+
+    def rounded(array: Any) -> Any:
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            return array
+        wide = np.asarray(array, np.float64)
+        return wide * (1 + eps * random.choice([-1, 1], wide.shape))
+
+    for _ in range(_ROUNDINGS):
+        results = float64_results(jaxpr, [rounded(a) for a in arguments])
+        for n, (now, before) in enumerate(zip(results, exact, strict=True)):
+            moved[n] = np.maximum(moved[n], _distance(now, before))
+    return moved
+
+
+def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    if not jnp.issubdtype(a.dtype, jnp.floating):
+        return np.where(a != b, np.inf, 0.0)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(np.isnan(a) | np.isnan(b), np.inf, np.abs(a - b))
+        return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart)
 
 
 def largest_bytes(jaxpr: Jaxpr) -> int:

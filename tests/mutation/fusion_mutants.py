@@ -323,7 +323,7 @@ MUTANTS = (
     Mutant(
         "earliest_pass_is_too_early",
         "fusion/grouping",
-        instead_of(f"{_FUSION}.grouping:fold_over", _nothing_is_unfinished),
+        instead_of(f"{_FUSION}.candidates:fold_over", _nothing_is_unfinished),
         "softmax",
     ),
     # the types and expressions that all of them share

@@ -7,7 +7,7 @@ import pytest
 
 from pallasfuse import _compat
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.verification.reference import float64_results, largest_bytes
+from pallasfuse.verification.reference import float64_results, largest_bytes, sensitivity
 
 pytestmark = pytest.mark.any_jax
 
@@ -73,3 +73,61 @@ def test_the_largest_value():
     nothing = convert(jax.make_jaxpr(lambda q: q)(arguments)).jaxpr
     assert largest_bytes(nothing) == 0
     assert _compat.shape_of(jaxpr.invars[0]) == (64, 32)
+
+
+def summed_in_a_loop(x):
+    def step(carry, row):
+        return carry + jnp.exp(row), carry.max()
+
+    total, seen = jax.lax.scan(step, jnp.zeros(9), x)
+    return total / 3.75, seen
+
+
+def one_of_two(x):
+    return jax.lax.cond(x[0, 0] > 0, lambda y: y * 0.125, lambda y: jnp.exp(y) / 3, x).sum(-1)
+
+
+def traced(x):
+    return jnp.trace(x @ x.T) + jnp.zeros(3).at[jnp.array([0, 1, 1, 2])].add(x[:, 0])
+
+
+def with_noise(x):
+    return x * jax.random.uniform(jax.random.key(0), x.shape, jnp.float32)
+
+
+@pytest.mark.parametrize("function", [summed_in_a_loop, one_of_two, traced])
+def test_bodies_of_loops_and_branches_are_wide(function):
+    with jax.enable_x64(True):
+        expected = jax.tree.leaves(function(X.astype(np.float64)))
+    for got, want in zip(results(function, X), expected, strict=True):
+        assert got.dtype == np.float64
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_random_bits_stay_what_they_are():
+    (got,) = results(with_noise, X)
+    np.testing.assert_allclose(got, with_noise(X), rtol=1e-6)
+
+
+def moved(function, *arrays):
+    jaxpr = convert(jax.make_jaxpr(function)(*arrays)).jaxpr
+    arguments = [*jaxpr.consts, *arrays]
+    return sensitivity(jaxpr, arguments, float64_results(jaxpr, arguments), 0)
+
+
+def test_only_what_rounding_turns_over_is_sensitive():
+    x = np.array([0.3, 1.0, 2.7, 4.0], np.float32)  # two of them on a step
+    (floors,) = moved(jnp.floor, x)
+    assert floors.tolist() == [0, 1, 0, 1]
+    (integers,) = moved(lambda x: jnp.floor(x).astype(jnp.int32), x)
+    assert integers.tolist() == [0, np.inf, 0, np.inf]
+    (infinite,) = moved(lambda x: 1 / jnp.maximum(x - 1, 0), x)
+    assert np.isinf(infinite).tolist() == [False, True, False, False]
+    smooth = moved(jnp.exp, x)[0] / np.exp(x)
+    assert (smooth > 0).all() and (smooth < 1e-5).all()
+
+
+def test_the_coarsest_type_of_the_program_is_what_is_rounded_to():
+    x = np.array([0.3, 2.7], np.float32)
+    fine, coarse = moved(lambda x: x * 2, x)[0], moved(lambda x: (x.astype(jnp.bfloat16) * 2).astype(jnp.float32), x)[0]
+    assert (coarse > 1e3 * fine).all()
