@@ -73,7 +73,7 @@ INTERPRETED = [
 """`tests/aot` compiles all of them."""
 
 
-@pytest.mark.sampled(9, cover=())
+@pytest.mark.sampled(14, cover=())
 @pytest.mark.parametrize(("name", "dtype"), [*((n, "bfloat16") for n in INTERPRETED), ("plain", "float16")])
 def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
     variant = VARIANTS[name]
@@ -271,7 +271,7 @@ def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
         h100.lower(pf.fuse(plain, target=TARGET), arrays)
 
 
-@pytest.mark.sampled(5, cover=())
+@pytest.mark.sampled(7, cover=())
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_lowers_to_one_kernel(name):
     variant = VARIANTS[name]
@@ -397,6 +397,7 @@ def test_a_product_that_is_only_added_accumulates_in_place():
     assert target[0].name.endswith(".acc0.next")
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["window", "gate"])
 def test_masks_in_several_segments_are_proven(name):
     variant = VARIANTS[name]
