@@ -50,7 +50,10 @@ class Device:
     kept_bytes: int = 32 << 20
     """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
     price_error: float = 1.2
-    """The factor within which nine of ten prices are, measured: a kernel must win by more to be kept unchecked."""
+    """By which factor a kernel must be predicted to be faster than XLA's to be kept unchecked.
+
+    Of 104 kernels on an H200, the advantage over XLA was predicted within 1.32 for half, and within 1.7 for four of five.
+    """
 
 
 def _read(name: str) -> Device:
