@@ -102,8 +102,11 @@ def find(kind: str, platform: Platform) -> Device:
             numbers[f.name] = {k: min(v[k] for v in values) for k in values[0] if k in shared}
         else:
             numbers[f.name] = values[0]
+    numbers["shared_memory_bytes"] = min(numbers["shared_memory_bytes"], _LEAST_SHARED_BYTES)
     return Device(**{**numbers, "kind": kind, "source": "unknown: the least of what is known"})
 
 
+_LEAST_SHARED_BYTES = 99 << 10
+"""What a block may have on every GPU of the last generations."""
 _UNKNOWN_ERROR = 1.3
 """How much more a kernel must win by on a device that was never measured."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import Product, examine
@@ -133,7 +134,7 @@ def _loops(program: TileProgram, device: Device) -> Price:
     thunks = work.blocks * (work.statements + 2)
     trips = Term("thunks of trips", thunks, "", thunks * (device.trip_us + (device.launch_us if cores > 1 else 0.0)))
     arithmetic = vector.us + special.us + product.us + copied.us
-    stored = [float(math.prod(a.extent for a in t.axes) * 4) for t in program.outputs]
+    stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
         max(arithmetic, unique.us) + trips.us + device.kernel_us, (vector, special, product, copied, unique, trips)
     )

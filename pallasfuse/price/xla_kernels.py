@@ -6,7 +6,6 @@ rows that are reduced and then read again stay in one (its fusion of normalisati
 computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -307,8 +306,3 @@ def _is_matrix(
     kinds = ["batch" if a in batch else "own" if a in own else "over" for a in indices if a.extent > 1]
     runs = [k for n, k in enumerate(kinds) if n == 0 or kinds[n - 1] != k]
     return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")
-
-
-def space_of(fusion: LoopFusion) -> float:
-    """The points that the largest nest of a fusion visits."""
-    return float(max(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots))

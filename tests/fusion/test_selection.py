@@ -33,13 +33,15 @@ def test_the_choice_is_the_exhaustive_optimum(cases):
 
 @given(CASES)
 @settings(max_examples=200, deadline=None)
-def test_many_candidates_are_chosen_at_most_a_third_worse(cases):
+def test_many_candidates_are_chosen_at_most_half_worse(cases):
     """The same by exchanges alone, as for more candidates than can all be looked at."""
     savings, covers = [float(s) for s, _ in cases], [c for _, c in cases]
     positive = [n for n, s in enumerate(savings) if s > 0]
     chosen = selection._greedy(positive, savings, covers)
     assert all(covers[a].isdisjoint(covers[b]) for a, b in combinations(chosen, 2))
-    assert 3 * sum(savings[n] for n in chosen) >= 2 * exhaustive(savings, covers) - 1e-9 or len(chosen) <= 1
+    found = sum(savings[n] for n in chosen)
+    assert found >= max((savings[n] for n in positive), default=0.0)
+    assert 2 * found >= exhaustive(savings, covers) - 1e-9
 
 
 @given(CASES, st.lists(st.integers(0, 10), min_size=10, max_size=10))
