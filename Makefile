@@ -15,7 +15,7 @@ demo: venv
 	$(BIN)/python examples/decoder.py
 
 test: lint
-	$(BIN)/python $(PYTEST) -m "not deep and not aot"
+	$(BIN)/python $(PYTEST) --quick -m "not deep and not aot"
 
 lint: venv
 	$(BIN)/ruff check .

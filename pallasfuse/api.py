@@ -198,7 +198,9 @@ class FusedFunction:
     def planned(self, *args: Any, **kwargs: Any) -> tuple[Plan, Any]:
         """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""
         concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
-        return self.trace(*args, **kwargs).fuse().tile().plan, device_of(concrete)
+        device = device_of(concrete)
+        timed = device is not None and wanted(self._options)
+        return self.trace(*args, **kwargs).fuse(timed=timed).tile().plan, device
 
     def renew(self) -> None:
         """Forget what was compiled, so that the next call uses what was measured since."""

@@ -1,14 +1,15 @@
 """The check: before a plan is used on a device at hand, its kernels are timed against what XLA makes of the same parts, once.
 
 First every kernel alone, then, if any is left, the whole call: what a kernel gains may be lost by what XLA could have fused around
-it. Ties are XLA's. A kernel that does not compile, or fails when it first runs, is replaced by the next way to run it, or by XLA.
-Verdicts are kept in the store (`store.py`), so that a program is checked once for each kind of device; equal parts are one.
+it. Should that be so, fewer kernels are tried. Ties are XLA's. A kernel that does not compile, or fails when it first runs, is
+replaced by the next way to run it, or by XLA. Verdicts are kept in the store (`store.py`), so that a program is checked once for
+each kind of device; equal parts are one.
 """
 
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -16,20 +17,22 @@ from typing import Any
 
 from pallasfuse.execution import execute
 from pallasfuse.isolation import apart
-from pallasfuse.measure import Measured, compare, compiled, is_shortage
+from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import primitives, way, whole_key
 from pallasfuse.pipeline import Kernel, Plan, revised
 from pallasfuse.placement import Placed
 from pallasfuse.store import Record
-from pallasfuse.subjects import XLA, Bench, Subject
+from pallasfuse.subjects import XLA, Bench, Subject, comparison
 from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
-"""What the timed calls of one comparison may take together."""
+"""What the timed calls of one comparison may take together, or twice that if they are few."""
 _OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
+_FEWER_KERNELS = 3
+"""So often some kernels are given up to save the others, when the whole call is not faster with them."""
 _UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
 """A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
 
@@ -70,14 +73,8 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
         change, verdict = _decision(bench, subject)
         verdicts += [] if verdict is None else [verdict]
         changes |= {} if change is None else {subject.kernel.name: change}
-    left = revised(plan, changes)
-    if left.kernels and not _is_one_kernel(left):
-        whole = _whole(bench, left, measure)
-        verdicts += [] if whole is None else [whole]
-        if whole is not None and not whole.kept:
-            times = _times(whole.ours_us, whole.xla_us)
-            left = revised(left, {k.name: f"the whole call is not faster than XLA's: {times}" for k in left.kernels})
-    return replace(left, verdicts=tuple(verdicts))
+    left, of_calls = _as_a_whole(bench, revised(plan, changes), verdicts, measure)
+    return replace(left, verdicts=(*verdicts, *of_calls))
 
 
 def unchecked(plan: Plan, device: Any) -> Plan:
@@ -169,10 +166,18 @@ def _judged(
         reason += f" (on {placed.phases[0].target.name}, {placed.schedule}: {why})"
     elif why:
         reason += f" ({why})"
+    reason += _of_kernels(entry)
     verdict = Verdict(subject.kernel.name, faster, reason, ours, theirs, seconds, remembered=not seconds)
     if faster:
         return placed, verdict
-    return f"its kernel is not faster than XLA's on this device: {_times(ours, theirs)}", verdict
+    return f"its kernel is not faster than XLA's on this device: {_times(ours, theirs)}{_of_kernels(entry)}", verdict
+
+
+def _of_kernels(entry: Record) -> str:
+    """What kernels alone take, where it has decided against a program that won by the clock; else nothing."""
+    if entry["faster"] or "kernels_us" not in entry:
+        return ""
+    return f"; kernels alone, without the gaps between them: {_times(entry['kernels_us'], entry['xla_kernels_us'])}"
 
 
 def _times(ours: float | None, theirs: float | None) -> str:
@@ -244,25 +249,62 @@ def _is_one_kernel(plan: Plan) -> bool:
     return len(plan.steps) == 1 and plan.steps[0] is plan.kernels[0]
 
 
-def _whole(bench: Bench, plan: Plan, measure: bool) -> Verdict | None:
-    """The whole call with its kernels, against the same without any; None where nothing is known."""
+def _as_a_whole(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: bool) -> tuple[Plan, list[Verdict]]:
+    """A plan whose whole call is faster than XLA's, with the verdicts on calls. Where it is not, kernels are given up one after the
+    other, the one that gains the least first, equal ones together; after a few tries, all."""
+    found: list[Verdict] = []
+    made: Made = {}
+    while plan.kernels and not _is_one_kernel(plan):
+        whole = _whole(bench, plan, made, measure)
+        found += [] if whole is None else [whole]
+        if whole is None or whole.kept:
+            break
+        again = whole.ours_us is not None and len(found) <= _FEWER_KERNELS
+        given_up = _least(bench, plan, verdicts) if again else [k.name for k in plan.kernels]
+        if len(given_up) < len(plan.kernels):
+            found[-1] = replace(whole, reason=f"without {', '.join(given_up)}, then")
+        times = _times(whole.ours_us, whole.xla_us)
+        reason = f"the whole call is not faster than XLA's: {times}" if whole.ours_us is not None else whole.reason
+        plan = revised(plan, dict.fromkeys(given_up, reason))
+    return plan, found
+
+
+def _least(bench: Bench, plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
+    """The kernels of a plan that save the least, equal ones together; unmeasured ones save what is predicted of them."""
+    saved = {k.name: max(0.0, k.replaced.us - k.price.us) for k in plan.kernels}
+    saved |= {v.subject: v.saved_us for v in verdicts if v.ours_us is not None and v.subject in saved}
+    parts = _parts(bench)
+    together: dict[str, list[str]] = {}
+    for name in saved:
+        together.setdefault(parts[name], []).append(name)
+    return min(together.values(), key=lambda names: sum(saved[n] for n in names))
+
+
+def _parts(bench: Bench) -> dict[str, str]:
+    """By the name of a kernel, the key of its part, the same for equal ones."""
+    return {s.kernel.name: s.identity["part"] for s in bench.subjects}
+
+
+def _whole(bench: Bench, plan: Plan, made: Made, measure: bool) -> Verdict | None:
+    """The whole call with its kernels, against the same without any; None where nothing is known. `made`: as of `compare`."""
     unfit = sorted(primitives(plan.converted.jaxpr) & _UNTIMED)
     if unfit:
         return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None
-    kernels = ", ".join(way(k.group, k.schedule, k.target) for k in plan.kernels)
+    parts = _parts(bench)
+    kernels = ", ".join(f"{parts[k.name]} on {way(k.group, k.schedule, k.target)}" for k in plan.kernels)
     identity = {**bench.around, "of": "call", "program": whole_key(plan.converted.jaxpr), "kernels": kernels}
     known, seconds = bench.store.get(identity), 0.0
     if known is None and measure:
-        found = apart(lambda: _measure_whole(bench, plan), bench.device)
+        found = apart(lambda: _measure_whole(bench, plan, made), bench.device)
         seconds = found.seconds
         if _OURS not in found.microseconds:
             return _not_measured(bench, found)
-        times = {"us": found.microseconds[_OURS], "xla_us": found.microseconds[XLA]}
-        entry = times | {"faster": _OURS in found.faster, "seconds": seconds}
+        entry = comparison(found, _OURS)
         known = bench.store.update(identity, lambda _: entry)
     if known is None:
         return None
     reason = "the kernels are used" if known["faster"] else "XLA's own is used"
+    reason += _of_kernels(known)
     return Verdict(WHOLE_CALL, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
 
 
@@ -276,7 +318,7 @@ def _not_measured(bench: Bench, found: Measured) -> Verdict:
     return Verdict(WHOLE_CALL, False, f"it does not run: {failed}", seconds=found.seconds)
 
 
-def _measure_whole(bench: Bench, plan: Plan) -> Measured:
+def _measure_whole(bench: Bench, plan: Plan, made: Made) -> Measured:
     plain = revised(plan, {k.name: "to compare" for k in plan.kernels})
     consts = list(plan.converted.jaxpr.consts)
     functions = {
@@ -284,4 +326,4 @@ def _measure_whole(bench: Bench, plan: Plan) -> Measured:
         _OURS: lambda *args: execute(plan, [*consts, *args]),
     }
     avals = [v.aval for v in plan.converted.jaxpr.invars]
-    return compare(functions, avals, bench.device, budget_s=BUDGET_S)
+    return compare(functions, avals, bench.device, budget_s=BUDGET_S, made=made)

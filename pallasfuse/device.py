@@ -36,21 +36,24 @@ class Device:
     special_gop_s: float
     """Exponentials and the like."""
     kernel_us: float
-    """The shortest kernel."""
+    """The shortest kernel; on a CPU, a thunk of a program."""
     launch_us: float
-    """From the end of a kernel to the beginning of the next one; on a CPU, of one thunk."""
+    """From the end of a kernel to the beginning of the next one; on a CPU, what it adds to spread a thunk over the cores."""
     latency_us: float
     """From a load to its value, where the memory is busy."""
     trip_us: float
-    """One trip of a loop that does nothing."""
-    dependent_gop_s: float
-    """Operations that wait for each other, as those of a sum in order."""
+    """One trip of a loop that does next to nothing; on a CPU, a thunk of such a trip."""
     longest_row: int = 0
     """Elements of a row that one of XLA's own kernels reduces and reads again."""
     page_gb_s: float = 1.0
     """Memory that the system hands out anew (CPUs)."""
+    kept_bytes: int = 32 << 20
+    """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
     price_error: float = 1.2
-    """The factor within which nine of ten prices are, measured: a kernel must win by more to be kept unchecked."""
+    """By which factor a kernel must be predicted to be faster than XLA's to be kept unchecked.
+
+    Of 104 kernels on an H200, the advantage over XLA was predicted within 1.32 for half, and within 1.7 for four of five.
+    """
 
 
 def _read(name: str) -> Device:
@@ -88,12 +91,15 @@ def find(kind: str, platform: Platform) -> Device:
     numbers: dict[str, Any] = {}
     for f in fields(Device):
         values = [getattr(d, f.name) for d in same]
-        if f.name in ("kernel_us", "launch_us", "latency_us", "trip_us"):
+        if f.name in ("kernel_us", "launch_us", "latency_us", "trip_us", "longest_row"):
             numbers[f.name] = max(values)
         elif f.name == "price_error":
             numbers[f.name] = _UNKNOWN_ERROR * max(values)
         elif isinstance(values[0], int | float):
             numbers[f.name] = min(values)
+        elif isinstance(values[0], dict):
+            shared = set(values[0]).intersection(*values)
+            numbers[f.name] = {k: min(v[k] for v in values) for k in values[0] if k in shared}
         else:
             numbers[f.name] = values[0]
     return Device(**{**numbers, "kind": kind, "source": "unknown: the least of what is known"})

@@ -1,22 +1,29 @@
 """Programs against each other on a device: compiled, run on drawn arguments, and timed in turns."""
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import jax
 
-from pallasfuse import samples, timing
+from pallasfuse import _compat, samples, timing
 from pallasfuse.isolation import together
 
 Function = Callable[..., Any]
+type Made = dict[int, Any]
+"""The first of compared programs as it was compiled, by how often it runs what is measured."""
 
 _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
 _SHORT_S = 100e-6
+_CONFIRMED_S = 5e-3
+"""Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
+_KERNEL_TURNS, _KERNEL_CALLS = 3, 10
+"""Turns, and calls in each, by which the kernels of such programs are compared."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 
 
@@ -27,6 +34,8 @@ class Measured:
     `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
     `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
     they ran. `skipped`: why nothing was timed. `seconds`: what it took, compilation included.
+    `kernels`: of short programs on a GPU that won by the clock, the microseconds of their kernels alone: they are `faster` only if
+    they are so in that, too. Empty where that was not measured.
     """
 
     microseconds: Mapping[str, float] = field(default_factory=dict)
@@ -36,6 +45,7 @@ class Measured:
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: str = ""
     seconds: float = 0.0
+    kernels: Mapping[str, float] = field(default_factory=dict)
 
 
 def compare(
@@ -45,24 +55,28 @@ def compare(
     *,
     budget_s: float,
     expected_us: float | None = None,
+    made: Made | None = None,
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 
     budget_s: of all timed calls together; compilation comes on top. expected_us: about what a call takes, where that is known: a
-    short program is compiled only as it is measured.
+    short program is compiled only as it is measured. made: to be given to other comparisons with the same first program, which is
+    then compiled once.
     """
+    made = {} if made is None else made
     start = time.perf_counter()
     times = _REPEATS if _is_accelerator(device) and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
-    programs = _compiled(functions, times, avals, device)
+    programs = _compiled(functions, times, avals, device, made)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
     failed: dict[str, str] = {}
-    found = _timed(functions, usable, times, avals, device, budget_s, failed)
+    found = _timed(functions, usable, times, avals, device, budget_s, failed, made)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
         return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)
-    microseconds = {n: 1e6 * s for n, s in found.seconds.items()}
-    return Measured(microseconds, found.winner, found.faster, uncompiled, failed, "", seconds)
+    outcome, kernels = found
+    microseconds = {n: 1e6 * s for n, s in outcome.seconds.items()}
+    return Measured(microseconds, outcome.winner, outcome.faster, uncompiled, failed, "", seconds, kernels)
 
 
 def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
@@ -75,10 +89,17 @@ def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
         return summary(error)
 
 
-def _compiled(functions: Mapping[str, Function], times: int, avals: Sequence[Any], device: Any) -> dict[str, Any]:
-    """Programs that run each function so many times, or the errors of those that do not compile."""
-    repeated = {n: f if times == 1 else timing.repeated(f, times) for n, f in functions.items()}
-    return together({n: partial(compiled, f, avals, device) for n, f in repeated.items()}, device)
+def _compiled(
+    functions: Mapping[str, Function], times: int, avals: Sequence[Any], device: Any, made: Made
+) -> dict[str, Any]:
+    """Programs that run each function so many times, or the errors of those that do not compile. The first is looked for in
+    `made`, and put there."""
+    first, *_ = functions
+    fresh = {n: f for n, f in functions.items() if n != first or times not in made}
+    repeated = {n: f if times == 1 else timing.repeated(f, times) for n, f in fresh.items()}
+    programs = together({n: partial(compiled, f, avals, device) for n, f in repeated.items()}, device)
+    made[times] = programs.setdefault(first, made.get(times))
+    return {n: programs[n] for n in functions}
 
 
 def summary(error: BaseException) -> str:
@@ -94,9 +115,10 @@ def _is_accelerator(device: Any) -> bool:
 
 def _timed(
     functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any, budget_s: float,
-    failed: dict[str, str],
-) -> timing.Outcome | str:  # fmt: skip
-    """The race of programs that compiled, or why there was none. Those that fail when they run are noted in `failed`."""
+    failed: dict[str, str], made: Made,
+) -> tuple[timing.Outcome, dict[str, float]] | str:  # fmt: skip
+    """The race of programs that compiled, with what kernels of the winners take where it is known, or why there was none. Those
+    that fail when they run are noted in `failed`."""
     reference = next(iter(functions))
     if reference not in programs:
         return f"{reference} does not compile"
@@ -114,11 +136,40 @@ def _timed(
     if reference not in samplers or len(samplers) == 1:
         return next(iter(failed.values()))
     if times == 1 and _is_accelerator(device) and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S:
-        longer = _compiled({n: functions[n] for n in samplers}, _REPEATS, avals, device)
+        longer = _compiled({n: functions[n] for n in samplers}, _REPEATS, avals, device, made)
         if not any(isinstance(p, str) for p in longer.values()):
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
             samplers = lasting if len(lasting) == len(samplers) else samplers
-    return timing.race(samplers, budget_s=budget_s)
+    outcome = timing.race(samplers, budget_s=budget_s)
+    if not outcome.faster or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
+        return outcome, {}
+    left = {n: functions[n] for n in (reference, *outcome.faster)}
+    single = {n: programs[n] for n in left} if times == 1 else _compiled(left, 1, avals, device, made)
+    return _confirmed(outcome, single, arguments)
+
+
+def _confirmed(
+    outcome: timing.Outcome, programs: Mapping[str, Any], arguments: Sequence[Any]
+) -> tuple[timing.Outcome, dict[str, float]]:
+    """A race's outcome, in which those have won whose kernels alone are faster, too, and the microseconds that kernels take. The
+    first program is the one to beat. Where it is not known what kernels take, the outcome is as it was.
+
+    A short program in a loop pays for the start of every kernel; in a larger program, starts are hidden behind other work.
+    """
+    reference, *ahead = programs
+    if any(isinstance(p, str) for p in programs.values()):  # it did not compile
+        return outcome, {}
+    taken: dict[str, list[float]] = {n: [] for n in programs}
+    for turn in range(_KERNEL_TURNS):
+        for name in programs if turn % 2 == 0 else reversed(list(programs)):
+            found = _compat.kernel_seconds(programs[name], arguments, _KERNEL_CALLS)
+            if not found:
+                return outcome, {}
+            taken[name] += found
+    faster = frozenset(n for n in ahead if timing.is_ahead(taken[n], taken[reference]))
+    winner = min(faster, key=outcome.seconds.__getitem__, default=reference)
+    kernels = {n: 1e6 * statistics.median(s) for n, s in taken.items()}
+    return replace(outcome, winner=winner, faster=faster), kernels
 
 
 def _samplers(

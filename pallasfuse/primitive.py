@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
-from pallasfuse.check import find_failures, settled
+from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.isolation import is_inside
@@ -51,7 +51,7 @@ class FusedCall:
     options: FuseOptions
     name: str
     warning: "Once"
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[tuple[str, bool], Plan] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
     check_lock: Any = field(default_factory=Lock)
@@ -59,13 +59,18 @@ class FusedCall:
     def plan(self, target: Target) -> Plan:
         """The plan for a target, made once."""
         with self.lock:
-            if target.name not in self.plans:
-                self.plans[target.name] = make_plan(self.jaxpr, target, self.options)
-            return self.plans[target.name]
+            key = target.name, target.timed
+            if key not in self.plans:
+                self.plans[key] = make_plan(self.jaxpr, target, self.options)
+            return self.plans[key]
+
+    def judged(self, target: Target, device: Any) -> Target:
+        """The target, whose kernels are timed where a device is at hand and a check is wanted."""
+        return target.judged(timed=device is not None and wanted(self.options))
 
     def plan_on(self, target: Target, device: Any) -> Plan:
         """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""
-        plan = self.plan(target)
+        plan = self.plan(self.judged(target, device))
         if device is None:
             return plan
         if not self.check_lock.acquire(blocking=not is_inside()):
@@ -81,7 +86,7 @@ class FusedCall:
 
     def mend(self, target: Target, device: Any) -> bool:
         """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""
-        failures = find_failures(self.plan(target), device) if device is not None else []
+        failures = find_failures(self.plan(self.judged(target, device)), device) if device is not None else []
         if failures:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
             with self.check_lock:

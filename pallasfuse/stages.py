@@ -39,9 +39,9 @@ class Traced:
     call: Call
     converted: Converted
 
-    def fuse(self, target: str | None = None) -> "Fused":
-        """Choose groups and derive their folds."""
-        chosen = _target(target, self.call.options)
+    def fuse(self, target: str | None = None, *, timed: bool = False) -> "Fused":
+        """Choose groups and derive their folds. timed: as `Target.timed`."""
+        chosen = _target(target, self.call.options).judged(timed=timed)
         placements = Placements(self.converted, chosen, self.call.options)
         return Fused(self, chosen, placements, choose_groups(placements))
 
@@ -78,9 +78,9 @@ class Tiled:
     def lower(self) -> "Lowered":
         """Lower the plan with `jax.jit` for the current platform."""
         call = self.traced.call
-        options = replace(call.options, target=self.plan.target.name)
+        options = replace(call.options, target=self.plan.target.name, check=False)
         plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
-        fused = FusedCall(call.jaxpr, options, call.name, Once(), {plan.target.name: plan})
+        fused = FusedCall(call.jaxpr, options, call.name, Once(), {(plan.target.name, plan.target.timed): plan})
 
         def run(*args: Any) -> Any:
             return fused_p.bind(*args, call=fused)

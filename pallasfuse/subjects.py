@@ -18,12 +18,21 @@ XLA = "XLA's own"
 """The name of XLA's program among those that are compared, and of a winner that is none of ours."""
 
 
+def comparison(found: Measured, key: str) -> Record:
+    """How a program that ran (`key` among what was compared) compares with XLA's, as it is remembered."""
+    entry: Record = {"us": found.microseconds[key], "xla_us": found.microseconds[XLA], "faster": key in found.faster}
+    if key in found.kernels:
+        entry |= {"kernels_us": found.kernels[key], "xla_kernels_us": found.kernels[XLA]}
+    return entry | {"seconds": found.seconds}
+
+
 @dataclass(eq=False)
 class Subject:
     """A kernel that is compared with XLA's own, and the record of that.
 
     A record has `ways`: by the text of a way to run the kernel how it compares (`us`, `xla_us`, `faster`, `predicted_us`,
-    `seconds`) or how it fails (`error`), each with its `schedule`; and, once it was tuned, the `winner`.
+    `seconds`; of short ones on a GPU also `kernels_us` and `xla_kernels_us`) or how it fails (`error`), each with its `schedule`;
+    and, once it was tuned, the `winner`.
     """
 
     plan: Plan
@@ -102,8 +111,7 @@ class Subject:
             self.note(name, known | {"error": found.failed[key]}, on_disk=False)
             return found.failed[key]
         if key in found.microseconds:
-            times = {"us": found.microseconds[key], "xla_us": found.microseconds[XLA]}
-            self.note(name, known | times | {"faster": key in found.faster, "seconds": found.seconds})
+            self.note(name, known | comparison(found, key))
         return None
 
 

@@ -54,6 +54,8 @@ class Target:
     """Its own kernels run such products too: they take the operands slice by slice."""
     only_long_products: bool = False
     """It has kernels for groups with such a product only: whatever else is faster without it."""
+    timed: bool = False
+    """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
     unsupported_ops: frozenset[str] = frozenset()
     unsupported_reducers: frozenset[str] = frozenset()
 
@@ -81,6 +83,15 @@ class Target:
     def cache_bytes(self) -> int:
         """What all blocks share (GPU targets)."""
         return self.device.cache_bytes
+
+    def judged(self, *, timed: bool) -> "Target":
+        """The same target, whose kernels are timed before they are used, or not."""
+        return self if self.timed == timed else replace(self, timed=timed)
+
+    @property
+    def margin(self) -> float:
+        """By which factor XLA's price must exceed a kernel's: the error of prices, or its inverse where a clock decides later."""
+        return 1.0 / self.device.price_error if self.timed else self.device.price_error
 
     @property
     def fallback(self) -> "Target | None":

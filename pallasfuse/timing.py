@@ -2,7 +2,8 @@
 
 Contenders take turns, so that whatever slows the machine down slows all of them alike. One is faster than another when the ranks of
 their samples say so (Mann and Whitney's test), which assumes nothing about noise. The race ends as soon as it is decided, or when
-its time is over; without a decision nobody has beaten the first contender.
+its time is over. Long calls give few samples, too few for ranks where one of them was disturbed: then what is far apart in nearly
+every round is a difference, too. Without a decision nobody has beaten the first contender.
 """
 
 import math
@@ -27,6 +28,13 @@ _FEW_ROUNDS = {1: 1.5, 2: 1.3, 3: 1.2, 4: 1.15, 5: 1.1}
 _FIRST_LOOK = 3
 """No race is decided in fewer rounds, unless its time is over; from there on it is looked at less and less often."""
 _MOST_ROUNDS = 200
+_ENOUGH_ROUNDS = 10
+"""A race with fewer may take twice the time, if it is not decided before."""
+_ROUNDS_AHEAD = {3: 1.5, 4: 1.3, 5: 1.15}
+"""When the time is over: by how many rounds more one contender must lead than the other, and how far apart the rounds' medians must
+then be. Leads of more than five rounds count as of five."""
+_MOST_LOST = 0.2
+"""Of all rounds, the part that one may lose which is nevertheless ahead in nearly every one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +54,14 @@ class Outcome:
 def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
     """Let contenders run in turns. The first is the one to beat: ties are its own.
 
-    budget_s: what all measured calls together may take; every contender runs at least once.
+    budget_s: what all measured calls together may take, or twice that for the first few rounds; every contender runs at least once.
     """
     names = list(contenders)
     reference = names[0]
     samples: dict[str, list[float]] = {n: [] for n in names}
     running, spent, rounds = list(names), 0.0, 0
     look = _FIRST_LOOK
-    while not rounds or (len(running) > 1 and rounds < _MOST_ROUNDS and spent < budget_s):
+    while not rounds or (len(running) > 1 and rounds < _MOST_ROUNDS and _has_time(spent, rounds, budget_s)):
         for name in running if rounds % 2 == 0 else reversed(running):
             seconds, calls = contenders[name]()
             samples[name].append(seconds / calls)
@@ -62,8 +70,18 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
         if rounds >= look:
             running, look = _remaining(running, samples, reference), rounds + 1 + rounds // 4
     medians = {n: statistics.median(samples[n]) for n in names}
-    ahead = [n for n in names if n != reference and _faster(samples[n], samples[reference], LEAST_GAIN)]
+    ahead = [n for n in names if n != reference and is_ahead(samples[n], samples[reference])]
     return Outcome(medians, min(ahead, key=medians.__getitem__, default=reference), frozenset(ahead), rounds)
+
+
+def is_ahead(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Is `one` faster by more than the least gain, when no more samples are to come? They were taken in turns."""
+    return _faster(one, other, LEAST_GAIN) or _leads(one, other, LEAST_GAIN)
+
+
+def _has_time(spent: float, rounds: int, budget_s: float) -> bool:
+    """Is there time for another round? A little more where there were few, and the next one does not exceed it."""
+    return spent < budget_s or (rounds < _ENOUGH_ROUNDS and spent * (rounds + 1) / rounds <= 2 * budget_s)
 
 
 def _remaining(running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str) -> list[str]:
@@ -90,6 +108,15 @@ def _faster(one: Sequence[float], other: Sequence[float], by: float) -> bool:
     wins = sum(len(slower) - 0.5 * (bisect_left(slower, by * a) + bisect_right(slower, by * a)) for a in one)
     pairs = len(one) * len(other)
     return wins - pairs / 2 > _STANDARD_ERRORS * math.sqrt(pairs * (len(one) + len(other) + 1) / 12)
+
+
+def _leads(one: Sequence[float], other: Sequence[float], by: float) -> bool:
+    """Is `one` faster than `other` in nearly every round, and far so in the middle one? For the end of a race: to decide as soon as
+    this holds would be wrong too often."""
+    ratios = [b / a if a else math.inf for a, b in zip(one, other, strict=False)]
+    lost = sum(r <= by for r in ratios)
+    least = _ROUNDS_AHEAD.get(min(len(ratios) - 2 * lost, max(_ROUNDS_AHEAD)))
+    return least is not None and lost <= _MOST_LOST * len(ratios) and statistics.median(ratios) > by * least
 
 
 # --- calls on a device

@@ -18,7 +18,7 @@ from typing import Any
 from pallasfuse.api import FusedFunction
 from pallasfuse.check import BUDGET_S, check
 from pallasfuse.isolation import apart
-from pallasfuse.measure import Measured, compare
+from pallasfuse.measure import Made, Measured, compare
 from pallasfuse.pipeline import Kernel, Plan
 from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
@@ -141,12 +141,13 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
     best: tuple[str, Kernel] | None = None
     winner, measured = XLA, 0
     waiting = _ways(subject)
+    made: Made = {}
     while True:
         field = list(islice(waiting, _AT_ONCE))
         if not field or (measured and until is not None and time.perf_counter() >= until):
             break
         field = ([] if best is None else [best]) + field
-        found = _race(subject, field, device)
+        found = _race(subject, field, device, made)
         for name, kernel in field:
             subject.take_down(name, kernel, found, name)
         fresh = len(field) - (best is not None)
@@ -161,10 +162,10 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
     advance(WAYS - measured)
 
 
-def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any) -> Measured:
+def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, made: Made) -> Measured:
     functions = {XLA: subject.part.run} | {name: subject.function(kernel) for name, kernel in field}
     expected_us = subject.kernel.price.us
-    return compare(functions, subject.avals, device, budget_s=BUDGET_S * len(field), expected_us=expected_us)
+    return compare(functions, subject.avals, device, budget_s=BUDGET_S * len(field), expected_us=expected_us, made=made)
 
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Kernel]]:

@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import zlib
 from collections import defaultdict
@@ -27,6 +28,11 @@ ROOMS_WITHOUT_JAX = ("ir", "repair", "fusion", "tiling")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--quick",
+        action="store_true",
+        help="XLA compiles without most of its optimizations, which takes most of the time, but for tests marked `optimized`",
+    )
+    parser.addoption(
         "--share",
         type=_share,
         metavar="K/N",
@@ -39,6 +45,17 @@ def _share(text: str) -> tuple[int, int]:
     if not 1 <= k <= n:
         raise ValueError(f"--share {text}: not 1 <= K <= N")
     return k, n
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # workers and child processes inherit it
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ and "jax" in sys.modules:
+        sys.modules["jax"].config.update("jax_disable_most_optimizations", not item.get_closest_marker("optimized"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers

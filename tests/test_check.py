@@ -35,7 +35,7 @@ class Clock:
         self.speedups, self.uncompiled, self.failed = list(speedups), list(uncompiled), list(failed)
         self.compared = []
 
-    def __call__(self, functions, avals, device, *, budget_s, expected_us=None):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None):
         number = len(self.compared)
         self.compared.append([a.shape for a in avals])
         first, *others = functions
@@ -152,6 +152,76 @@ def test_a_call_that_gains_nothing_is_xlas_as_a_whole(clock, monkeypatch):
     assert plan.kernels == ()
     assert [v.kept for v in plan.verdicts] == [True, True, False]
     assert any("the whole call is not faster" in f.reason for f in plan.fallbacks)
+
+
+def three(x, y):
+    """Three kernels that differ, and what XLA keeps between them."""
+    return softmax(jnp.sort(x, axis=-1)), variance(jnp.sort(-x, axis=-1)), softmax(jnp.sort(y, axis=-1) * 2)
+
+
+Y = np.ascontiguousarray(X[:, :128])
+
+
+def test_of_a_call_that_gains_nothing_the_kernel_that_saves_least_is_given_up_first(clock, monkeypatch):
+    compared = clock(4.0, 1.5, 2.0, 0.9, 1.2)
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(three)
+    for got, want in zip(fused(X, Y), three(X, Y), strict=True):
+        same(got, want)
+    assert len(compared.compared) == 5
+    planned = pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels
+    plan = fused.explain(X, Y)
+    assert [k.name for k in plan.kernels] == [planned[0].name, planned[2].name] == seen
+    assert [v.kept for v in plan.verdicts] == [True, True, True, False, True]
+    assert plan.verdicts[3].reason == f"without {planned[1].name}, then"
+    assert any("the whole call is not faster" in f.reason for f in plan.fallbacks)
+    assert "saves 16.67 us a call" in str(plan)
+    assert len(compared.compared) == 5
+
+
+def test_kernels_are_given_up_until_none_is_left(clock, monkeypatch):
+    compared = clock(4.0, 1.5, 2.0, 0.9)
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(three)
+    fused(X, Y)
+    assert len(compared.compared) == 3 + 3
+    assert seen == []
+    assert [v.kept for v in fused.explain(X, Y).verdicts] == [True, True, True, False, False, False]
+    assert len({str(f) for f in fused.explain(X, Y).fallbacks}) >= 3
+
+
+def test_after_three_tries_all_are_given_up(clock, monkeypatch):
+    monkeypatch.setattr(check, "_FEWER_KERNELS", 1)
+    compared = clock(4.0, 1.5, 2.0, 0.9)
+    assert pf.fuse(three)(X, Y)
+    assert len(compared.compared) == 3 + 2
+    assert pf.fuse(three).explain(X, Y).kernels == ()
+
+
+def test_a_call_that_does_not_run_is_not_tried_with_fewer_kernels(clock):
+    compared = clock(2.0, failed=[3])
+    with pytest.warns(UserWarning, match="the fused call does not run"):
+        fused = pf.fuse(three)
+        fused(X, Y)
+    assert len(compared.compared) == 4
+
+
+def test_a_kernel_that_wins_by_the_clock_alone_is_left_to_xla(monkeypatch):
+    """Two starts of ours are fewer than XLA's three, and yet our kernels take longer."""
+
+    def compare(functions, *_, **__):
+        times, kernels = ({n: t for n, t in zip(functions, pair, strict=True)} for pair in ((22.9, 19.1), (6.5, 8.45)))
+        return Measured(times, next(iter(functions)), frozenset(), kernels=kernels, seconds=0.1)
+
+    monkeypatch.setattr(check, "compare", compare)
+    fused = pf.fuse(softmax)
+    fused(X)
+    plan = fused.explain(X)
+    (verdict,) = plan.verdicts
+    assert not verdict.kept
+    told = "kernels alone, without the gaps between them: 8.45 us against 6.5 us"
+    assert told in verdict.reason
+    assert any(told in f.reason for f in plan.fallbacks)
 
 
 def test_what_a_call_saves_is_told(clock):

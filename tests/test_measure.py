@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallasfuse import measure, samples, timing
+from pallasfuse import _compat, measure, samples, timing
 from pallasfuse.isolation import apart
 
 DEVICE = jax.devices()[0]
@@ -123,6 +123,114 @@ def test_a_repeated_program_that_does_not_compile_is_measured_by_itself(monkeypa
     monkeypatch.setattr(timing, "repeated", lambda f, times: does_not_compile)
     small = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     assert set(compare({"often": often, "once": once}, [small]).microseconds) == {"often", "once"}
+
+
+def test_the_first_program_is_compiled_once_for_several_comparisons(monkeypatch):
+    made, compiled = {}, []
+    original = measure.compiled
+    monkeypatch.setattr(measure, "compiled", lambda f, *more: compiled.append(f) or original(f, *more))
+    assert compare({"often": often, "once": once}, made=made).winner == "once"
+    assert compare({"often": often, "other": lambda x: x @ x + 1}, made=made).winner == "other"
+    assert compiled.count(often) == 1
+    assert len(compiled) == 3
+
+
+# --- kernels alone
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """As on a GPU with CUPTI: what kernels take is told in turns of the first program and the others."""
+    monkeypatch.setattr(measure, "_is_accelerator", lambda device: True)
+    monkeypatch.setattr(measure, "_SHORT_S", 0.1)
+    asked = []
+
+    def install(*seconds):
+        turns = [*seconds, *reversed(seconds), *seconds]
+
+        def kernel_seconds(program, arguments, calls):
+            asked.append(program)
+            time = turns[len(asked) - 1]
+            return [] if time is None else [time] * calls
+
+        monkeypatch.setattr(_compat, "kernel_seconds", kernel_seconds)
+        return asked
+
+    return install
+
+
+SMALL = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+
+
+@pytest.mark.parametrize("expected_us", [None, 5.0])
+@pytest.mark.parametrize(("seconds", "wins"), [((2e-6, 1e-6), True), ((6.5e-6, 8.45e-6), False), ((2e-6, 2e-6), False)])
+def test_short_programs_must_win_by_their_kernels_too(kernels, expected_us, seconds, wins):
+    asked = kernels(*seconds)
+    found = compare({"often": often, "once": once}, [SMALL], expected_us=expected_us)
+    assert len(asked) == 6
+    assert len({id(p) for p in asked}) == 2
+    assert found.winner == ("once" if wins else "often")
+    assert found.faster == ({"once"} if wins else set())
+    assert found.microseconds["often"] > found.microseconds["once"]
+    assert found.kernels == pytest.approx({"often": 1e6 * seconds[0], "once": 1e6 * seconds[1]})
+
+
+def test_kernels_are_not_measured_of_what_has_lost(kernels):
+    asked = kernels(1e-6, 2e-6)
+    assert compare({"once": once, "often": often}, [SMALL]).winner == "once"
+    assert asked == []
+
+
+def test_without_cupti_the_clock_decides(kernels):
+    asked = kernels(None, None)
+    found = compare({"often": often, "once": once}, [SMALL])
+    assert (found.winner, found.kernels) == ("once", {})
+    assert len(asked) == 1
+
+
+def test_of_several_winners_those_whose_kernels_are_faster_stay(kernels):
+    kernels(3e-6, 4e-6, 2e-6)
+    found = compare({"often": often, "once": once, "twice": lambda x: jnp.tanh(x @ x) @ x}, [SMALL])
+    assert (found.winner, found.faster) == ("twice", {"twice"})
+
+
+def test_what_a_profiler_tells_is_passed_on(monkeypatch):
+    def told(program, iterations):
+        return lambda *arguments: (program(*arguments), [1.0, 2.0])
+
+    monkeypatch.setattr(_compat.cupti, "measure", told)
+    assert _compat.kernel_seconds(lambda x: x, [1], 2) == [1e-3, 2e-3]
+
+
+def test_calls_that_start_different_kernels_are_told_one_by_one(monkeypatch):
+    def told(program, iterations):
+        if iterations > 1:
+            raise RuntimeError("The number of kernel launches is not divisible by the number of iterations")
+        return lambda *arguments: (program(*arguments), 3.0)
+
+    monkeypatch.setattr(_compat.cupti, "measure", told)
+    assert _compat.kernel_seconds(lambda x: x, [1], 10) == [3e-3]
+
+
+def raises(program, iterations):
+    def call(*arguments):
+        raise RuntimeError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "profiler", [raises, lambda program, iterations: lambda *arguments: (program(*arguments), None)]
+)
+def test_a_profiler_that_does_not_tell_is_no_error(monkeypatch, profiler):
+    monkeypatch.setattr(_compat.cupti, "measure", profiler)
+    assert _compat.kernel_seconds(lambda x: x, [1], 2) == []
+
+
+def test_a_profiler_of_the_users_is_left_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(_compat.cupti, "measure", lambda *_, **__: pytest.fail("it is in use"))
+    with jax.profiler.trace(str(tmp_path)):
+        assert _compat.kernel_seconds(lambda x: x, [1], 2) == []
 
 
 # --- drawn arguments

@@ -143,6 +143,7 @@ def test_processes_write_at_once_and_nobody_reads_half_a_file(tmp_path):
             found = Store(tmp_path).get(A)
             read += found is not None
             assert found is None or len(found["long"]) == 20000
+            time.sleep(0.001)
     assert [w.wait(timeout=60) for w in writers] == [0, 0]
     assert read
     assert not list(tmp_path.rglob("*.tmp"))

@@ -78,6 +78,83 @@ def test_one_round_of_long_calls_decides_only_what_is_far_apart():
     assert race({"a": lambda: (2.0, 1), "b": lambda: (1.6, 1)}, budget_s=0.25).winner == "a"
 
 
+def played(**samples):
+    """A race with these samples in milliseconds, after which the last one is repeated."""
+    left = {n: list(times) for n, times in samples.items()}
+    return {n: lambda t=t: ((t.pop(0) if len(t) > 1 else t[0]) * 1e-3, 1) for n, t in left.items()}
+
+
+def test_few_long_calls_with_a_disturbance_are_decided():
+    """One of five samples is as slow as the others': ranks alone do not tell so few samples apart."""
+    found = race(played(a=[41, 43, 41, 40, 42, 41, 44], b=[12.6, 44, 12.5, 13, 12.6, 12.7, 13]), budget_s=0.25)
+    assert found.winner == "b"
+    assert found.rounds >= 5
+
+
+def test_few_long_calls_get_twice_the_time_and_no_more():
+    undecided = played(a=[40, 41, 40, 42, 39], b=[39, 42, 40, 41, 40])
+    spent = []
+    for name, sample in undecided.items():
+        undecided[name] = lambda sample=sample: spent.append(found := sample()) or found
+    assert race(undecided, budget_s=0.25).winner == "a"
+    assert 0.4 < sum(seconds for seconds, _ in spent) <= 0.5
+
+
+def test_many_short_calls_get_the_time_given():
+    spent = []
+    undecided = {n: lambda t=t: spent.append(t) or (t, 1) for n, t in {"a": 1e-2, "b": 0.99e-2}.items()}
+    race(undecided, budget_s=0.25)
+    assert sum(spent) < 0.25 + 0.02
+
+
+@pytest.mark.parametrize(
+    ("ours", "wins"),
+    [
+        ([50, 50, 50], True),
+        ([50, 50, 110], False),  # two of three are too few
+        ([80, 80, 80, 80, 80], True),
+        ([95, 95, 95, 95, 95], False),  # so small a gain needs more samples
+        ([80, 80, 80, 110, 110], False),
+        ([50, 50, 50, 110, 50], True),
+        ([80, 80, 80, 110, 80], False),  # in one round slower, and not far faster in the others
+        ([110, 50, 50, 50, 50, 50], True),
+        ([130, 130, 130, 130, 130, 130], False),
+    ],
+)
+def test_what_few_rounds_decide_at_the_end(ours, wins):
+    """Times of the first contender drift, and no two samples are equal."""
+    drift = [100 + n for n in range(len(ours))]
+    assert timing.is_ahead([t * d for t, d in zip(ours, drift, strict=True)], [100 * d for d in drift]) is wins
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.2])
+def test_ties_of_few_long_calls_are_the_first_ones(spread):
+    won = [
+        race(
+            {"a": noisy(0.02, s, spread=spread, spikes=0.1), "b": noisy(0.02, s + 900, spread=spread, spikes=0.1)},
+            budget_s=0.25,
+        ).winner
+        for s in range(300)
+    ]
+    assert won.count("b") <= 6
+
+
+def test_the_slower_one_of_few_long_calls_hardly_ever_wins():
+    won = [
+        race({"a": noisy(0.02, s, spikes=0.2), "b": noisy(0.022, s + 900, spikes=0.2)}, budget_s=0.25).winner
+        for s in range(300)
+    ]
+    assert won.count("b") <= 3
+
+
+def test_a_large_gain_of_few_long_calls_is_found_through_spikes():
+    won = [
+        race({"a": noisy(0.04, s, spikes=0.15), "b": noisy(0.0126, s + 900, spikes=0.15)}, budget_s=0.25).winner
+        for s in range(200)
+    ]
+    assert won.count("b") >= 195
+
+
 def test_of_several_the_fastest_wins_and_the_slow_ones_leave_early():
     counts = dict.fromkeys("abcd", 0)
 

@@ -21,7 +21,7 @@ class Judge:
 
     def __init__(self, graph: Graph, target: Target, price: KernelPrice | None) -> None:
         self.graph, self.device, self.price = graph, target.device, price
-        self.error = target.device.price_error if price is not None else 1.0
+        self.margin = target.margin if price is not None else 1.0
         self._apart: dict[tuple[frozenset[str], frozenset[str]], Price] = {}
         self._kernels: dict[int, tuple[Group, Price | str]] = {}
 
@@ -52,22 +52,25 @@ class Judge:
         group = candidate.group
         return (self.graph.strict and len(group.folds) > 1) or group.rolled in self.graph.along
 
-    def bound(self, candidate: Candidate) -> float:
-        """The most microseconds that a candidate can save."""
+    def bound(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
+        """The most microseconds that a candidate can save, beside other groups."""
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - candidate.least_us
         if self.price is None:
-            return self.saving(candidate)
-        return self.replaced(candidate.group).us - candidate.least_us * self.error
+            return self.saving(candidate, others)
+        return self.replaced(candidate.group, others).us - candidate.least_us * self.margin
 
-    def saving(self, candidate: Candidate) -> float:
-        """What a candidate saves, in microseconds, less the error of its price; minus infinity where no target has a kernel."""
+    def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
+        """What a candidate saves beside other groups, in microseconds, less the error of its price.
+
+        Minus infinity where no target has a kernel.
+        """
         price = self.kernel(candidate)
         if isinstance(price, str):
             return -math.inf
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - price.us
-        return self.replaced(candidate.group).us - price.us * self.error
+        return self.replaced(candidate.group, others).us - price.us * self.margin
 
 
 _ASKED = 1e9
@@ -96,7 +99,7 @@ def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> 
             apart = judge.replaced(candidate.group, others_than(chosen, candidate.group)).us
             if isinstance(price, str):
                 losses.append((math.inf, candidate, price))
-            elif not judge.is_asked(candidate) and apart <= price.us * judge.error:
+            elif not judge.is_asked(candidate) and apart <= price.us * judge.margin:
                 why = f"one kernel would not be faster: {price.us:.3g} us predicted, {apart:.3g} us apart"
                 losses.append((price.us - apart, candidate, why))
         if not losses:

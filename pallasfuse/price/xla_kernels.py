@@ -7,7 +7,7 @@ computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pallasfuse.device import Device
@@ -169,11 +169,12 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
     several nests read."""
     stored = {n for n in (*program.outputs, *read) if n in needed}
     readers: dict[str, int] = {}
+    sizes = {d.name: volume(d.axes) for d in program.definitions()}
     for node in program.nests:
         if node.name in needed:
             for tensor in node.reads:
                 readers[tensor] = readers.get(tensor, 0) + 1
-            if isinstance(node, External):
+            if isinstance(node, External) and not _condenses(node, sizes):
                 stored |= {t for t in node.reads if t in needed}
     if not habits.duplicates_maps:
         for node in program.nests:
@@ -185,6 +186,15 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
             ):
                 stored.add(node.name)
     return frozenset(stored)
+
+
+def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
+    """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones."""
+    return _CONDENSED * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
+
+
+_CONDENSED = 8
+"""By which factor what an operation makes is smaller than what it reads, to be taken for a reduction."""
 
 
 def _computes(body: Expr) -> bool:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.tile_program import Contract, Load, Reduce, Store, TileProgram
+from pallasfuse.ir.expr import Apply, Read, postorder
+from pallasfuse.ir.tile_program import Contract, Load, Reduce, Store, TileProgram, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, most_registers, peak_bytes
 from pallasfuse.resources.triton_registers import registers_needed
 from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, View, computed
@@ -69,7 +70,19 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
     if staged:
         yield Buffer(s.tensor, size, at, max(_needed_until(line, p) for p in staged))
     if readers and len(direct) < len(readers):
-        yield Buffer(f"{s.tensor}, laid out anew", size, at, at)
+        yield Buffer(f"{s.tensor}, laid out anew", view.elements(s.indices) * _widest_bytes(view, line, s), at, at)
+
+
+def _widest_bytes(view: View, line: Line, s: Load) -> int:
+    """Of an element where its layout changes: before it is converted to another type, or after."""
+    found = dtypes.itemsize_bytes(s.dtype)
+    for reader in view.readers(line):
+        for root in expressions(reader.statement):
+            for node in postorder(root):
+                match node:
+                    case Apply("convert", (Read(name),), dtype) if name == s.name:
+                        found = max(found, dtypes.itemsize_bytes(dtype))
+    return found
 
 
 def _needed_until(line: Line, product: Product) -> int:
@@ -102,7 +115,7 @@ def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ..
         size = view.elements((*axes, *over)) // min(summed) * dtypes.itemsize_bytes(dtype)
         yield Buffer(f"{line.name}, summed along one axis", size, line.number, line.number)
     sharing = _warps_along(view, frozenset((*axes, *over)), frozenset(over))
-    if sharing > 1:
+    if sharing > 1 or view.elements(axes) > 1:
         size = view.elements(axes) * sharing * dtypes.itemsize_bytes(dtype)
         yield Buffer(f"parts of {line.name}", size, line.number, line.number)
 
@@ -142,10 +155,14 @@ def _other_layouts(view: View) -> Iterator[Buffer]:
     if not moves:
         return
     widest = max(moves, key=lambda move: view.elements(move[1].indices))
-    layout = _layout(view, widest[0], widest[1].indices, widest[2])
+    layout, rank = _layout(view, widest[0], widest[1].indices, widest[2]), len(_wide(view, widest[1].indices))
     for line, s, dtype in moves:
-        if view.elements(s.indices) > 1 and _layout(view, line, s.indices, dtype) != layout:
-            yield Buffer(f"{s.tensor}, laid out anew", view.bytes(s.indices, dtype), line.number, line.number)
+        elements, narrower = view.elements(s.indices), len(_wide(view, s.indices)) < rank
+        # results of sums, and values of which a thread has one or none, are shared out in a way of their own
+        own = narrower and (isinstance(s, Store) or elements <= WARP * view.program.warps)
+        if elements > 1 and (own or _layout(view, line, s.indices, dtype) != layout):
+            item = _widest_bytes(view, line, s) if isinstance(s, Load) else dtypes.itemsize_bytes(dtype)
+            yield Buffer(f"{s.tensor}, laid out anew", elements * item, line.number, line.number)
 
 
 def _layout(view: View, line: Line, indices: tuple[Axis, ...], dtype: str) -> tuple[bool, int]:

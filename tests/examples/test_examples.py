@@ -14,6 +14,8 @@ import pytest
 from benchmarks.cases import ATTENTION, all_cases
 from examples import moments
 
+pytestmark = pytest.mark.optimized
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = {"quickstart"}
 ARGUMENTS = {"decoder": {"length": 512}}

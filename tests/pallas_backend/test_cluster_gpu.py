@@ -72,7 +72,7 @@ def in_float64_but_integers(function, arrays):
     return in_float64(of_floats, floats)
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(5, cover=())
 @pytest.mark.parametrize("name", ROWS)
 def test_kernels_compute_what_the_function_does(interpreted, name):
     """The last part ends with a tile that reaches past the end of a row."""
@@ -141,6 +141,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_noticed(interpreted, monkeypatch, mistake):
     owner, attribute, instead, name = MISTAKES[mistake]

@@ -150,6 +150,7 @@ def rows_of_the_other_warpgroup(monkeypatch):
     monkeypatch.setattr(Block, "_mine", swapped)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("plant", [no_last_slice, rows_of_the_other_warpgroup], ids=lambda f: f.__name__)
 def test_planted_mistakes_are_seen(interpreted, monkeypatch, plant):
     arrays = arguments(((128, 328), (328, 512)), (128,), "bfloat16")
@@ -158,6 +159,7 @@ def test_planted_mistakes_are_seen(interpreted, monkeypatch, plant):
         assert_as_accurate_as_plain(interpreted(difference, arrays), difference, arrays)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("function", [difference, with_everything, tied], ids=lambda f: f.__name__)
 def test_every_phase_is_proved(function):
     shapes = ((128, 264), (520, 264) if function is tied else (264, 520))

@@ -6,6 +6,8 @@ import pytest
 
 from tests.property.corpus import CORPUS, load
 
+pytestmark = pytest.mark.optimized
+
 FILES = {p.stem: p for p in sorted(CORPUS.glob("*.py"))}
 CASES = [(name, emitter) for name, path in FILES.items() for emitter in load(path)[2]]
 

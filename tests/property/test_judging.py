@@ -7,6 +7,8 @@ import pytest
 
 from tests.property.judging import OPERATIONS, Case, Findings, _aligned
 
+pytestmark = pytest.mark.optimized
+
 N = 13
 
 

@@ -9,6 +9,8 @@ from jax import lax
 import pallasfuse as pf
 from tests.property.programs import AXIS_NAMES
 
+pytestmark = pytest.mark.optimized
+
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = ("xla", "interpret")
 QUICKLY = {"xla_backend_optimization_level": 0}

@@ -15,6 +15,8 @@ from tests.property.growing import grow
 from tests.property.judging import INTERPRETED, Case
 from tests.property.programs import Drawn, Seeded
 
+pytestmark = pytest.mark.optimized
+
 COUNTS: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
 # A seed gives programs of the intended mix; PALLASFUSE_SHRINK=1 draws every choice from Hypothesis instead, which favours
 # small numbers (and so fuses less), and shrinks what fails (which compiles hundreds of programs).

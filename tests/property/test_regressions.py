@@ -9,6 +9,8 @@ import pallasfuse as pf
 from tests.property.judging import fuse_for, judge_function
 from tests.property.programs import AXIS_NAMES
 
+pytestmark = pytest.mark.optimized
+
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = pytest.mark.parametrize("target", ["xla", "interpret"])
 

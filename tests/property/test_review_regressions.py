@@ -11,6 +11,8 @@ from pallasfuse.ir.tile_program import Contract, Loop
 from tests.property.judging import fuse_for
 from tests.property.programs import AXIS_NAMES
 
+pytestmark = pytest.mark.optimized
+
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = pytest.mark.parametrize("target", ["xla", "interpret"])
 

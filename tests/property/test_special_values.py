@@ -8,6 +8,8 @@ import pytest
 from tests.property.judging import compare, exact, fuse_for, judge_function
 from tests.property.programs import AXIS_NAMES
 
+pytestmark = pytest.mark.optimized
+
 INF, NAN = np.inf, np.nan
 TILES = tuple((name, 4) for name in AXIS_NAMES)
 LENGTH = 13

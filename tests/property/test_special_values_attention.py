@@ -13,6 +13,8 @@ import pytest
 import pallasfuse as pf
 from tests.property.programs import AXIS_NAMES
 
+pytestmark = pytest.mark.optimized
+
 INF, NAN = np.inf, np.nan
 TILES = tuple((name, 4) for name in AXIS_NAMES)
 QUERIES, KEYS, DIM, COLUMNS = 35, 37, 4, 3  # matrix products are padded to tiles of 16

@@ -8,6 +8,8 @@ import pytest
 import pallasfuse as pf
 from tests.property.test_special_values import CHAINS, INF, LENGTH, NAN, ROWS, TILES
 
+pytestmark = pytest.mark.optimized
+
 X = np.stack(list(ROWS.values()))
 QUICKLY = {"xla_backend_optimization_level": 0}
 

@@ -77,12 +77,13 @@ def test_what_is_read_for_every_pair_is_copied_ahead_too():
 
 
 def test_what_is_not_contiguous_is_not_copied_ahead():
-    """The crash of relative-position bias: two bytes at a time are no asynchronous copy, but the tile changes its layout."""
+    """The crash of relative-position bias: two bytes at a time are no asynchronous copy, but the tile changes its layout, as it is
+    or as float32."""
     table = kernels.array(255, 2, dtype="bfloat16")
     program = program_of(kernels.relative_bias, *qkv("bfloat16"), table, rows=64, rolled=128, warps=4, stages=3)
     (bias,) = (t.name for t in program.inputs if t.name not in "qkv")
     found = buffers(program)
-    assert found[f"{bias}, laid out anew"] == 64 * 128 * 2
+    assert found[f"{bias}, laid out anew"] == 64 * 128 * 4
     assert not any(name.endswith(f"of {bias}") for name in found)
 
 
@@ -142,3 +143,14 @@ def test_a_sum_of_products_is_accumulated_in_place():
                          kernels.array(1024, 256, dtype="bfloat16"), rows=128, rolled=64, warps=8, stages=2)  # fmt: skip
     accumulator = 128 * 256 // (32 * 8)
     assert accumulator < needed(program) < 4 * accumulator
+
+
+def test_results_of_a_sum_over_parts_are_laid_out_anew():
+    """Of a split, the kernel that joins the parts stores tiles of fewer axes than it loads."""
+    shapes = kernels.array(2048, 1024, dtype="float32"), kernels.array(1024, 256, dtype="float32")
+    options = pf.FuseOptions(target="triton", price=False, parts=3)
+    (kernel,) = pf.fuse(kernels.norm_then_product, options=options).explain(*shapes).kernels
+    joins = kernel.phases[1].program
+    (output,) = joins.outputs
+    rows = max(t for _, t in joins.grid)
+    assert buffers(joins)[f"{output.name}, laid out anew"] == rows * 256 * 4

@@ -16,6 +16,8 @@ from pallasfuse.tiling import arithmetic, states
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.contraction import LIMIT
 
+pytestmark = pytest.mark.optimized
+
 ARRAYS = [jax.ShapeDtypeStruct((n, 2, 64), jnp.bfloat16) for n in (160, 192, 192)]
 
 

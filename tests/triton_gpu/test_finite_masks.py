@@ -9,6 +9,8 @@ from pallasfuse import execution
 from pallasfuse.pallas_backend import interpret
 from tests.pallas_backend.variants import VARIANTS
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["finite mask", "deep finite mask"])

@@ -6,6 +6,8 @@ import pytest
 
 import pallasfuse as pf
 
+pytestmark = pytest.mark.optimized
+
 
 def moment(power):
     return lambda x: jnp.mean((x - jnp.mean(x, -1, keepdims=True)) ** power, -1)
