@@ -219,4 +219,6 @@ def test_a_root_with_a_logarithm_folded_in_is_recognised(root):
     inverse_root = [inverse(x, p) for x, p in zip(residues(found, float(np.float32(root))), found.moduli, strict=True)]
     log2 = residues(found, math.log(2), "float64")
     want = [inverse(x, p) * r % p for x, r, p in zip(log2, inverse_root, found.moduli, strict=True)]
-    assert same(found, residues(found, float(np.float32(1 / np.float32(root) * np.log2(np.e)))), want)
+    folded = residues(found, float(np.float32(1 / np.float32(root) * np.log2(np.e))))
+    for x, y, _ in zip(folded, want, found.tower.primes, strict=False):  # an angle it has not
+        assert (x == y).all()
