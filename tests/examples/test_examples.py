@@ -14,8 +14,6 @@ import pytest
 from benchmarks.cases import ATTENTION, all_cases
 from examples import moments
 
-pytestmark = pytest.mark.optimized
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = {"quickstart"}
 ARGUMENTS = {"decoder": {"length": 512}}
@@ -74,6 +72,7 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
     assert len(plan.kernels) == 1
 
 
+@pytest.mark.optimized
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("length", [96, 61])
@@ -82,6 +81,7 @@ def test_error_against_float64(case, length, dtype):
     assert_as_accurate_as_plain(case, case.arrays(length, jnp.dtype(dtype), batch=2))
 
 
+@pytest.mark.optimized
 @pytest.mark.sampled(3, cover=("lengths",))
 @pytest.mark.parametrize("lengths", [(61, 96), (1, 61)], ids=["61-queries-96-keys", "1-query-61-keys"])
 @pytest.mark.parametrize("case", named(ATTENTION))
@@ -90,6 +90,7 @@ def test_error_against_float64_with_fewer_queries_than_keys(case, lengths):
     assert_as_accurate_as_plain(case, case.arrays(queries, jnp.float32, batch=2, key_length=keys))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", ["variance", "third_moment"])
 def test_moments_far_from_zero(name):
     """Mean 1e4 and variance 1 in float32: the frames must be stable, or every digit is lost."""
