@@ -50,7 +50,10 @@ class Device:
     kept_bytes: int = 32 << 20
     """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
     price_error: float = 1.2
-    """The factor within which nine of ten prices are, measured: a kernel must win by more to be kept unchecked."""
+    """By which factor a kernel must be predicted to be faster than XLA's to be kept unchecked.
+
+    Of 104 kernels on an H200, the advantage over XLA was predicted within 1.32 for half, and within 1.7 for four of five.
+    """
 
 
 def _read(name: str) -> Device:
@@ -99,8 +102,11 @@ def find(kind: str, platform: Platform) -> Device:
             numbers[f.name] = {k: min(v[k] for v in values) for k in values[0] if k in shared}
         else:
             numbers[f.name] = values[0]
+    numbers["shared_memory_bytes"] = min(numbers["shared_memory_bytes"], _LEAST_SHARED_BYTES)
     return Device(**{**numbers, "kind": kind, "source": "unknown: the least of what is known"})
 
 
+_LEAST_SHARED_BYTES = 99 << 10
+"""What a block may have on every GPU of the last generations."""
 _UNKNOWN_ERROR = 1.3
 """How much more a kernel must win by on a device that was never measured."""

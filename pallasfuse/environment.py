@@ -45,7 +45,9 @@ def _cores() -> int:
 
 @cache
 def _jaxlib_version() -> str:
-    return version("jaxlib")
+    import jaxlib.version
+
+    return str(jaxlib.version.__version__)
 
 
 @cache

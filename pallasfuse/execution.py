@@ -11,7 +11,7 @@ from jax.extend.core import Var
 from jax.interpreters import mlir
 
 from pallasfuse import _compat
-from pallasfuse.errors import TargetError
+from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
@@ -63,9 +63,15 @@ def lower_on(
 
     try:
         return lower(target)
-    except Exception as error:
-        if not asked and mended():
-            return lower(target)
+    except Exception:
+        if not asked:
+            try:
+                if mended():
+                    return lower(target)
+            except FusionError:
+                raise
+            except Exception as again:
+                error = again  # the newer one says what is wrong now
         other = target.fallback
         if asked or other is None:
             raise

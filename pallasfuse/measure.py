@@ -21,7 +21,7 @@ _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
 _SHORT_S = 100e-6
 _CONFIRMED_S = 5e-3
-"""A program that takes less must win in the time of its kernels alone, too: the start of a call may take a tenth of a millisecond."""
+"""Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns, and calls in each, by which the kernels of such programs are compared."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")

@@ -42,7 +42,7 @@ class FuseOptions:
     def __post_init__(self) -> None:
         if self.verify not in (None, "stages"):
             raise ValueError(f"FuseOptions.verify is None or 'stages', got {self.verify!r}")
-        if self.check not in (None, True, False):
+        if self.check is not None and not isinstance(self.check, bool):
             raise ValueError(f"FuseOptions.check is True, False or None, got {self.check!r}")
         pairs = isinstance(self.tiles, tuple) and all(
             isinstance(p, tuple) and len(p) == 2 and isinstance(p[0], str) for p in self.tiles

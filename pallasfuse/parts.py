@@ -19,9 +19,7 @@ from pallasfuse.targets import Target
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _AXIS_NAME = re.compile(r"name='([^']*)'")
-_UNSEEN = frozenset(
-    {"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "ctx_mesh", "call"}
-)
+_UNSEEN = frozenset({"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "ctx_mesh"})
 """Parameters of equations that change nothing of what is computed."""
 
 
@@ -152,6 +150,9 @@ def _value(value: Any) -> str:
             return "{" + ",".join(f"{k}:{_value(v)}" for k, v in value.items()) + "}"
         case np.ndarray():
             return f"{value.shape}{_name(value.dtype)}{hashlib.sha256(value.tobytes()).hexdigest()}"
+    inner = getattr(value, "jaxpr", None)  # of a fused call inside another
+    if isinstance(inner, Jaxpr):
+        return _value(inner)
     if callable(value) and hasattr(value, "__qualname__"):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
     return _ADDRESS.sub("", repr(value))

@@ -178,7 +178,12 @@ class Placements:
     def price(self, group: Group) -> Price | str:
         """The price of the group's kernel, or why there is none."""
         placed = self.placed(group)
-        return placed if isinstance(placed, str) else price_kernel([(p.program, p.target) for p in placed.phases])
+        if isinstance(placed, str):
+            return placed
+        try:
+            return price_kernel([(p.program, p.target) for p in placed.phases])
+        except Exception as error:
+            return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
 
     def _place(self, group: Group) -> Placed | str:
         try:
@@ -216,7 +221,11 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
         if isinstance(placed, str):
             return schedule_grouping(placements, without_group(grouping, chosen, placed))
         replaced = grouping.replaced[number] if grouping.replaced else NOTHING
-        kernels.append(_kernel(chosen, placed, replaced))
+        try:
+            kernels.append(_kernel(chosen, placed, replaced))
+        except Exception as error:
+            reason = f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
+            return schedule_grouping(placements, without_group(grouping, chosen, reason))
     return _assembled(converted, grouping, kernels, target, options)
 
 

@@ -66,7 +66,7 @@ class FusedCall:
 
     def judged(self, target: Target, device: Any) -> Target:
         """The target, whose kernels are timed where a device is at hand and a check is wanted."""
-        return replace(target, timed=device is not None and wanted(self.options))
+        return target.judged(timed=device is not None and wanted(self.options))
 
     def plan_on(self, target: Target, device: Any) -> Plan:
         """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""
@@ -89,8 +89,7 @@ class FusedCall:
         failures = find_failures(self.plan(self.judged(target, device)), device) if device is not None else []
         if failures:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
-            with self.check_lock:
-                self.checked.clear()
+            self.checked.clear()  # without the lock: who holds it may wait for the thread that is here
         return bool(failures)
 
     def _checked(self, plan: Plan, device: Any) -> Plan:
@@ -162,7 +161,9 @@ def for_device_at_hand(target: Target) -> Target:
         return target.on(replace(target.device, multiprocessors=_cores()))
     if target.platform != jax.default_backend():
         return target
-    return target.on(device.find(jax.devices()[0].device_kind, target.platform))
+    here = jax.devices()[0]
+    numbers = device.find(here.device_kind, target.platform)
+    return target.on(replace(numbers, multiprocessors=int(getattr(here, "core_count", 0) or numbers.multiprocessors)))
 
 
 def _cores() -> int:

@@ -41,7 +41,7 @@ class Traced:
 
     def fuse(self, target: str | None = None, *, timed: bool = False) -> "Fused":
         """Choose groups and derive their folds. timed: as `Target.timed`."""
-        chosen = replace(_target(target, self.call.options), timed=timed)
+        chosen = _target(target, self.call.options).judged(timed=timed)
         placements = Placements(self.converted, chosen, self.call.options)
         return Fused(self, chosen, placements, choose_groups(placements))
 

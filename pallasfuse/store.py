@@ -133,7 +133,7 @@ def _name(identity: Identity) -> str:
 
 @cache
 def _store_in(folder: str) -> Store:
-    return Store(Path(folder))
+    return Store(Path(folder).expanduser())
 
 
 def current() -> Store:

@@ -84,6 +84,10 @@ class Target:
         """What all blocks share (GPU targets)."""
         return self.device.cache_bytes
 
+    def judged(self, *, timed: bool) -> "Target":
+        """The same target, whose kernels are timed before they are used, or not."""
+        return self if self.timed == timed else replace(self, timed=timed)
+
     @property
     def margin(self) -> float:
         """By which factor XLA's price must exceed a kernel's: the error of prices, or its inverse where a clock decides later."""

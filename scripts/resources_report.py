@@ -6,6 +6,7 @@ loose; then how tight the estimates are, and where kernels spill. Exits 1 when a
 
 import argparse
 import json
+import re
 import sys
 import time
 import warnings
@@ -18,12 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+import jax  # noqa: E402
+
 from benchmarks import h100, kernels  # noqa: E402
 from pallasfuse.pallas_backend.kernel_resources import resources  # noqa: E402
 
 SMALL_BYTES = 16 << 10
 """An estimate of so little shared memory limits nothing: it is not called loose."""
 LOOSE = 1.3
+OVERFLOW = re.compile(r"Shared memory size limit exceeded: requested (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +68,21 @@ class Row:
 
 
 def measured(family: str, unit: kernels.Unit) -> Row:
-    """Compile a kernel. Raises what the compiler raises."""
+    """Compile a kernel. Of tiles that were asked for and do not fit, the compiler says how much they need.
+
+    Raises:
+      jax.errors.JaxRuntimeError: it does not compile for another reason.
+    """
     foretold = resources(unit.programs, unit.target)
     assert foretold is not None and not isinstance(foretold, str), foretold
-    launch = unit.reported(unit.compile())
     first = unit.programs[0]
+    try:
+        launch = unit.reported(unit.compile())
+    except jax.errors.JaxRuntimeError as error:
+        needed = OVERFLOW.search(str(error))
+        if needed is None:
+            raise
+        launch = h100.Launch(first.name, 0, foretold.threads, int(needed[1]), None, None)
     return Row(
         family, unit.name, unit.target.name, first.name, first.warps, first.stages, foretold.shared_bytes, foretold.registers,
         foretold.spilled_bytes, launch.shared_bytes, launch.registers, launch.spilled_bytes,
@@ -98,7 +112,9 @@ def summary(rows: list[Row]) -> str:
     below = [r for r in rows if r.is_below]
     spilling = [r for r in rows if r.spilled_bytes]
     lines = [
-        f"{len(rows)} kernels, {len(below)} estimates below what the compiler reports, {sum(r.is_loose for r in rows)} loose",
+        f"{len(rows)} kernels, {len(below)} estimates below what the compiler reports, {sum(r.is_loose for r in rows)} loose; "
+        f"{sum(r.reported_shared_bytes > h100.SHARED_MEMORY_BYTES for r in rows)} do not fit, and "
+        f"{sum(r.shared_bytes > h100.SHARED_MEMORY_BYTES >= r.reported_shared_bytes for r in rows)} are refused that would",
         f"shared memory of {len(large)} kernels beyond {SMALL_BYTES} bytes: estimate / report between {ratios[0]:.2f} and "
         f"{ratios[-1]:.2f}, median {ratios[len(ratios) // 2]:.2f}",
         f"registers of {len(known)} kernels: estimate / report between {registers[0]:.2f} and {registers[-1]:.2f}, median "

@@ -34,7 +34,8 @@ def test_an_unknown_device_gets_numbers_that_flatter_no_kernel():
     gpus = [d for d in device.known() if d.platform == "gpu"]
     found = device.find("NVIDIA of next year", "gpu")
     assert found.kind == "NVIDIA of next year" and "unknown" in found.source
-    for name in ("memory_gb_s", "cache_gb_s", "vector_gop_s", "shared_memory_bytes", "multiprocessors"):
+    assert device.find("NVIDIA A100-SXM4-40GB", "gpu").shared_memory_bytes <= 163 << 10
+    for name in ("memory_gb_s", "cache_gb_s", "vector_gop_s", "multiprocessors"):
         assert getattr(found, name) == min(getattr(d, name) for d in gpus)
     for name in ("kernel_us", "latency_us", "trip_us", "longest_row"):
         assert getattr(found, name) == max(getattr(d, name) for d in gpus)

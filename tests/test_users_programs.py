@@ -8,22 +8,23 @@ from tests.users_programs import PROGRAMS
 pytestmark = pytest.mark.any_jax
 
 DELTA = 1e-6
-NOT_COVERED: dict[tuple[str, str], str] = {}
-"""What the report says that no test speaks for, by program and target."""
+TARGETS = ("xla", "triton", "mosaic_gpu")
+NOT_COVERED = {"rows_that_are_masked_as_a_whole": "in the others a divisor is zero"}
+"""What the report says about programs that not all tests speak for."""
 
 
 def test_there_are_many():
-    assert len(PROGRAMS) >= 100
+    assert len(PROGRAMS) >= 160
 
 
-@pytest.mark.sampled(6, cover=("target",))
-@pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
+@pytest.mark.sampled(40, cover=("target",))
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_verifies_or_says_why_not(name, target):
     program = PROGRAMS[name]
     found = pf.verify(pf.fuse(program.function), *program.arrays(), target=target, delta=DELTA)
     assert found.counterexample is None, found
-    reason = NOT_COVERED.get((name, target))
+    reason = NOT_COVERED.get(name)
     if reason is None:
         assert found.equivalent, found
         assert found.bound <= DELTA

@@ -825,7 +825,7 @@ def optax_cross_entropy(logits, label):
     return optax.softmax_cross_entropy_with_integer_labels(logits, label).mean()
 
 
-@program((12, 20), (12, 20))
+@program((12, 28), (12, 28))
 def optax_losses(x, y):
     import optax
 

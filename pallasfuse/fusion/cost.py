@@ -42,7 +42,8 @@ class Work:
 
     def least_us(self, device: Device) -> float:
         """The least time: the larger of arithmetic and traffic, plus launches (MCFuser, section 4.1)."""
-        matrix_us = 1e-6 * self.matmul_flops / max(device.matmul_tflop_s.values())
+        cores = 1 if device.platform == "gpu" else device.multiprocessors
+        matrix_us = 1e-6 * self.matmul_flops / (max(device.matmul_tflop_s.values()) * cores)
         vector_us = (
             1e-3
             * self.vector_flops

@@ -76,6 +76,11 @@ def _group_segment(
                 reasons.setdefault(fold.name, "its kernel and another one would wait for each other")
         else:
             chosen = joined
+    for candidate in found:  # what is worth a kernel beside those that make what it reads
+        others = [c.group for c in chosen]
+        apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)
+        if chosen and apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
+            chosen = _join(graph, chosen, candidate, target, judge) or chosen
     chosen = worth_it(judge, chosen, reasons)
     groups = _in_order(graph, [c.group for c in chosen])
     assert groups is not None

@@ -52,22 +52,25 @@ class Judge:
         group = candidate.group
         return (self.graph.strict and len(group.folds) > 1) or group.rolled in self.graph.along
 
-    def bound(self, candidate: Candidate) -> float:
-        """The most microseconds that a candidate can save."""
+    def bound(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
+        """The most microseconds that a candidate can save, beside other groups."""
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - candidate.least_us
         if self.price is None:
-            return self.saving(candidate)
-        return self.replaced(candidate.group).us - candidate.least_us * self.margin
+            return self.saving(candidate, others)
+        return self.replaced(candidate.group, others).us - candidate.least_us * self.margin
 
-    def saving(self, candidate: Candidate) -> float:
-        """What a candidate saves, in microseconds, less the error of its price; minus infinity where no target has a kernel."""
+    def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
+        """What a candidate saves beside other groups, in microseconds, less the error of its price.
+
+        Minus infinity where no target has a kernel.
+        """
         price = self.kernel(candidate)
         if isinstance(price, str):
             return -math.inf
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - price.us
-        return self.replaced(candidate.group).us - price.us * self.margin
+        return self.replaced(candidate.group, others).us - price.us * self.margin
 
 
 _ASKED = 1e9

@@ -91,7 +91,7 @@ class Kernel:
         shape = self.shape
         names = [t.name for t in (*shape.inputs, *shape.results)] + list(self.boards)
         arrays = dict(zip(names, refs, strict=True))
-        memory = {a.name: plgpu.SMEM((a.copies, *a.size), jnp.dtype(a.dtype)) for a in self.slots}
+        memory = {a.name: plgpu.SMEM(a.shape, jnp.dtype(a.dtype)) for a in self.slots}
         full = {s.tensor: plgpu.Barrier(num_barriers=shape.slots) for s in shape.streams}
         boards = {b.name: plgpu.SMEM(b.size, jnp.dtype(b.dtype)) for b in self.shared_boards if not self.interpret}
         met = [plgpu.ClusterBarrier(collective_axes=(PART,)) for _ in shape.states] if self.interpret else []

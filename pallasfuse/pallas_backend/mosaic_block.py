@@ -268,7 +268,10 @@ class Block(Computing):
     def _copy(self, load: Load, scope: Scope, slot: Any) -> None:
         plgpu.barrier_wait(self.empty[load.name].at[slot])
         place = self._place(load.tensor, load.indices, scope)
-        plgpu.copy_gmem_to_smem(place, self.buffers[load.name].at[slot], self.full[load.name].at[slot])
+        plgpu.copy_gmem_to_smem(place, self._slot(load.name, slot), self.full[load.name].at[slot])
+
+    def _slot(self, name: str, number: Any) -> Any:
+        return self.kernel.slot(self.buffers, name, number)
 
     def _place(self, tensor: str, indices: tuple[Axis, ...], scope: Scope) -> Any:
         """The current tile of an array in global memory."""
@@ -325,11 +328,11 @@ class Block(Computing):
             plgpu.barrier_wait(self.full[load.name].at[slot])
         if streamed:
             return Tile(self._mine(load, slot), kept)
-        return Tile(Staged(self.buffers[load.name].at[slot], kept), kept)
+        return Tile(Staged(self._slot(load.name, slot), kept), kept)
 
     def _mine(self, load: Load, slot: Any) -> Staged:
         """What lies in a slot of a streamed operand, as far as it belongs to this warpgroup."""
-        kept, ref = present(self.program, load.indices), self.buffers[load.name].at[slot]
+        kept, ref = present(self.program, load.indices), self._slot(load.name, slot)
         if self.shape.rows in kept:
             mine = pl.ds(self.warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS)
             ref = ref.at[tuple(mine if a == self.shape.rows else slice(None) for a in kept)]
@@ -345,7 +348,7 @@ class Block(Computing):
             place = self._place(tensor, indices, scope)
             place[...] = tile.array.astype(self.refs[tensor].dtype)
             return
-        buffer = self.buffers[self.kernel.staging.get(tensor, tensor)].at[self.warpgroup]
+        buffer = self._slot(self.kernel.staging.get(tensor, tensor), self.warpgroup)
         buffer[...] = tile.array.astype(buffer.dtype)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(buffer, self._place(tensor, indices, scope))

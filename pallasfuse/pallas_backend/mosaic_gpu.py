@@ -64,9 +64,9 @@ def _held(dtype: str) -> Any:
     return jnp.dtype("int8" if dtype == "bool" else dtype)
 
 
-def _buffer(copies: int, size: tuple[int, ...], dtype: Any) -> Any:
+def _buffer(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory for copies of a tile; one that has two dimensions is laid out as matrix products want it."""
-    return plgpu.SMEM((copies, *size), dtype, transforms=_transforms(size, dtype))
+    return plgpu.SMEM(shape, dtype, transforms=_transforms(shape[1:], dtype))
 
 
 def _transforms(size: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
@@ -84,6 +84,7 @@ class Kernel:
         self.program, self.shape, self.interpret = program, shape, interpret
         self.staging, self.direct = mosaic_space.staging(program, shape), mosaic_space.direct(program, shape)
         self.slots = mosaic_space.slots(program, shape)
+        self.sizes = {a.name: a.size for a in mosaic_space.allocations(program, shape)}
         self.blocks = prod(-(-a.extent // t) for a, t in program.grid)
         self.instances = min(self.blocks, _multiprocessors()) if program.persistent else self.blocks
         several = self.instances < self.blocks
@@ -100,6 +101,11 @@ class Kernel:
     def size(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
         """Of the part of a tile that one warpgroup owns."""
         return mosaic_space.own_size(self.program, self.shape, axes)
+
+    def slot(self, buffers: Mapping[str, Any], name: str, number: Any) -> Any:
+        """One tile of a buffer, without what follows it."""
+        (*_, size), ref = self.sizes[name], buffers[name].at[number]
+        return ref if ref.shape[-1] == size else ref.at[pl.ds(0, size)]
 
     def extents(self, tensor: Tensor) -> tuple[int, ...]:
         """The shape of an array, rounded up to the small tiles in which the copy engine moves it."""
@@ -124,14 +130,14 @@ class Kernel:
         return jnp.pad(array, missing) if any(n for _, n in missing) else array
 
     def _buffers(self) -> dict[str, Any]:
-        """By the name of the load or of the stored tensor: a slot for every stage, or for every warpgroup."""
+        """By the name of the load or of the stored tensor: a slot for every stage, or for every warpgroup. See `slot`."""
         program, groups = self.program, self.shape.warpgroups
         allocations = mosaic_space.allocations(program, self.shape)
-        found = {a.name: _buffer(a.copies, a.size, _held(a.dtype)) for a in allocations}
+        found = {a.name: _buffer(a.shape, _held(a.dtype)) for a in allocations}
         for product in self.shape.body if self.interpret else ():
             if isinstance(product, Contract) and product.name not in {s.product for s in self.shape.slices}:
                 size = (WARPGROUP_ROWS, *(program.tile(a) for a in present(program, product.over)))
-                found[f"{product.name}.lhs"] = _buffer(groups, size, jnp.dtype(product.lhs.dtype))
+                found[f"{product.name}.lhs"] = _buffer((groups, *size), jnp.dtype(product.lhs.dtype))
         return found
 
     def body(self, *refs: Any) -> None:

@@ -11,6 +11,19 @@ RESERVED_BYTES = 2048
 """The scratch of reductions."""
 BARRIER_BYTES = 8
 ALIGNMENT = 1024
+COPY_BYTES = 128
+"""The copy engine reads and writes shared memory from a multiple of so many bytes on. Anywhere else is a misaligned address, which
+ends the CUDA context of the process."""
+
+
+def copied(size: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    """The size of a tile with what follows it, so that the next copy of it begins where the copy engine can write.
+
+    Tiles with rows are there already: eight rows of sixteen bytes are the smallest piece in which they lie."""
+    if len(size) != 1:
+        return size
+    together = COPY_BYTES // item_bytes
+    return (-(-size[0] // together) * together,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +36,14 @@ class Allocation:
     dtype: str
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Of all copies, each with what is lost behind it."""
+        return (self.copies, *copied(self.size, dtypes.itemsize_bytes(self.dtype)))
+
+    @property
     def bytes(self) -> int:
         """With what is lost at the end."""
-        exact = self.copies * prod(self.size) * dtypes.itemsize_bytes(self.dtype)
+        exact = prod(self.shape) * dtypes.itemsize_bytes(self.dtype)
         return -(-exact // ALIGNMENT) * ALIGNMENT
 
 

@@ -10,15 +10,16 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import Product, examine
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
-from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, Opaque, XlaKernel, space_of
+from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, Opaque, XlaKernel
 
-_SHARED_POINTS = 1 << 14
-"""Points of a loop that XLA spreads over the cores."""
+_SHARED_OPERATIONS = 1 << 18
+"""Operations of a loop that XLA spreads over the cores."""
 _FEW_ROWS = 8
 """Rows below which a matrix product is a sequence of products with vectors."""
 
@@ -27,16 +28,17 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
     """The price of one of XLA's kernels."""
     match kernel:
         case LibraryProduct():
-            product = _product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, device)
+            product = _product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, kernel.operand_dtype, device)
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
             copies = [_transposed(c, device) for c in kernel.copies]
-            own = Price(max(product.us, moved.us) + device.kernel_us, (product, moved, _thunks(1, device)))
-            return total([own, *copies])
+            thunk = _thunk(_cores_for(2.0 * kernel.flops, device), device)
+            return total([Price(max(product.us, moved.us) + thunk.us, (product, moved, thunk)), *copies])
         case LoopFusion():
             return _fusion(kernel, device)
         case Opaque():
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
-            return Price(moved.us + device.kernel_us, (moved, _thunks(1, device)))
+            thunk = _thunk(1, device)
+            return Price(moved.us + thunk.us, (moved, thunk))
         case _:
             assert_never(kernel)
 
@@ -48,8 +50,9 @@ def pages(stored: Iterable[float], device: Device) -> Price:
     return Price(term.us, (term,))
 
 
-def _thunks(number: float, device: Device) -> Term:
-    return Term("thunks", number, "", number * device.kernel_us)
+def _thunk(cores: int, device: Device) -> Term:
+    """One thunk, and what it takes to spread it over the cores."""
+    return Term("thunks", 1, "", device.kernel_us + (device.launch_us if cores > 1 else 0.0))
 
 
 def _memory(name: str, moved: float, device: Device) -> Term:
@@ -59,9 +62,12 @@ def _memory(name: str, moved: float, device: Device) -> Term:
 
 def _transposed(moved: float, device: Device) -> Price:
     term = Term("transposed copies", moved, "B", 1e-3 * moved / (device.cache_gb_s * _STRIDED))
-    return Price(term.us + device.kernel_us, (term, _thunks(1, device)))
+    thunk = _thunk(device.multiprocessors, device)
+    return Price(term.us + thunk.us, (term, thunk))
 
 
+_SLICED = 0.3
+"""The share of the bandwidth that a slice reaches, which is read and written row by row."""
 _STRIDED = 0.1
 """The share of the bandwidth that single elements in strides reach."""
 
@@ -72,9 +78,15 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     work += Operations(
         float(sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction))
     )
-    cores = device.multiprocessors if space_of(fusion) >= _SHARED_POINTS else 1
+    cores = _cores_for(work.simple + work.special, device)
     terms = (*_arithmetic(work, cores, device), _memory("memory", fusion.read_bytes + fusion.written_bytes, device))
-    return Price(_joined(terms) + device.kernel_us, (*terms, _thunks(1, device)))
+    thunk = _thunk(cores, device)
+    return Price(_joined(terms) + thunk.us, (*terms, thunk))
+
+
+def _cores_for(operations: float, device: Device) -> int:
+    """The cores that XLA spreads a loop over, by its operations."""
+    return device.multiprocessors if operations >= _SHARED_OPERATIONS else 1
 
 
 def _arithmetic(work: Operations, cores: int, device: Device) -> tuple[Term, Term]:
@@ -89,16 +101,16 @@ def _joined(terms: Sequence[Term]) -> float:
     return max(memory, sum(t.us for t in terms) - memory)
 
 
-def _product(batch: int, rows: int, columns: int, summed: int, device: Device) -> Term:
+def _product(batch: int, rows: int, columns: int, summed: int, dtype: str, device: Device) -> Term:
     """A library's product: panels of 8 by 16, shared by the cores where there are enough operations."""
     flops = 2.0 * batch * rows * columns * summed
-    cores = device.multiprocessors if flops > 2e6 else 1
+    cores = _cores_for(2.0 * flops, device)
     full = (
         rows / (8 * math.ceil(rows / 8)) * columns / (16 * math.ceil(columns / 16)) * summed / (summed + 16)
         if rows >= _FEW_ROWS
         else 0.25
     )
-    rate = 1e3 * device.matmul_tflop_s["float32"] * cores * max(full, 0.02)
+    rate = 1e3 * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * cores * max(full, 0.02)
     return Term("products", flops, "flop", 1e-3 * flops / rate)
 
 
@@ -109,22 +121,20 @@ def price(programs: Sequence[TileProgram], device: Device) -> Price:
 
 def _loops(program: TileProgram, device: Device) -> Price:
     work = examine(program)
-    points = max(
-        0.0, *(p.rows * p.columns * p.batch for p in work.products), *(a.tile_bytes / 4 for a in work.accesses)
-    )
-    cores = device.multiprocessors if points >= _SHARED_POINTS else 1
+    each = (work.operations.simple + work.operations.special) / max(1.0, work.statements)
+    cores = _cores_for(each, device)
     products = [_block_product(p, device) for p in work.products]
-    vector, special = _arithmetic(work.operations.times(work.blocks), cores, device)
+    vector, special = _arithmetic(work.operations.times(work.blocks), 1, device)  # tiles are too small to be shared
     product = Term(
         "products", sum(t.amount for t in products) * work.blocks, "flop", sum(t.us for t in products) * work.blocks
     )
     moved = sum(a.bytes for a in work.accesses) * work.blocks
     unique = _memory("memory", sum({a.tensor: a.unique_bytes for a in work.accesses}.values()), device)
-    copied = Term("copied slices", 2 * moved, "B", 1e-3 * 2 * moved / device.cache_gb_s)
+    copied = Term("copied slices", 2 * moved, "B", 1e-3 * 2 * moved / (_SLICED * device.cache_gb_s))
     thunks = work.blocks * (work.statements + 2)
-    trips = Term("thunks of trips", thunks, "", thunks * device.trip_us)
+    trips = Term("thunks of trips", thunks, "", thunks * (device.trip_us + (device.launch_us if cores > 1 else 0.0)))
     arithmetic = vector.us + special.us + product.us + copied.us
-    stored = [float(math.prod(a.extent for a in t.axes) * 4) for t in program.outputs]
+    stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
         max(arithmetic, unique.us) + trips.us + device.kernel_us, (vector, special, product, copied, unique, trips)
     )
@@ -132,5 +142,5 @@ def _loops(program: TileProgram, device: Device) -> Price:
 
 
 def _block_product(p: Product, device: Device) -> Term:
-    one = _product(p.batch, p.rows, p.columns, p.summed, device)
+    one = _product(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, device)
     return Term(one.name, one.amount * p.times, one.unit, one.us * p.times)

@@ -6,8 +6,7 @@ rows that are reduced and then read again stay in one (its fusion of normalisati
 computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pallasfuse.device import Device
@@ -169,11 +168,12 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
     several nests read."""
     stored = {n for n in (*program.outputs, *read) if n in needed}
     readers: dict[str, int] = {}
+    sizes = {d.name: volume(d.axes) for d in program.definitions()}
     for node in program.nests:
         if node.name in needed:
             for tensor in node.reads:
                 readers[tensor] = readers.get(tensor, 0) + 1
-            if isinstance(node, External):
+            if isinstance(node, External) and not _condenses(node, sizes):
                 stored |= {t for t in node.reads if t in needed}
     if not habits.duplicates_maps:
         for node in program.nests:
@@ -185,6 +185,15 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
             ):
                 stored.add(node.name)
     return frozenset(stored)
+
+
+def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
+    """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones."""
+    return _CONDENSED * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
+
+
+_CONDENSED = 8
+"""By which factor what an operation makes is smaller than what it reads, to be taken for a reduction."""
 
 
 def _computes(body: Expr) -> bool:
@@ -297,8 +306,3 @@ def _is_matrix(
     kinds = ["batch" if a in batch else "own" if a in own else "over" for a in indices if a.extent > 1]
     runs = [k for n, k in enumerate(kinds) if n == 0 or kinds[n - 1] != k]
     return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")
-
-
-def space_of(fusion: LoopFusion) -> float:
-    """The points that the largest nest of a fusion visits."""
-    return float(max(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots))

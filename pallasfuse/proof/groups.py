@@ -13,7 +13,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
-from pallasfuse.ir.expr import Apply, Expr, postorder
+from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Load, Loop, TileProgram
@@ -23,6 +23,7 @@ from pallasfuse.proof.instance import (
     MOST_ELEMENTS,
     Instance,
     all_axes,
+    constant_masks,
     levels_of,
     needed_trials,
     nest_volume,
@@ -33,13 +34,11 @@ from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.bounds import guards
 from pallasfuse.tiling.lower import lower_for
-from pallasfuse.tiling.masks import is_positional
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.folds import GroupRun
 from pallasfuse.verification.shrink import integers_of, shrinking
 from pallasfuse.verification.value import Value
-from pallasfuse.verification.visits import is_constant
 
 _MOST_TRIALS = 20_000
 _SHORT_DOT = 4
@@ -251,14 +250,8 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
 
 def masks_vary(part: Part, instance: Instance, record: Record) -> None:
     """A mask that hides something at the actual extents must hide something on the short axes."""
-    generator = np.random.default_rng(0)
-    predicates = {
-        n.args[0] for f in part.group.folds for a in f.accumulators for n in postorder(a.term)
-        if isinstance(n, Apply) and n.op == "select" and is_positional(n.args[0])
-    }  # fmt: skip
-    for predicate in predicates:
-        if is_constant(instance.small.of(predicate), generator) and not is_constant(predicate, generator):
-            record.uncovered[f"the mask {predicate} hides nothing, or everything, on short axes"] = None
+    for predicate in constant_masks(part, instance.small):
+        record.uncovered[f"the mask {predicate} hides nothing, or everything, on short axes"] = None
 
 
 def masked_terms(

@@ -13,11 +13,13 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.result import Part, Record
+from pallasfuse.tiling.masks import is_positional
 from pallasfuse.verification.bound import miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import is_square
-from pallasfuse.verification.shrink import Shrinking, shrinking, small_integers
+from pallasfuse.verification.shrink import Shrinking, compared_axes, shrinking, small_integers
 from pallasfuse.verification.value import ASSUMED, FINITE, Value
+from pallasfuse.verification.visits import is_constant
 
 _EXPONENTIALS = frozenset({"exp", "exp2", "expm1", "sinh", "cosh", "pow"})
 _LOGARITHMS = frozenset({"log", "log1p"})
@@ -54,11 +56,14 @@ class Instance:
                 small = shrinking(program, {a: a.extent for a in all_axes(program)})
                 assert isinstance(small, Shrinking)
                 break
-            groups = [small.of(p.group) for p in parts]
-            short: LoopProgram = small.of(program)
-            if all(needed_trials(short, g, 1e-9)[0] <= _MANY_TRIALS for g in groups):
+            if _is_quick(program, parts, small):
                 break
         assert isinstance(small, Shrinking)
+        if any(constant_masks(p, small) for p in parts):
+            least = {a: min(a.extent, 2 + small_integers(program)) for a in compared_axes(program)}
+            wanted = _wanted(parts, longest)
+            longer = shrinking(program, wanted | {a: max(n, wanted.get(a, 2)) for a, n in least.items()})
+            small = longer if isinstance(longer, Shrinking) and _is_quick(program, parts, longer) else small
         return Instance(converted, small.of(program), small, signs)
 
     @property
@@ -81,6 +86,21 @@ class Instance:
         """An arbitrary value of a tensor; a positive one where that is a fact."""
         value = fields.random([a.extent for a in axes], dtype)
         return fields.squares(value) if self.signs.get(name) in ("positive", "nonnegative") and value.levels else value
+
+
+def _is_quick(program: LoopProgram, parts: Sequence[Part], small: Shrinking) -> bool:
+    short: LoopProgram = small.of(program)
+    return all(needed_trials(short, small.of(p.group), 1e-9)[0] <= _MANY_TRIALS for p in parts)
+
+
+def constant_masks(part: Part, small: Shrinking) -> list[Expr]:
+    """Masks that hide something at the actual extents, but nothing (or everything) on the short axes."""
+    generator = np.random.default_rng(0)
+    predicates = {
+        n.args[0]: None for f in part.group.folds for a in f.accumulators for n in postorder(a.term)
+        if isinstance(n, Apply) and n.op == "select" and is_positional(n.args[0])
+    }  # fmt: skip
+    return [p for p in predicates if is_constant(small.of(p), generator) and not is_constant(p, generator)]
 
 
 def all_axes(program: LoopProgram) -> set[Axis]:

@@ -107,7 +107,10 @@ class Record:
             self.uncovered[f"the bound: it needs {needed} tests, {trials} were made"] = None
         for (stage, tensor), comparison in self.comparisons.items():
             if comparison.fewest < min(needed, trials):
-                text = f"{stage}: {tensor} was determined in {comparison.fewest} of {trials} tests, {needed} are needed"
+                text = (
+                    f"{stage}: {tensor} was determined in {comparison.fewest} of {trials} tests, {needed} are needed: "
+                    "in the others a divisor is zero, or a sign that the plan relies on is another"
+                )
                 self.uncovered[text] = None
         fewest = min((c.fewest for c in self.comparisons.values()), default=needed)
         self.bound = max(self.bound, min(1.0, miss**fewest))

@@ -64,7 +64,7 @@ class Resources:
         shared_memory_bytes: what one block may have; a multiprocessor has that for one block, and `SYSTEM_BYTES`.
         """
         by_shared = (shared_memory_bytes + SYSTEM_BYTES) // (self.shared_bytes + SYSTEM_BYTES)
-        given = -(-self.registers // REGISTER_UNIT) * REGISTER_UNIT
+        given = max(1, -(-self.registers // REGISTER_UNIT)) * REGISTER_UNIT
         return min(by_shared, REGISTERS // (given * self.threads), THREADS // self.threads, BLOCKS)
 
 

@@ -63,7 +63,7 @@ def _all_states(group: Group) -> int:
     return sum(map(volume, axes))
 
 
-class _Times:
+class Times:
     """Predicted milliseconds of a group's schedules, by the bytes that stream through the loop, of which masks leave a share:
     what a block and what the device can move."""
 
@@ -110,7 +110,7 @@ def split(group: Group, schedule: Schedule, target: Target, share: float = 1.0, 
         if 2 <= parts <= most:
             idle = [max(1.0, target.multiprocessors / (n * _blocks(schedule))) for n in (1, parts)]
             found.append(replace(candidate, parts=parts, relative_time=candidate.relative_time * idle[1] / idle[0]))
-    return min(found, key=_Times(group, target, share).ms)
+    return min(found, key=Times(group, target, share).ms)
 
 
 def _balanced(group: Group, schedule: Schedule, target: Target, share: float) -> Schedule:

@@ -176,8 +176,9 @@ class Constants:
         number = _rational(value, _SEVERAL_ROUNDINGS[dtype])
         if number is not None:
             return self._fraction(number)
-        made = self._root_of_rational(value, dtype) or self._of_log2(value, dtype) or self._of_entries(value, dtype)
-        return None if made is None else self._new(value, made, dtype, False)
+        root = self._root_of_rational(value, dtype)
+        made = root or self._of_log2(value, dtype) or self._of_entries(value, dtype)
+        return None if made is None else self._new(value, made, dtype, root is not None)
 
     def _entry(self, value: float, dtype: str) -> Residues | None:
         found = [e for e in self._entries if e.is_meant_by(value, dtype)]
@@ -231,7 +232,7 @@ class Constants:
     # --- residues
 
     def _new(self, value: float, residues: Residues, dtype: str, independent: bool = True) -> Residues:
-        """independent: it is not made of other constants."""
+        """independent: it is not a multiple of other constants, so that others may be multiples of it."""
         entry = _Entry(value, residues, dtype)
         self._entries.append(entry)
         if independent:

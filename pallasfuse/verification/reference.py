@@ -84,17 +84,16 @@ def sensitivity(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarr
     eps = max((float(jnp.finfo(t).eps) for t in types if jnp.issubdtype(t, jnp.floating)), default=0.0)
     random = np.random.default_rng(seed)
     moved = [np.zeros(x.shape) for x in exact]
+    signs: list[np.ndarray] = []
 
-    def rounded(array: Any) -> Any:
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            return array
-        wide = np.asarray(array, np.float64)
-        return wide * (1 + eps * random.choice([-1, 1], wide.shape))
+    def rounded(array: Any, signs: np.ndarray) -> Any:
+        is_float = jnp.issubdtype(array.dtype, jnp.floating)
+        return np.asarray(array, np.float64) * (1 + eps * signs) if is_float else array
 
-    for _ in range(_ROUNDINGS):
-        results = float64_results(jaxpr, [rounded(a) for a in arguments])
-        for n, (now, before) in enumerate(zip(results, exact, strict=True)):
-            moved[n] = np.maximum(moved[n], _distance(now, before))
+    for n in range(_ROUNDINGS):  # every second time, each number is rounded the other way
+        signs = [-s for s in signs] if n % 2 else [random.choice([-1, 1], a.shape) for a in arguments]
+        results = float64_results(jaxpr, [rounded(a, s) for a, s in zip(arguments, signs, strict=True)])
+        moved = [np.maximum(m, _distance(now, x)) for m, now, x in zip(moved, results, exact, strict=True)]
     return moved
 
 

@@ -143,7 +143,7 @@ def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: froz
     for axis in axes:
         short = axis.extent if axis in kept else min(axis.extent, wanted.get(axis, 2))
         extents[axis.extent] = max(extents.get(axis.extent, 0), short)
-    positional = {a.extent for a in _compared(program)}
+    positional = {a.extent for a in compared_axes(program)}
     longest = 0
     for extent in sorted(positional):
         extents[extent] = longest = max(extents[extent], min(extent, longest))
@@ -237,10 +237,11 @@ def _cast_integers(program: LoopProgram) -> set[int]:
 
 def small_integers(program: LoopProgram) -> int:
     """The largest of the integers that do not shrink, where positions are compared; else 0."""
-    return max((n for n in integers_of(program) if n <= _KEPT), default=0) if _compared(program) else 0
+    return max((n for n in integers_of(program) if n <= _KEPT), default=0) if compared_axes(program) else 0
 
 
-def _compared(program: LoopProgram) -> set[Axis]:
+def compared_axes(program: LoopProgram) -> set[Axis]:
+    """The axes whose positions a program computes with."""
     return {
         n.axis for nest in program.nests if isinstance(nest, Nest) for n in postorder(nest.body) if isinstance(n, Index)
     }

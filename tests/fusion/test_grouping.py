@@ -153,10 +153,14 @@ def test_one_kernel_reads_its_inputs_once_and_writes_only_outputs():
     assert apart_bytes > work.bytes_read
 
 
-def test_time_is_the_larger_of_arithmetic_and_traffic_plus_launches():
-    assert XLA_CPU.milliseconds(0, 0, 20e9, 0) == pytest.approx(1000.0)
-    assert XLA_CPU.milliseconds(0.15e12, 0, 20e9, 0) == pytest.approx(1000.0)
-    assert XLA_CPU.milliseconds(0, 0.04e12, 0, 2) == pytest.approx(2000.0 + 2 * 5e-3)
+def test_the_least_time_is_the_larger_of_arithmetic_and_traffic_plus_launches():
+    gpu = TRITON.device
+    moved = 1e6 * gpu.memory_gb_s  # in a millisecond, and more than the cache holds
+    assert Work(bytes_read=moved).least_us(gpu) == pytest.approx(1000.0)
+    assert Work(bytes_read=moved, matmul_flops=1.0).least_us(gpu) == pytest.approx(1000.0)
+    assert Work(vector_flops=2e6 * gpu.vector_gop_s, launches=2).least_us(gpu) == pytest.approx(
+        2000.0 + 2 * gpu.kernel_us
+    )
 
 
 def test_folds_know_what_an_earlier_pass_has_finished():

@@ -69,6 +69,7 @@ INTERPRETED = [
     "odd mask",
     "mask by head",
     "mask by key",
+    "mask by row and key",
 ]
 """`tests/aot` compiles all of them."""
 
@@ -84,6 +85,18 @@ def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
         ulp = float(jnp.finfo(theirs.dtype).eps) * np.abs(truth).max()
         errors = [np.abs(np.asarray(x, np.float64).reshape(truth.shape) - truth).max() for x in (ours, theirs)]
         assert errors[0] <= 1.5 * errors[1] + ulp
+
+
+def test_vectors_of_two_warpgroups(interpreted):
+    """Each has its own rows of a mask, in slots that are longer than they."""
+    variant = VARIANTS["mask by row and key"]
+    arrays = variant.arrays("bfloat16")
+    own = {"tiles": (("i", 128), ("m", 64)), "warps": 8}
+    _, kernel = kernel_of(variant.function, arrays, **own)
+    assert (kernel.target.name, kernel.program.warps) == (TARGET, 8), kernel.declined
+    (exact,) = in_float64(variant.function, arrays)
+    ours = interpreted(variant.function, arrays, **own)[0]
+    np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
 @pytest.mark.sampled(5, cover=())
@@ -371,6 +384,42 @@ def test_rough_instructions_only_where_results_are_rounded(function, rough):
     assert kernel.target.name == TARGET, kernel.declined
     assert mosaic_rules.may_approximate(kernel.program) == (rough is not False)
     assert (mosaic_rules.ROUGH_CONDITION in plan.conditions) == bool(rough)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "features", "tile"),
+    [("bool", 64, 256), ("bool", 64, 64), ("bool", 16, 16), ("int32", 16, 16), ("bfloat16", 32, 32)],
+)
+def test_every_copy_of_a_vector_begins_where_the_copy_engine_can_write(monkeypatch, dtype, features, tile):
+    """At a multiple of 128 bytes: a vector of fewer would put the next slot between them, which is a misaligned address on the
+    device, and nothing before notices."""
+    made, own = [], plgpu.SMEM
+
+    def recorded(shape, dtype, **more):
+        made.append((shape, jnp.dtype(dtype).itemsize))
+        return own(shape, dtype, **more)
+
+    monkeypatch.setattr(plgpu, "SMEM", recorded)
+
+    def function(q, k, v, rows, keys):
+        s = scores(q, k)
+        there = (rows[:, None] * keys).astype(jnp.float32) > 0 if dtype != "bool" else rows[:, None] & keys
+        return weighted(jnp.where(there, s, -1e9), v)
+
+    half = jax.ShapeDtypeStruct((2048, 16, features), jnp.bfloat16)
+    arrays = [half] * 3 + [jax.ShapeDtypeStruct((2048,), jnp.dtype(dtype))] * 2
+    _, kernel = kernel_of(function, arrays)
+    rolled = kernel.schedule.rolled.name
+    options = pf.FuseOptions(target=TARGET, tiles=((rolled, tile),))
+    (kernel,) = pf.fuse(function, options=options).explain(*arrays).kernels
+    assert kernel.target.name == TARGET, kernel.declined
+    text = h100.lower(pf.fuse(function, options=options), arrays).as_text()
+    assert len(re.findall(r"custom_call @mosaic_gpu", text)) == 1
+    vectors = [(shape, item) for shape, item in made if len(shape) == 2]
+    assert len(vectors) >= 2
+    assert max(shape[0] for shape, _ in vectors) > 1
+    for (_, *size), item in made:
+        assert np.prod(size) * item % 128 == 0, size
 
 
 def test_space_is_counted():

@@ -115,6 +115,11 @@ def covered_by_mask(q, k, v, mask):
     return weighted(jnp.where(mask, scores(q, k), -1e9), v)
 
 
+def covered_by_rows_and_keys(q, k, v, rows, keys):
+    """A mask of what is there, as for sequences that are filled up to the longest one."""
+    return weighted(jnp.where((rows[:, None] & keys) != 0, scores(q, k), -1e9), v)
+
+
 def gated(q, k, v, gate):
     return plain(q, k, v) * jax.nn.sigmoid(gate)
 
@@ -183,6 +188,7 @@ VARIANTS = {
     "odd mask": Variant(masked, queries=150, keys=149, more=(((150, 149), "bool"),)),
     "mask by head": Variant(covered_by_mask, more=(((2, 160, 192), "bool"),)),
     "mask by key": Variant(covered_by_mask, keys=256, more=(((256,), "bool"),)),
+    "mask by row and key": Variant(covered_by_rows_and_keys, queries=256, more=(((256,), "bool"), ((192,), "bool"))),
     "gate": Variant(gated, more=(((160, 2, 64), ""),)),
     "log sum": Variant(with_log_sum),
     "sum of biased": Variant(with_sum, more=(((2, 160, 192), ""),)),

@@ -9,7 +9,7 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse.targets import TRITON
-from pallasfuse.tiling.split import fills, predict, split
+from pallasfuse.tiling.split import Times, fills, split
 from tests.programs_by_name import only_group, schedule_of
 
 
@@ -30,9 +30,8 @@ def kernel(heads, group, keys, target="triton", **options):
 def test_few_blocks_are_split_and_many_are_not():
     few, many = kernel(8, 8, 8192), kernel(128, 8, 8192)
     assert few.strategy == "split_k" and len(few.phases) == 2
-    assert few.alternatives["split_k"] < few.alternatives["rolling_update"]
-    assert few.predicted_ms == few.alternatives["split_k"]
-    assert many.strategy == "rolling_update" and not many.alternatives and len(many.phases) == 1
+    assert few.price.us < kernel(8, 8, 8192, parts=1).price.us
+    assert many.strategy == "rolling_update" and len(many.phases) == 1
 
 
 def test_rows_that_share_operands_are_one_tile():
@@ -68,7 +67,7 @@ def test_the_user_decides():
 def test_what_a_mask_hides_makes_no_parts():
     group = only_group("softmax")
     schedule = replace(schedule_of(group, 1, 1), grid=())
-    device = replace(TRITON, bandwidth_gb_s=1e-3)
+    device = TRITON.on(replace(TRITON.device, memory_gb_s=1e-3))
     assert split(group, schedule, device).parts > 1
     assert split(group, schedule, device, share=0.05).parts == 1
     assert not fills(schedule, device)
@@ -77,8 +76,8 @@ def test_what_a_mask_hides_makes_no_parts():
 def test_more_parts_move_more_states():
     group = only_group("variance")
     schedule = replace(schedule_of(group, 1, 1), parts=2)
-    slow = replace(TRITON, bandwidth_gb_s=1e-6)
-    times = [predict(group, replace(schedule, parts=p), slow).split_ms for p in (13, 1000)]
+    slow = TRITON.on(replace(TRITON.device, memory_gb_s=1e-6))
+    times = [Times(group, slow, 1.0).ms(replace(schedule, parts=p)) for p in (13, 1000)]
     assert times[0] < times[1]
 
 

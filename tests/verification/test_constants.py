@@ -210,3 +210,15 @@ def test_a_chain_in_which_the_constants_are_squares():
         for x, p in zip(residues(other, value), other.tower.primes, strict=False):
             assert (is_square(x, p) == (value > 0)).all()
     assert not other.misplaced
+
+
+@pytest.mark.parametrize("root", [np.sqrt(80.0), 48**0.25, np.sqrt(2 / 3)])
+def test_a_root_with_a_logarithm_folded_in_is_recognised(root):
+    """1 / sqrt(80) * log2(e), as the GPU's exp2 has it."""
+    found = constants()
+    inverse_root = [inverse(x, p) for x, p in zip(residues(found, float(np.float32(root))), found.moduli, strict=True)]
+    log2 = residues(found, math.log(2), "float64")
+    want = [inverse(x, p) * r % p for x, r, p in zip(log2, inverse_root, found.moduli, strict=True)]
+    folded = residues(found, float(np.float32(1 / np.float32(root) * np.log2(np.e))))
+    for x, y, _ in zip(folded, want, found.tower.primes, strict=False):  # an angle it has not
+        assert (x == y).all()

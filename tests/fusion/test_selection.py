@@ -1,0 +1,67 @@
+"""The choice of disjoint candidates: equal to the exhaustive optimum where that can be had, near it beyond."""
+
+from itertools import chain, combinations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from pallasfuse.fusion import selection
+from pallasfuse.fusion.selection import best_disjoint, select
+
+
+def exhaustive(savings, covers):
+    numbers = range(len(savings))
+    sets = chain.from_iterable(combinations(numbers, r) for r in range(len(savings) + 1))
+    fitting = (s for s in sets if all(covers[a].isdisjoint(covers[b]) for a, b in combinations(s, 2)))
+    return max(sum(savings[n] for n in s) for s in fitting)
+
+
+CASES = st.lists(
+    st.tuples(st.integers(-5, 40), st.frozensets(st.sampled_from("abcdefgh"), min_size=1, max_size=4)), max_size=10
+)
+
+
+@given(CASES)
+@settings(max_examples=200, deadline=None)
+def test_the_choice_is_the_exhaustive_optimum(cases):
+    savings, covers = [float(s) for s, _ in cases], [c for _, c in cases]
+    chosen = best_disjoint(savings, covers)
+    assert all(covers[a].isdisjoint(covers[b]) for a, b in combinations(chosen, 2))
+    assert sum(savings[n] for n in chosen) == pytest.approx(exhaustive(savings, covers))
+
+
+@given(CASES)
+@settings(max_examples=200, deadline=None)
+def test_many_candidates_are_chosen_at_most_half_worse(cases):
+    """The same by exchanges alone, as for more candidates than can all be looked at."""
+    savings, covers = [float(s) for s, _ in cases], [c for _, c in cases]
+    positive = [n for n, s in enumerate(savings) if s > 0]
+    chosen = selection._greedy(positive, savings, covers)
+    assert all(covers[a].isdisjoint(covers[b]) for a, b in combinations(chosen, 2))
+    found = sum(savings[n] for n in chosen)
+    assert found >= max((savings[n] for n in positive), default=0.0)
+    assert 2 * found >= exhaustive(savings, covers) - 1e-9
+
+
+@given(CASES, st.lists(st.integers(0, 10), min_size=10, max_size=10))
+@settings(max_examples=200, deadline=None)
+def test_prices_are_exact_where_they_decide_and_the_choice_is_the_best_by_exact_ones(cases, losses):
+    covers = [c for _, c in cases]
+    exact = [float(s) for s, _ in cases]
+    bounds = [s + loss for s, loss in zip(exact, losses, strict=False)]
+    asked = []
+
+    def price(n):
+        asked.append(n)
+        return exact[n]
+
+    chosen, savings = select(bounds, covers, price)
+    assert len(asked) == len(set(asked)) and set(chosen) <= set(asked)
+    assert sum(savings[n] for n in chosen) == pytest.approx(exhaustive(exact, covers))
+
+
+def test_a_candidate_without_a_kernel_makes_room_for_others():
+    covers = [frozenset("ab"), frozenset("a"), frozenset("b")]
+    chosen, _ = select([10.0, 4.0, 3.0], covers, lambda n: float("-inf") if n == 0 else 2.0)
+    assert chosen == [1, 2]

@@ -1,0 +1,186 @@
+"""Prices: terms with units, what they see of a kernel, and what XLA would take for the same program."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallasfuse as pf
+from pallasfuse import device
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import make_plan
+from pallasfuse.price.block_work import examine
+from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.terms import NOTHING, Price, Term
+from pallasfuse.price.xla import price_xla
+from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, habits_on, xla_kernels
+from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
+
+H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
+H200 = device.find("NVIDIA H200", "gpu")
+
+
+def struct(*shape, dtype=jnp.float16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def softmax(x):
+    return jax.nn.softmax(x, -1)
+
+
+def attend(q, k, v):
+    scores = jnp.einsum("hid,hjd->hij", q, k, preferred_element_type=jnp.float32)
+    return jnp.einsum("hij,hjd->hid", softmax(scores).astype(q.dtype), v)
+
+
+QKV = [struct(16, 2048, 64)] * 3
+
+
+def program(function, *arguments):
+    return convert(jax.make_jaxpr(function)(*arguments)).program
+
+
+def kernel_of(function, *arguments, target=TRITON, **options):
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    (kernel,) = make_plan(jaxpr, target, FuseOptions(price=False, **options)).kernels
+    return kernel
+
+
+def term(price, name):
+    return next(t for t in price.terms if t.name == name)
+
+
+# --- terms
+
+
+def test_prices_add_up_by_name_and_say_what_limits():
+    one = Price(3.0, (Term("memory", 10.0, "B", 2.0), Term("launch", 1, "kernel", 1.0)))
+    both = one + Price(2.0, (Term("memory", 5.0, "B", 2.0),))
+    assert both.us == 5.0 and term(both, "memory").amount == 15.0 and term(both, "memory").us == 4.0
+    assert both.limit == "memory" and "memory 15 B" in str(both)
+    assert (NOTHING + one).us == one.us
+
+
+def test_every_term_of_a_kernel_has_a_unit_and_is_printed():
+    plan = pf.fuse(attend, options=FuseOptions(price=False)).explain(*QKV, target="mosaic_gpu")
+    price = plan.kernels[0].price
+    assert all(t.unit and t.us >= 0 for t in price.terms)
+    assert price.limit in str(plan) and f"price on {H100.kind}" in str(plan) and "price of XLA's kernels" in str(plan)
+
+
+# --- kernels
+
+
+def test_a_column_of_a_row_major_matrix_costs_whole_sectors():
+    def rows(x):
+        return softmax(x)
+
+    def columns(x):
+        return jax.nn.softmax(x, 0)
+
+    wide = examine(kernel_of(rows, struct(4096, 4096)).program)
+    narrow = kernel_of(columns, struct(4096, 4096), tiles=(("j", 1),)).program
+    assert all(a.sector_bytes() == a.bytes for a in wide.accesses)
+    assert all(a.sector_bytes() == 16 * a.bytes for a in examine(narrow).accesses)
+
+
+def test_masked_tiles_are_not_priced():
+    def causal(q, k, v):
+        scores = jnp.einsum("hid,hjd->hij", q, k, preferred_element_type=jnp.float32)
+        visible = jnp.arange(2048)[None] <= jnp.arange(2048)[:, None]
+        return jnp.einsum("hij,hjd->hid", softmax(jnp.where(visible, scores, -jnp.inf)).astype(q.dtype), v)
+
+    everything, half = (kernel_of(f, *QKV, target=MOSAIC_GPU).price for f in (attend, causal))
+    assert term(half, "matrix units").amount < 0.65 * term(everything, "matrix units").amount
+
+
+def test_a_faster_memory_makes_what_streams_faster_and_products_not():
+    row = kernel_of(softmax, struct(8192, 8192))
+    product = kernel_of(attend, *QKV, target=MOSAIC_GPU)
+    for kernel, gain in ((row, 1.2), (product, 1.0)):
+        phases = [(p.program, p.target.on(H200)) for p in kernel.phases]
+        assert kernel.price.us / price_kernel(phases).us == pytest.approx(gain, rel=0.2)
+
+
+def test_few_blocks_do_not_reach_the_memory_s_bandwidth():
+    few, many = (kernel_of(softmax, struct(n, 8192)).price for n in (8, 8192))
+    moved = [term(p, "device memory") for p in (few, many)]
+    assert moved[0].amount / moved[0].us < 0.3 * moved[1].amount / moved[1].us
+
+
+# --- XLA's kernels
+
+
+def test_maps_fuse_and_products_are_the_library_s():
+    kernels = xla_kernels(program(attend, *QKV), habits_on(H100))
+    assert [type(k) for k in kernels].count(LibraryProduct) == 2
+    (rows,) = [k for k in kernels if isinstance(k, LoopFusion)]
+    assert rows.is_row  # read once: XLA keeps rows of this length on the chip
+
+
+def test_long_rows_are_read_by_every_reduction():
+    short, long = (xla_kernels(program(softmax, struct(64, n)), habits_on(H100)) for n in (4096, 131072))
+    assert len(short) == 1 and len(long) == 3
+
+
+def test_a_transposed_operand_is_copied():
+    def one(a, b):
+        return jnp.einsum("bmk,bkn->bmn", a, b)
+
+    def other(a, b):
+        return jnp.einsum("mbk,knb->bmn", a, b)
+
+    def copies(f, *shapes):
+        return sum(len(k.copies) for k in xla_kernels(program(f, *map(lambda s: struct(*s), shapes)), habits_on(H100)))
+
+    assert copies(one, (8, 64, 32), (8, 32, 16)) == 0
+    assert copies(other, (64, 8, 32), (32, 16, 8)) == 1
+
+
+def test_what_another_kernel_reads_is_still_computed():
+    def function(x, w):
+        y = jnp.tanh(x @ w)
+        return softmax(y)
+
+    whole = program(function, struct(4096, 512), struct(512, 4096))
+    result = whole.outputs[0]
+    product = next(n.name for n in whole.nests if n.reduced)
+    made = frozenset({result})
+    assert price_xla(whole, H100, made).us == 0
+    with_product = price_xla(whole, H100, made, frozenset({product}))
+    assert 0 < with_product.us < price_xla(whole, H100).us
+    assert term(with_product, "matrix units").amount == 2 * 4096 * 4096 * 512
+
+
+def test_buffers_that_the_system_makes_anew_cost_on_a_cpu():
+    cpu = XLA_CPU.device
+    small, large = (price_xla(program(softmax, struct(n, 4096, dtype=jnp.float32)), cpu) for n in (512, 16384))
+    assert term(small, "new pages").us == 0 and term(large, "new pages").us > 0
+
+
+# --- the choice
+
+
+def chosen(function, *arguments, target):
+    return len(make_plan(jax.make_jaxpr(function)(*arguments), target, FuseOptions(price=True)).kernels)
+
+
+def test_a_kernel_is_kept_where_it_beats_xla_by_more_than_the_price_s_error():
+    assert chosen(attend, *QKV, target=MOSAIC_GPU) == 1
+    sure = MOSAIC_GPU.on(replace(H100, price_error=1e3))
+    assert chosen(attend, *QKV, target=sure) == 0
+
+
+def test_where_a_clock_decides_later_a_price_may_be_wrong():
+    doubtful = TRITON.on(replace(H100, price_error=3.0))
+    x = struct(4096, 4096)
+    assert chosen(softmax, x, target=doubtful) == 0
+    assert chosen(softmax, x, target=replace(doubtful, timed=True)) == 1
+
+
+def test_an_unknown_device_gets_careful_numbers():
+    unknown = device.find("a device of tomorrow", "gpu")
+    assert unknown.memory_gb_s == min(H100.memory_gb_s, H200.memory_gb_s)
+    assert unknown.price_error > max(H100.price_error, H200.price_error)
