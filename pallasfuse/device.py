@@ -1,4 +1,7 @@
-"""Numbers of devices: measured once by `scripts/calibrate.py`, kept as data in `devices/`, read by the price."""
+"""Numbers of devices, kept as data in `devices/` and read by the price: estimates, or measured by `scripts/calibrate.py`.
+
+The `source` of each file says which. Those of today are estimates that were fitted to measured kernels.
+"""
 
 import json
 from dataclasses import dataclass, fields
@@ -11,7 +14,7 @@ Platform = Literal["cpu", "gpu"]
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a price knows of one kind of device. A GPU's rates are for the whole device, a CPU's for one core unless said."""
+    """The numbers of one kind of device. A GPU's rates are for the whole device, a CPU's for one core unless said."""
 
     kind: str
     """As JAX names it (`jax.Device.device_kind`)."""
@@ -64,7 +67,7 @@ def _read(name: str) -> Device:
 
 @cache
 def known() -> tuple[Device, ...]:
-    """Every device that has been measured."""
+    """Every device that has a file of numbers."""
     folder = resources.files(__package__).joinpath("devices")
     return tuple(_read(f.name) for f in sorted(folder.iterdir(), key=lambda f: f.name) if f.name.endswith(".json"))
 

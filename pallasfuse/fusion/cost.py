@@ -12,6 +12,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.price import xla_kernels
 
 TYPICAL_BLOCK = 128
 """Rows of a grid block, for estimating how often an operand without that axis is recomputed."""
@@ -44,11 +45,7 @@ class Work:
         """The least time: the larger of arithmetic and traffic, plus launches (MCFuser, section 4.1)."""
         cores = 1 if device.platform == "gpu" else device.multiprocessors
         matrix_us = 1e-6 * self.matmul_flops / (max(device.matmul_tflop_s.values()) * cores)
-        vector_us = (
-            1e-3
-            * self.vector_flops
-            / (device.vector_gop_s * (1 if device.platform == "gpu" else device.multiprocessors))
-        )
+        vector_us = 1e-3 * self.vector_flops / (device.vector_gop_s * cores)
         rate = max(device.memory_gb_s, device.cache_gb_s if self.moved <= device.cache_bytes else 0.0)
         return max(matrix_us, vector_us, 1e-3 * self.moved / rate) + self.launches * device.kernel_us
 
@@ -58,20 +55,9 @@ class Work:
         return self.bytes_read + self.bytes_written
 
 
-def strip_exact_casts(expr: Expr) -> Expr:
-    while isinstance(expr, Apply) and expr.op == "convert" and dtypes.is_exact_cast(expr.args[0].dtype, expr.dtype):
-        expr = expr.args[0]
-    return expr
-
-
 def product_operands(nest: Nest) -> tuple[Expr, Expr] | None:
     """The operands when the nest is a matrix product: a sum of a product whose sides each keep an axis of their own."""
-    if nest.reducer != SUM or not isinstance(nest.body, Apply) or nest.body.op != "mul":
-        return None
-    lhs, rhs = nest.body.args
-    reduced = frozenset(nest.reduced)
-    shared = lhs.axes & rhs.axes & reduced
-    return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - reduced and (rhs.axes - lhs.axes) - reduced else None
+    return xla_kernels.product_operands(nest.reduced, nest.body) if nest.reducer == SUM else None
 
 
 def tensor_bytes(axes: Iterable[Axis], dtype: str) -> int:
@@ -98,7 +84,7 @@ def apart(nest: Nest) -> Work:
     if operands is None:
         return Work(0.0, _elementwise_flops([nest.body]) + space, _leaf_bytes([nest.body]), out, 1)
     work = Work(2.0 * space, 0.0, 0.0, out, 1)
-    for operand in map(strip_exact_casts, operands):
+    for operand in map(xla_kernels.without_casts, operands):
         if isinstance(operand, Read):
             work += Work(bytes_read=_leaf_bytes([operand]))
         else:
@@ -148,7 +134,7 @@ def together(
 def sliced(inner: Iterable[Nest], rolled: Axis, longest: int, passes: int) -> Work:
     """What products whose sum is longer than `longest` add: a library takes the matrix slice by slice, each of which is copied."""
     copied = sum(
-        float(tensor_bytes(operand.axes, strip_exact_casts(operand).dtype))
+        float(tensor_bytes(operand.axes, xla_kernels.without_casts(operand).dtype))
         for nest in inner if volume(nest.reduced) > longest
         for operand in product_operands(nest) or () if rolled in operand.axes
     )  # fmt: skip

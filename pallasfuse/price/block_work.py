@@ -51,7 +51,6 @@ class Product:
     lhs_dtype: str
     precise: bool
     """Float32 operands that keep all their bits."""
-    lhs_computed: bool
     times: float
 
     @property
@@ -188,10 +187,7 @@ def _product(s: Contract, tiles: Mapping[Axis, int], times: float) -> Product:
     over = frozenset(s.over)
     left, right = s.lhs.axes - over, s.rhs.axes - over
     extent = lambda axes: math.prod(tiles[a] for a in axes)  # noqa: E731
-    lhs = s.lhs
-    while isinstance(lhs, Apply) and lhs.op == "convert" and isinstance(lhs.args[0], Read):
-        lhs = lhs.args[0]
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
-        is_precise(s.precision), isinstance(lhs, Apply), times,
+        is_precise(s.precision), times,
     )  # fmt: skip

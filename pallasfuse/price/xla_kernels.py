@@ -131,7 +131,7 @@ def xla_kernels(
             continue
         body = bodies[node.name]
         above[node.name] = _with_ancestors(body.tensors, above)
-        operands = product_operands(node.axes, node.reduced, body) if node.reducer == SUM and not node.picks else None
+        operands = product_operands(node.reduced, body) if node.reducer == SUM and not node.picks else None
         if operands is None:
             _fuse(node, body, fusions, habits, above)
             continue
@@ -226,7 +226,7 @@ def without_casts(expr: Expr) -> Expr:
     return expr
 
 
-def product_operands(axes: tuple[Axis, ...], reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr] | None:
+def product_operands(reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr] | None:
     """The operands where a sum is a matrix product: of two factors, each of which keeps an axis that the other lacks."""
     if not isinstance(body, Apply) or body.op != "mul":
         return None
