@@ -63,7 +63,8 @@ def lower_on(
 
     try:
         return lower(target)
-    except Exception:
+    except Exception as first:
+        error = first
         if not asked:
             try:
                 if mended():

@@ -107,7 +107,7 @@ def test_other_gathers_are_left_to_xla(name):
 
 def test_a_pick_alone_is_no_kernel():
     """XLA reads one element of each row for it; nothing of ours may read them all."""
-    plan = pf.fuse(along).explain(
+    plan = pf.fuse(along, options=pf.FuseOptions(price=True)).explain(
         jax.ShapeDtypeStruct((4096, 50_000), jnp.float32), jax.ShapeDtypeStruct((4096,), jnp.int32)
     )
     assert plan.kernels == ()

@@ -14,6 +14,7 @@ from tests.losses import FORMS, LOSSES, difference, with_everything
 
 FREE = XLA_CPU
 """Whatever is legal is fused."""
+PRICED = pf.FuseOptions(price=True)
 TILES = (("i", 4), ("j", 4), ("k", 4))
 
 
@@ -125,7 +126,7 @@ def test_on_a_gpu_xla_multiplies(function, target, dtype):
 def test_few_rows_are_left_to_xla():
     """Their product is the reading of the matrix, and slices of it would be copied."""
     shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((8, 4096), (4096, 128256))]
-    plan = pf.fuse(difference, target="triton").explain(*shapes, jax.ShapeDtypeStruct((8,), jnp.int32))
+    plan = pf.fuse(difference, target="triton", options=PRICED).explain(*shapes, jax.ShapeDtypeStruct((8,), jnp.int32))
     assert "xla_gpu" not in {k.target.name for k in plan.kernels}
     assert "dot_general" in {f.operation for f in plan.fallbacks}
 
@@ -139,7 +140,7 @@ def two_pass(h, w):
 def test_no_product_is_computed_twice():
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 2048), (2048, 32768))]
     for target in ("xla", "triton"):
-        plan = pf.fuse(two_pass, target=target).explain(*shapes)
+        plan = pf.fuse(two_pass, target=target, options=PRICED).explain(*shapes)
         assert all(not k.group.inner or k.group.passes == 1 for k in plan.kernels)
 
 
