@@ -24,8 +24,8 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, const, convert, postorder, read, select, substitute
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.neutrality import evaluate_under
-from pallasfuse.ir.reducers import MAX, MIN, SUM
+from pallasfuse.ir.neutrality import Abstract, evaluate_under, values_under
+from pallasfuse.ir.reducers import MAX, MIN, SUM, Reducer
 from pallasfuse.repair.signs import Sign, infer_sign
 
 
@@ -231,6 +231,12 @@ def fold_over(
             # NaN absorbs: the program's own sum is NaN then, whatever follows
             added = evaluate_under(a.term, {predecessor.body: identity}, {f.name for f in frames}).value
             neutral &= isinstance(added, float) and (math.isnan(added) or added == float(a.reducer.identity(a.dtype)))
+    left = _where_empty(framed, nest.reducer, frames, unfinished)
+    if isinstance(left, Refusal):
+        return left
+    if left.doubt and strict:
+        return Refusal(f"strict: {body} may differ where values are not finite ({left.doubt})")
+    exceptions += [left.doubt] if left.doubt else []
     polynomial = all(is_polynomial(a.update) for a in accumulators if a.update is not None)
     if not neutral and not polynomial:
         return Refusal(f"where {', '.join(sorted({e for f in frames for e in f.empties}))} has seen only masked elements, "
@@ -245,8 +251,53 @@ def fold_over(
     )
     if refined is not None:
         conditions.append("moments are taken around the mean before it is rounded")
-    fold = Fold(nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, refined, derived.matrix, factors)
+    fold = Fold(
+        nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, left.is_identity, refined, derived.matrix, factors
+    )
     return Folded(fold, tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(exceptions)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Empty:
+    """What a reduction is where a finished predecessor is its identity: its own identity, or what the repair says. `doubt`: where
+    that differs from the program's."""
+
+    is_identity: bool
+    doubt: str = ""
+
+
+def _where_empty(
+    framed: Expr, reducer: Reducer, frames: list[Frame], unfinished: Mapping[str, Fold]
+) -> _Empty | Refusal:
+    """The repair does not lead to a frame that is infinite, so the terms there are looked at: all identities, or all NaN.
+
+    Where a mask decides which, the masked elements are all that there are: else an element would have to be the predecessor's
+    identity without being masked.
+    """
+    found: set[Abstract] | None = set()
+    finite = frozenset(f.name for f in frames)
+    names = sorted({e for f in frames for e in f.empties})
+    identity = float(reducer.identity(dtypes.accumulator(framed.dtype)))
+    for name in names:
+        nest = unfinished[name].nest
+        assert nest.reducer is not None
+        at = float(nest.reducer.identity(nest.body.dtype))
+        assumed: dict[Expr, float] = {nest.body: at}
+        for frame in frames:
+            value = evaluate_under(frame.value, {read(name, nest.axes, nest.dtype): at}).value
+            if isinstance(value, float):
+                assumed[read(frame.name, frame.axes, frame.value.dtype)] = value
+        usable = all(math.isfinite(assumed.get(read(f.name, f.axes, f.value.dtype), 0.0)) for f in frames)
+        if not usable and found is not None:
+            there = values_under(framed, assumed, finite)
+            found = None if there is None else found | there
+    if found is not None and identity not in found:
+        return _Empty(False)
+    if found is None or not found <= {math.nan, identity}:
+        return Refusal(f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing")
+    if found == {identity}:
+        return _Empty(True)
+    return _Empty(True, f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is")
 
 
 def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:

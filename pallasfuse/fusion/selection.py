@@ -58,25 +58,35 @@ def _branch_and_bound(numbers: Sequence[int], savings: Sequence[float], covers: 
 
 
 def _greedy(numbers: Sequence[int], savings: Sequence[float], covers: Sequence[frozenset[str]]) -> list[int]:
-    """The largest saving first; then every candidate that is worth more than those it would replace takes their place."""
-    chosen: list[int] = []
-    for n in sorted(numbers, key=lambda n: -savings[n]):
-        if all(covers[n].isdisjoint(covers[m]) for m in chosen):
-            chosen.append(n)
-    improved = True
-    while improved:
-        improved = False
-        for n in numbers:
-            if n in chosen:
-                continue
-            replaced = [m for m in chosen if covers[n] & covers[m]]
-            if savings[n] > sum(savings[m] for m in replaced):
-                chosen = [m for m in chosen if m not in replaced] + [n]
-                free = [m for m in sorted(numbers, key=lambda m: -savings[m]) if m not in chosen]
-                for m in free:
-                    if all(covers[m].isdisjoint(covers[c]) for c in chosen):
-                        chosen.append(m)
-                improved = True
+    """The largest saving first; then exchanges, as long as one of them saves more: a candidate for all those that it gets in the
+    way of, and one chosen candidate for the best of those that it alone keeps out.
+
+    At least the k-th part of the best sum, where no candidate covers more than k reductions.
+    """
+
+    def filled(chosen: list[int]) -> list[int]:
+        used = frozenset().union(*(covers[m] for m in chosen))
+        for n in sorted(numbers, key=lambda n: -savings[n]):
+            if n not in chosen and not covers[n] & used:
+                chosen, used = [*chosen, n], used | covers[n]
+        return chosen
+
+    def exchanged(chosen: list[int]) -> list[int]:
+        others = [n for n in numbers if n not in chosen]
+        in_the_way = {n: [m for m in chosen if covers[n] & covers[m]] for n in others}
+        for n in others:
+            if savings[n] > sum(savings[m] for m in in_the_way[n]):
+                return [m for m in chosen if m not in in_the_way[n]] + [n]
+        for m in chosen:
+            freed = [n for n in others if in_the_way[n] == [m]][:_EXACT]
+            instead = _branch_and_bound(freed, savings, covers)
+            if sum(savings[n] for n in instead) > savings[m]:
+                return [c for c in chosen if c != m] + instead
+        return chosen
+
+    chosen = filled([])
+    while (better := exchanged(chosen)) is not chosen:
+        chosen = filled(better)
     return chosen
 
 

@@ -4,6 +4,7 @@ Used for masks (what is added where a predicate is false?) and for empty rows (w
 still its identity?). The domain: a known constant, some finite number, or anything.
 """
 
+import itertools
 import math
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -144,6 +145,35 @@ def _join(a: Abstract, b: Abstract) -> Abstract:
     if any(x is Unknown.ANYTHING or (isinstance(x, float) and not math.isfinite(x)) for x in (a, b)):
         return Unknown.ANYTHING
     return Unknown.ASSUMED if Unknown.ASSUMED in (a, b) else Unknown.FINITE
+
+
+_MOST_CHOICES = 4
+"""Conditions of which every combination is looked at."""
+
+
+def values_under(
+    root: Expr, assumptions: Mapping[Expr, float], finite: AbstractSet[str] = frozenset()
+) -> frozenset[Abstract] | None:
+    """The abstract values that `root` may have: one for each way in which its choices may turn out. Arguments as `evaluate_under`.
+
+    None: those are too many.
+    """
+    reached, conditions = [root], dict[Expr, None]()
+    for node in reached:
+        if node not in assumptions:
+            if isinstance(node, Apply) and node.op == "select":
+                condition = evaluate_under(node.args[0], assumptions, finite).value
+                if not isinstance(condition, float):
+                    conditions[node.args[0]] = None
+            reached.extend(node.args)
+    if len(conditions) > _MOST_CHOICES:
+        return None
+    found = set[Abstract]()
+    for turned_out in itertools.product((0.0, 1.0), repeat=len(conditions)):
+        chosen = dict(zip(conditions, turned_out, strict=True))
+        value = evaluate_under(root, {**chosen, **assumptions}, finite).value
+        found.add(value if not isinstance(value, float) or not math.isnan(value) else math.nan)
+    return frozenset(found)
 
 
 def is_neutral(

@@ -258,6 +258,9 @@ class Passes(Values):
                 replacements[read(frame.name, frame.axes, dtype)] = final
             moved = self._expr_with(main.update, replacements, scope)
             result = simplify(apply("select", usable, result, moved))
+            if fold.empty_is_identity:
+                identity = const(main.reducer.identity(main.dtype), main.dtype)
+                result = apply("select", self._was_empty(fold, folds), identity, result)
         if fold.refined is not None:
             replacements = {read(a.name, a.axes, a.dtype): finished[a.name] for a in fold.accumulators}
             result = self._refined(substitute(fold.refined, replacements), result)
@@ -265,6 +268,17 @@ class Passes(Values):
         scope.known[read(nest.name, nest.axes, nest.dtype)] = self._let(
             f"{nest.name}.value", nest.axes, convert(value, nest.dtype), scope
         )
+
+    def _was_empty(self, fold: Fold, folds: list[Fold]) -> Expr:
+        """True where a finished max or min that a frame depends on is its identity."""
+        values = {f.name: f.nest for f in folds}
+        result: Expr = const(False, "bool")
+        for name in sorted({e for frame in fold.frames for e in frame.empties}):
+            nest = values[name]
+            assert nest.reducer is not None
+            final = self._expr(read(nest.name, nest.axes, nest.dtype), self.top)
+            result = apply("or", result, apply("eq", final, const(nest.reducer.identity(nest.dtype), nest.dtype)))
+        return simplify(result)
 
     def _refined(self, value: Expr, otherwise: Expr) -> Expr:
         """The corrected value of a fold whose accumulators have seen the whole axis."""

@@ -8,7 +8,7 @@ import pytest
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, index, mul, read, select, sub
-from pallasfuse.ir.neutrality import Unknown, evaluate_under, is_neutral
+from pallasfuse.ir.neutrality import Unknown, evaluate_under, is_neutral, values_under
 from pallasfuse.ir.reducers import AND, MAX, MIN, OR, PROD, SUM
 
 J = Axis("j", 8)
@@ -231,3 +231,20 @@ def test_a_maximum_with_infinity_may_be_nan():
 def test_what_is_proven_of_random_expressions_holds(finite):
     for seed in range(300):
         assert _contradiction(_random(np.random.default_rng(seed), 2 + seed % 2), finite) is None
+
+
+def test_every_way_in_which_choices_turn_out():
+    """One condition turns out alike wherever it stands; what is assumed is no choice any more."""
+    undefined = exp(sub(X, R))
+    off = {X: -np.inf, R: -np.inf}
+    (nan,) = values_under(undefined, off)
+    assert np.isnan(nan)
+    assert values_under(select(MASK, number(1.0), number(0.0)), {}) == {0.0, 1.0}
+    assert values_under(mul(select(MASK, number(2.0), number(0.0)), select(MASK, number(3.0), number(1.0))), {}) == {0.0, 6.0}
+    assert values_under(select(MASK, number(2.0), number(0.0)), {MASK: 0.0}) == {0.0}
+    other = [select(apply("lt", read(f"c{n}", (), "float32"), X), number(n), number(-n)) for n in range(1, 6)]
+    assert len(values_under(add(other[0], other[1]), {})) == 4
+    many = other[0]
+    for more in other[1:]:
+        many = add(many, more)
+    assert values_under(many, {}) is None

@@ -227,6 +227,20 @@ MUTANTS = (
         "first_masked",
     ),
     Mutant(
+        "empty_moved_to_an_infinite_frame",
+        "fusion/folding",
+        in_folds(lambda f: replace(f, empty_is_identity=False)),
+        "exponentials_of_visible",
+        "xla",
+    ),
+    Mutant(
+        "infinite_sum_taken_as_empty",
+        "fusion/folding",
+        in_folds(lambda f: replace(f, empty_is_identity=True)),
+        "exponentials_of_all",
+        "xla",
+    ),
+    Mutant(
         "positive_frame_not_asked",
         "fusion/folding",
         _frames(lambda f: replace(f, positive=False)),

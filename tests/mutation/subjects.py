@@ -182,6 +182,20 @@ def masked_total(mask):
     return function
 
 
+def exponentials_of_visible(x, mask):
+    y = jnp.where(mask, x, -jnp.inf)
+    return jnp.sum(jnp.where(mask, jnp.exp(y - jnp.max(y, -1, keepdims=True)), 0), -1)
+
+
+def exponentials_of_all(x):
+    return jnp.sum(jnp.exp(x - jnp.max(x, -1, keepdims=True)), -1)
+
+
+def _one_row_hidden() -> list[Array]:
+    x = np.random.default_rng(1).normal(size=(5, 13)).astype(np.float32)
+    return [x, np.arange(5)[:, None] != np.full((1, 13), 2)]
+
+
 def first_masked(x):
     """The maximum is its identity for a while, and terms count nevertheless."""
     m = jnp.max(jnp.where(jnp.arange(x.shape[1]) >= 4, x, -jnp.inf), -1, keepdims=True)
@@ -329,6 +343,8 @@ OWN: dict[str, Subject] = {
     "around_a_share": Subject(around_a_share, ((5, 13),)),
     "finite_mask": Subject(finite_mask, ((5, 13),)),
     "zero_under_maximum": Subject(zero_under_maximum, ((5, 13),)),
+    "exponentials_of_visible": Subject(exponentials_of_visible, (), data=_one_row_hidden),
+    "exponentials_of_all": Subject(exponentials_of_all, (), data=_rows([-np.inf] * 13)),
     "first_masked": Subject(first_masked, ((5, 13),)),
     "weighted_copy": Subject(weighted_copy, ((13, 3), (13, 2))),
     "lower_triangle": Subject(masked_total(lambda i, j: j <= i), ((13, 13),)),
