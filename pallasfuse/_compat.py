@@ -131,6 +131,11 @@ def plain_aval(aval: Any) -> Any:
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak, sharding=aval.sharding, manual_axis_type=varies)
 
 
+def _unnamed(jaxpr: Jaxpr) -> Any:
+    """Where a jaxpr comes from, without the names of its arguments."""
+    return jaxpr.debug_info.with_unknown_names()
+
+
 def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
     """Turn constants that are tracers of an outer transformation into leading arguments."""
     traced = [n for n, c in enumerate(jaxpr.consts) if isinstance(c, core.Tracer)]
@@ -139,9 +144,39 @@ def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
     kept = [n for n in range(len(jaxpr.consts)) if n not in traced]
     result = jaxpr.replace(  # type: ignore[no-untyped-call]
         constvars=[jaxpr.constvars[n] for n in kept], consts=[jaxpr.consts[n] for n in kept],
-        invars=[*(jaxpr.constvars[n] for n in traced), *jaxpr.invars], debug_info=None,
+        invars=[*(jaxpr.constvars[n] for n in traced), *jaxpr.invars], debug_info=_unnamed(jaxpr),
     )  # fmt: skip
     return result, [jaxpr.consts[n] for n in traced]
+
+
+def with_arguments(jaxpr: Jaxpr, first: Sequence[Var]) -> Jaxpr:
+    """`jaxpr` with some of the variables that it reads as leading arguments."""
+    result: Jaxpr = jaxpr.replace(invars=[*first, *jaxpr.invars], debug_info=_unnamed(jaxpr))  # type: ignore[no-untyped-call]
+    return result
+
+
+_LOOPS = frozenset(("fori_loop", "while_loop", "while_body", "scan"))
+
+
+def enclosing_loop() -> Any:
+    """The trace of the loop's body that is being traced now, directly or under a transformation; None if there is none."""
+    trace = core.trace_ctx.trace
+    while getattr(trace, "frame", None) is None and (outer := getattr(trace, "parent_trace", None)) is not None:
+        trace = outer
+    kind = getattr(getattr(getattr(trace, "frame", None), "debug_info", None), "traced_for", "")
+    return trace if kind in _LOOPS else None
+
+
+def changes_in(trace: Any, value: Any) -> bool:
+    """Does a value depend on what is traced by a loop's trace, or is that not known?"""
+    if not isinstance(value, core.Tracer):
+        return False
+    if value._trace is trace:
+        return True
+    inside = getattr(value, "val", getattr(value, "primal", None))
+    if inside is None:
+        return not isinstance(value._trace, type(trace))
+    return changes_in(trace, inside) or isinstance(getattr(value, "tangent", None), core.Tracer)
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 from pallasfuse import _compat, stages
 from pallasfuse.check import check, wanted
 from pallasfuse.errors import FusionError, TraceError
+from pallasfuse.loop_invariants import outside_of_loop
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan
 from pallasfuse.primitive import Once, automatic, call_fused, call_typed
@@ -59,12 +60,22 @@ class FusedFunction:
         if self._unfused and self._signature(args, kwargs) in self._unfused:
             return self._plain(*args, **kwargs)
         try:
-            return self._jitted(*args, **kwargs)
+            return self._compiled_for(args, kwargs)(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
             leaves = self.leaves(args, kwargs)
             if not may_recover(self._options, leaves):
                 raise
             return self._recovered(error, leaves, args, kwargs)
+
+    def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What runs a call: of its own for every choice of arguments that do not change in the loop that it stands in."""
+        loop = _compat.enclosing_loop()
+        if loop is None:
+            return self._jitted
+        fixed = tuple(not _compat.changes_in(loop, x) for x in self.leaves(args, kwargs))
+        if fixed not in self._in_loops:
+            self._in_loops[fixed] = self._jit(functools.partial(self._run_in_loop, fixed))
+        return self._in_loops[fixed]
 
     def _recovered(self, error: Exception, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call that failed, without the kernels that are to blame."""
@@ -140,7 +151,14 @@ class FusedFunction:
         jaxpr, shapes = make(*args, **{k: v for k, v in kwargs.items() if k not in static})
         return jaxpr, jax.tree.structure(shapes)
 
+    def _run_in_loop(self, fixed: tuple[bool, ...], /, *args: Any, **kwargs: Any) -> Any:
+        return self._run_with(fixed, args, kwargs)
+
     def _run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run_with((), args, kwargs)
+
+    def _run_with(self, fixed: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call itself. fixed: which leaves of the arguments do not change in the loop around it; empty: there is none."""
         if jax.config.jax_disable_jit or (
             (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
             and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
@@ -154,6 +172,8 @@ class FusedFunction:
                                   "and stays with XLA as a whole: move them out of the fused function")  # fmt: skip
             return self._function(*args, **kwargs)
         mesh = _compat.explicit_mesh(leaves)
+        if mesh is None and any(fixed):
+            jaxpr, leaves = outside_of_loop(jaxpr, fixed, leaves)
         how = self._options, self._name, self._warning, leaves
         results = call_fused(jaxpr, *how) if mesh is None else call_typed(mesh, jaxpr, self._types(args, kwargs), *how)
         return jax.tree.unflatten(out_tree, results)
@@ -205,6 +225,7 @@ class FusedFunction:
     def renew(self) -> None:
         """Forget what was compiled, so that the next call uses what was measured since."""
         self._jitted = self._jit(self._run)
+        self._in_loops: dict[tuple[bool, ...], Any] = {}
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fuse of {self._name}>"

@@ -252,7 +252,16 @@ def fold_over(
     if refined is not None:
         conditions.append("moments are taken around the mean before it is rounded")
     fold = Fold(
-        nest, pass_index, tuple(accumulators), tuple(frames), result, neutral, left.is_identity, refined, derived.matrix, factors
+        nest,
+        pass_index,
+        tuple(accumulators),
+        tuple(frames),
+        result,
+        neutral,
+        left.is_identity,
+        refined,
+        derived.matrix,
+        factors,
     )
     return Folded(fold, tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(exceptions)))
 
@@ -294,10 +303,15 @@ def _where_empty(
     if found is not None and identity not in found:
         return _Empty(False)
     if found is None or not found <= {math.nan, identity}:
-        return Refusal(f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing")
+        return Refusal(
+            f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing"
+        )
     if found == {identity}:
         return _Empty(True)
-    return _Empty(True, f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is")
+    return _Empty(
+        True,
+        f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is",
+    )
 
 
 def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:

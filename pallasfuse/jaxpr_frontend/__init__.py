@@ -1,6 +1,7 @@
 """A jaxpr to a loop program: calls inlined, dimensions unified to axes, one table from primitive to nest."""
 
-from pallasfuse.jaxpr_frontend.conversion import convert
+from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map
 from pallasfuse.jaxpr_frontend.converted import Converted
+from pallasfuse.jaxpr_frontend.inlining import flatten
 
-__all__ = ["Converted", "convert"]
+__all__ = ["Converted", "convert", "flatten", "is_layout", "is_map"]

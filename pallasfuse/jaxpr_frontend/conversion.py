@@ -23,7 +23,18 @@ from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import flatten
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 
-_RULES: dict[str, Rule] = elementwise.RULES | layout.RULES | reductions.RULES
+_MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
+_RULES: dict[str, Rule] = _MAPS | reductions.RULES
+
+
+def is_map(eqn: JaxprEqn) -> bool:
+    """Is an equation computed element by element, so that it costs a kernel little to compute it again?"""
+    return eqn.primitive.name in _MAPS
+
+
+def is_layout(eqn: JaxprEqn) -> bool:
+    """Does an equation only say which element stands where?"""
+    return eqn.primitive.name in layout.RULES
 
 
 @dataclass(frozen=True, slots=True)

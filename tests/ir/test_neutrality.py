@@ -240,7 +240,10 @@ def test_every_way_in_which_choices_turn_out():
     (nan,) = values_under(undefined, off)
     assert np.isnan(nan)
     assert values_under(select(MASK, number(1.0), number(0.0)), {}) == {0.0, 1.0}
-    assert values_under(mul(select(MASK, number(2.0), number(0.0)), select(MASK, number(3.0), number(1.0))), {}) == {0.0, 6.0}
+    assert values_under(mul(select(MASK, number(2.0), number(0.0)), select(MASK, number(3.0), number(1.0))), {}) == {
+        0.0,
+        6.0,
+    }
     assert values_under(select(MASK, number(2.0), number(0.0)), {MASK: 0.0}) == {0.0}
     other = [select(apply("lt", read(f"c{n}", (), "float32"), X), number(n), number(-n)) for n in range(1, 6)]
     assert len(values_under(add(other[0], other[1]), {})) == 4

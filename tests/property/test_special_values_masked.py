@@ -84,8 +84,13 @@ def test_a_row_of_visible_infinities(chain):
     x = X.copy()
     x[6] = -np.inf
     want = chain(x, masks(), V)
-    np.testing.assert_allclose(pf.fuse(chain, strict=True, options=pf.FuseOptions(tiles=TILES))(x, masks(), V), want, atol=1e-6)
+    np.testing.assert_allclose(
+        pf.fuse(chain, strict=True, options=pf.FuseOptions(tiles=TILES))(x, masks(), V), want, atol=1e-6
+    )
     fused = pf.fuse(chain, options=pf.FuseOptions(tiles=TILES))
-    got, exceptions = fused(x, masks(), V), [e for k in fused.explain(x, masks(), V).kernels for e in k.group.exceptions]
+    got, exceptions = (
+        fused(x, masks(), V),
+        [e for k in fused.explain(x, masks(), V).kernels for e in k.group.exceptions],
+    )
     if not any("is masked" in e for e in exceptions):
         np.testing.assert_allclose(got, want, atol=1e-6)

@@ -1,0 +1,109 @@
+"""What a fused call inside a loop would compute again in every trip, though none of it changes: it is computed outside.
+
+XLA moves operations out of a loop whose operands do not change, but not out of a kernel. So whatever depends only on what comes
+from outside the loop stays plain JAX, as far as it pays: a value is handed to the kernel where it is no larger than what the kernel
+would have to read to compute it, and reductions and products always are.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Var
+
+from pallasfuse import _compat
+from pallasfuse.jaxpr_frontend import flatten, is_layout, is_map
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A jaxpr in two parts: equations that are computed outside the loop, and a jaxpr that has their results as first arguments."""
+
+    constvars: tuple[Var, ...]
+    consts: tuple[Any, ...]
+    outside: tuple[JaxprEqn, ...]
+    passed: tuple[Var, ...]
+    inside: Jaxpr
+
+
+def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
+    """Take apart what depends on constants and on the arguments that do not change only. None: there is nothing of that kind."""
+    flat = flatten(jaxpr)
+    cost: dict[Var, float] = {v: _bytes(v) for v in flat.constvars}
+    cost |= {v: _bytes(v) for v, fixed in zip(flat.invars, invariant, strict=True) if fixed}
+    made: dict[Var, JaxprEqn] = {}
+    handed_over: set[Var] = set()
+    for eqn in flat.eqns:
+        reads = dict.fromkeys(a for a in eqn.invars if isinstance(a, Var))
+        if eqn.effects or not all(v in cost for v in reads):
+            continue
+        again = sum(cost[v] for v in reads) if is_map(eqn) else math.inf
+        for v in eqn.outvars:
+            made[v] = eqn
+            cost[v] = min(again, _bytes(v))
+            if reads and (_bytes(v) < again or (_bytes(v) == again and not is_layout(eqn))):
+                handed_over.add(v)
+    passed = _needed(flat, made, handed_over)
+    if not passed:
+        return None
+    known = frozenset(passed)
+    inside = [e for e in flat.eqns if known.isdisjoint(e.outvars)]
+    outside = _made_by(passed, made, flat.eqns)
+    whole = _compat.replace_jaxpr(flat, flat.constvars, flat.consts, inside, flat.outvars)
+    return Split(
+        tuple(flat.constvars),
+        tuple(flat.consts),
+        outside,
+        tuple(passed),
+        flatten(_compat.with_arguments(whole, passed)),
+    )
+
+
+def outside_of_loop(jaxpr: Jaxpr, fixed: Sequence[bool], values: Sequence[Any]) -> tuple[Jaxpr, list[Any]]:
+    """A jaxpr and its arguments, after what does not change in the loop around them has been computed.
+
+    fixed: which arguments do not change.
+    """
+    parts = split(jaxpr, fixed)
+    if parts is None:
+        return jaxpr, list(values)
+    known: dict[Var, Any] = dict(zip((*parts.constvars, *jaxpr.invars), (*parts.consts, *values), strict=True))
+    for eqn in parts.outside:
+        results = _compat.bind(eqn, [known[a] if isinstance(a, Var) else a.val for a in eqn.invars])
+        known.update(zip(eqn.outvars, results, strict=True))
+    return parts.inside, [*(known[v] for v in parts.passed), *values]
+
+
+def _bytes(v: Var) -> float:
+    shape: tuple[Any, ...] = getattr(v.aval, "shape", ())
+    itemsize = getattr(getattr(v.aval, "dtype", None), "itemsize", 4)
+    return float(itemsize) * math.prod(n if isinstance(n, int) else 1 for n in shape)
+
+
+def _needed(jaxpr: Jaxpr, made: Mapping[Var, JaxprEqn], handed_over: set[Var]) -> list[Var]:
+    """The values that are handed over: those that what stays inside reads."""
+    found: dict[Var, None] = {}
+    seen: set[Var] = set()
+    stack = [a for e in jaxpr.eqns if not any(v in made for v in e.outvars) for a in e.invars if isinstance(a, Var)]
+    while stack:
+        v = stack.pop()
+        if v in seen or v not in made:
+            continue
+        seen.add(v)
+        if v in handed_over:
+            found[v] = None
+        else:
+            stack.extend(a for a in made[v].invars if isinstance(a, Var))
+    return list(found)
+
+
+def _made_by(wanted: Sequence[Var], made: Mapping[Var, JaxprEqn], eqns: Sequence[JaxprEqn]) -> tuple[JaxprEqn, ...]:
+    """The equations that compute some values, in their order."""
+    needed, stack = set[int](), list(wanted)
+    while stack:
+        eqn = made.get(stack.pop())
+        if eqn is not None and id(eqn) not in needed:
+            needed.add(id(eqn))
+            stack.extend(a for a in eqn.invars if isinstance(a, Var))
+    return tuple(e for e in eqns if id(e) in needed)
