@@ -278,15 +278,15 @@ class _Empty:
 def _where_empty(
     framed: Expr, reducer: Reducer, frames: list[Frame], unfinished: Mapping[str, Fold]
 ) -> _Empty | Refusal:
-    """The repair does not lead to a frame that is infinite, so the terms there are looked at: all identities, or all NaN.
+    """The repair does not lead to a frame that is infinite, so the terms there are looked at, for every way in which masks turn out.
 
-    Where a mask decides which, the masked elements are all that there are: else an element would have to be the predecessor's
-    identity without being masked.
+    A predecessor is its identity where its own mask hides everything, and terms under the same mask are identities, too. It may also
+    be so because of values; then a term that is not hidden is undefined, as the program's is.
     """
-    found: set[Abstract] | None = set()
     finite = frozenset(f.name for f in frames)
     names = sorted({e for f in frames for e in f.empties})
     identity = float(reducer.identity(dtypes.accumulator(framed.dtype)))
+    hidden, seen = False, list[Abstract]()
     for name in names:
         nest = unfinished[name].nest
         assert nest.reducer is not None
@@ -296,22 +296,23 @@ def _where_empty(
             value = evaluate_under(frame.value, {read(name, nest.axes, nest.dtype): at}).value
             if isinstance(value, float):
                 assumed[read(frame.name, frame.axes, frame.value.dtype)] = value
-        usable = all(math.isfinite(assumed.get(read(f.name, f.axes, f.value.dtype), 0.0)) for f in frames)
-        if not usable and found is not None:
-            there = values_under(framed, assumed, finite)
-            found = None if there is None else found | there
-    if found is not None and identity not in found:
+        if all(math.isfinite(v) for e, v in assumed.items() if e is not nest.body):
+            continue  # every frame is usable
+        ways = values_under(framed, assumed, finite)
+        if ways is None:
+            return Refusal(f"where {name} has seen only masked elements, {framed} is not known to contribute nothing")
+        for way, value in ways:
+            if value == identity and evaluate_under(nest.body, way).value == at:
+                hidden = True
+            else:
+                seen.append(value)
+    if not hidden:
         return _Empty(False)
-    if found is None or not found <= {math.nan, identity}:
-        return Refusal(
-            f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing"
-        )
-    if found == {identity}:
+    if not all(isinstance(v, float) and (v == identity or math.isnan(v)) for v in seen):
+        return Refusal(f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing")
+    if all(v == identity for v in seen):
         return _Empty(True)
-    return _Empty(
-        True,
-        f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is",
-    )
+    return _Empty(True, f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is")
 
 
 def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:

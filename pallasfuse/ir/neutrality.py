@@ -30,6 +30,7 @@ class Unknown(Enum):
 
 Abstract = float | Unknown
 _ALWAYS_FINITE = frozenset({"tanh", "logistic", "erf", "erfc", "sign", "sin", "cos", "atan"})
+_NAN_ABSORBS = frozenset({"add", "sub", "mul", "div", "max", "min"})
 _FINITE_IN_FINITE_OUT = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil", "round_even",
                                    "round_away", "square", "exp", "exp2", "expm1", "convert", "asinh"})  # fmt: skip
 
@@ -100,6 +101,8 @@ def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
         boolean = OPS[op].kind == "logical"
         value = OPS[op].evaluate(*(np.bool_(a) if boolean and dtype == "bool" else np.float64(a) for a in known))
         return float(value), False
+    if op in _NAN_ABSORBS and any(math.isnan(a) for a in known):
+        return math.nan, False
     others = [a for a in args if not isinstance(a, float)]
     all_finite = Unknown.ANYTHING not in others
     assumed = Unknown.ASSUMED in others
@@ -153,8 +156,8 @@ _MOST_CHOICES = 4
 
 def values_under(
     root: Expr, assumptions: Mapping[Expr, float], finite: AbstractSet[str] = frozenset()
-) -> frozenset[Abstract] | None:
-    """The abstract values that `root` may have: one for each way in which its choices may turn out. Arguments as `evaluate_under`.
+) -> list[tuple[Mapping[Expr, float], Abstract]] | None:
+    """The ways in which the choices in `root` may turn out, each with its abstract value then. Arguments as `evaluate_under`.
 
     None: those are too many.
     """
@@ -168,12 +171,8 @@ def values_under(
             reached.extend(node.args)
     if len(conditions) > _MOST_CHOICES:
         return None
-    found = set[Abstract]()
-    for turned_out in itertools.product((0.0, 1.0), repeat=len(conditions)):
-        chosen = dict(zip(conditions, turned_out, strict=True))
-        value = evaluate_under(root, {**chosen, **assumptions}, finite).value
-        found.add(value if not isinstance(value, float) or not math.isnan(value) else math.nan)
-    return frozenset(found)
+    ways = (dict(zip(conditions, w, strict=True)) for w in itertools.product((0.0, 1.0), repeat=len(conditions)))
+    return [(way, evaluate_under(root, {**way, **assumptions}, finite).value) for way in ways]
 
 
 def is_neutral(
