@@ -278,10 +278,10 @@ class _Empty:
 def _where_empty(
     framed: Expr, reducer: Reducer, frames: list[Frame], unfinished: Mapping[str, Fold]
 ) -> _Empty | Refusal:
-    """The repair does not lead to a frame that is infinite, so the terms there are looked at, for every way in which masks turn out.
+    """What a reduction is where a frame is infinite: no repair leads there, so the terms are looked at, whichever way masks turn out.
 
-    A predecessor is its identity where its own mask hides everything, and terms under the same mask are identities, too. It may also
-    be so because of values; then a term that is not hidden is undefined, as the program's is.
+    A predecessor is its identity where its own mask hides everything, and terms under the same mask are identities, too. It may
+    also be so because of values; then a term that is not hidden is undefined, as the program's is.
     """
     finite = frozenset(f.name for f in frames)
     names = sorted({e for f in frames for e in f.empties})
@@ -309,10 +309,15 @@ def _where_empty(
     if not hidden:
         return _Empty(False)
     if not all(isinstance(v, float) and (v == identity or math.isnan(v)) for v in seen):
-        return Refusal(f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing")
+        return Refusal(
+            f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing"
+        )
     if all(v == identity for v in seen):
         return _Empty(True)
-    return _Empty(True, f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is")
+    return _Empty(
+        True,
+        f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is",
+    )
 
 
 def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:

@@ -20,7 +20,7 @@ from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import MOST_ELEMENTS, Instance, all_axes, nest_volume
 from pallasfuse.proof.result import Counterexample, Part, Record
 from pallasfuse.tiling.bounds import guards
-from pallasfuse.verification.bound import Size, miss_probability, sizes
+from pallasfuse.verification.bound import Size, miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.jaxprs import Equations
@@ -28,6 +28,9 @@ from pallasfuse.verification.shrink import dims_of, shrinking
 from pallasfuse.verification.structure import Structure, terms
 from pallasfuse.verification.value import Value
 from pallasfuse.verification.visits import wrong_visits
+
+_MOST_TESTS = 1 << 10
+"""Of a single nest, which is of low degree."""
 
 
 def inlining(converted: Converted, record: Record) -> None:
@@ -90,10 +93,10 @@ def _guards(group: Group, folds: Sequence[Fold]) -> tuple[Expr, ...]:
 def conversion(instance: Instance, delta: float, seed: int, record: Record) -> None:
     """Every nest against the equation that it comes from, on random operands."""
     miss = max((miss_probability(s) for s in _each_alone(instance.program)), default=0.0)
-    needed = max(2, math.ceil(math.log(delta) / math.log(miss))) if miss else 2
+    needed = max((trials_for(s, delta) for s in _each_alone(instance.program)), default=2)
 
     def over_fields(record: Record, chain: Chain) -> Tests:
-        fields = FiniteFields(tower(3, needed + 8, seed, chain))
+        fields = FiniteFields(tower(3, min(needed, _MOST_TESTS) + 8, seed, chain))
         _convert(instance, fields, record)
         return Tests(needed, miss, fields.tower.trials, fields.constants)
 

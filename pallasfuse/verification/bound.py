@@ -232,13 +232,18 @@ def _summed(support: Support, over: frozenset[Axis]) -> Support:
     return frozenset(found)
 
 
+NEVER_ENOUGH = 10**18
+"""Tests, where no number of them says anything."""
+
+
 def miss_probability(size: Size) -> float:
     """How likely one test accepts two different outputs, at most."""
     chance = min(0.5, 4.0 * max(1, size.degree) / CHAIN[1])
     terms = size.terms
-    return 1 - 1 / terms + chance if terms > 1 else chance
+    return min(1.0, 1 - 1 / terms + chance) if terms > 1 else chance
 
 
 def trials_for(size: Size, delta: float) -> int:
     """The number of tests after which two different outputs are accepted with probability at most delta."""
-    return max(2, math.ceil(math.log(delta) / math.log(miss_probability(size))))
+    miss = miss_probability(size)
+    return max(2, math.ceil(math.log(delta) / math.log(miss))) if miss < 1 else NEVER_ENOUGH
