@@ -278,7 +278,7 @@ class _Empty:
 def _where_empty(
     framed: Expr, reducer: Reducer, frames: list[Frame], unfinished: Mapping[str, Fold]
 ) -> _Empty | Refusal:
-    """What a reduction is where a frame is infinite: no repair leads there, so the terms are looked at, whichever way masks turn out.
+    """What a reduction is where a frame is infinite: no repair leads there, so its terms are looked at, however masks turn out.
 
     A predecessor is its identity where its own mask hides everything, and terms under the same mask are identities, too. It may
     also be so because of values; then a term that is not hidden is undefined, as the program's is.
