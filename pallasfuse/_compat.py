@@ -322,7 +322,8 @@ def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[f
     One call alone, where they start different kernels. None at all where CUPTI does not tell: it is not there, or a profiler of
     the user's has it.
     """
-    if getattr(jax_profiler._profile_state, "profile_session", None) is not None:
+    state = jax_profiler._profile_state  # `session` from JAX 0.12
+    if getattr(state, "profile_session", None) or getattr(state, "session", None):
         return []
     for iterations in (calls, 1):
         with contextlib.suppress(Exception):  # what helps to decide must not fail
