@@ -6,7 +6,7 @@ more than the work on them.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import assert_never
 
 from pallasfuse.device import Device
@@ -16,29 +16,41 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import Product, examine
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
-from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_kernels import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
 
 _SHARED_OPERATIONS = 1 << 18
 """Operations of a loop that XLA spreads over the cores."""
-_FEW_ROWS = 8
-"""Rows below which a matrix product is a sequence of products with vectors."""
+_PACKED_NS = 0.4
+"""For each element of the right operand, what the library takes to bring it into panels, on one core."""
+_ACROSS_NS = 0.6
+"""The same where its columns are apart in memory."""
+_SHORT_SUM = 8
+"""Elements of a sum that a product takes the time of before it runs at its full rate."""
+_STRIDED_NS = 1.6
+"""For each element that is read in strides, on one core."""
+_SCALAR_NS = 2.3
+"""For each element that a loop without vectors looks at, like that for the position of a maximum."""
+_LAST_SUM_NS = 10.0
+"""For each sum of neighbours, what it takes to add up the lanes of a vector, on one core."""
 
 
 def of_kernel(kernel: XlaKernel, device: Device) -> Price:
     """The price of one of XLA's kernels."""
     match kernel:
         case LibraryProduct():
-            product = _product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, kernel.operand_dtype, device)
+            products = _product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, kernel.operand_dtype, device)
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
-            copies = [_transposed(c, device) for c in kernel.copies]
+            copies = [_copied(c, device) for c in kernel.copies]
             thunk = _thunk(_cores_for(2.0 * kernel.flops, device), device)
-            return total([Price(max(product.us, moved.us) + thunk.us, (product, moved, thunk)), *copies])
+            return total([Price(max(sum(t.us for t in products), moved.us) + thunk.us, (*products, moved, thunk)), *copies])
         case LoopFusion():
             return _fusion(kernel, device)
         case Opaque():
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
             thunk = _thunk(1, device)
-            return Price(moved.us + thunk.us, (moved, thunk))
+            looked_at = kernel.read_bytes / 4 if kernel.condenses else 0.0
+            scalar = Term("scalar loops", looked_at, "elements", 1e-3 * _SCALAR_NS * looked_at)
+            return Price(max(moved.us, scalar.us) + thunk.us, (moved, scalar, thunk))
         case _:
             assert_never(kernel)
 
@@ -56,20 +68,19 @@ def _thunk(cores: int, device: Device) -> Term:
 
 
 def _memory(name: str, moved: float, device: Device) -> Term:
-    rate = device.cache_gb_s if moved <= device.cache_bytes else device.memory_gb_s
-    return Term(name, moved, "B", 1e-3 * moved / rate)
+    cached = min(moved, device.cache_bytes)
+    return Term(name, moved, "B", 1e-3 * (cached / device.cache_gb_s + (moved - cached) / device.memory_gb_s))
 
 
-def _transposed(moved: float, device: Device) -> Price:
-    term = Term("transposed copies", moved, "B", 1e-3 * moved / (device.cache_gb_s * _STRIDED))
-    thunk = _thunk(device.multiprocessors, device)
-    return Price(term.us + thunk.us, (term, thunk))
+def _copied(copy: Copy, device: Device) -> Price:
+    elements = 0.0 if copy.in_rows else copy.moved_bytes / 8
+    strided = Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements)
+    moved, thunk = _memory("memory", copy.moved_bytes, device), _thunk(device.multiprocessors, device)
+    return Price(max(moved.us, strided.us) + thunk.us, (moved, strided, thunk))
 
 
 _SLICED = 0.3
 """The share of the bandwidth that a slice reaches, which is read and written row by row."""
-_STRIDED = 0.1
-"""The share of the bandwidth that single elements in strides reach."""
 
 
 def _fusion(fusion: LoopFusion, device: Device) -> Price:
@@ -79,7 +90,13 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
         float(sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction))
     )
     cores = _cores_for(work.simple + work.special, device)
-    terms = (*_arithmetic(work, cores, device), _memory("memory", fusion.read_bytes + fusion.written_bytes, device))
+    strided = fusion.strided_elements
+    sums = float(sum(math.prod(a.extent for a in n.axes) for n in fusion.roots if n.is_reduction))
+    terms = (
+        *_arithmetic(work, cores, device), Term("strided reads", strided, "elements", 1e-3 * _STRIDED_NS * strided),
+        Term("sums of lanes", sums, "", 1e-3 * _LAST_SUM_NS * sums / cores),
+        _memory("memory", fusion.read_bytes + fusion.written_bytes, device),
+    )  # fmt: skip
     thunk = _thunk(cores, device)
     return Price(_joined(terms) + thunk.us, (*terms, thunk))
 
@@ -101,17 +118,16 @@ def _joined(terms: Sequence[Term]) -> float:
     return max(memory, sum(t.us for t in terms) - memory)
 
 
-def _product(batch: int, rows: int, columns: int, summed: int, dtype: str, device: Device) -> Term:
-    """A library's product: panels of 8 by 16, shared by the cores where there are enough operations."""
+def _product(
+    batch: int, rows: int, columns: int, summed: int, dtype: str, device: Device, *, across: bool = False
+) -> tuple[Term, Term]:
+    """A library's product, shared by the cores where there are enough operations: packing its right operand, and multiplying."""
     flops = 2.0 * batch * rows * columns * summed
     cores = _cores_for(2.0 * flops, device)
-    full = (
-        rows / (8 * math.ceil(rows / 8)) * columns / (16 * math.ceil(columns / 16)) * summed / (summed + 16)
-        if rows >= _FEW_ROWS
-        else 0.25
-    )
-    rate = 1e3 * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * cores * max(full, 0.02)
-    return Term("products", flops, "flop", 1e-3 * flops / rate)
+    rate = 1e3 * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * cores * summed / (summed + _SHORT_SUM)
+    right = float(batch * columns * summed)
+    packed = 1e-3 * (_ACROSS_NS if across else _PACKED_NS) * right / cores
+    return Term("products", flops, "flop", 1e-3 * flops / rate), Term("packed operands", right, "elements", packed)
 
 
 def price(programs: Sequence[TileProgram], device: Device) -> Price:
@@ -123,24 +139,25 @@ def _loops(program: TileProgram, device: Device) -> Price:
     work = examine(program)
     each = (work.operations.simple + work.operations.special) / max(1.0, work.statements)
     cores = _cores_for(each, device)
-    products = [_block_product(p, device) for p in work.products]
-    vector, special = _arithmetic(work.operations.times(work.blocks), 1, device)  # tiles are too small to be shared
-    product = Term(
-        "products", sum(t.amount for t in products) * work.blocks, "flop", sum(t.us for t in products) * work.blocks
+    products = [t for p in work.products for t in _block_product(p, device)]
+    vector, special = _arithmetic(work.operations.times(work.blocks), cores, device)
+    product, packed = (
+        Term(name, sum(t.amount for t in of) * work.blocks, unit, sum(t.us for t in of) * work.blocks)
+        for name, unit, of in (("products", "flop", products[::2]), ("packed operands", "elements", products[1::2]))
     )
     moved = sum(a.bytes for a in work.accesses) * work.blocks
     unique = _memory("memory", sum({a.tensor: a.unique_bytes for a in work.accesses}.values()), device)
     copied = Term("copied slices", 2 * moved, "B", 1e-3 * 2 * moved / (_SLICED * device.cache_gb_s))
     thunks = work.blocks * (work.statements + 2)
     trips = Term("thunks of trips", thunks, "", thunks * (device.trip_us + (device.launch_us if cores > 1 else 0.0)))
-    arithmetic = vector.us + special.us + product.us + copied.us
+    arithmetic = vector.us + special.us + product.us + packed.us + copied.us
     stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
-        max(arithmetic, unique.us) + trips.us + device.kernel_us, (vector, special, product, copied, unique, trips)
+        max(arithmetic, unique.us) + trips.us + device.kernel_us, (vector, special, product, packed, copied, unique, trips)
     )
     return own + pages(stored, device)
 
 
-def _block_product(p: Product, device: Device) -> Term:
-    one = _product(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, device)
-    return Term(one.name, one.amount * p.times, one.unit, one.us * p.times)
+def _block_product(p: Product, device: Device) -> Iterator[Term]:
+    for one in _product(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, device):
+        yield Term(one.name, one.amount * p.times, one.unit, one.us * p.times)

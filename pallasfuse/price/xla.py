@@ -9,7 +9,7 @@ from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.price import cpu
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
-from pallasfuse.price.xla_kernels import Habits, LibraryProduct, LoopFusion, Opaque, XlaKernel, habits_on, xla_kernels
+from pallasfuse.price.xla_kernels import Habits, LibraryProduct, LoopFusion, Opaque, XlaKernel, habits_on, most_live_bytes, xla_kernels
 
 _OVERLAP = 4.0
 _CACHED_SHARE = 0.4
@@ -38,7 +38,7 @@ def price_xla(
     """The price of computing a program with XLA's kernels, where the tensors `made` come from kernels that read `read`."""
     kernels = xla_kernels(program, habits_on(device), made, read)
     price = total(of_kernel(k, device) for k in kernels)
-    return price if device.platform == "gpu" else price + cpu.pages([k.written_bytes for k in kernels], device)
+    return price if device.platform == "gpu" else price + cpu.pages([most_live_bytes(kernels)], device)
 
 
 ONE_KERNEL = Price(1.01, (Term("kernels", 1, "", 1.0),))
@@ -60,7 +60,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
         return cpu.of_kernel(kernel, device)
     match kernel:
         case LibraryProduct():
-            return total([_product_on_gpu(kernel, device), *(_copy_on_gpu(c, device) for c in kernel.copies)])
+            return total([_product_on_gpu(kernel, device), *(_copy_on_gpu(c.moved_bytes, device) for c in kernel.copies)])
         case LoopFusion():
             return _fusion_on_gpu(kernel, device)
         case Opaque():

@@ -38,6 +38,15 @@ def habits_on(device: Device) -> Habits:
 
 
 @dataclass(frozen=True, slots=True)
+class Copy:
+    """An array that is written once more, with its dimensions in another order."""
+
+    moved_bytes: float
+    in_rows: bool
+    """Its last dimension stays the last one."""
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryProduct:
     """A matrix product that a library computes."""
 
@@ -49,8 +58,8 @@ class LibraryProduct:
     precise: bool
     read_bytes: float
     written_bytes: float
-    copies: tuple[float, ...]
-    """Bytes of the operands that are transposed before."""
+    copies: tuple["Copy", ...]
+    """Of the operands whose dimensions are brought into another order before."""
 
     @property
     def flops(self) -> float:
@@ -85,6 +94,18 @@ class LoopFusion:
         return 2 * apart > self.read_bytes
 
     @property
+    def strided_elements(self) -> float:
+        """The elements that a loop over its results reads in strides: neighbours of a result come from places that are apart."""
+        found = 0.0
+        for nest in self.roots:
+            inner = next((a for a in reversed(nest.axes) if a.extent > 1), None)
+            for (_, indices), moved in self.reads.items():
+                last = next((a for a in reversed(indices) if a.extent > 1), None)
+                if not nest.reduced and inner in indices and last != inner:
+                    found += moved / 4
+        return found
+
+    @property
     def reduced(self) -> frozenset[Axis]:
         """The axes that some nest reduces."""
         return frozenset(a for n in self.roots for a in n.reduced)
@@ -102,9 +123,27 @@ class Opaque:
     name: str
     read_bytes: float
     written_bytes: float
+    condenses: bool = False
+    """It makes much less than it reads."""
 
 
 XlaKernel = LibraryProduct | LoopFusion | Opaque
+
+
+def most_live_bytes(kernels: Sequence[XlaKernel]) -> float:
+    """About how much memory a program needs beside its inputs: what some kernel writes, and what it reads of others, but for what
+    it may write over."""
+    made = {n.name for k in kernels if isinstance(k, LoopFusion) for n in k.roots}
+    most = 0.0
+    for kernel in kernels:
+        if isinstance(kernel, LoopFusion):
+            own = {n.name for n in kernel.roots}
+            read = [b for (tensor, _), b in kernel.reads.items() if tensor in made - own]
+            over = kernel.written_bytes if kernel.written_bytes in read else 0.0
+            most = max(most, kernel.written_bytes + sum(read) - over)
+        else:
+            most = max(most, kernel.written_bytes)
+    return most
 
 
 def xla_kernels(
@@ -125,7 +164,10 @@ def xla_kernels(
             continue
         if isinstance(node, External):
             above[node.name] = _with_ancestors(node.operands, above)
-            kernels.append(Opaque(node.name, sum(sizes[t] for t in node.operands), sizes[node.name]))
+            volumes = {t: int(sizes[t]) for t in (*node.operands, node.name)}
+            kernels.append(
+                Opaque(node.name, sum(sizes[t] for t in node.operands), sizes[node.name], _condenses(node, volumes))
+            )
             continue
         if node.name not in kept and not node.is_reduction:
             continue
@@ -285,7 +327,7 @@ def _product(node: Nest, operands: tuple[Expr, Expr]) -> LibraryProduct:
     rows, columns = lhs.axes - rhs.axes - over, rhs.axes - lhs.axes - over
     cores = [without_casts(o) for o in operands]
     copies = tuple(
-        2.0 * volume(c.indices) * dtypes.itemsize_bytes(c.dtype)
+        Copy(2.0 * volume(c.indices) * dtypes.itemsize_bytes(c.dtype), not c.indices or c.indices[-1] not in batch)
         for c, own in zip(cores, (rows, columns), strict=True)
         if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over)
     )
