@@ -94,7 +94,7 @@ def cases(gpu: bool, small: bool) -> dict[str, tuple[Callable[..., Any], list[tu
 
 
 def calls_ms(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Medians of calls in turns, on a GPU of eight calls that are awaited together."""
+    """Returns the median milliseconds of calls that take turns, on a GPU of eight calls that are awaited together."""
     count = 8 if jax.default_backend() == "gpu" else 1
     taken: dict[str, list[float]] = {n: [] for n in functions}
     for function in functions.values():
@@ -134,7 +134,7 @@ def measure(name: str, function: Callable[..., Any], shapes: list[tuple[int, ...
 
 
 def against_cupti(dtype: Any) -> list[dict[str, Any]]:
-    """How the loop in which short programs are measured compares with the sum of their kernels' times."""
+    """Compares the loop in which short programs are measured with the sum of their kernels' times."""
     from jax.experimental.mosaic.gpu import profiler
 
     rows = []

@@ -32,7 +32,7 @@ _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Arra
 _TOGETHER: dict[str, Callable[[Sequence[TileProgram], Mapping[str, Array]], dict[str, Array]]] = {
     "mosaic_cluster": cluster_gpu.run
 }
-"""Of targets whose phases are one kernel."""
+"""Runs all phases as one kernel, for the targets that do so, by the name of the target."""
 
 type RunKernel = Callable[[Plan, Kernel, Mapping[str, Array]], Mapping[str, Array]]
 
@@ -116,7 +116,7 @@ def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """What all phases store, by name."""
+    """Runs the phases of a kernel one after the other, and returns every array that they store, by name."""
     known: dict[str, Array] = dict(arrays)
     stored: dict[str, Array] = {}
 

@@ -47,7 +47,7 @@ class OutputError:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found. `str(report)` is meant to be read.
+    """The result of `verify`. `str(report)` is meant to be read.
 
     `equivalent`: every stage of the derivation passed, and the compiled function agrees with float64 where it was run. It is
     False both when a counterexample was found and when something could not be tested (`proof.uncovered`).

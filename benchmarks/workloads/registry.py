@@ -146,7 +146,7 @@ def integers(*shape: int, below: int, distinct: bool = False, ramp: bool = False
 
 
 def booleans(*shape: int) -> Random:
-    """True for three of four."""
+    """Describes random booleans of which three of four are true."""
     return Random(shape, jnp.dtype(bool))
 
 

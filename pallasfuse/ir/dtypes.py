@@ -50,7 +50,7 @@ def accumulator(dtype: str) -> str:
 
 
 def is_exact_cast(source: str, target: str) -> bool:
-    """True when converting source -> target keeps every value (and every infinity and NaN)."""
+    """Says whether converting source -> target keeps every value (and every infinity and NaN)."""
     if source == target:
         return True
     if is_float(source) and is_float(target):

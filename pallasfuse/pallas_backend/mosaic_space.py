@@ -1,4 +1,4 @@
-"""What lies in the shared memory of a kernel for warpgroups, and by which buffer each result leaves."""
+"""Lays out the shared memory of a kernel for warpgroups, and says by which buffer each result leaves."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,7 +10,7 @@ from pallasfuse.pallas_backend.shared_memory import Allocation, total_bytes
 from pallasfuse.targets import MOSAIC_GPU
 
 THREADS = 128
-"""Of one warpgroup."""
+"""Threads of one warpgroup."""
 SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
 VERDICT = "verdict"
 
@@ -52,7 +52,7 @@ def _allocations(program: TileProgram, shape: Shape, elsewhere: Collection[str])
 
 
 def shared_bytes(program: TileProgram, shape: Shape) -> int:
-    """What one block takes of shared memory."""
+    """Returns the bytes of shared memory that one block takes."""
     return total_bytes(allocations(program, shape), barrier_count(slots(program, shape), shape.warpgroups))
 
 

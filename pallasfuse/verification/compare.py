@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def counts(self) -> Array:
-        """How many trials speak for each element."""
+        """Counts the trials that speak for each element."""
         return np.where(np.asarray(self.tainted_mismatches) == 0, self.matches, self.clean_matches)
 
     @property

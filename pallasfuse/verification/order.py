@@ -43,7 +43,7 @@ def extremum(numbers: "Numbers", mode: str, parts: Sequence[Value], *, merge: bo
 
 
 def _known(mode: str, parts: Sequence[Value]) -> Value:
-    """Of real numbers: the element that is largest (or smallest, or NaN)."""
+    """Returns the largest of real numbers, element by element (or the smallest, or NaN)."""
     result = parts[0]
     for part in parts[1:]:
         assert result.real is not None and part.real is not None
@@ -118,7 +118,7 @@ def _opaque(numbers: "Numbers", mode: str, members: Sequence[Value]) -> Value:
 
 
 def _first_occurrences(x: Array, present: Array) -> Array:
-    """True for one of each group of equal members."""
+    """Marks one of each group of equal members."""
     values = np.where(present, x, -1)
     order = np.argsort(values, axis=0, kind="stable")
     ordered = np.take_along_axis(values, order, axis=0)

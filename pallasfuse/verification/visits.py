@@ -68,7 +68,7 @@ def _wrong_in_block(
 
 
 def _loads(program: TileProgram, loop: Loop) -> list[Load]:
-    """What the bounds read of inputs."""
+    """Returns the loads whose values the bounds of a loop read."""
     names = frozenset().union(*(e.tensors for g in loop.segments for e in (g.start, g.stop)))
     return [s for s in program.body if isinstance(s, Load) and s.name in names]
 
