@@ -81,7 +81,7 @@ def alibi_bias(case: AttentionCase, length: int, dtype: Any) -> jax.Array:
 
 
 def variant(case: AttentionCase) -> str:
-    """Its name, without the number of queries."""
+    """Returns the name of a case without the number of queries."""
     return case.name.split("-", maxsplit=1)[0]
 
 

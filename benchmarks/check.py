@@ -62,7 +62,7 @@ def relative_bias(q: Any, k: Any, v: Any, table: Any) -> Any:
 
 
 def encoder(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, w1: Any, w2: Any) -> Any:
-    """Two equal layers."""
+    """An encoder of two equal layers."""
     n, d = x.shape
     for _ in range(2):
         h = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -75,7 +75,7 @@ def encoder(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, w1: Any, w2: Any) -> Any
 
 
 def cases(gpu: bool, small: bool) -> dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]]:
-    """Function and shapes of its arguments."""
+    """Returns functions with the shapes of their arguments."""
     scale = 4 if small else 1
     rows, width = (16384 if gpu else 4096) // scale, 4096 // scale
     n, heads = (4096 if gpu else 2048) // scale, 16 if gpu else 8

@@ -164,7 +164,7 @@ def nearest(x: Any, centres: Any) -> Any:
 
 
 def linear_attention(q: Any, k: Any, v: Any) -> Any:
-    """No softmax: rectified scores, normalised by their sum."""
+    """Attention without a softmax: rectified scores, normalised by their sum."""
     i, j = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])
     s = jnp.where(j <= i, jax.nn.relu(jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=f32)), 0)
     out = jnp.einsum("hqk,khd->hqd", s.astype(v.dtype), v, preferred_element_type=f32)
@@ -180,7 +180,7 @@ def latent(q: Any, rope: Any, c: Any, rope_keys: Any) -> Any:
 
 
 def group_norm(x: Any, w: Any, b: Any) -> Any:
-    """x [batch, positions, groups, channels]."""
+    """Group norm of x [batch, positions, groups, channels]."""
     y = x.astype(f32)
     mean, variance = y.mean((1, 3), keepdims=True), y.var((1, 3), keepdims=True)
     return ((y - mean) * lax.rsqrt(variance + 1e-5) * w + b).astype(x.dtype)

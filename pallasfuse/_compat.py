@@ -23,7 +23,7 @@ _plgpu: Any = plgpu
 
 
 def is_mapped(dimension: Any) -> bool:
-    """False for the batch dimension of an operand that has none."""
+    """Says whether a batch dimension is there: False for an operand that has none."""
     return dimension is not None and type(dimension).__name__ != "NotMapped"
 
 
@@ -213,13 +213,16 @@ def varying_alike(values: Sequence[Any], among: Sequence[Any]) -> list[Any]:
 
 
 def require_devices(primitive: Any) -> None:
-    """Its lowering asks for how many devices the program is."""
+    """Makes JAX tell the primitive's lowering for how many devices the program is."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def is_partitioned(context: Any) -> bool:
-    """Is a lowering for several devices, among which XLA partitions the program? Not where it is exported (what is called when
-    the program is partitioned cannot be), nor without Shardy, whose rule says how."""
+    """Says whether a lowering is for several devices, among which XLA partitions the program.
+
+    It is not where the program is exported (what is called when the program is partitioned cannot be), nor without Shardy, whose
+    rule says how.
+    """
     if context.module_context.lowering_parameters.for_export or not jax.config.jax_use_shardy_partitioner:
         return False
     axis_context = context.module_context.axis_context

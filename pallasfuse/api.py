@@ -127,7 +127,7 @@ class FusedFunction:
         return {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """(jaxpr, tree of the result), over automatic mesh axes.
+        """Traces a call over automatic mesh axes, and returns (jaxpr, tree of the result).
 
         Raises:
           TraceError: the function itself speaks of explicit ones.
@@ -161,7 +161,7 @@ class FusedFunction:
         return self._run_with((), args, kwargs)
 
     def _run_with(self, fixed: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call itself. fixed: which leaves of the arguments do not change in the loop around it; empty: there is none."""
+        """Runs the call itself. fixed: which leaves of the arguments do not change in the loop around it; empty: there is none."""
         if jax.config.jax_disable_jit or (
             (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
             and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))

@@ -38,8 +38,11 @@ _UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback",
 
 
 def wanted(options: FuseOptions) -> bool:
-    """Are plans with these options to be checked? Who asks for a target, for tiles or for everything (`strict`) gets what was asked
-    for, unless `check` is True; `PALLASFUSE_CHECK=0` switches every check off."""
+    """Says whether plans with these options are to be checked.
+
+    Who asks for a target, for tiles or for everything (`strict`) gets what was asked for, unless `check` is True;
+    `PALLASFUSE_CHECK=0` switches every check off.
+    """
     asked = options.target or options.strict or _tiled(options)
     return not _off(options) and (options.check is True or not asked)
 
@@ -53,12 +56,13 @@ def _tiled(options: FuseOptions) -> bool:
 
 
 def settled(plan: Plan, device: Any) -> Plan:
-    """A plan as it is used on a device: checked, where that is wanted; else without what is known to fail, and as it was tuned."""
+    """Returns a plan as it is used on a device: checked, where that is wanted; else as it was tuned, without what is known to
+    fail."""
     return check(plan, device) if wanted(plan.options) else unchecked(plan, device)
 
 
 def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
-    """A plan without those kernels that are not faster than XLA's on a device, with its verdicts.
+    """Returns a plan without those kernels that are not faster than XLA's on a device, with its verdicts.
 
     measure: False looks up what is known, and measures nothing.
     """
@@ -290,7 +294,7 @@ def _parts(bench: Bench) -> dict[str, str]:
 
 
 def _whole(bench: Bench, plan: Plan, made: Made, measure: bool) -> Verdict | None:
-    """The whole call with its kernels, against the same without any; None where nothing is known. `made`: as of `compare`."""
+    """Compares the whole call with its kernels to the same without any; None where nothing is known. `made`: as of `compare`."""
     unfit = sorted(primitives(plan.converted.jaxpr) & _UNTIMED)
     if unfit:
         return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None

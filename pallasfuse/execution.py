@@ -53,8 +53,11 @@ def lower_on(
     target: Target, run: Callable[[Target], Callable[..., Any]], context: Any, nodes: Sequence[Any], *, name: str, asked: bool,
     mended: Callable[[], bool] = lambda: False,
 ) -> Any:  # fmt: skip
-    """`run(target)` as the lowering of a primitive; should it fail for a target that nobody asked for by name, of the one that
-    stands in, with a warning. mended: has what failed been found and left out, so that it is worth another try?"""
+    """Lowers a primitive by `run(target)`.
+
+    Should that fail for a target that nobody asked for by name, the target that stands in is taken, with a warning. mended: has
+    what failed been found and left out, so that it is worth another try?
+    """
 
     def lower(chosen: Target) -> Any:
         with warnings.catch_warnings():

@@ -195,7 +195,11 @@ def _drawn(leaf: Any, random: np.random.Generator) -> Any:
 def _compare(
     name: str, ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray, errors: list[OutputError], moved: np.ndarray
 ) -> Counterexample | None:
-    """moved: how far each exact result moves when the arguments are rounded (`reference.sensitivity`)."""
+    """Compares one output of the plan and of the original with float64, and returns an element that is wrong; None if there is
+    none.
+
+    moved: how far each exact result moves when the arguments are rounded (`reference.sensitivity`).
+    """
 
     def differs(at: np.ndarray) -> Counterexample | None:
         at = at & np.isfinite(moved)

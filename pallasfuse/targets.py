@@ -61,7 +61,7 @@ class Target:
 
     @property
     def writes_kernels(self) -> bool:
-        """Its kernels are for a GPU and written here: XLA does not see their arithmetic."""
+        """Says whether its kernels are for a GPU and written here: XLA does not see their arithmetic."""
         return self.platform == "gpu" and not self.only_long_products
 
     def padded(self, extent: int) -> int:

@@ -123,7 +123,7 @@ def pick(size: Size, gpu: Any, cpu: Any, tiny: Any) -> Any:
 
 
 def half(size: Size) -> Any:
-    """bfloat16 on the GPU, float32 elsewhere."""
+    """Returns the element type for a size: bfloat16 on the GPU, float32 elsewhere."""
     return jnp.bfloat16 if size == "gpu" else jnp.float32
 
 

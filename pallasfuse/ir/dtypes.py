@@ -36,7 +36,7 @@ def smallest(dtype: str) -> float:
 
 
 def limits(dtype: str) -> tuple[float, float]:
-    """(the magnitude from which on numbers are rounded to infinity, that up to which they are rounded to zero)."""
+    """Returns the magnitudes from which on numbers are rounded to infinity, and up to which they are rounded to zero."""
     mantissa, exponent = _MANTISSA_EXPONENT[dtype]
     if dtype == "float64":
         return math.inf, 0.0

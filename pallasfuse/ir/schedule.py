@@ -47,11 +47,11 @@ class Schedule:
         return -(-self.rolled.extent // self.rolled_tile)
 
     def time(self, share: float) -> float:
-        """Relative, if it visits this share of the tiles."""
+        """Returns the schedule's relative time, if it visits this share of the tiles."""
         return self.relative_time * (share + self.start_trips / self.trips)
 
     def __str__(self) -> str:
-        """A tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
+        """Returns a tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
         grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
         switches = [
             f"split into {self.parts} parts" if self.parts > 1 else "",

@@ -16,7 +16,9 @@ _BLOCK_TRIPS = 0.5
 
 
 def assignment(program: TileProgram, loop: Loop, blocks: int, instances: int) -> np.ndarray | None:
-    """int32 [instances, 2 + most]: how many blocks an instance runs, and their numbers; None where all blocks are alike.
+    """Returns a table of the blocks that each instance runs; None where all blocks are alike.
+
+    int32 [instances, 2 + most]: how many blocks an instance runs, and their numbers.
 
     List scheduling (Graham 1969): in the order of their numbers, blocks go to the instance that is free first, as the hardware
     does with blocks that it starts.

@@ -34,7 +34,9 @@ ROW = "row"
 def run(
     programs: Sequence[TileProgram], inputs: Mapping[str, jax.Array], *, interpret: bool = False
 ) -> dict[str, jax.Array]:
-    """Every output of the last phase, by name. interpret: on any machine, looking for races.
+    """Runs the phases as one kernel, and returns every output of the last one, by name.
+
+    interpret: on any machine, looking for races.
 
     Raises:
       TargetError: the phases cannot be one kernel.

@@ -306,7 +306,7 @@ def _check_copies(shape: Shape) -> None:
 
 
 def word(tensor: Tensor) -> str:
-    """The type by which a state travels: four bytes."""
+    """Returns the type by which a state travels, which takes four bytes."""
     return "float32" if dtypes.is_float(tensor.dtype) else "int32"
 
 
@@ -328,7 +328,7 @@ def boards(shape: Shape) -> tuple[Allocation, ...]:
 
 
 def barrier_count(shape: Shape) -> int:
-    """One for each slot of a stream."""
+    """Counts the barriers: one for each slot of a stream."""
     return len(shape.streams) * shape.slots
 
 

@@ -33,7 +33,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """start + left @ right; from zero if there is no start."""
+    """A matrix product that is to be computed: start + left @ right; from zero if there is no start."""
 
     size: tuple[int, int]
     start: Any

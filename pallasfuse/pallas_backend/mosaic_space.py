@@ -22,7 +22,7 @@ def slots(program: TileProgram, shape: Shape) -> dict[str, int]:
 
 
 def barrier_count(slots: Mapping[str, int], warpgroups: int) -> int:
-    """Slots that are full or empty, whose turn it is, and the verdict."""
+    """Counts the barriers: two for each slot, which is full or empty, one turn for each warpgroup, and the verdict."""
     return 2 * sum(slots.values()) + warpgroups + 1
 
 
@@ -37,7 +37,7 @@ def allocations(program: TileProgram, shape: Shape) -> tuple[Allocation, ...]:
 
 
 def _allocations(program: TileProgram, shape: Shape, elsewhere: Collection[str]) -> tuple[Allocation, ...]:
-    """elsewhere: stored tensors without a buffer of their own."""
+    """Lists the buffers of the kernel. elsewhere: stored tensors without a buffer of their own."""
     count = slots(program, shape)
     streamed = (*shape.streamed, *shape.sliced)
     found = [Allocation(s.name, count[s.name], box(program, shape, s), s.dtype) for s in streamed]

@@ -145,7 +145,7 @@ def replaced_nests(program: LoopProgram, group: Group) -> list[Nest]:
 
 
 def needed_trials(program: LoopProgram, group: Group, delta: float) -> tuple[int, float]:
-    """(trials, the probability that one misses a difference) for a group."""
+    """Returns (trials, the probability that one misses a difference) for a group."""
     replaced = replaced_nests(program, group)
     inputs = tuple(Tensor(d.name, d.axes, d.dtype) for d in program.definitions() if d.name in group.inputs)
     outputs = tuple(n.name for n in group.outputs)

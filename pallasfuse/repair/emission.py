@@ -34,7 +34,7 @@ class Emitter:
         return const(float(value), self.dtype)
 
     def entry(self, entry: Entry) -> Signed:
-        """numerator / denominator."""
+        """Writes numerator / denominator as an expression."""
         numerator, denominator = entry
         sign, above = self.signed(numerator)
         if denominator == laurent.number(1):

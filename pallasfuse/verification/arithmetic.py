@@ -118,7 +118,7 @@ class Numbers(Sources):
         return results
 
     def sign(self, x: Value) -> Array:
-        """1 or -1 for finite values: of the real number, or whether the lowest residue is a square."""
+        """Returns 1 or -1 for finite values: the sign of the real number, or whether the lowest residue is a square."""
         if x.real is not None:
             return np.where(x.real < 0, -1, 1)
         if x.lowest < 0:

@@ -105,7 +105,7 @@ class Size:
 
 
 def _merged(a: Size, b: Size, *, product: bool) -> tuple[tuple[tuple[Expr, Support, int], ...], Support, Support]:
-    """(divisors of both together, what each numerator must be multiplied by)"""
+    """Returns the divisors of both together, and the factor by which each numerator must be multiplied."""
     powers = [Counter({e: p for e, _, p in s.divisors}) for s in (a, b)]
     supports = {e: n for s in (a, b) for e, n, _ in s.divisors}
     joined = powers[0] + powers[1] if product else powers[0] | powers[1]

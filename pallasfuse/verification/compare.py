@@ -67,7 +67,7 @@ class Comparison:
 
 
 def _equal(a: Value, b: Value) -> tuple[Array, Array]:
-    """(equal, comparable) for every element and trial."""
+    """Returns (equal, comparable) for every element and trial."""
     defined = ~(a.bad | b.bad)
     if not a.levels or not b.levels:
         assert a.real is not None and b.real is not None

@@ -232,7 +232,10 @@ class Constants:
     # --- residues
 
     def _new(self, value: float, residues: Residues, dtype: str, independent: bool = True) -> Residues:
-        """independent: it is not a multiple of other constants, so that others may be multiples of it."""
+        """Remembers a constant with its residues.
+
+        independent: it is not a multiple of other constants, so that others may be multiples of it.
+        """
         entry = _Entry(value, residues, dtype)
         self._entries.append(entry)
         if independent:

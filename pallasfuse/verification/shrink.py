@@ -132,7 +132,10 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
 
 
 def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: frozenset[int]) -> Shrinking | Refusal:
-    """unchanged: extents that stay, unless they are long."""
+    """Maps the extents of a program to short ones, or says why that is not possible.
+
+    unchanged: extents that stay, unless they are long.
+    """
     axes = {a for d in program.definitions() for a in d.axes} | {
         a for n in program.nests if isinstance(n, Nest) for a in n.reduced
     }
@@ -187,7 +190,7 @@ def _with_computed(program: LoopProgram, small: Shrinking) -> Shrinking | Refusa
 
 
 def _computed(program: LoopProgram, small: Shrinking) -> Iterator[tuple[float, float]]:
-    """(a number that is computed of constants, the same over short axes)"""
+    """Yields every number that is computed of constants, with the same one over short axes."""
     known: dict[str, tuple[Array, Array]] = {}
     for nest in program.nests:
         if not isinstance(nest, Nest) or nest.is_reduction or not nest.reads <= known.keys():

@@ -145,7 +145,7 @@ def _scalar(expr: Expr, starts: dict[Axis, int], loads: Sequence[Load], data: di
 def _runs(
     program: TileProgram, loop: Loop, starts: dict[Axis, int], data: dict[str, int]
 ) -> Iterator[tuple[Segment, int, int]]:
-    """(segment, first position, position after the last) of the segments that run."""
+    """Yields (segment, first position, position after the last) of the segments that run."""
     every = {a: starts.get(a, 0) for a, _ in program.grid}
     loads = _loads(program, loop)
     for segment in loop.segments:
