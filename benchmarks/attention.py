@@ -45,7 +45,7 @@ from benchmarks.cases import ATTENTION, DECODING, MORE_ATTENTION, MORE_DECODING,
 CASES = (*ATTENTION, *DECODING, *MORE_DECODING, *MORE_ATTENTION)
 ROUNDS, CALLS = 4, 3
 MATMUL_FLOP_S, BYTES_S = 800e12, 3.0e12
-"""What an H100 was measured to reach: a large half-precision matrix product, a large copy."""
+"""The rates that an H100 was measured to reach: a large half-precision matrix product, a large copy."""
 SOFT_CAP = 50.0
 JIT = "jax.jit"
 
@@ -81,12 +81,12 @@ def alibi_bias(case: AttentionCase, length: int, dtype: Any) -> jax.Array:
 
 
 def variant(case: AttentionCase) -> str:
-    """Its name, without the number of queries."""
+    """Returns the name of a case without the number of queries."""
     return case.name.split("-", maxsplit=1)[0]
 
 
 def bias_of(case: AttentionCase, q: jax.Array, k: jax.Array, more: tuple[jax.Array, ...]) -> jax.Array | None:
-    """As an array: peers take no other."""
+    """Returns the bias of a case as an array, which is all that peers take; None without a bias."""
     if case.name == "pair":
         return more[0][None]
     return alibi_bias(case, k.shape[1], q.dtype) if variant(case) == "alibi" else None
@@ -193,14 +193,14 @@ def implementations(case: AttentionCase, targets: list[str], *, with_peers: bool
 
 
 def gpu_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> list[float]:
-    """Of each call, the sum of its kernels' times."""
+    """Returns the sum of its kernels' times for each of some calls, in milliseconds."""
     from jax.experimental.mosaic.gpu import profiler
 
     return list(profiler.measure(compiled, iterations=CALLS)(*arrays)[1])
 
 
 def wall_ms(compiled: Attention, arrays: tuple[jax.Array, ...]) -> list[float]:
-    """Of each call, the wall time: for CPU."""
+    """Returns the wall time of each of some calls, in milliseconds: for CPU."""
     times_ms = []
     for _ in range(CALLS):
         start = time.perf_counter()
@@ -228,7 +228,7 @@ def roofline_ms(case: AttentionCase, length: int, itemsize: int = 2) -> float:
 
 
 def why_not(name: str, case: AttentionCase, length: int, memory_bytes: float) -> str:
-    """Why an implementation is not worth starting, or nothing."""
+    """Returns why an implementation is not worth starting, or nothing."""
     scores_bytes = 4.0 * case.batch * case.query_heads * math.prod(case.lengths(length))
     if name == JIT and 1.5 * scores_bytes > memory_bytes:
         return f"not run: its float32 scores alone need {scores_bytes / 1e9:.0f} GB"

@@ -60,10 +60,10 @@ class AttentionCase:
     queries: int | None = None
     """Where a length is only that of the keys: the last of so many queries sees the last key."""
     batch: int = 1
-    """Of what is measured."""
+    """The batch size that is measured."""
 
     def lengths(self, length: int) -> tuple[int, int]:
-        """Of queries and keys."""
+        """Returns the lengths of queries and keys."""
         return self.queries or length, length
 
     def small(self) -> "AttentionCase":

@@ -56,7 +56,7 @@ ROUNDS = 4
 
 
 def bytes_moved(arrays, result):
-    """What a kernel must read and write at least."""
+    """Counts the bytes that a kernel must read and write at least."""
     return sum(x.size * x.dtype.itemsize for x in (*arrays, *jax.tree.leaves(result)))
 
 

@@ -62,7 +62,7 @@ def relative_bias(q: Any, k: Any, v: Any, table: Any) -> Any:
 
 
 def encoder(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, w1: Any, w2: Any) -> Any:
-    """Two equal layers."""
+    """An encoder of two equal layers."""
     n, d = x.shape
     for _ in range(2):
         h = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -75,7 +75,7 @@ def encoder(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, w1: Any, w2: Any) -> Any
 
 
 def cases(gpu: bool, small: bool) -> dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]]:
-    """Function and shapes of its arguments."""
+    """Returns functions with the shapes of their arguments."""
     scale = 4 if small else 1
     rows, width = (16384 if gpu else 4096) // scale, 4096 // scale
     n, heads = (4096 if gpu else 2048) // scale, 16 if gpu else 8
@@ -94,7 +94,7 @@ def cases(gpu: bool, small: bool) -> dict[str, tuple[Callable[..., Any], list[tu
 
 
 def calls_ms(functions: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Medians of calls in turns, on a GPU of eight calls that are awaited together."""
+    """Returns the median milliseconds of calls that take turns, on a GPU of eight calls that are awaited together."""
     count = 8 if jax.default_backend() == "gpu" else 1
     taken: dict[str, list[float]] = {n: [] for n in functions}
     for function in functions.values():
@@ -134,7 +134,7 @@ def measure(name: str, function: Callable[..., Any], shapes: list[tuple[int, ...
 
 
 def against_cupti(dtype: Any) -> list[dict[str, Any]]:
-    """How the loop in which short programs are measured compares with the sum of their kernels' times."""
+    """Compares the loop in which short programs are measured with the sum of their kernels' times."""
     from jax.experimental.mosaic.gpu import profiler
 
     rows = []

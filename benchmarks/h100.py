@@ -82,7 +82,7 @@ class MosaicKernel:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What was compiled. `lower_s` holds tracing, planning and lowering; `compile_s` XLA, Triton and ptxas."""
+    """The result of a compilation. `lower_s` holds tracing, planning and lowering; `compile_s` XLA, Triton and ptxas."""
 
     lower_s: float
     compile_s: float
@@ -115,7 +115,7 @@ def lower(function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 
 def triton_calls(text: str) -> int:
-    """How many Triton kernels a lowered module calls."""
+    """Counts the Triton kernels that a lowered module calls."""
     return len(re.findall(r"custom_call @\"?(?:__gpu\$xla\.gpu\.triton|triton_kernel_call)\b", text))
 
 
@@ -149,14 +149,14 @@ def compile_for_h100(function: Callable[..., Any], arguments: Sequence[Any]) -> 
 
 
 def temporary_bytes(function: Callable[..., Any], arguments: Sequence[Any]) -> int:
-    """What `function` takes of an H100's memory besides its arguments and results."""
+    """Returns the bytes that `function` takes of an H100's memory besides its arguments and results."""
     on_device = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=_sharding()) for a in arguments]
     return int(lower(function, on_device).compile().memory_analysis().temp_size_in_bytes)
 
 
 @contextmanager
 def _mosaic_dump(log: Path) -> Iterator[None]:
-    """What Mosaic GPU and its ptxas say of shared memory and registers, which they print: to a file instead."""
+    """Writes to a file what Mosaic GPU and its ptxas print of shared memory and registers."""
     wanted = {"MOSAIC_GPU_DUMP_RESOURCES": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
     before = {name: os.environ.get(name) for name in wanted}
     sys.stdout.flush()

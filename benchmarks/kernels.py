@@ -60,7 +60,7 @@ def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
 
 
 def attention(q: Any, k: Any, v: Any, score: Callable[[Any], Any] = lambda s: s) -> Any:
-    """Heads that may share keys; `score` changes the scores [groups, heads of a group, queries, keys]."""
+    """Attention with heads that may share keys; `score` changes the scores [groups, heads of a group, queries, keys]."""
     n, h, d = q.shape
     g = k.shape[1]
     s = jnp.einsum("qghd,kgd->ghqk", q.reshape(n, g, h // g, d), k, preferred_element_type=f32) * d**-0.5
@@ -164,7 +164,7 @@ def nearest(x: Any, centres: Any) -> Any:
 
 
 def linear_attention(q: Any, k: Any, v: Any) -> Any:
-    """No softmax: rectified scores, normalised by their sum."""
+    """Attention without a softmax: rectified scores, normalised by their sum."""
     i, j = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])
     s = jnp.where(j <= i, jax.nn.relu(jnp.einsum("qhd,khd->hqk", q, k, preferred_element_type=f32)), 0)
     out = jnp.einsum("hqk,khd->hqd", s.astype(v.dtype), v, preferred_element_type=f32)
@@ -180,7 +180,7 @@ def latent(q: Any, rope: Any, c: Any, rope_keys: Any) -> Any:
 
 
 def group_norm(x: Any, w: Any, b: Any) -> Any:
-    """x [batch, positions, groups, channels]."""
+    """Group norm of x [batch, positions, groups, channels]."""
     y = x.astype(f32)
     mean, variance = y.mean((1, 3), keepdims=True), y.var((1, 3), keepdims=True)
     return ((y - mean) * lax.rsqrt(variance + 1e-5) * w + b).astype(x.dtype)
@@ -258,7 +258,7 @@ def variants() -> Iterator[Subject]:
 
 
 def cases() -> Iterator[Subject]:
-    """What the benchmarks measure."""
+    """Yields the programs that the benchmarks measure."""
     for case in (*ATTENTION, *MORE_ATTENTION, *OTHERS):
         for dtype in (*TYPES, "float16"):
             yield _of_case(case, 1000 if dtype == "float16" else 4096, dtype, "triton")
@@ -384,7 +384,7 @@ def subjects() -> Iterator[Subject]:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What is compiled as one kernel: a program, or the phases that a cluster runs."""
+    """A unit is compiled as one kernel: a program, or the phases that a cluster runs."""
 
     name: str
     target: Target
@@ -392,13 +392,13 @@ class Unit:
 
     @property
     def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """By name, what the programs load and none of them has stored."""
+        """The tensors that the programs load and none of them has stored, by name."""
         stored = {t.name for p in self.programs for t in p.outputs}
         loaded = {t.name: t for p in self.programs for t in p.inputs if t.name not in stored}
         return {n: array(*(a.extent for a in t.axes), dtype=t.dtype) for n, t in loaded.items()}
 
     def compile(self) -> h100.Compiled:
-        """For an H100, by its emitter.
+        """Compiles the unit for an H100, by its emitter.
 
         Raises:
           jax.errors.JaxRuntimeError: it does not compile, or needs more shared memory than there is.

@@ -40,7 +40,7 @@ def product(hidden, weights, labels):
 
 
 def implementations(function, columns, tiles):
-    """By name. `tiles`: sizes along the columns, beside the one that is chosen."""
+    """Returns the functions to compare, by name. `tiles`: sizes along the columns, beside the one that is chosen."""
     found = {"jax.jit": function, "pallasfuse": pf.fuse(function)}
     for tile in tiles:
         found[f"pallasfuse, tiles of {tile}"] = pf.fuse(function, options=pf.FuseOptions(tiles=((columns, tile),)))

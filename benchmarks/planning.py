@@ -1,4 +1,4 @@
-"""How long a plan takes, for every example: from call to plan, and the Python that a cached call costs.
+"""Measures how long a plan takes, for every example: from call to plan, and the Python that a cached call costs.
 
 Each case runs in a process of its own, so that nothing derived for one is remembered for the next. SymPy is imported
 before the clock starts. The overhead of a call is its time less that of `jax.jit` of the fused function, which runs

@@ -28,7 +28,7 @@ class KernelCase:
 
     row: Row
     inputs: tuple[Random | int, ...]
-    """Of each input: the position of the program's argument, or what to draw."""
+    """For each input the position of the program's argument, or the array to draw."""
     alone: Variant
     xla: Variant
 
@@ -55,7 +55,7 @@ def kernel_cases(plan: pf.Plan, *, from_arguments: bool, known: Sequence[KernelC
 
 
 def signature(plan: pf.Plan, kernel: pf.Kernel) -> str:
-    """Equal for kernels of equal layers."""
+    """Returns a key that is equal for kernels of equal layers."""
     variable = plan.converted.variable
     shapes = [str(variable[n].aval) for n in (*kernel.group.inputs, *(o.name for o in kernel.group.outputs))]
     numbers = (*kernel.axes.values(), *kernel.tiles.values(), kernel.flops)

@@ -46,7 +46,7 @@ CONTROL_FLOW = frozenset({"while", "scan", "cond"})
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How programs are measured.
+    """Settings for measuring programs: the ways to run them, and the kernels that are measured alone.
 
     full: also checked and tuned, where this version can; without, `jax.jit` and fused without check, with the HLO of XLA's.
     kernels: each one alone. all_kernels: those, too, that are not predicted to be faster than XLA's. folder: for what is found

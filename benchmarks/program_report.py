@@ -19,7 +19,7 @@ WAYS = {"jit": "jax.jit", **LABELS}
 
 
 def speedup(row: Row, label: str = "fused") -> float | None:
-    """How many times as fast as jax.jit, by the median round."""
+    """Returns how many times as fast as jax.jit a program is, by the median round."""
     found: float | None = row.get("speedup", {}).get(label)
     if found is not None:
         return found
@@ -69,7 +69,7 @@ def spearman(pairs: Pairs) -> float | None:
 
 
 def accuracy(pairs: Pairs, within: tuple[float, float]) -> Row:
-    """How predictions compare with measurements: (predicted, measured) pairs, both in microseconds."""
+    """Summarizes how predictions compare with measurements: (predicted, measured) pairs, both in microseconds."""
     ratios = [p / m for p, m in pairs]
     found: Row = {"number": len(pairs), "geometric_mean": geometric_mean(ratios), "spearman": spearman(pairs)}
     if ratios:
@@ -84,20 +84,20 @@ def own_us(variant: Row) -> float | None:
 
 
 def kernel_pairs(rows: Iterable[Row], measured: str, predicted: str) -> Pairs:
-    """Of every kernel: what was predicted and measured of it (`measured`: "alone"), or of XLA's code for the same ("xla")."""
+    """Lists the predicted and the measured time of every kernel (`measured`: "alone"), or of XLA's code for the same ("xla")."""
     kernels = [k for r in rows for k in r.get("kernels", ())]
     found = [(k.get(predicted), own_us(k.get(measured, {}))) for k in kernels]
     return [(p, m) for p, m in found if p and m]
 
 
 def program_pairs(rows: Iterable[Row]) -> Pairs:
-    """Of every program without loops, whose trips nobody knows beforehand: XLA's predicted and measured time."""
+    """Lists XLA's predicted and measured time of every program without loops, whose trips nobody knows beforehand."""
     found = [(r.get("predicted_xla_us"), own_us(r.get("jit", {}))) for r in rows if not r.get("control_flow")]
     return [(p, m) for p, m in found if p and m]
 
 
 def failure(row: Row) -> str | None:
-    """Why a program, or one way to run it, could not be measured."""
+    """Returns why a program, or one way to run it, could not be measured."""
     if "failed" in row:
         return str(row["failed"])
     found = [f"{words}: {row[n]['reason']}" for n, words in WAYS.items() if "reason" in row.get(n, {})]

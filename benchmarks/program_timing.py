@@ -60,7 +60,10 @@ class Samples:
 
 @functools.cache
 def call_us() -> float:
-    """What calling a program that does nothing takes on the host: of a CPU's wall times it is not the program's own."""
+    """Measures the microseconds that calling a program that does nothing takes on the host.
+
+    That part of a CPU's wall times is not the program's own.
+    """
     nothing = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((), "float32")).compile()
     one, least = jax.numpy.zeros(()), math.inf
     for _ in range(200):
@@ -71,7 +74,7 @@ def call_us() -> float:
 
 
 def ratio(first: Samples, second: Samples) -> float | None:
-    """How many times as long the first one takes, by the median round."""
+    """Returns how many times as long the first one takes, by the median round."""
     rounds = [a / b for a, b in zip(first.by_round(), second.by_round(), strict=False) if b > 0]
     return statistics.median(rounds) if rounds else None
 
@@ -85,7 +88,7 @@ class Contender:
     samples: Samples = field(default_factory=Samples)
     result: Any = None
     least_s: float = math.inf
-    """Of a first call."""
+    """The least seconds of a first call."""
 
     @property
     def runs(self) -> bool:
@@ -175,7 +178,7 @@ def _sample(contender: Contender, arguments: Sequence[Any]) -> None:
 
 
 def kernel_times(call: Any, arguments: Sequence[Any], calls: int) -> list[list[tuple[str, float]]]:
-    """Of each call, the kernels that it launched, with their microseconds."""
+    """Returns the kernels that each call launched, with their microseconds."""
     from jax.experimental.mosaic.gpu import profiler
 
     try:

@@ -25,7 +25,7 @@ Row = dict[str, Any]
 Fuse = Callable[[Callable[..., Any]], Any]
 
 TUNE_S = 3.0
-"""What tuning one program may take, unless the user says otherwise."""
+"""The seconds that tuning one program may take, unless the user says otherwise."""
 _LIMITS = ("seconds", "budget_s", "limit_s", "time_s", "timeout_s")
 """Names that `pf.tune` may have for its time limit."""
 
@@ -101,7 +101,8 @@ _TABLE = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)$")
 
 
 def fingerprint(executable: Any) -> str:
-    """Equal for executables of one optimised HLO, whatever its modules, computations and instructions are called; '' if unknown."""
+    """Returns a key that is equal for executables of one optimised HLO, whatever its modules, computations and instructions are
+    called; '' if unknown."""
     try:
         lines = str(executable.as_text()).splitlines()
     except Exception:
@@ -138,7 +139,7 @@ def whole(built: Built, fuse: Fuse) -> Callable[..., Any]:
 
 
 def step(built: Built) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What is fused inside a program, and its arguments as shapes and types."""
+    """Returns the function that is fused inside a program, and its arguments as shapes and types."""
     return (built.function, built.structs) if built.step is None else (built.step[0], built.step_structs)
 
 
@@ -160,7 +161,7 @@ def has_tune() -> bool:
 
 @contextlib.contextmanager
 def cache_in(folder: str) -> Iterator[None]:
-    """What is found out on a clock is kept in a folder, and only looked for there."""
+    """Keeps in a folder what is found out on a clock, and looks for it only there."""
     before = os.environ.get("PALLASFUSE_CACHE_DIR")
     os.environ["PALLASFUSE_CACHE_DIR"] = folder
     try:

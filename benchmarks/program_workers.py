@@ -119,7 +119,7 @@ def _order(worker: Worker, order: str, name: str) -> None:
 
 
 def _answers(workers: list[Worker], waiting: "collections.deque[str]", settings: Row, each_s: float) -> Iterator[Row]:
-    """What the processes say within a moment; a dead one is replaced."""
+    """Yields the rows that the processes send within a moment; a dead process is replaced."""
     busy = {w.pipe: w for w in workers if w.doing}
     for pipe in multiprocessing.connection.wait(list(busy), timeout=0.2):
         worker = busy[pipe]

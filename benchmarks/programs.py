@@ -76,7 +76,10 @@ def write(path: str | None, rows: Sequence[Row], about: Row) -> None:
 
 
 def default_size() -> str:
-    """By asking the driver, since JAX would take the device's memory in this process."""
+    """Returns the size for the device at hand.
+
+    It looks for the driver, since JAX would take the device's memory in this process.
+    """
     return "gpu" if any(Path("/dev").glob("nvidia[0-9]*")) and os.environ.get("JAX_PLATFORMS") != "cpu" else "cpu"
 
 

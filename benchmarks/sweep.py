@@ -43,7 +43,7 @@ def triton() -> Iterator[tuple[int, int, Switches]]:
 
 
 def mosaic_gpu() -> Iterator[tuple[int, int, Switches]]:
-    """With one and two warpgroups."""
+    """Yields tiles and settings for Mosaic GPU, with one and two warpgroups."""
     for m, n, stages in (
         (64, 64, 2),
         (64, 128, 2),
@@ -64,7 +64,7 @@ SCHEDULES = {"triton": triton, "mosaic_gpu": mosaic_gpu}
 
 
 def with_schedule(m: int, n: int, switches: Switches) -> Any:
-    """What chooses this schedule for every group."""
+    """Returns a function that chooses this schedule for every group."""
     everything = placement.choose
 
     def chosen(*arguments: Any) -> Any:

@@ -55,7 +55,7 @@ def spearman(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def summary(name: str, pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    """How (predicted, measured) pairs agree."""
+    """Summarizes how (predicted, measured) pairs agree."""
     pairs = [(p, m) for p, m in pairs if p > 0 and m > 0]
     ratios = [p / m for p, m in pairs]
     within = sum(0.5 <= r <= 2 for r in ratios) / len(ratios) if ratios else math.nan

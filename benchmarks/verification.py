@@ -1,4 +1,4 @@
-"""How long `pallasfuse.verify` takes for every example, at a bound of 1e-9.
+"""Measures how long `pallasfuse.verify` takes for every example, at a bound of 1e-9.
 
 Each example is verified at full size from its shapes alone, planned for the CPU and for the GPU (which need not be there),
 and at a small size with arrays, whose results are compared with float64. Each case runs in a process of its own: it pays

@@ -23,7 +23,7 @@ _plgpu: Any = plgpu
 
 
 def is_mapped(dimension: Any) -> bool:
-    """False for the batch dimension of an operand that has none."""
+    """Says whether a batch dimension is there: False for an operand that has none."""
     return dimension is not None and type(dimension).__name__ != "NotMapped"
 
 
@@ -33,7 +33,7 @@ def source_summary(eqn: JaxprEqn) -> str:
 
 
 def is_user_function(jaxpr: Jaxpr) -> bool:
-    """True when `jaxpr` was traced from a function in the user's files, not in JAX's."""
+    """Says whether `jaxpr` was traced from a function in the user's files, not in JAX's own."""
     filename = jaxpr.debug_info.func_filename
     return filename is not None and source_info_util.is_user_filename(filename)
 
@@ -44,7 +44,7 @@ def argument_names(jaxpr: Jaxpr) -> tuple[str, ...]:
 
 
 def tracks_array_reference(effect: Any) -> bool:
-    """True for the effects that read or write a mutable array, which name one of the jaxpr's variables."""
+    """Says whether an effect reads or writes a mutable array. Such an effect names one of the jaxpr's variables."""
     return hasattr(effect, "input_index") or hasattr(effect, "input")
 
 
@@ -91,8 +91,11 @@ def result_types(jaxpr: Jaxpr) -> list[Any]:
 
 
 def without_mesh(context: Any) -> tuple[Any, Any]:
-    """For the lowering of what one device does: a scope in which there is no current mesh, and the lowering's context with types
-    that name none. The partitioner calls back with the mesh of the user, over which the program is not partitioned again."""
+    """Returns a scope without a current mesh, and the lowering's context with types that name no mesh.
+
+    Both serve to lower what a single device does: the partitioner calls back with the user's mesh, over which the program is not
+    partitioned again.
+    """
     empty = jax.sharding.AbstractMesh((), ())
     with jax.sharding.use_abstract_mesh(empty):
         ins, outs = (
@@ -132,7 +135,7 @@ def plain_aval(aval: Any) -> Any:
 
 
 def _unnamed(jaxpr: Jaxpr) -> Any:
-    """Where a jaxpr comes from, without the names of its arguments."""
+    """Returns the record of where a jaxpr comes from, without the names of its arguments."""
     return jaxpr.debug_info.with_unknown_names()
 
 
@@ -210,13 +213,16 @@ def varying_alike(values: Sequence[Any], among: Sequence[Any]) -> list[Any]:
 
 
 def require_devices(primitive: Any) -> None:
-    """Its lowering asks for how many devices the program is."""
+    """Makes JAX tell the primitive's lowering for how many devices the program is."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def is_partitioned(context: Any) -> bool:
-    """Is a lowering for several devices, among which XLA partitions the program? Not where it is exported (what is called when
-    the program is partitioned cannot be), nor without Shardy, whose rule says how."""
+    """Says whether a lowering is for several devices, among which XLA partitions the program.
+
+    It is not where the program is exported (what is called when the program is partitioned cannot be), nor without Shardy, whose
+    rule says how.
+    """
     if context.module_context.lowering_parameters.for_export or not jax.config.jax_use_shardy_partitioner:
         return False
     axis_context = context.module_context.axis_context
@@ -246,7 +252,10 @@ def device_of(context: Any) -> Any:
 
 
 def partition_spec(sharding: Any, mesh: Any) -> tuple[Any, ...]:
-    """What the partitioner has found for an array, one entry a dimension; empty where mesh axes cannot say it (a part of one)."""
+    """Returns the sharding that the partitioner has found for an array, one entry a dimension.
+
+    The result is empty where mesh axes cannot say it (a dimension has a part of one).
+    """
     if sharding is None:
         return ()
     if hasattr(sharding, "spec"):

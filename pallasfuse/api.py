@@ -68,7 +68,10 @@ class FusedFunction:
             return self._recovered(error, leaves, args, kwargs)
 
     def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What runs a call: of its own for every choice of arguments that do not change in the loop that it stands in."""
+        """Returns the compiled function that runs this call.
+
+        Inside a loop there is one for every choice of arguments that do not change in the loop.
+        """
         loop = _compat.enclosing_loop()
         if loop is None:
             return self._jitted
@@ -91,7 +94,7 @@ class FusedFunction:
         return result
 
     def _signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What calls share that are compiled together."""
+        """Returns a key that two calls share when they are compiled together."""
         static = self._static_positions(args)
         fixed = (
             [args[n] for n in sorted(static)],
@@ -124,7 +127,7 @@ class FusedFunction:
         return {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
 
     def _trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """(jaxpr, tree of the result), over automatic mesh axes.
+        """Traces a call over automatic mesh axes, and returns (jaxpr, tree of the result).
 
         Raises:
           TraceError: the function itself speaks of explicit ones.
@@ -158,7 +161,7 @@ class FusedFunction:
         return self._run_with((), args, kwargs)
 
     def _run_with(self, fixed: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call itself. fixed: which leaves of the arguments do not change in the loop around it; empty: there is none."""
+        """Runs the call itself. fixed: which leaves of the arguments do not change in the loop around it; empty: there is none."""
         if jax.config.jax_disable_jit or (
             (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
             and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
@@ -179,7 +182,7 @@ class FusedFunction:
         return jax.tree.unflatten(out_tree, results)
 
     def _types(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-        """Of the results, by JAX's own rules for explicit mesh axes; None where they do not decide."""
+        """Returns the types of the results by JAX's own rules for explicit mesh axes; None where these rules do not decide."""
         try:
             return _compat.result_types(self._trace_as_typed(args, kwargs)[0])
         except Exception:  # what else may be wrong with the function has shown over automatic axes

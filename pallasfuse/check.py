@@ -27,7 +27,7 @@ from pallasfuse.subjects import XLA, Bench, Subject, comparison
 from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
-"""What the timed calls of one comparison may take together, or twice that if they are few."""
+"""The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
 _OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
@@ -38,8 +38,11 @@ _UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback",
 
 
 def wanted(options: FuseOptions) -> bool:
-    """Are plans with these options to be checked? Who asks for a target, for tiles or for everything (`strict`) gets what was asked
-    for, unless `check` is True; `PALLASFUSE_CHECK=0` switches every check off."""
+    """Says whether plans with these options are to be checked.
+
+    Who asks for a target, for tiles or for everything (`strict`) gets what was asked for, unless `check` is True;
+    `PALLASFUSE_CHECK=0` switches every check off.
+    """
     asked = options.target or options.strict or _tiled(options)
     return not _off(options) and (options.check is True or not asked)
 
@@ -53,12 +56,13 @@ def _tiled(options: FuseOptions) -> bool:
 
 
 def settled(plan: Plan, device: Any) -> Plan:
-    """A plan as it is used on a device: checked, where that is wanted; else without what is known to fail, and as it was tuned."""
+    """Returns a plan as it is used on a device: checked, where that is wanted; else as it was tuned, without what is known to
+    fail."""
     return check(plan, device) if wanted(plan.options) else unchecked(plan, device)
 
 
 def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
-    """A plan without those kernels that are not faster than XLA's on a device, with its verdicts.
+    """Returns a plan without those kernels that are not faster than XLA's on a device, with its verdicts.
 
     measure: False looks up what is known, and measures nothing.
     """
@@ -120,7 +124,8 @@ def _winner(subject: Subject) -> str | None:
 
 
 def _fastest_way(subject: Subject) -> str | None:
-    """Of a kernel that was tuned the fastest way to run it, for who does not ask whether XLA's is faster still."""
+    """Returns the fastest way to run a kernel that was tuned, whether or not XLA's own is faster still; None if it was not
+    tuned."""
     if _winner(subject) is None:
         return None
     timed = {n: entry["us"] for n, entry in subject.record["ways"].items() if "us" in entry}
@@ -132,7 +137,10 @@ def _is_open(subject: Subject) -> bool:
 
 
 def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verdict | None]:
-    """How a kernel is to be run otherwise, or why not at all; None: as it is. Without a verdict where nothing is known."""
+    """Decides whether a kernel runs in another way (a `Placed`), is left to XLA (a reason), or runs as it is planned (None).
+
+    The verdict that comes with it is None where nothing is known.
+    """
     kernel, entry = subject.kernel, subject.entry(subject.way)
     seconds = bench.spent.get(kernel.name, 0.0)
     winner = _winner(subject)
@@ -174,7 +182,7 @@ def _judged(
 
 
 def _of_kernels(entry: Record) -> str:
-    """What kernels alone take, where it has decided against a program that won by the clock; else nothing."""
+    """Returns words on the times of kernels alone, where these decided against a program that won by the clock; else nothing."""
     if entry["faster"] or "kernels_us" not in entry:
         return ""
     return f"; kernels alone, without the gaps between them: {_times(entry['kernels_us'], entry['xla_kernels_us'])}"
@@ -281,12 +289,12 @@ def _least(bench: Bench, plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _parts(bench: Bench) -> dict[str, str]:
-    """By the name of a kernel, the key of its part, the same for equal ones."""
+    """Returns the key of each kernel's part by the name of the kernel. Equal kernels have the same key."""
     return {s.kernel.name: s.identity["part"] for s in bench.subjects}
 
 
 def _whole(bench: Bench, plan: Plan, made: Made, measure: bool) -> Verdict | None:
-    """The whole call with its kernels, against the same without any; None where nothing is known. `made`: as of `compare`."""
+    """Compares the whole call with its kernels to the same without any; None where nothing is known. `made`: as of `compare`."""
     unfit = sorted(primitives(plan.converted.jaxpr) & _UNTIMED)
     if unfit:
         return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None

@@ -22,7 +22,7 @@ class Device:
     source: str
     """Where the numbers come from."""
     multiprocessors: int
-    """Of a GPU; cores of a CPU."""
+    """Multiprocessors of a GPU, or cores of a CPU."""
     clock_ghz: float
     """Under load."""
     memory_gb_s: float
@@ -31,9 +31,9 @@ class Device:
     """From the cache that all share (a GPU's L2, a CPU's last level)."""
     cache_bytes: int
     shared_memory_bytes: int
-    """What one block may hold in shared memory; 0 for a CPU."""
+    """The most bytes of shared memory that one block may hold; 0 for a CPU."""
     matmul_tflop_s: dict[str, float]
-    """Of the library's large products, by type of the operands; `float32` at full precision, `tf32` at the default one."""
+    """The rate of the library's large products, by type of the operands; `float32` at full precision, `tf32` at the default one."""
     vector_gop_s: float
     """Simple operations on float32."""
     special_gop_s: float
@@ -110,6 +110,6 @@ def find(kind: str, platform: Platform) -> Device:
 
 
 _LEAST_SHARED_BYTES = 99 << 10
-"""What a block may have on every GPU of the last generations."""
+"""Bytes that a block may have on every GPU of the last generations."""
 _UNKNOWN_ERROR = 1.3
-"""How much more a kernel must win by on a device that was never measured."""
+"""The factor by which a kernel must be predicted to win on a device that was never measured."""

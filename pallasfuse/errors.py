@@ -30,7 +30,7 @@ class InvalidProgramError(PallasfuseError):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a rewrite does not apply. Passes return it; they do not raise."""
+    """Says why a rewrite does not apply. Passes return it; they do not raise."""
 
     reason: str
 

@@ -32,7 +32,7 @@ _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Arra
 _TOGETHER: dict[str, Callable[[Sequence[TileProgram], Mapping[str, Array]], dict[str, Array]]] = {
     "mosaic_cluster": cluster_gpu.run
 }
-"""Of targets whose phases are one kernel."""
+"""Runs all phases as one kernel, for the targets that do so, by the name of the target."""
 
 type RunKernel = Callable[[Plan, Kernel, Mapping[str, Array]], Mapping[str, Array]]
 
@@ -53,8 +53,11 @@ def lower_on(
     target: Target, run: Callable[[Target], Callable[..., Any]], context: Any, nodes: Sequence[Any], *, name: str, asked: bool,
     mended: Callable[[], bool] = lambda: False,
 ) -> Any:  # fmt: skip
-    """`run(target)` as the lowering of a primitive; should it fail for a target that nobody asked for by name, of the one that
-    stands in, with a warning. mended: has what failed been found and left out, so that it is worth another try?"""
+    """Lowers a primitive by `run(target)`.
+
+    Should that fail for a target that nobody asked for by name, the target that stands in is taken, with a warning. mended: has
+    what failed been found and left out, so that it is worth another try?
+    """
 
     def lower(chosen: Target) -> Any:
         with warnings.catch_warnings():
@@ -116,7 +119,7 @@ def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """What all phases store, by name."""
+    """Runs the phases of a kernel one after the other, and returns every array that they store, by name."""
     known: dict[str, Array] = dict(arrays)
     stored: dict[str, Array] = {}
 

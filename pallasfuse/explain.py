@@ -57,7 +57,7 @@ def summarize(plan: Plan) -> str:
 
 
 def _verdicts(plan: Plan) -> list[str]:
-    """What was measured, and what a call saves by it: as a whole, where that was measured."""
+    """Lists what was measured, and the microseconds that a call saves: as a whole, where that was measured."""
     if not plan.verdicts:
         return []
     whole = [v for v in plan.verdicts if v.subject == WHOLE_CALL and v.saved_us]
@@ -70,7 +70,7 @@ def _conditions(plan: Plan) -> list[str]:
 
 
 def _taken(kernel: Kernel) -> list[str]:
-    """What a block of each GPU kernel takes of a multiprocessor."""
+    """Lists the shared memory and registers that a block of each GPU kernel takes of a multiprocessor."""
     lines = []
     for target, own in groupby(kernel.phases, key=lambda p: p.target):
         programs = [p.program for p in own]

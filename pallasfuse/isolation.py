@@ -56,7 +56,7 @@ def together[T](functions: Mapping[str, Callable[[], T]], device: Any) -> dict[s
 
 @contextlib.contextmanager
 def _configured(device: Any, x64: bool) -> Iterator[None]:
-    """What programs of the caller must be compiled with (64 bits), and nothing that would get in the way of measuring them."""
+    """Applies the caller's 64-bit mode, and switches off all settings that would get in the way of measuring."""
     with (
         jax.enable_x64(x64), jax.default_device(device), jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False),
         jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"), jax.transfer_guard("allow"),

@@ -1,4 +1,4 @@
-"""What a fused call inside a loop would compute again in every trip, though none of it changes: it is computed outside.
+"""Moves out of a loop what a fused call inside it would compute again in every trip, though none of it changes.
 
 XLA moves operations out of a loop whose operands do not change, but not out of a kernel. So whatever depends only on what comes
 from outside the loop stays plain JAX, as far as it pays: a value is handed to the kernel where it is no larger than what the kernel

@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How programs compare.
+    """The result of a comparison: how long programs take, and which of them are faster than the first one.
 
     `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
     `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
@@ -175,7 +175,7 @@ def _confirmed(
 def _samplers(
     programs: Mapping[str, Any], arguments: Sequence[Any], device: Any, times: int, failed: dict[str, str]
 ) -> dict[str, timing.Sampler]:
-    """What runs each program, warmed up."""
+    """Runs each program once to warm it up, and returns its sampler by name. Notes those that fail in `failed`."""
     found: dict[str, timing.Sampler] = {}
     for name, program in programs.items():
         try:

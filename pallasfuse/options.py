@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class FuseOptions:
-    """How to fuse.
+    """The options of `fuse`: how to plan, check and run the kernels of a function.
 
     Attributes:
       target: name of a target (`pallasfuse.targets.TARGETS`), or None for the best one of the platform that is lowered for.

@@ -71,7 +71,7 @@ class Partial:
         return {d.name: Tensor(d.name, d.axes, d.dtype) for d in self.plan.program.definitions()}
 
     def _given(self) -> dict[str, dict[int, Axis]]:
-        """Of every streamed tensor the dimension that lies along the axis."""
+        """Finds the dimension of every streamed tensor that lies along the axis."""
         found: dict[str, dict[int, Axis]] = {}
         for var, d in zip(self.plan.converted.jaxpr.invars, self.streamed, strict=True):
             name = next((n for n, v in self.plan.converted.variable.items() if v is var), "")
@@ -351,7 +351,7 @@ def _check_axis(
 
 
 def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple[Axis, ...]]]:
-    """For every dimension of an array, its row-major axes in the tensor that stands for it, and where they begin."""
+    """Returns the row-major axes of every dimension of an array in the tensor that stands for it, each with where they begin."""
     found: list[tuple[int, tuple[Axis, ...]]] = []
     at = 0
     for size in shape:

@@ -48,7 +48,10 @@ class Part:
 
 
 def way(group: Group, schedule: Schedule, target: Target) -> str:
-    """How a kernel runs, as text that is the same for equal kernels: axes are numbered, as their names are the program's."""
+    """Returns text that says how a kernel runs, the same for equal kernels.
+
+    Axes are numbered, because their names are the program's.
+    """
     number = {a.name: str(n) for n, a in enumerate((*group.parallel, group.rolled))}
     text = _AXIS_NAME.sub(lambda found: f"name={number.get(found[1], found[1])}", repr(schedule))
     return f"{target.name}: {text}"
@@ -77,7 +80,7 @@ def producers(converted: Converted) -> Producers:
 
 
 def part_of(converted: Converted, kernel: Kernel, maker: Producers) -> Part:
-    """What XLA would compute instead of a kernel: everything between its inputs and its outputs."""
+    """Returns the equations that XLA would compute instead of a kernel: everything between its inputs and its outputs."""
     names = {converted.variable[n]: n for n in kernel.group.inputs}
     outputs = tuple(converted.variable[n.name] for n in kernel.group.outputs)
     chosen: dict[int, JaxprEqn] = {}

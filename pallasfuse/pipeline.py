@@ -1,4 +1,4 @@
-"""From a jaxpr to a `Plan`: convert, group, schedule, lower.
+"""Makes a `Plan` of a jaxpr in four steps: convert, group, schedule, lower.
 
 A plan is a list of steps: kernels, and equations of the original jaxpr that XLA keeps. Every value that passes between
 steps is a variable of the jaxpr.
@@ -35,7 +35,7 @@ from pallasfuse.verdicts import Verdict
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
-"""How the kernels of a target round otherwise than the program."""
+"""Returns the ways in which a kernel rounds otherwise than its program, by the name of the target."""
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
                      "stop_gradient", "convert_element_type"})  # fmt: skip
 
@@ -59,13 +59,14 @@ class Kernel:
     group: Group
     schedule: Schedule
     phases: tuple[Phase, ...]
-    """What runs, one after the other: one tile program, or with a split axis, those that make states and one that combines them."""
+    """The tile programs that run one after the other: one, or with a split axis, those that make states and one that combines
+    them."""
     declined: tuple[str, ...]
     """Why the targets before that have no kernel for the group."""
     price: Price
     """The kernel's time on its device, by terms."""
     replaced: Price
-    """What XLA would take for what the kernel computes, beside the other kernels of the plan."""
+    """XLA's predicted time for what the kernel computes, beside the other kernels of the plan."""
 
     @property
     def predicted_ms(self) -> float:
@@ -88,7 +89,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What was left to XLA, where, and why."""
+    """An operation that was left to XLA, with its place in the source and the reason."""
 
     operation: str
     source: str
@@ -111,7 +112,8 @@ class Plan:
     kernels: tuple[Kernel, ...]
     fallbacks: tuple[Fallback, ...]
     conditions: tuple[str, ...]
-    """What, besides the order of summation, may differ from the program: the exceptions, and roundings that move."""
+    """The ways, besides the order of summation, in which results may differ from the program: exceptions, and roundings that
+    move."""
     exceptions: tuple[str, ...]
     """Those conditions that name where a result may be NaN, infinite or finite though the program's is not."""
     steps: tuple[Step, ...]
@@ -119,7 +121,7 @@ class Plan:
     proof: Proof | None = None
     """Made when `FuseOptions.verify` asks for it."""
     verdicts: tuple[Verdict, ...] = ()
-    """What was measured on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
+    """The measurements on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
 
     @property
     def program(self) -> LoopProgram:
@@ -155,14 +157,14 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
 def plan_converted(
     converted: Converted, target: Target, options: FuseOptions, *, along: frozenset[Axis] = frozenset()
 ) -> Plan:
-    """As `make_plan`, from the frontend's result. along: as in `fusion.grouping.group`."""
+    """Plans a program that was converted already. Otherwise as `make_plan`; along: as in `fusion.grouping.group`."""
     placements = Placements(converted, target, options)
     grouping = choose_groups(placements, along=along)
     return schedule_grouping(placements, grouping)
 
 
 class Placements:
-    """Where the groups of a program run: each is lowered once, whoever asks."""
+    """Finds where the groups of a program run. Each group is lowered once, whoever asks."""
 
     def __init__(self, converted: Converted, target: Target, options: FuseOptions) -> None:
         self.converted, self.target, self.options = converted, target, options
@@ -345,7 +347,8 @@ def _kernel(chosen: Group, placed: Placed, replaced: Price) -> Kernel:
 
 
 def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
-    """What must run, in an order that respects the data: kernels where they produce a value, equations elsewhere."""
+    """Returns the steps that must run, in an order that respects the data: kernels where they produce a value, equations
+    elsewhere."""
     maker: dict[Var, Step] = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
     for kernel in kernels:
         for nest in kernel.group.outputs:

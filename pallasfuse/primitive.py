@@ -31,7 +31,7 @@ PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 class Once:
-    """True the first time it is asked. One per fused function, shared by all its traces."""
+    """Answers True the first time it is asked, and False from then on. One per fused function, shared by all its traces."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -243,7 +243,7 @@ def automatic(mesh: Any) -> Any:
 def call_typed(
     mesh: Any, jaxpr: Jaxpr, types: Sequence[Any] | None, options: FuseOptions, name: str, warning: Once, args: Sequence[Any]
 ) -> list[Any]:  # fmt: skip
-    """As `call_fused`, for arguments that are typed by explicit axes of `mesh`: inside, these are automatic.
+    """Makes a fused call like `call_fused`, for arguments whose types name explicit axes of `mesh`: inside, these are automatic.
 
     types: of the results, as JAX finds them; None where it finds none (it is not told how to sum over a sharded axis): results are
     then sharded along the axes that they share with the arguments.

@@ -13,8 +13,11 @@ from pallasfuse.pipeline import Plan
 
 
 def may_recover(options: FuseOptions, leaves: Sequence[Any]) -> bool:
-    """Not inside a trace, where the error is of something else, and not where a target or kernels were asked for: then it is an
-    answer."""
+    """Says whether a call that failed may be made again without its kernels.
+
+    Inside a trace it may not, because the error is of something else; nor where a target or kernels were asked for: then the error
+    is the answer.
+    """
     asked = options.target or options.tiles or options.parts or options.warps or options.stages or options.strict
     return not asked and not any(isinstance(x, jax.core.Tracer) for x in leaves)
 

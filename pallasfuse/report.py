@@ -47,7 +47,7 @@ class OutputError:
 
 @dataclass(frozen=True)
 class Report:
-    """What `verify` found. `str(report)` is meant to be read.
+    """The result of `verify`. `str(report)` is meant to be read.
 
     `equivalent`: every stage of the derivation passed, and the compiled function agrees with float64 where it was run. It is
     False both when a counterexample was found and when something could not be tested (`proof.uncovered`).
@@ -195,7 +195,11 @@ def _drawn(leaf: Any, random: np.random.Generator) -> Any:
 def _compare(
     name: str, ours: np.ndarray, theirs: np.ndarray, exact: np.ndarray, errors: list[OutputError], moved: np.ndarray
 ) -> Counterexample | None:
-    """moved: how far each exact result moves when the arguments are rounded (`reference.sensitivity`)."""
+    """Compares one output of the plan and of the original with float64, and returns an element that is wrong; None if there is
+    none.
+
+    moved: how far each exact result moves when the arguments are rounded (`reference.sensitivity`).
+    """
 
     def differs(at: np.ndarray) -> Counterexample | None:
         at = at & np.isfinite(moved)

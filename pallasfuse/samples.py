@@ -15,7 +15,7 @@ _PERIOD = 65521
 _ON_HOST_BYTES = 32 << 20
 """Larger arrays are written out on the device."""
 _SHARE = 0.8
-"""Of the memory that is free, what a check may take."""
+"""The share of the free memory that a check may take."""
 
 
 def drawn(avals: Sequence[Any], device: Any) -> list[jax.Array]:
@@ -60,8 +60,10 @@ def _written_out(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def room_for(compiled: Sequence[Any], device: Any) -> str | None:
-    """Why the memory that is free on a device does not do for compiled programs of the same arguments, of which one runs at a time;
-    None where it does."""
+    """Returns why the free memory of a device is too little for compiled programs of the same arguments; None where it does.
+
+    One of the programs runs at a time.
+    """
     free = free_bytes(device)
     if free is None:
         return None
@@ -77,7 +79,7 @@ def room_for(compiled: Sequence[Any], device: Any) -> str | None:
 
 
 def free_bytes(device: Any) -> int | None:
-    """What may still be allocated on a device, as far as it says; None where nobody knows."""
+    """Returns the bytes that may still be allocated on a device, as far as it says; None where nobody knows."""
     if device.platform != "cpu":
         stats = device.memory_stats() or {}
         return int(stats["bytes_limit"] - stats["bytes_in_use"]) if "bytes_limit" in stats else None
@@ -97,7 +99,7 @@ def _host_bytes() -> int | None:
 
 
 def _group_bytes() -> int | None:
-    """What the control group of a container leaves, where it limits memory."""
+    """Returns the bytes that the control group of a container leaves, where it limits memory."""
     group = Path("/sys/fs/cgroup")
     try:
         limit = (group / "memory.max").read_text().strip()

@@ -42,13 +42,13 @@ MeshAxes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class _Shardable:
-    """Which axes of a kernel may be sharded, and along which dimensions its inputs are then pieces."""
+    """Says which axes of a kernel may be sharded, and along which dimensions its inputs are then pieces."""
 
     group: Group
     tensors: Mapping[str, Tensor]
     axes: tuple[Axis, ...]
     along: Mapping[str, Mapping[int, Axis]]
-    """Of every input: the dimensions that it is read along with one such axis, always the same."""
+    """The dimensions of every input that are read along one such axis, always the same."""
 
     @classmethod
     def of(cls, group: Group, tensors: Mapping[str, Tensor]) -> "_Shardable":
@@ -82,7 +82,7 @@ class _Shardable:
         return f"{', '.join(inputs)} -> {', '.join(outputs)}", tuple(fixed)
 
     def specs(self, mesh_axes: Mapping[Axis, MeshAxes]) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
-        """Of inputs and outputs."""
+        """Returns the partition specs of the kernel's inputs and of its outputs."""
         inputs = [PartitionSpec(*(mesh_axes.get(self.along[n][d]) if d in self.along[n] else None
                                   for d in range(len(self.tensors[n].axes)))) for n in self.group.inputs]  # fmt: skip
         outputs = [PartitionSpec(*(mesh_axes.get(a) for a in n.axes)) for n in self.group.outputs]
@@ -121,7 +121,7 @@ mlir.register_lowering(_program_p, _lower)
 
 
 def run_sharded(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
-    """As `pipeline.run_kernel`, over all devices of the program that is being lowered."""
+    """Runs a kernel like `execution.run_kernel`, over all devices of the program that is being lowered."""
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
     group = kernel.group
     names = [n.name for n in group.outputs]
@@ -189,7 +189,7 @@ def _names(entry: Any) -> MeshAxes:
 
 
 def result_specs(jaxpr: Jaxpr, given: Sequence[PartitionSpec], mesh_sizes: Mapping[str, int]) -> list[PartitionSpec]:
-    """How results are sharded where arguments are sharded as `given`: along the axes that they share.
+    """Returns how results are sharded where arguments are sharded as `given`: along the axes that they share.
 
     An axis that arguments shard differently is replicated. Of two axes of a result on one mesh axis, the first has it.
     """

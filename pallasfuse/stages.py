@@ -18,7 +18,7 @@ from pallasfuse.targets import Target, find
 
 @dataclass(frozen=True)
 class Call:
-    """What a traced call needs to be rebuilt: the flat arguments' avals and how to unflatten."""
+    """Everything that is needed to rebuild a traced call: the flat arguments' avals and how to unflatten."""
 
     jaxpr: Jaxpr
     arguments: tuple[Any, ...]

@@ -22,7 +22,7 @@ Identity = Mapping[str, str]
 Record = dict[str, Any]
 
 FORMAT = 1
-"""Of the files. Another number means another folder: nothing is converted."""
+"""The format of the files. Another number means another folder: nothing is converted."""
 _FOLDER_VARIABLE = "PALLASFUSE_CACHE_DIR"
 
 
@@ -118,7 +118,7 @@ class Store:
                                 f"{_FOLDER_VARIABLE} names another folder.")  # fmt: skip
 
     def _warn(self, kind: str, message: str) -> None:
-        """Once for each kind of trouble: a damaged folder is not a thousand warnings."""
+        """Warns once about each kind of trouble: a damaged folder is not a thousand warnings."""
         with self._lock:
             first = kind not in self._warned
             self._warned.add(kind)

@@ -24,7 +24,7 @@ Array = Any
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["of"])
 @dataclass(frozen=True, slots=True)
 class FoldState:
-    """What is known after a part of the streamed axis: a pytree of arrays, of the same shapes whatever was seen.
+    """The knowledge about a part of the streamed axis: a pytree of arrays, of the same shapes whatever was seen.
 
     It can be carried by `lax.scan`, batched, donated, sent and stored. Meaning belongs to the fold that made it.
     """
@@ -43,9 +43,9 @@ class _Derived:
 
     partial: Partial
     trees: tuple[Any, ...]
-    """Of each argument."""
+    """The tree structure of each argument."""
     avals: tuple[jax.ShapeDtypeStruct, ...]
-    """Of all leaves; streamed ones have the whole axis."""
+    """Shapes and types of all leaves; streamed ones have the whole axis."""
     names: tuple[str, ...]
     out_tree: Any
 
@@ -174,7 +174,7 @@ class StreamedFunction:
                 raise ValueError(f"{self._name}: these states were made for arguments of different shapes or lengths")
 
     def _dimensions(self, args: tuple[Any, ...]) -> list[int | None]:
-        """For every leaf the streamed dimension."""
+        """Returns the streamed dimension of every leaf; None for a leaf that each chunk sees whole."""
         axis = self._axis if isinstance(self._axis, tuple | list) else (self._axis,) * len(args)
         if len(axis) != len(args):
             raise TypeError(
@@ -315,7 +315,7 @@ def _position(start: Any) -> Array | int:
 
 
 def fold(function: Callable[..., Any], axis: Any, *, length: int | None = None) -> StreamedFunction:
-    """What `function` computes over a whole axis, taken chunk by chunk: init, update, combine, merge and finish.
+    """Computes `function` of a whole axis chunk by chunk: init, update, combine, merge and finish.
 
     Args:
       function: a `jax.numpy` function of positional arguments that reduces the streamed axis. Along it, its reductions may depend

@@ -19,7 +19,7 @@ XLA = "XLA's own"
 
 
 def comparison(found: Measured, key: str) -> Record:
-    """How a program that ran (`key` among what was compared) compares with XLA's, as it is remembered."""
+    """Returns the record of how a program that ran (`key` among what was compared) compares with XLA's."""
     entry: Record = {"us": found.microseconds[key], "xla_us": found.microseconds[XLA], "faster": key in found.faster}
     if key in found.kernels:
         entry |= {"kernels_us": found.kernels[key], "xla_kernels_us": found.kernels[XLA]}
@@ -43,7 +43,7 @@ class Subject:
 
     @cached_property
     def way(self) -> str:
-        """How the kernel runs as it is planned, in words that equal kernels share."""
+        """Returns words that say how the kernel runs as it is planned. Equal kernels share them."""
         return way(self.kernel.group, self.kernel.schedule, self.kernel.target)
 
     def way_of(self, placed: Placed) -> str:
@@ -55,7 +55,7 @@ class Subject:
         return self.store.get(self.identity) or {}
 
     def entry(self, name: str) -> Record | None:
-        """How one way to run the kernel compares or fails; None where that was not measured."""
+        """Returns the record of one way to run the kernel: its times or its error; None where that was not measured."""
         found: Record | None = self.record.get("ways", {}).get(name)
         return found if found is not None and ("us" in found or "error" in found) else None
 

@@ -61,7 +61,7 @@ class Target:
 
     @property
     def writes_kernels(self) -> bool:
-        """Its kernels are for a GPU and written here: XLA does not see their arithmetic."""
+        """Says whether its kernels are for a GPU and written here: XLA does not see their arithmetic."""
         return self.platform == "gpu" and not self.only_long_products
 
     def padded(self, extent: int) -> int:
@@ -76,21 +76,22 @@ class Target:
 
     @property
     def shared_memory_bytes(self) -> int:
-        """What one block may hold in shared memory (GPU targets)."""
+        """The most bytes of shared memory that one block may hold (GPU targets)."""
         return self.device.shared_memory_bytes
 
     @property
     def cache_bytes(self) -> int:
-        """What all blocks share (GPU targets)."""
+        """The bytes of the cache that all blocks share (GPU targets)."""
         return self.device.cache_bytes
 
     def judged(self, *, timed: bool) -> "Target":
-        """The same target, whose kernels are timed before they are used, or not."""
+        """Returns the same target with `timed` set: are its kernels timed before they are used?"""
         return self if self.timed == timed else replace(self, timed=timed)
 
     @property
     def margin(self) -> float:
-        """By which factor XLA's price must exceed a kernel's: the error of prices, or its inverse where a clock decides later."""
+        """The factor by which XLA's price must exceed a kernel's: the error of prices, or its inverse where a clock decides
+        later."""
         return 1.0 / self.device.price_error if self.timed else self.device.price_error
 
     @property
@@ -99,7 +100,7 @@ class Target:
         return find(self.otherwise).on(self.device) if self.otherwise else None
 
     def on(self, device: Device) -> "Target":
-        """The same backend for another device."""
+        """Returns the same backend for another device."""
         return self if device == self.device else replace(self, device=device)
 
 

@@ -1,4 +1,4 @@
-"""Which of several programs is the fastest on a device, by a clock that does not trust one measurement.
+"""Finds the fastest of several programs on a device, by a clock that does not trust one measurement.
 
 Contenders take turns, so that whatever slows the machine down slows all of them alike. One is faster than another when the ranks of
 their samples say so (Mann and Whitney's test), which assumes nothing about noise. The race ends as soon as it is decided, or when
@@ -34,12 +34,12 @@ _ROUNDS_AHEAD = {3: 1.5, 4: 1.3, 5: 1.15}
 """When the time is over: by how many rounds more one contender must lead than the other, and how far apart the rounds' medians must
 then be. Leads of more than five rounds count as of five."""
 _MOST_LOST = 0.2
-"""Of all rounds, the part that one may lose which is nevertheless ahead in nearly every one."""
+"""The share of all rounds that one may lose which is nevertheless ahead in nearly every one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a race ended.
+    """The result of a race: the times of all contenders, and who has won.
 
     `seconds`: the median of what a call of each contender took. `faster`: those that beat the first contender clearly; `winner`:
     the fastest of them, or the first contender. `rounds`: turns that every contender had which stayed to the end.
@@ -85,8 +85,10 @@ def _has_time(spent: float, rounds: int, budget_s: float) -> bool:
 
 
 def _remaining(running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str) -> list[str]:
-    """Without those that are clearly slower than the best so far. Nobody, where it is clear of the last one on which side of the
-    least gain over the reference it ends."""
+    """Returns the contenders that are not clearly slower than the best so far.
+
+    There are none where it is clear of the last one on which side of the least gain over the reference it ends.
+    """
     best = min(running, key=lambda n: statistics.median(samples[n]))
     kept = [n for n in running if n in (best, reference) or not _faster(samples[best], samples[n], 1.0)]
     others = [n for n in kept if n != reference]
@@ -122,7 +124,7 @@ def _leads(one: Sequence[float], other: Sequence[float], by: float) -> bool:
 # --- calls on a device
 
 _BATCH_S = 1e-3
-"""What one sample lasts at least: clocks and interruptions weigh little on it."""
+"""The least seconds of one sample: clocks and interruptions weigh little on it."""
 _MOST_IN_BATCH = 100
 
 

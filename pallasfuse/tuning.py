@@ -51,7 +51,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What `tune` found. `str(tuned)` is a table.
+    """The result of `tune`. `str(tuned)` is a table.
 
     `candidates`: every way to run a kernel that is known, also from before. `predicted_xla_us`: by kernel, what was predicted of
     XLA's own. `plan`: what later calls use. `seconds`: how long it took. `unfinished`: kernels for which there was no time.

@@ -1,4 +1,4 @@
-"""What a clock said about a plan: one verdict for each kernel, and one for the whole call."""
+"""Verdicts say what a clock found about a plan: one for each kernel, and one for the whole call."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ WHOLE_CALL = "the whole call"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a kernel, or of the whole call (`subject`), when it was to be compared with XLA's own on the device.
+    """Says what became of a kernel, or of the whole call (`subject`), when it was to be compared with XLA's own on the device.
 
     `kept`: it is used. `ours_us` and `xla_us`: the medians of one call on the device, None where nothing was measured; `reason`
     then says why. `seconds`: what the check took, compilation included; 0 for what was known from before (`remembered`).
@@ -24,7 +24,7 @@ class Verdict:
 
     @property
     def saved_us(self) -> float:
-        """What one call is faster than XLA's; 0 where the kernel is not used or nothing was measured."""
+        """The microseconds by which one call is faster than XLA's; 0 where the kernel is not used or nothing was measured."""
         return self.xla_us - self.ours_us if self.kept and self.ours_us is not None and self.xla_us is not None else 0.0
 
     def __str__(self) -> str:

@@ -85,7 +85,7 @@ class Row:
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """Of the largest and of the root mean square errors."""
+        """The ratios, fused to plain, of the largest and of the root mean square errors."""
         return _ratio(self.fused.largest, self.plain.largest), _ratio(self.fused.rms, self.plain.rms)
 
 
@@ -185,7 +185,7 @@ def expected_keys() -> list[Key]:
 
 
 def problems_of_document() -> list[str]:
-    """What is wrong with the committed document."""
+    """Lists what is wrong with the committed document."""
     if not DOCUMENT.exists():
         return [f"{DOCUMENT.name} does not exist"]
     text = DOCUMENT.read_text()

@@ -1,4 +1,4 @@
-"""What the kernels of every benchmark case take of an H100, compiled without one (needs `make venv-aot`).
+"""Reports what the kernels of every benchmark case take of an H100, compiled without one (needs `make venv-aot`).
 
 One line for each case, length and type: the seconds to lower and to compile, and for each kernel its schedule, blocks,
 threads, shared memory, registers per thread and spilled bytes. Exits 1 when a case does not compile.

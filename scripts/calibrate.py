@@ -65,7 +65,7 @@ def device_at_hand() -> tuple[str, device.Platform]:
 
 
 def heading(platform: device.Platform) -> str:
-    """Where, when and with what numbers were measured."""
+    """Returns a line that says by which script, when and with which versions numbers were measured."""
     from importlib.metadata import version
 
     from scripts.calibration import driver
@@ -123,7 +123,7 @@ def check(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def advantage_pairs(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Of every kernel how many times as fast as XLA's code it was predicted to be, and was: what a choice depends on."""
+    """Returns how many times as fast as XLA's code every kernel was predicted to be, and was. A choice depends on this ratio."""
     kernels = [
         k
         for r in rows

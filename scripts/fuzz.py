@@ -41,7 +41,7 @@ EVENTS = ("fully fused", "partly fused", "left to XLA")
 
 
 class Report:
-    """What came of all programs."""
+    """Counts what came of all programs."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()

@@ -25,7 +25,7 @@ def code() -> str:
 
 
 def output() -> str:
-    """What the example prints."""
+    """Runs the example and returns what it prints."""
     # What is printed depends neither on what was measured here before nor on what tests switch off.
     environment = os.environ | {"PALLASFUSE_CHECK": "0", "PALLASFUSE_PRICE": "1"}
     done = subprocess.run(

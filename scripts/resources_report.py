@@ -104,7 +104,7 @@ def distinct(families: list[str], every: int) -> Iterator[tuple[str, kernels.Uni
 
 
 def summary(rows: list[Row]) -> str:
-    """How tight, how often below, and what spills."""
+    """Says in words how tight the estimates are, how often they are below the report, and which kernels spill."""
     large = [r for r in rows if r.shared_bytes > SMALL_BYTES]
     ratios = sorted(r.ratio for r in large) or [1.0]
     known = [r for r in rows if r.reported_registers]

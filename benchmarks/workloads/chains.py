@@ -31,7 +31,7 @@ def _dtype(size: Size) -> Any:
 
 
 CPU_FLOPS = 1e9
-"""What a chain does on a CPU, at least: its batch is as large as that takes, for times that can be measured."""
+"""The least operations of a chain on a CPU: its batch is as large as that takes, for times that can be measured."""
 
 
 def _sized(size: Size, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
 
 
 def layer(heads: tuple[int, int], weights: dict[str, jax.Array], x: Any, keys: Any, values: Any) -> Any:
-    """x [batch, tokens, features], which are the last tokens of the cache [batch, length, key heads, head features]."""
+    """A decoder layer on x [batch, tokens, features], the last tokens of the cache [batch, length, key heads, head features]."""
     (query_heads, key_heads), (batch, tokens, _) = heads, x.shape
     length, features = keys.shape[1], keys.shape[3]
     positions = length - tokens + jnp.arange(tokens)
@@ -50,7 +50,7 @@ def layer(heads: tuple[int, int], weights: dict[str, jax.Array], x: Any, keys: A
 
 
 def build_layer(size: Size, batch: int, tokens: int) -> Built:
-    """Sizes of Llama 3 8B on the GPU."""
+    """Builds a layer, with the sizes of Llama 3 8B on the GPU."""
     width, q, kv, d, hidden, length = pick(
         size, (4096, 32, 8, 128, 14336, 4096), (1024, 16, 4, 64, 3584, 2048), (64, 4, 2, 16, 96, 64)
     )

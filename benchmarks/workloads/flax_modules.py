@@ -9,7 +9,7 @@ from benchmarks.workloads.registry import Built, Size, booleans, half, like, nor
 
 
 def _sizes(size: Size) -> tuple[int, int, int, int]:
-    """Batch, tokens, features, heads."""
+    """Returns the batch, tokens, features and heads of a module at a size."""
     return pick(size, (8, 1024, 1024, 16), (2, 256, 256, 4), (1, 8, 16, 2))
 
 

@@ -14,7 +14,7 @@ def _unit(x: Any) -> Any:
 
 
 def _distances(x: Any, centres: Any) -> Any:
-    """Squared, of every row to every centre."""
+    """Returns the squared distance of every row to every centre."""
     products = jnp.dot(x, centres.T, preferred_element_type=jnp.float32)
     squares = [jnp.square(a.astype(jnp.float32)).sum(-1) for a in (x, centres)]
     return squares[0][:, None] - 2.0 * products + squares[1][None, :]

@@ -123,7 +123,7 @@ def pick(size: Size, gpu: Any, cpu: Any, tiny: Any) -> Any:
 
 
 def half(size: Size) -> Any:
-    """bfloat16 on the GPU, float32 elsewhere."""
+    """Returns the element type for a size: bfloat16 on the GPU, float32 elsewhere."""
     return jnp.bfloat16 if size == "gpu" else jnp.float32
 
 
@@ -146,7 +146,7 @@ def integers(*shape: int, below: int, distinct: bool = False, ramp: bool = False
 
 
 def booleans(*shape: int) -> Random:
-    """True for three of four."""
+    """Describes random booleans of which three of four are true."""
     return Random(shape, jnp.dtype(bool))
 
 

@@ -54,7 +54,7 @@ class Window:
 
 
 class Machine(Protocol):
-    """What a backend must provide."""
+    """The operations that a backend must provide to run tile programs."""
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
         """The tile of an input, one dimension per index axis, in the order of `indices`; `again`: as `Load.again`."""
@@ -66,7 +66,7 @@ class Machine(Protocol):
         """The sum over `over` of the product: kept axes of lhs, then of rhs."""
 
     def pin(self, value: Array) -> Array:
-        """The same value, rounded once for all its users."""
+        """Returns the same value, rounded once for all its users."""
 
     def loop(self, start: Array, stop: Array, body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
              init: tuple[Array, ...]) -> tuple[Array, ...]:  # fmt: skip
@@ -245,7 +245,7 @@ class Interpreter:
         self.bind_state(loop, state, scope)
 
     def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
-        """What the loop carries before its first trip; makes its bounds known to `trip`."""
+        """Returns the values that the loop carries before its first trip. Makes the loop's bounds known to `trip`."""
         self.value(loop.first, scope)
         self.value(loop.to_visit, scope)
         state: tuple[Array, ...] = ()

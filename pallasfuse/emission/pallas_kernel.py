@@ -112,8 +112,10 @@ def _matrix(tile: Tile, over: Axis, *, first: bool) -> Array:
 
 
 def product_too_large(program: TileProgram) -> str | None:
-    """Why a contraction of the kernel has no instructions: it is no matrix product, and its tiles are too large to be multiplied
-    element by element. None if all have."""
+    """Returns why a contraction of the kernel has no instructions; None if all have.
+
+    Such a contraction is no matrix product, and its tiles are too large to be multiplied element by element.
+    """
 
     def visit(body: tuple[Statement, ...]) -> Iterator[Contract]:
         for s in body:
@@ -153,7 +155,9 @@ def _multiply_and_sum(lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str) 
 
 
 def block_starts(program: TileProgram, number: Array) -> dict[Axis, Array]:
-    """Where the grid block with a number begins, along every grid axis; the last axis is the fastest, but for `interleave`.
+    """Returns the first position of a numbered grid block along every grid axis.
+
+    The last axis runs fastest, but for `interleave`.
 
     number: an int, or a traced int32.
     """

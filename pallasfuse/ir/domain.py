@@ -1,4 +1,7 @@
-"""What programs are evaluated over: NumPy's float64, or the finite fields of the verifier. One interpreter serves both."""
+"""Domains are the numbers that programs are evaluated over: NumPy's float64, or the finite fields of the verifier.
+
+One interpreter serves both.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -36,7 +36,7 @@ def smallest(dtype: str) -> float:
 
 
 def limits(dtype: str) -> tuple[float, float]:
-    """(the magnitude from which on numbers are rounded to infinity, that up to which they are rounded to zero)."""
+    """Returns the magnitudes from which on numbers are rounded to infinity, and up to which they are rounded to zero."""
     mantissa, exponent = _MANTISSA_EXPONENT[dtype]
     if dtype == "float64":
         return math.inf, 0.0
@@ -50,7 +50,7 @@ def accumulator(dtype: str) -> str:
 
 
 def is_exact_cast(source: str, target: str) -> bool:
-    """True when converting source -> target keeps every value (and every infinity and NaN)."""
+    """Says whether converting source -> target keeps every value (and every infinity and NaN)."""
     if source == target:
         return True
     if is_float(source) and is_float(target):

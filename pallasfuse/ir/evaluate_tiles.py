@@ -74,7 +74,7 @@ def evaluate_tiles(
 def evaluate_tiles_over[V](
     program: TileProgram, inputs: Mapping[str, V], domain: Domain[V], *, move_last_block_back: bool = False
 ) -> dict[str, V]:
-    """As `evaluate_tiles`, over another domain."""
+    """Evaluates a tile program like `evaluate_tiles`, over another domain of numbers."""
     return _Evaluation(program, inputs, domain, move_last_block_back).run()
 
 

@@ -221,7 +221,7 @@ def substitute(root: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
 
 
 def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:
-    """The same expression over other axes."""
+    """Returns the expression with some axes replaced by others."""
     if not any(a in renaming for a in root.axes):
         return root
 

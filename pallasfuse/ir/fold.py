@@ -48,7 +48,7 @@ class Frame:
 
     @property
     def safe(self) -> float:
-        """What stands in for the frame where its unfinished value is not usable."""
+        """The number that stands in for the frame where its unfinished value is not usable."""
         return 1.0 if self.positive else 0.0
 
 
@@ -114,10 +114,10 @@ class Group:
     folds: tuple[Fold, ...]
     inner: tuple[Nest, ...]
     outputs: tuple[Nest, ...]
-    """What the kernel stores: maps over folds, inner reductions and inputs."""
+    """The nests that the kernel stores: maps over folds, inner reductions and inputs."""
     inputs: tuple[str, ...]
     conditions: tuple[str, ...] = ()
-    """What besides the order of summation differs in rounding."""
+    """The ways, besides the order of summation, in which the kernel rounds otherwise."""
     exceptions: tuple[str, ...] = ()
     """Where a result may be NaN, infinite or finite though the program's is not."""
     strict: bool = False

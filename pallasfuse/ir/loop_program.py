@@ -50,7 +50,7 @@ class Nest:
     reducer: Reducer | None = None
     source: Source = Source()
     precision: str | None = None
-    """Of the products in a contraction, as JAX names it; None for a sum that the user wrote as a sum: full precision."""
+    """Precision of the products in a contraction, as JAX names it; None for a sum that the user wrote as a sum: full precision."""
     picks: bool = False
     """The program takes one element of the reduced axis by its index: the body is `select(axis == an index in range, x, 0)`."""
 

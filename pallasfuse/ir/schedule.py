@@ -28,13 +28,13 @@ class Schedule:
     interleave: int = 1
     """When masks make the blocks of the last grid axis unequal: how many blocks of the others share a cache, longest first."""
     eager: bool = False
-    """What the next trip begins with is awaited while the last products of a trip run."""
+    """The operands that the next trip begins with are awaited while the last products of a trip run."""
     relative_time: float = 1.0
     """Time for the same visited elements, relative to the best tiling of its kind."""
     most_operations: int = 1 << 30
     """For programs with more of them for each element of a product (`operations_per_score`) there are better schedules."""
     start_trips: float = 0.0
-    """What it takes to begin and to end a block, in trips."""
+    """The time that it takes to begin and to end a block, in trips."""
 
     def tile(self, axis: Axis) -> int:
         """The tile size along `axis`."""
@@ -47,11 +47,11 @@ class Schedule:
         return -(-self.rolled.extent // self.rolled_tile)
 
     def time(self, share: float) -> float:
-        """Relative, if it visits this share of the tiles."""
+        """Returns the schedule's relative time, if it visits this share of the tiles."""
         return self.relative_time * (share + self.start_trips / self.trips)
 
     def __str__(self) -> str:
-        """A tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
+        """Returns a tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
         grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
         switches = [
             f"split into {self.parts} parts" if self.parts > 1 else "",

@@ -26,7 +26,7 @@ def _fold(op: str, args: tuple[Const, ...], dtype: str) -> Expr | None:
 
 
 def _is_exact(value: np.generic, dtype: str) -> bool:
-    """True when a cast keeps the value (truncation to an integer is the cast's meaning)."""
+    """Says whether a cast keeps the value (truncation to an integer is the cast's meaning)."""
     if not np.isfinite(value):
         return not dtypes.is_integer(dtype)
     return not dtypes.is_float(dtype) or bool(value.astype(dtype) == value)

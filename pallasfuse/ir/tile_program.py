@@ -135,7 +135,7 @@ class Split:
 
     part: Axis
     here: Expr
-    """How many positions the part of a block visits."""
+    """The number of positions that the part of a block visits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Loop:
     carries: tuple[Carry, ...]
     segments: tuple[Segment, ...]
     to_visit: Expr
-    """How many positions all segments visit together, in the blocks of all parts."""
+    """The number of positions that all segments visit together, in the blocks of all parts."""
     first: Expr
     """The first position that is visited."""
     split: Split | None = None
@@ -167,7 +167,7 @@ def every(body: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def expressions(statement: Statement) -> tuple[Expr, ...]:
-    """What a statement computes itself, without the statements inside it."""
+    """Returns the expressions that a statement computes itself, without those of the statements inside it."""
     match statement:
         case Let() | Reduce() | Store():
             return (statement.value,)
@@ -179,7 +179,7 @@ def expressions(statement: Statement) -> tuple[Expr, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Instead:
-    """Where `measure`, a value that is known after the loop, reaches `limit` in some row, the results are those of `program`.
+    """Names another program, whose results are taken where `measure`, known after the loop, reaches `limit` in some row.
 
     It means the same and rounds otherwise, has the same grid and tiles, and loads and stores the same; a kernel may run it for
     more blocks than need it.
@@ -211,16 +211,16 @@ class TileProgram:
     persistent: bool = False
     """As many blocks are started as run at a time; each goes on to the next one while its last results leave."""
     interleave: int = 1
-    """How many blocks of the other grid axes run side by side, for one position of the last axis after the other."""
+    """The number of blocks of the other grid axes that run side by side, for one position of the last axis after the other."""
     eager: bool = False
-    """What the next trip begins with is awaited while the last products of a trip run."""
+    """The operands that the next trip begins with are awaited while the last products of a trip run."""
     instead: Instead | None = None
     later: tuple[Statement, ...] = ()
-    """Of a program that stores a state, where known: what turns the state into results once parts are merged. Not run here."""
+    """Statements that turn a stored state into results once parts are merged, where they are known. They do not run here."""
 
     @property
     def followed(self) -> tuple[Statement, ...]:
-        """What results depend on: the stores of a state give way to what follows."""
+        """Returns the statements that results depend on: the stores of a state give way to what follows."""
         return (*(s for s in self.body if not isinstance(s, Store)), *self.later) if self.later else self.body
 
     def tile(self, axis: Axis) -> int:
@@ -311,7 +311,7 @@ def verify(program: TileProgram) -> TileProgram:
 
 
 def _frame(program: TileProgram) -> tuple[object, ...]:
-    """What programs must have in common for one kernel to run both."""
+    """Returns everything that two programs must have in common for one kernel to run both."""
     bounds, moves = [], []
     for s in program.body:
         segments = s.segments if isinstance(s, Loop) else ()

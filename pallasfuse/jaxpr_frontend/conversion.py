@@ -1,4 +1,4 @@
-"""From a jaxpr to a loop program: one nest per equation, over axes that the whole program shares."""
+"""Conversion turns a jaxpr into a loop program: one nest per equation, over axes that the whole program shares."""
 
 import keyword
 import re
@@ -142,8 +142,11 @@ class _Operand:
     depth: int
 
     def match(self, dims: Dimensions) -> int | None:
-        """What the renamed axes of this view cost: reading a tensor over other axes than its own may mean to compute
-        it again, which is dear when many reductions lie behind it, and free for an input."""
+        """Returns the cost of the axes that this view renames; None where the view does not match its definition.
+
+        To read a tensor over other axes than its own may mean to compute it again. That is dear when many reductions lie behind it,
+        and free for an input.
+        """
         renamed = dims.match(self.definition, self.view)
         return None if renamed is None else renamed * (1 + self.depth)
 

@@ -1,4 +1,4 @@
-"""What the frontend hands on: a loop program, and where each of its tensors lives in the jaxpr."""
+"""The frontend's result: a loop program, and where each of its tensors lives in the jaxpr."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which dimensions of a program are the same axis: a union-find over symbols that can also be split into factors.
+"""Decides which dimensions of a program are the same axis: a union-find over symbols that can also be split into factors.
 
 Every dimension of every tensor starts as a symbol of its own (unit dimensions have none). A *space* is a set of
 symbols that must stay distinct: the axes of a tensor, or the iteration space of an equation. `match` says that a
@@ -66,7 +66,7 @@ class Dimensions:
         self._alike.pop()
 
     def fresh_shape(self, shape: Iterable[int], space: int) -> tuple[tuple[Symbol, ...], ...]:
-        """Per dimension its symbol, or nothing for a unit dimension."""
+        """Returns a new symbol for each dimension, and nothing for a unit dimension."""
         return tuple((self.fresh(extent, (space,)),) if extent != 1 else () for extent in shape)
 
     def leaves(self, symbols: Iterable[Symbol]) -> list[Symbol]:

@@ -33,7 +33,7 @@ def _reshape(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
 
 
 def _renaming(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan:
-    """The same elements in the same row-major order."""
+    """Plans an equation whose result has the same elements in the same row-major order as its operand."""
     kept = flat(dims.fresh_shape(shape_of(eqn.outvars[0]), space))
     return Plan(kept, (kept, *(() for _ in eqn.invars[1:])), same)
 

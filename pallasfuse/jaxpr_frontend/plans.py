@@ -1,4 +1,4 @@
-"""What a rule says about one equation: over which symbols it loops, how it reads its operands, and its scalar body."""
+"""A `Plan` is what a rule says about one equation: its loops, how it reads its operands, and its scalar body."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Plan:
     reducer: Reducer | None = None
     precision: str | None = None
     operands: tuple[Any, ...] = ()
-    """What is read instead of the equation's own operands, where it is not those."""
+    """The values that are read, where these are not the equation's own operands."""
     picks: bool = False
     """As `Nest.picks`."""
 

@@ -1,4 +1,4 @@
-"""Which blocks of a grid a persistent kernel runs on which of its instances."""
+"""Assigns the blocks of a grid to the instances of a persistent kernel."""
 
 import heapq
 
@@ -9,14 +9,16 @@ from pallasfuse.ir.tile_program import Loop, TileProgram, block_start
 from pallasfuse.price.visited_tiles import trips
 
 _MOST_BLOCKS = 1 << 18
-"""Of more blocks, each instance runs so many that it hardly matters which."""
+"""More blocks than this are not listed: each instance then runs so many that it hardly matters which."""
 _BLOCK_TRIPS = 0.5
-"""What beginning and ending a block costs, in trips of its loop, when the next one's operands are on their way: less than what
+"""The time to begin and to end a block, in trips of its loop, when the next one's operands are on their way: less than what
 `Schedule.start_trips` counts for a block by itself."""
 
 
 def assignment(program: TileProgram, loop: Loop, blocks: int, instances: int) -> np.ndarray | None:
-    """int32 [instances, 2 + most]: how many blocks an instance runs, and their numbers; None where all blocks are alike.
+    """Returns a table of the blocks that each instance runs; None where all blocks are alike.
+
+    int32 [instances, 2 + most]: how many blocks an instance runs, and their numbers.
 
     List scheduling (Graham 1969): in the order of their numbers, blocks go to the instance that is free first, as the hardware
     does with blocks that it starts.

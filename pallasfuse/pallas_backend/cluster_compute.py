@@ -1,4 +1,4 @@
-"""What one block of a cluster computes: vectors of a tile in registers, states as one number for each part."""
+"""Emits what one block of a cluster computes: vectors of a tile in registers, states as one number for each part."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ PART = "part"
 
 
 class _Machine:
-    """What the interpreter asks of a block."""
+    """The operations of one block that the interpreter asks for."""
 
     def __init__(self, phase: "Phase") -> None:
         self.phase, self.block = phase, phase.block
@@ -81,7 +81,7 @@ class Phase(Interpreter):
         super().__init__(program, _Machine(self))  # type: ignore[arg-type]
         self.shape = block.shape
         self.slot: Any = 0
-        """Of the current trip."""
+        """The slot of the current trip."""
         self.left: dict[str, Array] = {}
         """The states that the phase leaves."""
 

@@ -34,7 +34,9 @@ ROW = "row"
 def run(
     programs: Sequence[TileProgram], inputs: Mapping[str, jax.Array], *, interpret: bool = False
 ) -> dict[str, jax.Array]:
-    """Every output of the last phase, by name. interpret: on any machine, looking for races.
+    """Runs the phases as one kernel, and returns every output of the last one, by name.
+
+    interpret: on any machine, looking for races.
 
     Raises:
       TargetError: the phases cannot be one kernel.
@@ -64,7 +66,7 @@ def _array(tensor: Tensor) -> Any:
 
 
 class Kernel:
-    """What does not depend on the block."""
+    """The parts of a cluster kernel that are the same for all blocks."""
 
     def __init__(self, shape: Shape, *, interpret: bool) -> None:
         self.shape, self.interpret = shape, interpret
@@ -82,7 +84,7 @@ class Kernel:
                        if interpret}  # fmt: skip
 
     def pad(self, tensor: Tensor, array: jax.Array) -> jax.Array:
-        """Zeros beyond the end of what is loaded without the copy engine."""
+        """Pads an array that is loaded without the copy engine with zeros, as far as tiles reach past its end."""
         missing = -self.shape.rolled.extent % self.shape.tile
         passing = any(s.tensor == tensor.name for s in self.shape.passing)
         return jnp.pad(array, (0, missing)) if passing and missing else array

@@ -1,4 +1,4 @@
-"""What a cluster of thread blocks can do with a row, as data, and what the phases of a split ask of it.
+"""The rules for rows that a cluster of thread blocks computes: what it can do, as data, and what the phases of a split ask of it.
 
 Every block has a part of the row in shared memory, in slots of one tile each: what the first phase has loaded, a later one reads
 there. One warpgroup computes. States, one number for each row, go to the shared memory of all blocks.
@@ -41,14 +41,14 @@ from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
 
 MOST_BLOCKS = 16
-"""Of a cluster; more than `Target.cluster` only where they are asked for."""
+"""The most blocks of a cluster; more than `Target.cluster` only where they are asked for."""
 MOST_SLOTS = 32
 """Barriers of one kind."""
 SCALARS = FLOATS | {"int32"}
 FAST = frozenset({"exp", "exp2"})
 """Operations whose approximate instructions are as right as a half-precision result."""
 _MOST_ELEMENTS = 128
-"""Of a tile, for each thread: more would not fit into its registers."""
+"""The most elements of a tile for each thread: more would not fit into its registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Shape:
     rolled: Axis
     tile: int
     vector: int
-    """How many neighbouring elements a thread has."""
+    """The number of neighbouring elements that a thread has."""
     part: Axis | None
     """The grid axis that numbers the blocks of a cluster; None where one block has the whole row."""
     parts: Axis | None
@@ -67,11 +67,11 @@ class Shape:
     slots: int
     """Tiles that a block has at most."""
     streams: tuple[Load, ...]
-    """Of every tensor that has a buffer, its first load, which waits for the copy."""
+    """The first load of every tensor that has a buffer, which waits for the copy."""
     passing: tuple[Load, ...]
-    """Of every other one along the rolled axis: all rows have it, and one loop reads it, from a cache."""
+    """The load of every other tensor along the rolled axis: all rows have it, and one loop reads it, from a cache."""
     states: tuple[tuple[Tensor, ...], ...]
-    """What each phase but the last one leaves for the next."""
+    """The tensors that each phase but the last one leaves for the next."""
     buffers: dict[str, str]
     """Tensor that is stored along the rolled axis -> the stream whose buffer it leaves by; itself, where it has its own."""
     approximate: bool
@@ -79,7 +79,7 @@ class Shape:
 
     @property
     def blocks(self) -> int:
-        """Of a cluster."""
+        """The number of blocks in a cluster."""
         return 1 if self.part is None else self.part.extent
 
     @property
@@ -103,19 +103,19 @@ class Shape:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """What the phases load, without states."""
+        """The tensors that the phases load, without states."""
         left = {t.name for states in self.states for t in states}
         return tuple(dict.fromkeys(t for p in self.programs for t in p.inputs if t.name not in left))
 
 
 def problem(programs: Sequence[TileProgram]) -> str | None:
-    """Why the phases cannot be one kernel of clusters; None if they can."""
+    """Returns why the phases cannot be one kernel of clusters; None if they can."""
     shape = examine(programs)
     return shape if isinstance(shape, str) else None
 
 
 def conditions(programs: Sequence[TileProgram]) -> tuple[str, ...]:
-    """How the kernel rounds otherwise than the program."""
+    """Lists the ways in which the kernel rounds otherwise than the program."""
     shape = examine(programs)
     if isinstance(shape, str):
         return ()
@@ -147,7 +147,7 @@ def _all(programs: Sequence[TileProgram]) -> Iterator[Statement]:
 
 
 def _axes(statement: Statement) -> frozenset[Axis]:
-    """What a statement outside of loops runs over."""
+    """Returns the axes that a statement outside of loops runs over."""
     indices = statement.indices if isinstance(statement, Load | Store) else ()
     return frozenset(indices).union(*(e.axes for e in expressions(statement)))
 
@@ -193,7 +193,7 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
 
 
 def _readers(loops: list[Loop], tensor: str) -> int:
-    """How many loops load a tensor."""
+    """Counts the loops that load a tensor."""
     return sum(any(isinstance(s, Load) and s.tensor == tensor for g in loop.segments for s in g.body) for loop in loops)
 
 
@@ -206,7 +206,7 @@ def _vector(tile: int, types: list[str]) -> int:
 
 
 def _leaving(programs: tuple[TileProgram, ...], streams: tuple[Load, ...], along: dict[str, Store]) -> dict[str, str]:
-    """By which buffer each result leaves: one of its type that nothing reads after the store."""
+    """Chooses the buffer by which each result leaves: one of its type that nothing reads after the store, or one of its own."""
     order = list(_all(programs))
     types = {t.name: t.dtype for t in programs[-1].outputs}
     free = list(streams)
@@ -306,7 +306,7 @@ def _check_copies(shape: Shape) -> None:
 
 
 def word(tensor: Tensor) -> str:
-    """The type by which a state travels: four bytes."""
+    """Returns the type by which a state travels, which takes four bytes."""
     return "float32" if dtypes.is_float(tensor.dtype) else "int32"
 
 
@@ -318,7 +318,7 @@ def slots(shape: Shape) -> tuple[Allocation, ...]:
 
 
 def boards(shape: Shape) -> tuple[Allocation, ...]:
-    """What all blocks write their states to: for every phase, one of each type."""
+    """Returns the allocations to which all blocks write their states: for every phase, one of each type."""
     found = []
     for number, tensors in enumerate(shape.states):
         types = [word(t) for t in tensors]
@@ -328,17 +328,17 @@ def boards(shape: Shape) -> tuple[Allocation, ...]:
 
 
 def barrier_count(shape: Shape) -> int:
-    """One for each slot of a stream."""
+    """Counts the barriers: one for each slot of a stream."""
     return len(shape.streams) * shape.slots
 
 
 def shared_bytes(shape: Shape) -> int:
-    """What one block takes of shared memory."""
+    """Returns the bytes of shared memory that one block takes."""
     return total_bytes((*slots(shape), *boards(shape)), barrier_count(shape))
 
 
 def resources(programs: Sequence[TileProgram]) -> Resources | str:
-    """What one block takes, exactly; or why the phases cannot be one kernel of clusters."""
+    """Returns exactly what one block takes, or why the phases cannot be one kernel of clusters."""
     shape = examine(programs)
     if isinstance(shape, str):
         return shape

@@ -1,4 +1,4 @@
-"""What one block of a kernel takes of a multiprocessor, by the target that it is written for."""
+"""Finds what one block of a kernel takes of a multiprocessor, by the target that the kernel is written for."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,9 @@ from pallasfuse.targets import Target
 
 
 def resources(programs: Sequence[TileProgram], target: Target) -> Resources | str | None:
-    """Of the program of a kernel (of all phases, for a cluster); why the target cannot run it; None where it writes no kernels.
+    """Returns what one block takes of a multiprocessor, or why the target cannot run the kernel; None where it writes no kernels.
+
+    A kernel of a cluster is given by the programs of all its phases, any other one by its only program.
 
     For Triton an upper bound, for kernels that are written here exactly what the emitter allocates.
     """
@@ -23,8 +25,10 @@ def resources(programs: Sequence[TileProgram], target: Target) -> Resources | st
 
 
 def too_large(program: TileProgram, target: Target) -> str | None:
-    """Why a kernel that Triton compiles may not fit into shared memory; None if it does. Those of other targets are counted where
-    they are examined."""
+    """Returns why a kernel that Triton compiles may not fit into shared memory; None if it does.
+
+    Kernels of other targets are counted where they are examined.
+    """
     if target.warpgroup_rows or target.cluster or not target.writes_kernels:
         return None
     return triton.resources(program, target).problem(target.shared_memory_bytes)

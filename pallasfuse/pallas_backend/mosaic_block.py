@@ -1,4 +1,4 @@
-"""What one thread block does: computing warpgroups, and a memory warpgroup that keeps their slots of shared memory full.
+"""Emits one thread block: computing warpgroups, and a memory warpgroup that keeps their slots of shared memory full.
 
 A slot is full when the copy engine has written it, and empty when all its readers are done with it.
 """
@@ -32,7 +32,7 @@ MEMORY_REGISTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a warpgroup is: at trip `now` of [start, stop) in a block before which it has made `done` trips."""
+    """The position of a warpgroup: trip `now` of [start, stop), in a block before which it has made `done` trips."""
 
     done: Any
     start: Any
@@ -40,7 +40,7 @@ class Position:
     now: Any
 
     def slot(self, stages: int, slices: int = 1, number: Any = 0) -> Any:
-        """Where the streamed operands of the trip lie; of those that come in slices, the one with this number."""
+        """Returns the slot that holds the streamed operands of the trip; of operands that come in slices, the slice `number`."""
         return lax.rem((self.done + self.now - self.start) * slices + number, jnp.int32(stages))
 
     @property
@@ -68,7 +68,7 @@ class Block(Computing):
         """Resident operands that are still read after the loop."""
         trips = [trip_of(self.shape, g) for g in self.shape.segments]
         self.kind = trips[0]
-        """Of the current trip."""
+        """The products and loads of the current trip's segment."""
         self.kinds = trips
         several = bool(self.kind.starts and self.kind.ends) and self.program.stages > 1 and not self.shape.slices
         alike = all(_order(t) == _order(self.kind) for t in trips)
@@ -85,7 +85,7 @@ class Block(Computing):
     # --- blocks
 
     def compute(self, other: "Block | None" = None) -> None:
-        """What a computing warpgroup does. other: the blocks of the program that may have to be run instead."""
+        """Emits what a computing warpgroup does. other: the blocks of the program that may have to be run instead."""
         groups = self.shape.warpgroups
         available = min(256, (512 - MEMORY_REGISTERS) // groups)
         plgpu.set_max_registers(available // 8 * 8, action="increase")
@@ -115,7 +115,7 @@ class Block(Computing):
         plgpu.wait_smem_to_gmem(0)
 
     def copy(self, other: "Block | None" = None) -> None:
-        """What the memory warpgroup does."""
+        """Emits what the memory warpgroup does. other: as for `compute`."""
         plgpu.set_max_registers(MEMORY_REGISTERS, action="decrease")
         trips = self._each_block(self._copy_block, self._none())
         if other is not None:
@@ -129,7 +129,7 @@ class Block(Computing):
                 plgpu.barrier_wait(self.empty[name].at[slot])
 
     def _is_in_doubt(self) -> Array:
-        """Whether a warpgroup has seen a measure that asks for the other program."""
+        """Says whether a warpgroup has seen a measure that asks for the other program."""
         plgpu.barrier_wait(self.verdict)
         board = self.buffers[VERDICT]
         return sum(board[n, 0] for n in range(self.shape.warpgroups)) > 0
@@ -160,7 +160,7 @@ class Block(Computing):
         return lax.fori_loop(0, table[first, 0], step, (table[first, 1], state))[1]
 
     def _scope(self, number: Array, warpgroup: Any = None) -> Scope:
-        """Of a grid block, or of a warpgroup's part of it."""
+        """Returns the windows and block starts of a grid block, or of one warpgroup's part of it."""
         starts = block_starts(self.program, number)
         names = {block_start(a): Tile(s, ()) for a, s in starts.items()}
         windows = {a: Window(starts.get(a, 0), t, a.extent % t != 0) for a, t in self.program.tiles}
@@ -245,7 +245,7 @@ class Block(Computing):
         return scope.windows | {axis: Window(n * tile, tile, False)}
 
     def _early_slices(self, slices: Slices) -> int:
-        """As many as there are slots: they wait for nothing of their own trip."""
+        """Returns the number of slices that wait for nothing of their own trip: at most as many as there are slots."""
         return min(self.program.stages, slices.count)
 
     def _copy_slices(
@@ -331,7 +331,7 @@ class Block(Computing):
         return Tile(Staged(self._slot(load.name, slot), kept), kept)
 
     def _mine(self, load: Load, slot: Any) -> Staged:
-        """What lies in a slot of a streamed operand, as far as it belongs to this warpgroup."""
+        """Returns this warpgroup's part of what lies in a slot of a streamed operand."""
         kept, ref = present(self.program, load.indices), self._slot(load.name, slot)
         if self.shape.rows in kept:
             mine = pl.ds(self.warpgroup * WARPGROUP_ROWS, WARPGROUP_ROWS)
@@ -397,7 +397,7 @@ class Block(Computing):
         return pl.run_scoped(multiply, plgpu.ACC(size, jnp.float32))  # type: ignore[attr-defined]
 
     def _issued(self, statement: Contract) -> None:
-        """What a product's time is used for."""
+        """Uses the time of a product that was just issued: passes the turn on, or awaits the operands of the next trip."""
         if self.kind.starts and statement.name == self.kind.starts[-1]:
             self._pass_the_turn()
         if self.awaited and statement.name == self.kind.ends[-1]:
@@ -405,7 +405,7 @@ class Block(Computing):
             pl.when(jnp.logical_not(self.position.is_last))(functools.partial(self._await, self.awaited, following))
 
     def _early_products(self, scope: Scope, position: "Position") -> list[Product]:
-        """What a trip can begin with before the one before it has ended."""
+        """Returns the products that a trip can begin with before the one before it has ended."""
         names = dict(scope.names)
         found = []
         for statement in self.ahead:
@@ -474,13 +474,16 @@ class Block(Computing):
 
 
 def _kept_in_order(arrays: dict[str, Array]) -> dict[str, Array]:
-    """The same values behind one barrier of the optimiser. Mosaic's takes half precision in pairs only: a row's value lies alone in
-    its register, and passes as float32, which holds it exactly."""
+    """Passes the values through one barrier of the optimiser, which keeps them in order.
+
+    Mosaic's barrier takes half precision in pairs only: a row's value lies alone in its register, and passes as float32, which
+    holds it exactly.
+    """
     alone = {n: a.dtype for n, a in arrays.items() if a.ndim == 1 and a.dtype.itemsize < 4}
     passed = lax.optimization_barrier({n: a.astype(jnp.float32) if n in alone else a for n, a in arrays.items()})
     return {n: a.astype(alone[n]) if n in alone else a for n, a in passed.items()}
 
 
 def _order(trip: Trip) -> tuple[object, ...]:
-    """What the trips of all segments must have in common to take turns, and to look ahead."""
+    """Returns what the trips of all segments must have in common to take turns, and to look ahead."""
     return trip.starts, trip.ends, trip.ahead, [trip.last_reader.get(s) for s in trip.ahead]

@@ -1,4 +1,4 @@
-"""What a warpgroup computes: tiles in registers, and products of tiles in shared memory or registers."""
+"""Emits what a warpgroup computes: tiles in registers, and products of tiles in shared memory or registers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """start + left @ right; from zero if there is no start."""
+    """A matrix product that is to be computed: start + left @ right; from zero if there is no start."""
 
     size: tuple[int, int]
     start: Any
@@ -42,7 +42,7 @@ class Product:
 
 
 class _Registers:
-    """What the interpreter asks of a machine for values in registers; `Block` does the rest."""
+    """The operations on registers that the interpreter asks of a machine; `Block` does the rest."""
 
     def pin(self, value: Array) -> Array:
         return lax.optimization_barrier(value) if value.dtype == jnp.float32 else value  # a cast has rounded the others

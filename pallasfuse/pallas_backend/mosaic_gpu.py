@@ -78,7 +78,7 @@ def _transforms(size: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
 
 
 class Kernel:
-    """What the blocks of one kernel share."""
+    """The parts of one kernel that all its blocks share."""
 
     def __init__(self, program: TileProgram, shape: Shape, *, interpret: bool) -> None:
         self.program, self.shape, self.interpret = program, shape, interpret
@@ -91,7 +91,7 @@ class Kernel:
         self.assignment = assignment(program, shape.loop, self.blocks, self.instances) if several else None
 
     def of(self, program: TileProgram) -> "Kernel":
-        """The same for a program that runs in the same kernel: with these slots, buffers and lists of blocks."""
+        """Returns this kernel for another program that runs in it, with the same slots, buffers and lists of blocks."""
         shape = examine(program)
         assert not isinstance(shape, str)
         other = copy(self)
@@ -99,7 +99,7 @@ class Kernel:
         return other
 
     def size(self, axes: tuple[Axis, ...]) -> tuple[int, ...]:
-        """Of the part of a tile that one warpgroup owns."""
+        """Returns the size of the part of a tile that one warpgroup owns."""
         return mosaic_space.own_size(self.program, self.shape, axes)
 
     def slot(self, buffers: Mapping[str, Any], name: str, number: Any) -> Any:
@@ -130,7 +130,10 @@ class Kernel:
         return jnp.pad(array, missing) if any(n for _, n in missing) else array
 
     def _buffers(self) -> dict[str, Any]:
-        """By the name of the load or of the stored tensor: a slot for every stage, or for every warpgroup. See `slot`."""
+        """Returns the buffers of shared memory by the name of the load or of the stored tensor.
+
+        Each has a slot for every stage, or for every warpgroup. See `slot`.
+        """
         program, groups = self.program, self.shape.warpgroups
         allocations = mosaic_space.allocations(program, self.shape)
         found = {a.name: _buffer(a.shape, _held(a.dtype)) for a in allocations}
@@ -168,7 +171,7 @@ class Kernel:
 
 
 def _multiprocessors() -> int:
-    """Of the device at hand; of an H100 where there is none."""
+    """Counts the multiprocessors of the GPU at hand; of an H100 where there is none."""
     try:
         return int(jax.devices("gpu")[0].core_count)
     except (RuntimeError, AttributeError):

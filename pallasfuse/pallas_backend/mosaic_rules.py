@@ -1,4 +1,4 @@
-"""What Mosaic GPU can do on Hopper, as data, and what a tile program asks of it.
+"""The rules of Mosaic GPU on Hopper: what it can do, as data, and what a tile program asks of it.
 
 Matrix products are `wgmma`: the right side lies in shared memory, the left one there or, computed, in registers.
 """
@@ -66,7 +66,7 @@ def swizzle(row_bytes: int) -> int:
 
 
 def problem(program: TileProgram) -> str | None:
-    """Why Mosaic GPU cannot run the program; None if it can."""
+    """Returns why Mosaic GPU cannot run the program; None if it can."""
     shape = examine(program)
     return shape if isinstance(shape, str) else None
 
@@ -197,7 +197,7 @@ def _check_space(program: TileProgram, shape: Shape) -> None:
 
 
 def may_approximate(program: TileProgram) -> bool:
-    """Whether approximate instructions lose nothing that counts.
+    """Says whether approximate instructions lose nothing that counts.
 
     Those of `ROUGH` are as right as a half-precision number: they may serve a loop over coarse values if all results are rounded to
     half precision. Those of `INEXACT` may serve coarse values, but nothing that is computed from them on the way.
@@ -224,7 +224,7 @@ def may_approximate(program: TileProgram) -> bool:
 
 
 def conditions(program: TileProgram) -> tuple[str, ...]:
-    """How the kernel rounds otherwise than the program."""
+    """Lists the ways in which the kernel rounds otherwise than the program."""
     contracted = (CONTRACTED_CONDITION,) if program.instead is not None else ()
     operations = {node.op for node, _ in _applied(program.body)}
     if not may_approximate(program):
@@ -247,7 +247,7 @@ def _applied(body: tuple[Statement, ...], *, in_loop: bool = False) -> Iterator[
 
 
 def resources(program: TileProgram) -> Resources | str:
-    """What one block takes, exactly; or why Mosaic GPU cannot run the program."""
+    """Returns exactly what one block takes, or why Mosaic GPU cannot run the program."""
     shape = examine(program)
     if isinstance(shape, str):
         return shape

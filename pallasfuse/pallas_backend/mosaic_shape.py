@@ -31,16 +31,16 @@ WARPGROUP_ROWS = MOSAIC_GPU.warpgroup_rows
 WARPS_PER_WARPGROUP = MOSAIC_GPU.warpgroup_warps
 MOST_WARPGROUPS = 2
 SLICE_BYTES = 128
-"""Of a row of an operand, in a slice of a long sum."""
+"""Bytes of a row of an operand, in a slice of a long sum."""
 
 
 class Unsuited(Exception):
-    """Why a tile program is none that Mosaic GPU runs."""
+    """Raised with the reason why Mosaic GPU cannot run a tile program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """How the operands of one product with a long sum are streamed."""
+    """Describes how the operands of one product with a long sum are streamed."""
 
     product: str
     axis: Axis
@@ -76,7 +76,7 @@ class Shape:
     resident: tuple[Load, ...]
     """Other loads of tiles: one buffer for each warpgroup."""
     slices: tuple[Slices, ...] = ()
-    """What is loaded by none of these, but within a product."""
+    """Products whose operands come slice by slice, and so are in none of these loads."""
 
     @property
     def sliced(self) -> dict[Load, Slices]:
@@ -85,7 +85,7 @@ class Shape:
 
     @property
     def body(self) -> tuple[Statement, ...]:
-        """What any trip does, but for its masks."""
+        """The statements of any trip: trips differ in their masks only."""
         return self.segments[0].body
 
     @property
@@ -150,7 +150,7 @@ def _slices(program: TileProgram, loop: Loop, product: Contract) -> Slices:
 
 
 def box(program: TileProgram, shape: Shape, load: Load) -> tuple[int, ...]:
-    """What one copy of a streamed operand brings."""
+    """Returns the size of the tile that one copy of a streamed operand brings, one number per axis."""
     slices = shape.sliced.get(load)
     return tuple(
         slices.size if slices is not None and a == slices.axis else program.tile(a)
@@ -185,7 +185,7 @@ def accumulated(shape: Shape, body: tuple[Statement, ...]) -> dict[str, tuple[Le
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """What the emitter knows of the trips of one segment."""
+    """The emitter's knowledge about the trips of one segment."""
 
     segment: Segment
     last_reader: Mapping[Statement, tuple[Load, ...]]

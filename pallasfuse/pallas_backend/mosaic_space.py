@@ -1,4 +1,4 @@
-"""What lies in the shared memory of a kernel for warpgroups, and by which buffer each result leaves."""
+"""Lays out the shared memory of a kernel for warpgroups, and says by which buffer each result leaves."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,7 +10,7 @@ from pallasfuse.pallas_backend.shared_memory import Allocation, total_bytes
 from pallasfuse.targets import MOSAIC_GPU
 
 THREADS = 128
-"""Of one warpgroup."""
+"""Threads of one warpgroup."""
 SHARED_BYTES = MOSAIC_GPU.shared_memory_bytes
 VERDICT = "verdict"
 
@@ -22,7 +22,7 @@ def slots(program: TileProgram, shape: Shape) -> dict[str, int]:
 
 
 def barrier_count(slots: Mapping[str, int], warpgroups: int) -> int:
-    """Slots that are full or empty, whose turn it is, and the verdict."""
+    """Counts the barriers: two for each slot, which is full or empty, one turn for each warpgroup, and the verdict."""
     return 2 * sum(slots.values()) + warpgroups + 1
 
 
@@ -37,7 +37,7 @@ def allocations(program: TileProgram, shape: Shape) -> tuple[Allocation, ...]:
 
 
 def _allocations(program: TileProgram, shape: Shape, elsewhere: Collection[str]) -> tuple[Allocation, ...]:
-    """elsewhere: stored tensors without a buffer of their own."""
+    """Lists the buffers of the kernel. elsewhere: stored tensors without a buffer of their own."""
     count = slots(program, shape)
     streamed = (*shape.streamed, *shape.sliced)
     found = [Allocation(s.name, count[s.name], box(program, shape, s), s.dtype) for s in streamed]
@@ -52,7 +52,7 @@ def _allocations(program: TileProgram, shape: Shape, elsewhere: Collection[str])
 
 
 def shared_bytes(program: TileProgram, shape: Shape) -> int:
-    """What one block takes of shared memory."""
+    """Returns the bytes of shared memory that one block takes."""
     return total_bytes(allocations(program, shape), barrier_count(slots(program, shape), shape.warpgroups))
 
 

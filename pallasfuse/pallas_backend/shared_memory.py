@@ -37,24 +37,26 @@ class Allocation:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all copies, each with what is lost behind it."""
+        """The shape of all copies together, each with the elements that are lost behind it."""
         return (self.copies, *copied(self.size, dtypes.itemsize_bytes(self.dtype)))
 
     @property
     def bytes(self) -> int:
-        """With what is lost at the end."""
+        """The bytes of the allocation, with those that are lost at the end."""
         exact = prod(self.shape) * dtypes.itemsize_bytes(self.dtype)
         return -(-exact // ALIGNMENT) * ALIGNMENT
 
 
 def total_bytes(allocations: Iterable[Allocation], barriers: int) -> int:
-    """What one block takes of shared memory."""
+    """Returns the bytes of shared memory that one block takes."""
     return RESERVED_BYTES + BARRIER_BYTES * barriers + sum(a.bytes for a in allocations)
 
 
 def resources_of(allocations: Iterable[Allocation], barriers: int, threads: int) -> Resources:
-    """What one block takes. A kernel starts with all the registers that its threads can have, and is refused where its tiles need
-    more."""
+    """Returns the shared memory, threads and registers that one block takes.
+
+    A kernel starts with all the registers that its threads can have, and is refused where its tiles need more.
+    """
     found = tuple(allocations)
     named = [(f"{a.copies} of {a.name}", a.bytes) for a in found]
     named += [("scratch of reductions", RESERVED_BYTES), ("barriers", BARRIER_BYTES * barriers)]

@@ -26,7 +26,7 @@ _REAL_BATCHES = 4
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """How many tests were made and needed; `miss`: how likely one accepts two different results."""
+    """Counts the tests that were made and needed. `miss`: the probability that one test accepts two different results."""
 
     needed: int
     miss: float

@@ -63,7 +63,10 @@ class GroupTest:
         record: Record,
         trips: int,
     ) -> None:
-        """variants: (stage, the phases of the kernel as that stage has them). trips: in which the rolled axis is passed."""
+        """Prepares the tests of a group.
+
+        variants: (stage, the phases of the kernel as that stage has them). trips: of the loop over the rolled axis.
+        """
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
         self.trips = trips
         self.replaced = replaced_nests(instance.program, group)
@@ -197,7 +200,7 @@ def as_lowered(converted: Converted, part: Part, record: Record) -> None:
 
 
 def _lowered(instance: Instance, group: Group, part: Part) -> list[tuple[str, list[TileProgram]]]:
-    """(stage, phases) of a group over short axes."""
+    """Lowers a group over short axes, and returns (stage, phases) for each of its stages."""
     schedule = part.schedule
     small = instance.small
 
@@ -257,7 +260,7 @@ def masks_vary(part: Part, instance: Instance, record: Record) -> None:
 def masked_terms(
     group: Group, tensors: Mapping[str, Value], fields: FiniteFields
 ) -> Iterator[tuple[str, Value, Value]]:
-    """(accumulator, identity, terms where a mask by which tiles are skipped is false), at random frames."""
+    """Yields (accumulator, identity, terms where a mask by which tiles are skipped is false), at random frames."""
     run = GroupRun(group, tensors, fields, split=False)
     known = dict(tensors)
     for name, value in run.run():

@@ -29,7 +29,7 @@ _ALGEBRAIC = frozenset({"add", "sub", "mul", "div", "neg", "integer_pow", "squar
 _MANY_TRIALS = 3000
 """More than these are avoided by shorter axes, if possible."""
 MOST_ELEMENTS = 1 << 12
-"""Of a nest that is tested at its actual extents."""
+"""The most elements of a nest that is tested at its actual extents."""
 SIGNED = ("positive", "nonnegative", "negative", "nonpositive")
 
 
@@ -145,7 +145,7 @@ def replaced_nests(program: LoopProgram, group: Group) -> list[Nest]:
 
 
 def needed_trials(program: LoopProgram, group: Group, delta: float) -> tuple[int, float]:
-    """(trials, the probability that one misses a difference) for a group."""
+    """Returns (trials, the probability that one misses a difference) for a group."""
     replaced = replaced_nests(program, group)
     inputs = tuple(Tensor(d.name, d.axes, d.dtype) for d in program.definitions() if d.name in group.inputs)
     outputs = tuple(n.name for n in group.outputs)
@@ -155,8 +155,10 @@ def needed_trials(program: LoopProgram, group: Group, delta: float) -> tuple[int
 
 
 def levels_of(nests: Sequence[Nest]) -> int:
-    """How many residues a number needs, so that each value has one: those of an exponential lack the last one of its argument, a
-    logarithm has no first one."""
+    """Counts the residues that a number needs so that each value has one.
+
+    The results of an exponential lack the last residue of its argument, those of a logarithm have no first one.
+    """
     known: dict[str, tuple[int, int]] = {}  # (the first level, how many are lacking at the end)
     most = 0
     for nest in nests:

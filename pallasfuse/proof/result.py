@@ -1,4 +1,4 @@
-"""What a proof says, and what is collected on the way to it."""
+"""The result of a proof, and the record of comparisons that is collected on the way to it."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from pallasfuse.verification.value import Value
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """Where a stage computes something else than the stage before."""
+    """Shows one element at which a stage computes something else than the stage before."""
 
     stage: str
     tensor: str
@@ -26,7 +26,7 @@ class Counterexample:
 
 @dataclass(frozen=True)
 class Proof:
-    """What random tests over finite fields say about a plan.
+    """The result of random tests over finite fields that were made of a plan.
 
     `bound`: the probability that two different programs would have passed, at most. `extents`: of the instance that was
     tested, by axis. `opaque`: functions that were treated as arbitrary ones. `uncovered`: what no test speaks for.
@@ -50,7 +50,7 @@ class Part:
     group: Group
     schedule: Schedule
     phases: tuple[Phase, ...]
-    """What runs, one after the other, on the plan's own target or on those that stand in for it."""
+    """The phases that run one after the other, on the plan's own target or on those that stand in for it."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class Record:
         self.comparisons[stage, tensor].add(expected, found, trials, unfinished=unfinished)
 
     def mismatches(self) -> Iterator[Counterexample]:
-        """What differs in the comparisons that are not settled."""
+        """Returns the differences of the comparisons that are not settled."""
         for (stage, tensor), comparison in self.comparisons.items():
             if comparison.mismatch is not None:
                 m = comparison.mismatch

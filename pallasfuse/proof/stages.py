@@ -30,7 +30,7 @@ from pallasfuse.verification.value import Value
 from pallasfuse.verification.visits import wrong_visits
 
 _MOST_TESTS = 1 << 10
-"""Of a single nest, which is of low degree."""
+"""The most tests of a single nest, which is of low degree."""
 
 
 def inlining(converted: Converted, record: Record) -> None:

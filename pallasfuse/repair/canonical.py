@@ -18,7 +18,7 @@ class Canonical:
     roles: Mapping[Expr, Role]
     signs: Mapping[Expr, Sign]
     originals: Mapping[Expr, Expr]
-    """What each placeholder, and each frame's old value, stands for."""
+    """The expression that each placeholder, and each frame's old value, stands for."""
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -26,7 +26,7 @@ class Canonical:
         return (self.body, tuple((p, self.roles[p], self.signs[p]) for p in self.roles))
 
     def instantiate(self, expr: Expr) -> Expr:
-        """From placeholders back to the originals."""
+        """Replaces placeholders by the expressions that they stand for."""
         return substitute(expr, self.originals)
 
 
@@ -80,7 +80,7 @@ def canonicalize(
 
 
 def _is_invariant(node: Expr, over: Collection[Axis], invariant: Collection[str]) -> bool:
-    """Whether an opaque part has one value along the reduced axes."""
+    """Says whether an opaque part has one value along the reduced axes."""
     if node.tensors <= frozenset(invariant) and not any(isinstance(n, Index) for n in postorder(node)):
         return True  # this includes expressions of constants alone
     return bool(over) and not node.axes & frozenset(over)

@@ -146,7 +146,7 @@ def _solve(problem: Problem) -> Solution | _Refused:
 
 
 def _agrees(problem: Problem, solution: Solution) -> bool:
-    """Whether the emitted expressions satisfy B(r') = M B(r) on samples: the proof is of M, this is of its text."""
+    """Checks on samples that the emitted expressions satisfy B(r') = M B(r): the proof is of M, this is of its text."""
     random = np.random.default_rng(7)
     checked = 0
     for _ in range(24):
@@ -181,7 +181,7 @@ def _agrees(problem: Problem, solution: Solution) -> bool:
 
 
 def _instantiate(solution: Solution, shape: Canonical, body: Expr) -> Repair:
-    """The same repair over the original body's opaque parts and frames."""
+    """Writes a solution as a repair over the original body's opaque parts and frames."""
     accumulators = tuple(
         Accumulator(body if n == 0 else shape.instantiate(a.term), a.reducer, shape.instantiate(a.update))
         for n, a in enumerate(solution.accumulators)

@@ -1,4 +1,4 @@
-"""From formal sums of products back to scalar expressions, in forms that are cheap and stay in range.
+"""Turns formal sums of products back into scalar expressions, in forms that are cheap and stay in range.
 
 - Exponentials are joined before they are evaluated: exp(c - r), never exp(c) / exp(r).
 - A difference of an old and a new value is taken before it is raised to a power, exponentiated or multiplied.
@@ -34,7 +34,7 @@ class Emitter:
         return const(float(value), self.dtype)
 
     def entry(self, entry: Entry) -> Signed:
-        """numerator / denominator."""
+        """Writes numerator / denominator as an expression."""
         numerator, denominator = entry
         sign, above = self.signed(numerator)
         if denominator == laurent.number(1):
@@ -272,5 +272,5 @@ def _real(a: Poly) -> Poly:
 
 
 def node_count(expr: Expr) -> int:
-    """How many operations it takes, shared ones counted once."""
+    """Counts the operations of an expression; shared ones count once."""
     return sum(1 for node in postorder(expr) if node.args)

@@ -1,4 +1,4 @@
-"""From an expression g(frames, opaque parts) to the formal sum of products that the algebra works on.
+"""Expands an expression g(frames, opaque parts) to the formal sum of products that the algebra works on.
 
 Each operation has one rule. What has no rule is refused, unless it depends on frames alone: then its value is taken
 as one more frame, a *derived frame* (rule 2 holds for every value of a frame, so also for these).
@@ -23,7 +23,7 @@ _MAX_POWER = 12
 
 
 class NotExpandableError(Exception):
-    """Why there is no such sum. `template` has one {} for each of `expressions`."""
+    """Raised with the reason why there is no such sum. `template` has one {} for each of `expressions`."""
 
     def __init__(self, template: str, *expressions: Expr) -> None:
         super().__init__(template)

@@ -132,7 +132,7 @@ def is_constant(a: Poly) -> bool:
 
 @lru_cache(maxsize=4096)
 def has_role(generator: Generator, role: Role) -> bool:
-    """Whether a variable of this role occurs in the generator (or its exponent)."""
+    """Says whether a variable of this role occurs in the generator (or its exponent)."""
     match generator:
         case Var(_, own):
             return own == role
@@ -143,7 +143,7 @@ def has_role(generator: Generator, role: Role) -> bool:
 
 
 def varies(generator: Generator) -> bool:
-    """Whether the generator changes along the reduced axis."""
+    """Says whether the generator changes along the reduced axis."""
     return has_role(generator, "opaque") or has_role(generator, "predicate")
 
 

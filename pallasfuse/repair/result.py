@@ -1,4 +1,4 @@
-"""What the repair room answers with."""
+"""The results of the repair room: repairs with their conditions."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ def accumulator_name(position: int) -> str:
 
 
 ROUNDING = "rounding to "
-"""How a condition starts that is about a rounding only; where any other fails, the result is not the program's."""
+"""The beginning of a condition that is about a rounding only; where any other fails, the result is not the program's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Repair:
     conditions: tuple[str, ...] = ()
     """Side conditions under which the algebra holds: roundings that move, and exceptions."""
     nonzero: tuple[Expr, ...] = ()
-    """What the updates divide by, and whose sign does not exclude zero: each is also among the conditions.
+    """The divisors of the updates whose sign does not exclude zero: each is also among the conditions.
 
     Written over the frames' own names; a frame whose *old* value makes one of them zero must not be moved from.
     """

@@ -17,9 +17,9 @@ from pallasfuse.repair.result import Accumulator, accumulator_name
 from pallasfuse.repair.signs import Sign, infer_sign, is_strict
 
 MAX_OPERATIONS = 40
-"""Of an update, on average. A longer one loses more to rounding and to time than a second pass does."""
+"""The most operations of an update, on average. A longer one loses more to rounding and to time than a second pass does."""
 MAX_TERM_OPERATIONS = 24
-"""Of what one element adds to a companion."""
+"""The most operations of the term that one element adds to a companion."""
 
 _Matrix = tuple[tuple[Expr, ...], ...]
 
@@ -155,7 +155,7 @@ def _signed_expr(emitter: Emitter, entry: Entry) -> Expr:
 
 
 def _nonzero(problem: Problem, entries: Sequence[Entry]) -> tuple[Expr, ...]:
-    """What the update divides by at the old frame, where it may be zero; written over the frames' own names."""
+    """Returns the divisors of an update at the old frame that may be zero, written over the frames' own names."""
     renewed = {old(frame): frame for frame, role in problem.roles.items() if role == "frame"}
     found: dict[Expr, None] = {}
 

@@ -1,4 +1,4 @@
-"""What sign a scalar expression can have (design, section 3, "Facts the solver needs").
+"""Finds the sign that a scalar expression can have (design, section 3, "Facts the solver needs").
 
 Signs are those of the real value. A floating-point exponential can underflow to zero; that is still "positive" here.
 """
@@ -29,7 +29,7 @@ _ODD_MONOTONE = frozenset(
 
 
 def is_strict(sign: Sign) -> bool:
-    """True when the sign excludes zero."""
+    """Says whether the sign excludes zero."""
     return sign in ("positive", "negative")
 
 

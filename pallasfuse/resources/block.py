@@ -1,21 +1,21 @@
-"""What one block of a kernel takes of a multiprocessor."""
+"""Counts what one block of a kernel takes of a multiprocessor: shared memory, threads and registers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 MOST_REGISTERS = 255
-"""Of one thread."""
+"""The most registers of one thread."""
 REGISTERS = 1 << 16
-"""Of one multiprocessor."""
+"""Registers of one multiprocessor."""
 REGISTER_UNIT = 8
 """Registers are given to a thread in such multiples."""
 REGISTER_BYTES = 4
 THREADS = 2048
-"""That live on a multiprocessor."""
+"""The most threads that live on a multiprocessor."""
 BLOCKS = 32
-"""That live on a multiprocessor."""
+"""The most blocks that live on a multiprocessor."""
 SYSTEM_BYTES = 1024
-"""Of shared memory, that each block takes besides its own."""
+"""Bytes of shared memory that each block takes besides its own."""
 WARP = 32
 
 
@@ -31,19 +31,19 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one block takes: never less than the compiler reports."""
+    """The shared memory, threads and registers that one block takes: never less than the compiler reports."""
 
     shared_bytes: int
     threads: int
     registers: int
-    """Of one thread."""
+    """Registers of one thread."""
     spilled_bytes: int = 0
-    """Of one thread, an estimate: bytes of values that find no register, written and read. They make a kernel slow, not wrong."""
+    """An estimate for one thread: bytes of values that find no register, written and read. They make a kernel slow, not wrong."""
     buffers: tuple[Buffer, ...] = ()
-    """What lies in shared memory, and when."""
+    """The buffers in shared memory, with the statements during which they live."""
 
     def problem(self, shared_memory_bytes: int) -> str | None:
-        """Why a kernel cannot run on a device whose blocks have so much shared memory; None if it can."""
+        """Returns why a kernel cannot run on a device whose blocks have so much shared memory; None if it can."""
         if self.shared_bytes <= shared_memory_bytes:
             return None
         widest = max(self.buffers, key=lambda b: b.bytes, default=None)
@@ -51,7 +51,7 @@ class Resources:
         return f"its tiles take up to {self.shared_bytes} bytes of shared memory{which}, of {shared_memory_bytes}"
 
     def show(self, shared_memory_bytes: int) -> str:
-        """In words, for a device whose blocks have so much shared memory."""
+        """Returns a sentence on a block's needs, for a device whose blocks have so much shared memory."""
         spilled = f", {self.spilled_bytes} bytes of each spilled" if self.spilled_bytes else ""
         return (
             f"takes {self.shared_bytes} bytes of shared memory and up to {self.registers} registers for each of "
@@ -59,7 +59,7 @@ class Resources:
         )
 
     def resident_blocks(self, shared_memory_bytes: int) -> int:
-        """How many blocks live on a multiprocessor at a time, at least; 0 where one does not fit.
+        """Counts the blocks that live on a multiprocessor at a time, at least; 0 where one does not fit.
 
         shared_memory_bytes: what one block may have; a multiprocessor has that for one block, and `SYSTEM_BYTES`.
         """

@@ -17,7 +17,7 @@ from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, View, com
 from pallasfuse.targets import Target
 
 SAVED_REGISTERS = 216
-"""Of those that the bound counts, how many the compiler can do without, by computing a tile piece by piece: by
+"""The registers, of those that the bound counts, that the compiler can do without, by computing a tile piece by piece: by
 `scripts/resources_report.py`, few kernels spill that have up to so many too few, and most that have more."""
 
 
@@ -56,7 +56,8 @@ def _buffers(view: View) -> Iterator[Buffer]:
 
 
 def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
-    """In a kernel with products: what is staged for them, and what takes the layout of their results."""
+    """Lists the buffers of a load in a kernel with products: for what is staged for them, and what takes the layout of their
+    results."""
     size, readers = view.bytes(s.indices, s.dtype), view.readers(line)
     takers = [view.products[r.number] for r in readers if r.number in view.products]
     direct = [p for p in takers if p.takes(s.name)]
@@ -74,7 +75,7 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
 
 
 def _widest_bytes(view: View, line: Line, s: Load) -> int:
-    """Of an element where its layout changes: before it is converted to another type, or after."""
+    """Returns the bytes of an element where its layout changes: before it is converted to another type, or after."""
     found = dtypes.itemsize_bytes(s.dtype)
     for reader in view.readers(line):
         for root in expressions(reader.statement):
@@ -95,7 +96,7 @@ def _needed_until(line: Line, product: Product) -> int:
 
 
 def _of_product(view: View, product: Product) -> Iterator[Buffer]:
-    """Sides that are computed, and right sides that were rounded in registers, are staged for this one product."""
+    """Lists the buffers of a product: computed sides, and right sides that were rounded in registers, are staged for it alone."""
     s, at = product.statement, product.line.number
     loads = frozenset(x.name for x in view.lines if isinstance(x.statement, Load) and x.name)
     if computed(s.rhs, loads) or (product.warpgroup and not product.half):
@@ -106,7 +107,7 @@ def _of_product(view: View, product: Product) -> Iterator[Buffer]:
 
 
 def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ...], dtype: str) -> Iterator[Buffer]:
-    """The parts of a reduction that different warps have."""
+    """Lists the buffers for the parts of a reduction that different warps have."""
     warps = view.program.warps
     if view.products and all(p.warpgroup and p.m >= WARP_ROWS * warps for p in view.products.values()):
         return  # a warp has whole rows
@@ -121,7 +122,8 @@ def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ..
 
 
 def _warps_along(view: View, axes: frozenset[Axis], over: frozenset[Axis]) -> int:
-    """How many warps share a sum: by the layouts of the loads that it may be computed in, whichever vectors they use."""
+    """Counts the warps that share a sum, at most, by the layouts of the loads that it may be computed in, whichever vectors they
+    use."""
     most = min(view.program.warps, view.elements(over))
     statements = [line.statement for line in view.lines]
     if any(isinstance(s, Contract) for s in statements):
@@ -149,7 +151,10 @@ def _warps_of(view: View, load: Load, over: frozenset[Axis], vector: int) -> int
 
 
 def _other_layouts(view: View) -> Iterator[Buffer]:
-    """Without products, the widest tile that is loaded or stored gives the layout; others are laid out anew."""
+    """Lists the buffers of layout changes in a kernel without products.
+
+    The widest tile that is loaded or stored gives the layout there; others are laid out anew.
+    """
     moves = [(line, s, s.dtype if isinstance(s, Load) else view.stored_type(s))
              for line in view.lines if isinstance(s := line.statement, Load | Store)]  # fmt: skip
     if not moves:
@@ -166,7 +171,8 @@ def _other_layouts(view: View) -> Iterator[Buffer]:
 
 
 def _layout(view: View, line: Line, indices: tuple[Axis, ...], dtype: str) -> tuple[bool, int]:
-    """How threads share a tile: are its neighbours in memory those of the program's last axis, and how many a thread has."""
+    """Describes how threads share a tile: are its neighbours in memory those of the program's last axis, and how many has a
+    thread?"""
     present = [a for a in indices if view.program.tile(a) > 1]
     in_order = [a for a in view.program.order if a in present]
     share = view.elements(indices) // (WARP * view.program.warps)

@@ -42,7 +42,7 @@ def registers_needed(view: View) -> int:
 
 
 def _registers(view: View, axes: Iterable[Axis], dtype: str) -> float:
-    """Of a thread, for its share of a tile; a small tile is in every thread, and narrow types are packed."""
+    """Returns the registers of a thread for its share of a tile. A small tile is in every thread, and narrow types are packed."""
     elements = view.elements(axes) / (WARP * view.program.warps)
     return max(1.0, elements * min(REGISTER_BYTES, dtypes.itemsize_bytes(dtype)) / REGISTER_BYTES)
 
@@ -89,7 +89,7 @@ def _until(region: Region, reader: Line) -> int:
 
 
 def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
-    """What loops carry: in each segment, until it has been read for the last time."""
+    """Lists the values that loops carry: in each segment, until they have been read for the last time."""
     for region in dict.fromkeys(line.region for line in view.lines):
         if region.loop is None:
             continue
@@ -101,7 +101,10 @@ def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
 
 
 def _on_the_way(view: View, line: Line) -> float:
-    """Of the widest value inside a statement, and of those reductions that the compiler may interleave with it."""
+    """Returns the registers of a thread for the widest value inside a statement.
+
+    A reduction needs those of its terms, and of the reductions that the compiler may interleave with it.
+    """
     s = line.statement
     if _is_reduced(view, line):
         return sum(_terms(view, x) for x in view.lines if x is line or _interleaves(view, x, line))
@@ -113,7 +116,7 @@ def _is_reduced(view: View, line: Line) -> bool:
 
 
 def _terms(view: View, line: Line) -> float:
-    """What a reduction sums up."""
+    """Returns the registers of a thread for the terms that a reduction sums up."""
     s = line.statement
     assert isinstance(s, Reduce | Contract)
     return view.elements((*s.axes, *s.over)) / (WARP * view.program.warps)

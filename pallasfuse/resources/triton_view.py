@@ -23,9 +23,9 @@ from pallasfuse.targets import Target
 
 WARPGROUP_WARPS = 4
 WARPGROUP_ROWS = 64
-"""Of the smallest product that a warpgroup computes (wgmma); smaller ones are products of warps."""
+"""Rows of the smallest product that a warpgroup computes (wgmma); smaller ones are products of warps."""
 WARP_ROWS = 16
-"""Of a product that belong to one warp."""
+"""Rows of a product that belong to one warp."""
 COPY_BYTES = 16
 """The most that a thread loads, stores or copies at once."""
 LEAST_COPY_BITS = 32
@@ -100,7 +100,7 @@ class View:
         are reached (if contiguous enough for the copy engine)."""
 
     def readers(self, line: Line) -> list[Line]:
-        """Who reads the value that a statement defines. Segments give the same names to values of their own."""
+        """Returns the lines that read the value that a statement defines. Segments give the same names to values of their own."""
         readers = self._readers.get(line.name or "", [])
         return readers if line.region.segment is None else [r for r in readers if r.region is line.region]
 
@@ -115,15 +115,15 @@ class View:
         return self._needs[line.number]
 
     def elements(self, axes: Iterable[Axis]) -> int:
-        """Of a tile over these axes."""
+        """Counts the elements of a tile over these axes."""
         return prod(self._tiles[a] for a in frozenset(axes))
 
     def bytes(self, axes: Iterable[Axis], dtype: str) -> int:
-        """What a tile takes in memory."""
+        """Returns the bytes that a tile takes in memory."""
         return self.elements(axes) * dtypes.itemsize_bytes(dtype)
 
     def run(self, line: Line, indices: tuple[Axis, ...]) -> int:
-        """How many elements of a tile are known to lie together in memory, at a multiple of their number."""
+        """Counts the elements of a tile that are known to lie together in memory, at a multiple of their number."""
         if not indices:
             return 1
         minor = indices[-1]
@@ -183,7 +183,7 @@ def _lines(program: TileProgram) -> list[Line]:
 
 
 def _trips(program: TileProgram, segment: Segment) -> int | None:
-    """How many trips a segment has, where that is the same number in every block; else None."""
+    """Counts the trips of a segment, where their number is the same in every block; else None."""
     known = {block_start(a): 0 for a, t in program.grid if t >= a.extent}
     start, stop = (_number(e, known) for e in (segment.start, segment.stop))
     return None if start is None or stop is None else max(0, stop - start)

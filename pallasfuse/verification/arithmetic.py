@@ -83,7 +83,7 @@ class Numbers(Sources):
         return real
 
     def _exactly(self, op: str, args: Sequence[Value], dtype: str) -> Value:
-        """Integers and booleans: their own arithmetic."""
+        """Computes with integers and booleans in their own arithmetic."""
         real = self._reals(op, args)
         assert real is not None
         bad, taint = self.flags(args)
@@ -118,7 +118,7 @@ class Numbers(Sources):
         return results
 
     def sign(self, x: Value) -> Array:
-        """1 or -1 for finite values: of the real number, or whether the lowest residue is a square."""
+        """Returns 1 or -1 for finite values: the sign of the real number, or whether the lowest residue is a square."""
         if x.real is not None:
             return np.where(x.real < 0, -1, 1)
         if x.lowest < 0:
@@ -345,7 +345,7 @@ class Numbers(Sources):
         return replace(result, bad=bad, taint=taint)
 
     def choose(self, where: Array, a: Value, b: Value) -> Value:
-        """a where `where`, b elsewhere."""
+        """Returns a where `where` is true, and b elsewhere."""
         from pallasfuse.verification.order import choose_members
 
         def pick(x: Array | None, y: Array | None) -> Array | None:

@@ -1,4 +1,4 @@
-"""How many random tests a stated bound on the error needs (Mirage, theorems 2 and 3).
+"""Counts the random tests that a stated bound on the error needs (Mirage, theorems 2 and 3).
 
 An output of the fragment is a sum of k terms (f / g) e^(h / u), with distinct exponents; so is the difference of two outputs.
 One test accepts two different ones with probability at most 1 - 1/k + o(1/k); without exponentials with at most d / p (Schwartz and
@@ -54,7 +54,7 @@ def _times(a: Support, b: Support) -> Support:
 
 
 def _limited(monomials: Iterable[Monomial]) -> Support:
-    """At most a number of monomials: the rest become one of as many exponents."""
+    """Keeps at most a number of monomials: if there are more, one of as many exponents replaces all of them."""
     found = frozenset(monomials)
     if len(found) <= _MOST_MONOMIALS:
         return found
@@ -72,7 +72,7 @@ def _power(a: Support, exponent: int) -> Support:
 
 
 def _count(support: Support) -> int:
-    """How many exponents: multisets of those of each factor."""
+    """Counts the exponents of a support: multisets of those of each factor."""
     total = 0
     for monomial in support:
         total += math.prod(math.comb(e.size + p - 1, p) for e, p in monomial)
@@ -91,7 +91,10 @@ class Size:
 
     @property
     def terms(self) -> int:
-        """Of the difference of two such values. Two functions of n bits differ for one of the 2^n at least."""
+        """The number of exponents of the difference of two such values.
+
+        Two functions of n bits differ for one of the 2^n at least.
+        """
         if self.bits:
             return min(_MOST_TERMS, 1 << min(self.bits, 40))
         below = _ONE
@@ -102,7 +105,7 @@ class Size:
 
 
 def _merged(a: Size, b: Size, *, product: bool) -> tuple[tuple[tuple[Expr, Support, int], ...], Support, Support]:
-    """(divisors of both together, what each numerator must be multiplied by)"""
+    """Returns the divisors of both together, and the factor by which each numerator must be multiplied."""
     powers = [Counter({e: p for e, _, p in s.divisors}) for s in (a, b)]
     supports = {e: n for s in (a, b) for e, n, _ in s.divisors}
     joined = powers[0] + powers[1] if product else powers[0] | powers[1]
@@ -237,7 +240,7 @@ NEVER_ENOUGH = 10**18
 
 
 def miss_probability(size: Size) -> float:
-    """How likely one test accepts two different outputs, at most."""
+    """Returns the probability, at most, that one test accepts two different outputs."""
     chance = min(0.5, 4.0 * max(1, size.degree) / CHAIN[1])
     terms = size.terms
     return min(1.0, 1 - 1 / terms + chance) if terms > 1 else chance

@@ -23,7 +23,7 @@ _SMALLEST_TURN = 1 << 15
 
 
 def is_square(value: Fraction, p: int) -> bool:
-    """True where the number is a nonzero square modulo p."""
+    """Says whether the number is a nonzero square modulo p."""
     return pow(value.numerator * value.denominator, (p - 1) // 2, p) == 1
 
 

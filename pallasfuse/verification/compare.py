@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def counts(self) -> Array:
-        """How many trials speak for each element."""
+        """Counts the trials that speak for each element."""
         return np.where(np.asarray(self.tainted_mismatches) == 0, self.matches, self.clean_matches)
 
     @property
@@ -67,7 +67,7 @@ class Comparison:
 
 
 def _equal(a: Value, b: Value) -> tuple[Array, Array]:
-    """(equal, comparable) for every element and trial."""
+    """Returns (equal, comparable) for every element and trial."""
     defined = ~(a.bad | b.bad)
     if not a.levels or not b.levels:
         assert a.real is not None and b.real is not None

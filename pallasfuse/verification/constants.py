@@ -27,13 +27,13 @@ from pallasfuse.verification.field import is_square as are_squares
 type Residues = list[Array]
 
 _SEVERAL_ROUNDINGS = {"float64": 2.0**-46, "float32": 2.0**-21, "float16": 2.0**-9, "bfloat16": 2.0**-6}
-"""How far a constant that was computed in a type may be off."""
+"""The largest relative error of a constant that was computed in a type."""
 _FINE = 2.0**-20
 """Types coarser than this have too few numbers for a product of two constants to be no coincidence."""
 _FEW, _VERY_FEW = 1 << 12, 1 << 6
 """The product of numerator and denominator of an exact fraction, and of the ratio of two constants, that may be no coincidence."""
 _DIGITS = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
-"""Of the binary mantissa."""
+"""Digits of the binary mantissa."""
 _LOG2 = math.log(2)
 _LARGEST_INTEGER = 1 << 24
 
@@ -48,7 +48,7 @@ class _Entry:
     """The type of a literal, which is rounded to it once; "" for the result of an operation."""
 
     def is_meant_by(self, value: float, dtype: str) -> bool:
-        """True where a constant of another type (or another rounding) is this one."""
+        """Says whether a constant of another type (or another rounding) stands for this one."""
         if not self.dtype:
             return abs(value - self.value) <= _SEVERAL_ROUNDINGS[dtype] * self.value
         return self.value in (value, _rounded(value, self.dtype)) or _rounded(self.value, dtype) == value
@@ -111,7 +111,7 @@ class Constants:
 
     @property
     def misplaced(self) -> bool:
-        """True where a positive rational number is no square in one of the fields, and so behaves as a negative one."""
+        """Says whether a positive rational number is no square in one of the fields, and so behaves as a negative one."""
         return not all(is_square(n, p) for n in self.rationals for p in self.tower.primes)
 
     def log2(self) -> Residues:
@@ -232,7 +232,10 @@ class Constants:
     # --- residues
 
     def _new(self, value: float, residues: Residues, dtype: str, independent: bool = True) -> Residues:
-        """independent: it is not a multiple of other constants, so that others may be multiples of it."""
+        """Remembers a constant with its residues.
+
+        independent: it is not a multiple of other constants, so that others may be multiples of it.
+        """
         entry = _Entry(value, residues, dtype)
         self._entries.append(entry)
         if independent:

@@ -71,7 +71,7 @@ def inverse(x: Array, p: int) -> Array:
 
 
 def is_square(x: Array, p: int) -> Array:
-    """True where x is a nonzero square: "positive"."""
+    """Says whether x is a nonzero square, which stands for "positive"."""
     return np.asarray(power(x, (p - 1) // 2, p) == 1)
 
 

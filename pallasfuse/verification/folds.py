@@ -25,12 +25,15 @@ class GroupRun:
     """One group over the finite fields. `tensors` holds what is known of its inputs and what it has computed."""
 
     def __init__(self, group: Group, tensors: Mapping[str, Value], fields: FiniteFields, *, split: bool) -> None:
-        """split: every part starts anew and is combined at the end; else one part continues the last."""
+        """Prepares a run of the group.
+
+        split: every part starts anew and is combined at the end; else one part continues the last.
+        """
         self.group, self.fields, self.split = group, fields, split
         self.tensors = {t: tensors[t] for t in group.inputs}
 
     def run(self) -> Iterator[tuple[str, Value]]:
-        """(name, value) of every fold, then of every output."""
+        """Yields (name, value) of every fold, then of every output."""
         self._inner()
         for pass_index in range(self.group.passes):
             for fold in (f for f in self.group.folds if f.pass_index == pass_index):
@@ -41,7 +44,7 @@ class GroupRun:
             yield nest.name, evaluate_nest(nest, self.tensors, self.fields)
 
     def _inner(self) -> None:
-        """Inner reductions whose reads are known by now."""
+        """Computes the inner reductions whose reads are known by now."""
         for nest in self.group.inner:
             if nest.name not in self.tensors and nest.reads <= self.tensors.keys():
                 self.tensors[nest.name] = evaluate_nest(nest, self.tensors, self.fields)
@@ -95,8 +98,11 @@ class GroupRun:
         return results
 
     def _of_part(self, term: Expr, part: Array, tensors: Mapping[str, Value]) -> tuple[Expr, dict[str, Value]]:
-        """(term, tensors) over some positions of the rolled axis. Every read has a tensor of its own: one tensor may be read
-        along the rolled axis in one place and along another axis in the next."""
+        """Returns a term, and the tensors that it reads, over some positions of the rolled axis.
+
+        Every read has a tensor of its own: one tensor may be read along the rolled axis in one place and along another axis in the
+        next.
+        """
         rolled = self.group.rolled
         reads: dict[Expr, Expr] = {}
         taken: dict[str, Value] = {_POSITIONS: self.fields.integers(part, "int32")}

@@ -164,7 +164,7 @@ class Equations:
         return stack([a.full() for a in args], dim) if len(args) > 1 else args[0]
 
     def _gather(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
-        """Of single elements: each is compared with the indices."""
+        """Evaluates a gather of single elements, by comparing the position of each with the indices; None for any other gather."""
         array, indices = args
         numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
         by_index = [int(d) for d in numbers.start_index_map]

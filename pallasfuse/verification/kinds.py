@@ -1,4 +1,4 @@
-"""What sums, products and quotients of zeros, infinities and NaN are."""
+"""The rules for sums, products and quotients of zeros, infinities and NaN."""
 
 from collections.abc import Callable
 

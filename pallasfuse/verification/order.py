@@ -43,7 +43,7 @@ def extremum(numbers: "Numbers", mode: str, parts: Sequence[Value], *, merge: bo
 
 
 def _known(mode: str, parts: Sequence[Value]) -> Value:
-    """Of real numbers: the element that is largest (or smallest, or NaN)."""
+    """Returns the largest of real numbers, element by element (or the smallest, or NaN)."""
     result = parts[0]
     for part in parts[1:]:
         assert result.real is not None and part.real is not None
@@ -118,7 +118,7 @@ def _opaque(numbers: "Numbers", mode: str, members: Sequence[Value]) -> Value:
 
 
 def _first_occurrences(x: Array, present: Array) -> Array:
-    """True for one of each group of equal members."""
+    """Marks one of each group of equal members."""
     values = np.where(present, x, -1)
     order = np.argsort(values, axis=0, kind="stable")
     ordered = np.take_along_axis(values, order, axis=0)
@@ -161,7 +161,7 @@ class _Scales:
         return np.asarray(result)
 
     def normal_form(self, x: Array, p: int, mode: str) -> tuple[Array, Array]:
-        """(does the scale point the way of `mode`, a hash of the set without its scale and mean)"""
+        """Returns for a set: does its scale point the way of `mode`, and a hash of the set without its scale and mean."""
         scale = self.scale(x, p)
         shape = np.where(self.distinct, (x - self.mean(x, p)) % p * field.inverse(scale, p) % p, 0)
         with np.errstate(over="ignore"):
@@ -171,7 +171,7 @@ class _Scales:
 
 
 def carry_members(numbers: "Numbers", result: Value, op: str, args: Sequence[Value]) -> Value:
-    """a max(S) + b as the maximum of a S + b; a minimum where a is negative.
+    """Writes a max(S) + b as the maximum of a S + b; as a minimum where a is negative.
 
     Not where b varies along more dimensions: x[j] - min(S) is no minimum that a later one over j should look into.
     """

@@ -44,7 +44,7 @@ class Reals(FiniteFields):
         return self.real(self.tower.generator.normal(size=(*shape, self.tower.trials)), dtype)
 
     def squares(self, value: Value) -> Value:
-        """Positive numbers, from any."""
+        """Squares any numbers, which makes them positive."""
         assert value.real is not None
         return self.real(value.real**2, value.dtype)
 
@@ -79,12 +79,12 @@ class RealComparison(Comparison):
     """Counts how many real inputs tell a value from its reference."""
 
     def __init__(self, coarsest: str) -> None:
-        """coarsest: the type whose roundings constants may carry."""
+        """Starts with no inputs. coarsest: the type whose roundings constants may carry."""
         super().__init__()
         self.tolerance = _CLOSE[coarsest]
 
     def add(self, expected: Value, found: Value, trials: int, *, unfinished: bool = False) -> None:
-        """One batch of inputs."""
+        """Counts the inputs of one batch that disagree."""
         assert expected.real is not None and found.real is not None
         shape = (*expected.shape, trials)
         a, b, bad = (np.broadcast_to(x, shape) for x in (expected.real, found.real, expected.bad | found.bad))

@@ -13,7 +13,7 @@ from pallasfuse import _compat
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
 _ROUNDINGS = 4
 _OF_BITS = ("bitcast_convert_type", "random_bits")
-"""What these make depends on the number of bits."""
+"""Operations whose results depend on the number of bits of a type."""
 
 
 def _wide(dtype: Any) -> Any:
@@ -78,8 +78,11 @@ def _widened_body(parameter: Any) -> Any:
 
 
 def sensitivity(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
-    """How far each result moves, at most, when the arguments are rounded once in the coarsest type of the program: near a step, or
-    a root of zero, no evaluation in floating point is right. Integers and special values that change have moved infinitely far."""
+    """Returns how far each result moves, at most, when the arguments are rounded once in the coarsest type of the program.
+
+    Near a step, or a root of zero, no evaluation in floating point is right. Integers and special values that change have moved
+    infinitely far.
+    """
     types = [_compat.dtype_of(v) for e in jaxpr.eqns for v in (*e.invars, *e.outvars)]
     eps = max((float(jnp.finfo(t).eps) for t in types if jnp.issubdtype(t, jnp.floating)), default=0.0)
     random = np.random.default_rng(seed)

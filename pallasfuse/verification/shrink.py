@@ -24,7 +24,7 @@ _SHORT = 32
 _RATHER_SHORT = 128
 """Axes up to these extents may be kept as they are: those whose extents become floats, those of which numbers are computed."""
 _ROUNDING = {"float64": 1e-12, "float32": 5e-7, "float16": 2e-3, "bfloat16": 1e-2}
-"""How far a folded constant may be from the number that it stands for."""
+"""The largest relative error of a folded constant, compared with the number that it stands for."""
 _KEPT = 4
 """Integers up to this size are not taken for extents."""
 
@@ -49,7 +49,7 @@ class Shrinking:
         return Axis(axis.name, self.extents[axis.extent])
 
     def number(self, value: float | int | bool, dtype: str) -> float | int | bool:
-        """What a constant becomes."""
+        """Returns the number that a constant becomes over short axes."""
         if isinstance(value, bool) or dtype == "bool":
             return value
         if not dtypes.is_float(dtype):
@@ -85,7 +85,7 @@ class Shrinking:
         return value
 
     def expr(self, root: Expr) -> Expr:
-        """The same expression over short axes."""
+        """Returns the expression over short axes."""
         exponents = {n.args[1] for n in postorder(root) if isinstance(n, Apply) and n.op == "integer_pow"}
 
         def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -132,7 +132,10 @@ def shrinking(program: LoopProgram, wanted: Mapping[Axis, int]) -> Shrinking | R
 
 
 def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: frozenset[int]) -> Shrinking | Refusal:
-    """unchanged: extents that stay, unless they are long."""
+    """Maps the extents of a program to short ones, or says why that is not possible.
+
+    unchanged: extents that stay, unless they are long.
+    """
     axes = {a for d in program.definitions() for a in d.axes} | {
         a for n in program.nests if isinstance(n, Nest) for a in n.reduced
     }
@@ -172,7 +175,7 @@ def _computed_of(program: LoopProgram) -> frozenset[int]:
 
 
 def _with_computed(program: LoopProgram, small: Shrinking) -> Shrinking | Refusal:
-    """The same map, for numbers that the program computes of constants, too."""
+    """Extends the map to numbers that the program computes of constants, or says why that is not possible."""
     images: dict[float, float] = {}
     for actual, short in _computed(program, small):
         if images.setdefault(actual, short) != short:
@@ -187,7 +190,7 @@ def _with_computed(program: LoopProgram, small: Shrinking) -> Shrinking | Refusa
 
 
 def _computed(program: LoopProgram, small: Shrinking) -> Iterator[tuple[float, float]]:
-    """(a number that is computed of constants, the same over short axes)"""
+    """Yields every number that is computed of constants, with the same one over short axes."""
     known: dict[str, tuple[Array, Array]] = {}
     for nest in program.nests:
         if not isinstance(nest, Nest) or nest.is_reduction or not nest.reads <= known.keys():

@@ -21,7 +21,7 @@ class Sources:
     """Makes `Value`s in one tower. `notes` collects what was not interpreted."""
 
     def __init__(self, tower: Tower, literals: Collection[int] = ()) -> None:
-        """literals: integers that inputs may be compared with; they are drawn among others."""
+        """Makes values in one tower. literals: integers that inputs may be compared with; they are drawn among others."""
         self.tower = tower
         self.literals = sorted({n + near for n in literals for near in (-1, 0, 1)})
         self.constants = Constants(tower)

@@ -40,7 +40,7 @@ class Value:
     """The residue modulo TURN, which sines and cosines need."""
     real: Array | None = None
     members: tuple["Value", ...] = ()
-    """What this is the opaque maximum or minimum of."""
+    """The values that this one is the opaque maximum or minimum of."""
     mode: Literal["max", "min", ""] = ""
     constant: bool = False
     """True for a number of the program, and what is computed of such: known, and the same everywhere."""
@@ -72,7 +72,7 @@ class Value:
         return self.map(lambda x: np.broadcast_to(x, (*shape, x.shape[-1])))
 
     def full(self) -> "Value":
-        """With all dimensions in every array."""
+        """Broadcasts every array to all dimensions."""
         return self.broadcast(self.shape)
 
     def transpose(self, order: tuple[int, ...]) -> "Value":
@@ -82,7 +82,7 @@ class Value:
         return self.full().map(lambda x: x.reshape((*shape, x.shape[-1])))
 
     def expand(self, dims: tuple[int, ...]) -> "Value":
-        """With unit dimensions inserted so that they become the dimensions `dims`."""
+        """Inserts unit dimensions so that they become the dimensions `dims`."""
         return self.map(lambda x: np.expand_dims(x, dims))
 
     def take(self, index: Any) -> "Value":
@@ -90,7 +90,7 @@ class Value:
         return self.full().map(lambda x: x[index])
 
     def plain(self) -> "Value":
-        """Without the members of a maximum."""
+        """Returns the value without the members of a maximum."""
         return replace(self, members=(), mode="") if self.members else self
 
     def typed(self, dtype: str) -> "Value":

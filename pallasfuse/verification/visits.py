@@ -68,7 +68,7 @@ def _wrong_in_block(
 
 
 def _loads(program: TileProgram, loop: Loop) -> list[Load]:
-    """What the bounds read of inputs."""
+    """Returns the loads whose values the bounds of a loop read."""
     names = frozenset().union(*(e.tensors for g in loop.segments for e in (g.start, g.stop)))
     return [s for s in program.body if isinstance(s, Load) and s.name in names]
 
@@ -145,7 +145,7 @@ def _scalar(expr: Expr, starts: dict[Axis, int], loads: Sequence[Load], data: di
 def _runs(
     program: TileProgram, loop: Loop, starts: dict[Axis, int], data: dict[str, int]
 ) -> Iterator[tuple[Segment, int, int]]:
-    """(segment, first position, position after the last) of the segments that run."""
+    """Yields (segment, first position, position after the last) of the segments that run."""
     every = {a: starts.get(a, 0) for a, _ in program.grid}
     loads = _loads(program, loop)
     for segment in loop.segments:

@@ -36,7 +36,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """How long measurements may take: each set of programs `seconds`, and at least two rounds."""
+    """A clock with a limit on how long measurements take: each set of programs `seconds`, and at least two rounds."""
 
     seconds: float = 4.0
     on_gpu: bool = False
@@ -46,7 +46,7 @@ class Clock:
         return self._by_kernels(programs) if self.on_gpu else self._by_wall(programs)
 
     def own_us(self, *programs: Program) -> list[float]:
-        """The same without what it takes on the host to call anything.
+        """Measures the programs as `least_us`, and takes away what it costs on the host to call anything.
 
         Raises:
           RuntimeError: a program takes no longer than one that does nothing.

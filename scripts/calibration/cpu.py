@@ -23,10 +23,10 @@ MB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the programs are; tests shrink them."""
+    """The sizes of the programs; tests shrink them."""
 
     memory_bytes: int = field(default_factory=lambda: max(96 * MB, 3 * largest_cache_bytes()))
-    """Of one array that no cache holds."""
+    """The bytes of one array that no cache holds."""
     cache_bytes: tuple[int, ...] = (
         MB,
         2 * MB,
@@ -40,10 +40,10 @@ class Sizes:
         48 * MB,
         64 * MB,
     )
-    """Of an array that is read and one that is written, together."""
+    """The bytes of an array that is read and one that is written, together."""
     product: int = 768
     points: int = 1 << 17
-    """Of a loop that computes much and moves little: they stay in each core's own cache, and are spread over all cores."""
+    """Points of a loop that computes much and moves little: they stay in each core's own cache, and are spread over all cores."""
     operations: int = 64
     trips: int = 500
     page_bytes: int = 128 * MB
@@ -189,7 +189,7 @@ def arithmetic(clock: Clock, sizes: Sizes, known: Mapping[str, Any]) -> Iterator
 _SIDE = 4
 """Rows and columns of what thunks work on: no time beside their own."""
 _ALONE, _SPREAD = 128, 256
-"""Of what one core works on, and of what XLA spreads over the cores."""
+"""The sides of what one core works on, and of what XLA spreads over the cores."""
 
 
 def thunk_chain(x: Any, number: int) -> Any:
@@ -200,7 +200,7 @@ def thunk_chain(x: Any, number: int) -> Any:
 
 
 def loop_of_thunks(x: Any, number: int, trips: int) -> Any:
-    """The same inside a loop."""
+    """Runs the chain of thunks in every trip of a loop."""
     return lax.fori_loop(0, trips, lambda _, y: thunk_chain(y, number), x)
 
 

@@ -123,7 +123,7 @@ def factor_within(pairs: Pairs, share: float) -> float:
 
 
 def error_lines(pairs: Pairs) -> list[str]:
-    """How far predictions are off, as printed."""
+    """Says in words how far predictions are off."""
     ratios = [p / m for p, m in pairs]
     factors = ", ".join(f"{share:.0%} within {factor_within(pairs, share):.2f}" for share in (0.5, 0.8, 0.9, 0.95))
     mean = math.exp(statistics.fmean(map(math.log, ratios)))

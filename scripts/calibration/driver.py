@@ -1,4 +1,4 @@
-"""What the driver of an NVIDIA GPU knows: attributes, clocks, its version. From its libraries, which need no toolkit."""
+"""Asks the driver of an NVIDIA GPU for attributes, clocks and its version, from its libraries, which need no toolkit."""
 
 import ctypes
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a measurement finds: numbers of a device, each with how it was measured, or why it was not."""
+"""The results of measurements: numbers of a device, each with how it was measured, or why it was not."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -21,17 +21,17 @@ TILE = 2048
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How large the programs are."""
+    """The sizes of the programs."""
 
     memory_bytes: int = 1024 * MB
     cache_bytes: tuple[int, ...] = (8 * MB, 16 * MB, 24 * MB, 32 * MB, 40 * MB, 56 * MB, 96 * MB)
     cached_bytes: int = 16 * MB
-    """Of an array that the shared cache holds."""
+    """The bytes of an array that the shared cache holds."""
     product: int = 8192
     row: tuple[int, int] = (1024, 262144)
     """The shortest and the longest row that is tried."""
     row_bytes: int = 64 * MB
-    """Of all rows together."""
+    """The bytes of all rows together."""
 
 
 def steps(clock: Clock, sizes: Sizes | None = None) -> list[Measurement]:

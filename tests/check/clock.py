@@ -1,0 +1,55 @@
+"""Stand-ins for the clock of the check, and the small programs that its tests fuse."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallasfuse import execution
+from pallasfuse.measure import Measured
+from tests.programs_by_name import softmax
+
+X = np.random.default_rng(0).normal(size=(64, 256)).astype("float32")
+
+
+def same(got, want):
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+class Clock:
+    """Stands in for what measures: kernels are faster or slower, as told; what was compared is kept."""
+
+    def __init__(self, *speedups, uncompiled=(), failed=()):
+        self.speedups, self.uncompiled, self.failed = list(speedups), list(uncompiled), list(failed)
+        self.compared = []
+
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None):
+        number = len(self.compared)
+        self.compared.append([a.shape for a in avals])
+        first, *others = functions
+        if number in self.uncompiled:
+            return Measured(
+                uncompiled=dict.fromkeys(others, "XlaError: shared memory"),
+                skipped="nothing else compiles",
+                seconds=0.1,
+            )
+        if number in self.failed:
+            return Measured(failed=dict.fromkeys(others, "XlaError: illegal address"), skipped="it fails", seconds=0.1)
+        speedup = self.speedups[min(number, len(self.speedups) - 1)]
+        times = {first: 100.0} | dict.fromkeys(others, 100.0 / speedup)
+        return Measured(
+            times, others[0] if speedup > 1 else first, frozenset(others if speedup > 1 else ()), seconds=0.1
+        )
+
+
+def layers(x):
+    """Two equal parts, and what XLA keeps before them."""
+    return softmax(jnp.sort(x, axis=-1)), softmax(jnp.sort(-x, axis=-1))
+
+
+def kernels_run(monkeypatch):
+    """The names of the kernels that are lowered from now on."""
+    seen = []
+    original = execution.run_kernel
+    monkeypatch.setattr(
+        execution, "run_kernel", lambda plan, kernel, arrays: seen.append(kernel.name) or original(plan, kernel, arrays)
+    )
+    return seen

@@ -1,0 +1,22 @@
+"""Every test of the check has a store of its own; `clock` makes times up."""
+
+import pytest
+
+from pallasfuse import check
+from tests.check.clock import Clock
+
+
+@pytest.fixture(autouse=True)
+def own_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PALLASFUSE_CHECK", "1")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    def install(*speedups, **more):
+        made = Clock(*speedups, **more)
+        monkeypatch.setattr(check, "compare", made)
+        return made
+
+    return install

@@ -1,0 +1,176 @@
+"""The check by the clock, inside transformations, threads and configurations."""
+
+import json
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse import check, execution, isolation, primitive, store
+from pallasfuse.measure import Measured
+from pallasfuse.options import FuseOptions
+from tests.check.clock import X, same
+from tests.programs_by_name import softmax, variance
+
+
+@pytest.mark.parametrize("transform", ["jit", "vmap", "scan", "nested", "x64", "nans", "device", "promotion", "ensure"])
+def test_it_is_checked_inside(transform):
+    fused = pf.fuse(softmax)
+    x = jnp.asarray(X)
+    match transform:
+        case "jit":
+            same(jax.jit(lambda y: fused(y) + 1)(x), softmax(x) + 1)
+        case "vmap":
+            same(jax.vmap(fused)(x[None]), softmax(x)[None])
+        case "scan":
+            same(jax.lax.scan(lambda c, _: (fused(c), None), x, length=2)[0], softmax(softmax(x)))
+        case "nested":
+            outer = pf.fuse(
+                lambda y: jax.lax.scan(lambda c, _: (fused(c), None), variance(y)[:, None] + y, length=2)[0]
+            )
+            same(outer(x), softmax(softmax(variance(x)[:, None] + x)))
+        case "x64":
+            with jax.enable_x64(True):
+                got = fused(X.astype("float64"))
+                assert got.dtype == jnp.float64
+                same(got, softmax(x))
+        case "nans":
+            with jax.debug_nans(True):
+                same(jax.jit(fused)(x), softmax(x))
+        case "device":
+            with jax.default_device(jax.devices()[0]):
+                same(fused(X), softmax(x))
+        case "promotion":
+            with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+                same(
+                    pf.fuse(lambda y: jnp.exp(y - y.max(1, keepdims=True)).sum(1))(x),
+                    jnp.exp(X - X.max(1, keepdims=True)).sum(1),
+                )
+        case "ensure":
+
+            @jax.jit
+            def function(y):
+                with jax.ensure_compile_time_eval():
+                    known = fused(np.ones((4, 8), np.float32))
+                return y + known.sum()
+
+            same(function(x), x + 4)
+    assert list(store.current().entries())
+
+
+def test_lowering_inside_a_trace():
+    """A lowering while something else is traced: no tracer leaks into what is measured."""
+    fused = pf.fuse(softmax)
+
+    @jax.jit
+    def function(x):
+        assert jax.jit(fused).lower(jax.ShapeDtypeStruct(X.shape, X.dtype)).compile() is not None
+        return fused(x)
+
+    same(function(X), softmax(X))
+
+
+def test_many_threads_check_one_after_the_other(monkeypatch):
+    functions = [softmax, variance, lambda x: softmax(-x), lambda x: softmax(x * 2)] * 2
+    results, at_once, most = {}, [0], [0]
+    original = check.compare
+
+    def counted(*args, **kwargs):
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        try:
+            return original(*args, **kwargs)
+        finally:
+            at_once[0] -= 1
+
+    monkeypatch.setattr(check, "compare", counted)
+
+    def run(number):
+        results[number] = pf.fuse(functions[number])(X)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(functions))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=120)
+    for n, f in enumerate(functions):
+        same(results[n], f(X))
+    assert most[0] == 1
+
+
+def test_a_call_that_is_checked_by_itself_and_inside_another_one(monkeypatch):
+    """One thread checks a call and waits for its turn, another one has the turn and lowers the same call inside a loop."""
+    inner = pf.fuse(softmax)
+    outer = pf.fuse(lambda x: jax.lax.scan(lambda c, _: (inner(c), None), variance(x)[:, None] + x, length=2)[0])
+    x = jnp.asarray(X)
+    calls = [jax.jit(inner), jax.jit(outer), jax.jit(lambda y: inner(y) + 1)]
+    results = {}
+    threads = [
+        threading.Thread(target=lambda n=n, f=f: results.update({n: f(x)}), daemon=True) for n, f in enumerate(calls)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(timeout=120)
+    assert len(results) == 3
+    same(results[1], softmax(softmax(variance(x)[:, None] + x)))
+
+
+def test_whoever_measures_waits_for_nobody(monkeypatch):
+    """The lock of a call is held by a thread that waits for its turn: the thread whose turn it is goes on without it."""
+    compared = []
+    monkeypatch.setattr(check, "compare", lambda *a, **k: compared.append(1) or Measured(skipped="a test"))
+    plan = pf.fuse(softmax).trace(X).fuse().tile().plan
+    call = primitive.FusedCall(plan.converted.original, FuseOptions(), "softmax", primitive.Once(), {"xla": plan})
+    device = jax.devices()[0]
+    with call.check_lock:
+        assert (
+            isolation.apart(lambda: call.plan_on(plan.target, device), device)
+            .verdicts[0]
+            .reason.startswith("not measured (a test)")
+        )
+
+
+def test_interruption_leaves_nothing_locked(monkeypatch):
+    def interrupted(*_, **__):
+        raise SystemExit
+
+    original = check.compare
+    monkeypatch.setattr(check, "compare", interrupted)
+    with pytest.raises(SystemExit):
+        pf.fuse(softmax)(X)
+    monkeypatch.setattr(check, "compare", original)
+    same(pf.fuse(softmax)(X), softmax(X))
+    assert isolation.apart(lambda: 1, jax.devices()[0]) == 1
+
+
+def test_what_is_written_can_be_read_by_anyone(tmp_path):
+    pf.fuse(softmax)(X)
+    files = list(tmp_path.rglob("*.json"))
+    assert files
+    for file in files:
+        content = json.loads(file.read_text())
+        assert content["identity"]["jax"] == jax.__version__
+
+
+def test_the_check_tells_the_truth_about_a_slow_kernel(monkeypatch):
+    """By the clock: a kernel that computes everything many times over loses."""
+    original = execution.emit
+
+    def slow(target, program, inputs):
+        def again(_, found):
+            given, _ = jax.lax.optimization_barrier((inputs, found))
+            return original(target, program, given)
+
+        return jax.lax.fori_loop(0, 20, again, original(target, program, inputs))
+
+    monkeypatch.setattr(execution, "emit", slow)
+    fused = pf.fuse(softmax)
+    x = np.random.default_rng(0).normal(size=(512, 2048)).astype("float32")
+    same(fused(x), softmax(x))
+    (verdict,) = fused.explain(x).verdicts
+    assert not verdict.kept
+    assert verdict.ours_us > 3 * verdict.xla_us

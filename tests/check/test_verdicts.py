@@ -1,0 +1,179 @@
+"""The check of kernels and of whole calls, with times that are made up: what wins is kept, and remembered."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse import check, store, subjects
+from pallasfuse.measure import Measured
+from tests.check.clock import X, kernels_run, layers, same
+from tests.programs_by_name import softmax, variance
+
+
+def test_a_kernel_that_is_faster_is_kept(clock, monkeypatch):
+    compared, seen = clock(2.0), kernels_run(monkeypatch)
+    same(pf.fuse(softmax)(X), softmax(X))
+    assert len(seen) == 1
+    assert len(compared.compared) == 1  # the call is this kernel and nothing else
+
+
+def test_a_kernel_that_is_not_faster_is_left_to_xla(clock, monkeypatch):
+    clock(1.0)
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(softmax)
+    same(fused(X), softmax(X))
+    assert seen == []
+    plan = fused.explain(X)
+    assert plan.kernels == ()
+    (verdict,) = plan.verdicts
+    assert (verdict.kept, verdict.ours_us, verdict.xla_us, verdict.remembered) == (False, 100.0, 100.0, True)
+    assert any("not faster than XLA's on this device: 100 us against 100 us" in f.reason for f in plan.fallbacks)
+    assert "XLA's is used" in str(plan)
+    assert "XLA's is used" in plan.summary
+
+
+def test_equal_parts_are_measured_once(clock):
+    compared = clock(2.0)
+    plan = pf.fuse(layers).trace(X).fuse().tile().plan
+    assert len(plan.kernels) == 2
+    same(pf.fuse(layers)(X), layers(X))
+    assert len(compared.compared) == 2  # one kernel and the whole call
+    pf.fuse(layers)(X)
+    pf.fuse(softmax)(X)  # the same part of another program
+    assert len(compared.compared) == 2
+
+
+def test_the_verdict_outlives_the_process(clock):
+    compared = clock(0.5)
+    pf.fuse(softmax)(X)
+    store._store_in.cache_clear()  # as a new process would
+    fused = pf.fuse(softmax)
+    assert fused.explain(X).kernels == ()
+    fused(X)
+    assert len(compared.compared) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"jax": "9"}, {"jaxlib": "9"}, {"pallasfuse": "9"}, {"device": "another"}, {"flags": "-O0"}]
+)
+def test_what_is_measured_elsewhere_does_not_count(clock, monkeypatch, change):
+    compared = clock(0.5)
+    pf.fuse(softmax)(X)
+    around = subjects.environment
+    monkeypatch.setattr(subjects, "environment", lambda device: around(device) | change)
+    pf.fuse(softmax)(X)
+    assert len(compared.compared) == 2
+
+
+def test_other_shapes_types_and_operations_are_other_parts(clock):
+    compared = clock(2.0)
+    for x in (X, X[:, :128], X.astype("float16")):
+        pf.fuse(softmax)(x)
+    pf.fuse(lambda x: softmax(x * 2))(X)
+    assert len(compared.compared) == 4
+
+
+def test_a_call_that_gains_nothing_is_xlas_as_a_whole(clock, monkeypatch):
+    clock(2.0, 0.9)
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(layers)
+    same(fused(X), layers(X))
+    assert seen == []
+    plan = fused.explain(X)
+    assert plan.kernels == ()
+    assert [v.kept for v in plan.verdicts] == [True, True, False]
+    assert any("the whole call is not faster" in f.reason for f in plan.fallbacks)
+
+
+def three(x, y):
+    """Three kernels that differ, and what XLA keeps between them."""
+    return softmax(jnp.sort(x, axis=-1)), variance(jnp.sort(-x, axis=-1)), softmax(jnp.sort(y, axis=-1) * 2)
+
+
+Y = np.ascontiguousarray(X[:, :128])
+
+
+def test_of_a_call_that_gains_nothing_the_kernel_that_saves_least_is_given_up_first(clock, monkeypatch):
+    compared = clock(4.0, 1.5, 2.0, 0.9, 1.2)
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(three)
+    for got, want in zip(fused(X, Y), three(X, Y), strict=True):
+        same(got, want)
+    assert len(compared.compared) == 5
+    planned = pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels
+    plan = fused.explain(X, Y)
+    assert [k.name for k in plan.kernels] == [planned[0].name, planned[2].name] == seen
+    assert [v.kept for v in plan.verdicts] == [True, True, True, False, True]
+    assert plan.verdicts[3].reason == f"without {planned[1].name}, then"
+    assert any("the whole call is not faster" in f.reason for f in plan.fallbacks)
+    assert "saves 16.67 us a call" in str(plan)
+    assert len(compared.compared) == 5
+
+
+def test_kernels_are_given_up_until_none_is_left(clock, monkeypatch):
+    compared = clock(4.0, 1.5, 2.0, 0.9)
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(three)
+    fused(X, Y)
+    assert len(compared.compared) == 3 + 3
+    assert seen == []
+    assert [v.kept for v in fused.explain(X, Y).verdicts] == [True, True, True, False, False, False]
+    assert len({str(f) for f in fused.explain(X, Y).fallbacks}) >= 3
+
+
+def test_after_three_tries_all_are_given_up(clock, monkeypatch):
+    monkeypatch.setattr(check, "_FEWER_KERNELS", 1)
+    compared = clock(4.0, 1.5, 2.0, 0.9)
+    assert pf.fuse(three)(X, Y)
+    assert len(compared.compared) == 3 + 2
+    assert pf.fuse(three).explain(X, Y).kernels == ()
+
+
+def test_a_call_that_does_not_run_is_not_tried_with_fewer_kernels(clock):
+    compared = clock(2.0, failed=[3])
+    with pytest.warns(UserWarning, match="the fused call does not run"):
+        fused = pf.fuse(three)
+        fused(X, Y)
+    assert len(compared.compared) == 4
+
+
+def test_a_kernel_that_wins_by_the_clock_alone_is_left_to_xla(monkeypatch):
+    """Two starts of ours are fewer than XLA's three, and yet our kernels take longer."""
+
+    def compare(functions, *_, **__):
+        times, kernels = ({n: t for n, t in zip(functions, pair, strict=True)} for pair in ((22.9, 19.1), (6.5, 8.45)))
+        return Measured(times, next(iter(functions)), frozenset(), kernels=kernels, seconds=0.1)
+
+    monkeypatch.setattr(check, "compare", compare)
+    fused = pf.fuse(softmax)
+    fused(X)
+    plan = fused.explain(X)
+    (verdict,) = plan.verdicts
+    assert not verdict.kept
+    told = "kernels alone, without the gaps between them: 8.45 us against 6.5 us"
+    assert told in verdict.reason
+    assert any(told in f.reason for f in plan.fallbacks)
+
+
+def test_what_a_call_saves_is_told(clock):
+    clock(2.0, 4.0)
+    fused = pf.fuse(layers)
+    assert fused.explain(X).verdicts == ()
+    assert "checked" not in str(fused.explain(X))
+    fused(X)
+    assert "saves 75 us a call" in str(fused.explain(X))
+    assert "checked: saves 75 us a call" in fused.explain(X).summary
+
+
+def test_a_loop_that_may_not_end_is_not_run(clock):
+    compared = clock(2.0)
+
+    def function(x):
+        x = softmax(x)
+        return jax.lax.while_loop(lambda c: jnp.any(c > 1e-9), lambda c: c / 2, x)
+
+    fused = pf.fuse(function)
+    same(fused(X), function(X))
+    assert len(compared.compared) == 1  # the kernel, not the call
