@@ -9,7 +9,16 @@ from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.price import cpu
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
-from pallasfuse.price.xla_kernels import Habits, LibraryProduct, LoopFusion, Opaque, XlaKernel, habits_on, most_live_bytes, xla_kernels
+from pallasfuse.price.xla_kernels import (
+    Habits,
+    LibraryProduct,
+    LoopFusion,
+    Opaque,
+    XlaKernel,
+    habits_on,
+    most_live_bytes,
+    xla_kernels,
+)
 
 _OVERLAP = 4.0
 _CACHED_SHARE = 0.4
