@@ -6,17 +6,20 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError, TargetError
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
+from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
-from pallasfuse.tiling.choose import choose, sums_beyond_tiles
+from pallasfuse.tiling.choose import choose, fixed_axes, sums_beyond_tiles
+from pallasfuse.tiling.descent import cheapest
 from pallasfuse.tiling.eligibility import unsuited
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.smaller_tiles import smaller
@@ -185,6 +188,9 @@ def _fastest(
         if problem is not None:
             refused = refused or (schedule, phases, problem)
             continue
+        if target.searches_tiles and not options.parts:
+            schedule, phases = _cheapest(chosen, schedule, phases, tensors, options)
+            programs = [p.program for p in phases]
         share = visited_shares(programs, schedule)[0]
         if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
@@ -197,6 +203,35 @@ def _fastest(
         assert refused is not None
         return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
     return best[1], best[2], None
+
+
+def _cheapest(
+    chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, tuple[Phase, ...]]:
+    """The schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower."""
+    asked = {name for name, _ in options.tiles}
+    listed = {**dict(schedule.grid), schedule.rolled: schedule.rolled_tile}
+    free = [a for a in listed if a.name not in asked and a not in fixed_axes(chosen)]
+    if not free or schedule.parts > 1 or len(phases) > 1:
+        return schedule, phases
+    (phase,) = phases
+    looped = replace(schedule, rolled_tile=min(schedule.rolled_tile, -(-schedule.rolled.extent // 2)))
+    (template,), problem = (phases, None) if looped == schedule else _phases(chosen, looped, phase.target, tensors)
+    if problem is not None:
+        return schedule, phases
+    whole = {a: a.extent if a in free else t for a, t in listed.items()}
+    rows = {a: a.extent if a == schedule.rolled and a in free else t for a, t in listed.items()}
+
+    def price(tiles: Mapping[Axis, int]) -> float:
+        return cpu.price([template.program], template.target.device, tiles).us
+
+    best = cheapest([listed, rows, whole], price, free)
+    if best == listed:
+        return schedule, phases
+    other = replace(schedule, grid=tuple((a, best[a]) for a, _ in schedule.grid), rolled_tile=best[schedule.rolled])
+    again, problem = _phases(chosen, other, phase.target, tensors)
+    own, better = (price_kernel([(p.program, p.target) for p in of]).us for of in (phases, again))
+    return (other, again) if problem is None and better < own else (schedule, phases)
 
 
 def _with_smaller_tiles(

@@ -54,6 +54,8 @@ class Target:
     """Its own kernels run such products too: they take the operands slice by slice."""
     only_long_products: bool = False
     """It has kernels for groups with such a product only: whatever else is faster without it."""
+    searches_tiles: bool = False
+    """Its tiles are found by their prices, from listed ones on."""
     timed: bool = False
     """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
     unsupported_ops: frozenset[str] = frozenset()
@@ -105,7 +107,7 @@ class Target:
 
 
 _CPU, _GPU = assumed("cpu"), assumed("gpu")
-XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True)
+XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, searches_tiles=True)
 INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16)
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, Read
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Statement, Store, TileProgram
 from pallasfuse.price.operations import Operations, count
@@ -58,6 +58,9 @@ class Product:
         return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
 
 
+_LANES = 16
+
+
 @dataclass(slots=True)
 class BlockWork:
     """The work of an average block, and how many blocks there are."""
@@ -78,13 +81,20 @@ class BlockWork:
     loops: int = 0
     statements: float = 0.0
     """That compute something; a statement of a loop counts in every trip."""
+    sums: float = 0.0
+    """Results of reductions, each of at least so many elements as a vector has."""
+    tile_bytes: float = 0.0
+    """Of the tiles that statements read and make, where each statement is a loop of its own."""
+    kept_bytes: float = 0.0
+    """Of the tiles that products make, and of those that are computed for products: they lie in memory, where a library multiplies."""
 
 
-def examine(program: TileProgram) -> BlockWork:
-    """The work of the blocks of `program`."""
-    blocks = math.prod(-(-a.extent // t) for a, t in program.grid)
+def examine(program: TileProgram, other: Mapping[Axis, int] | None = None) -> BlockWork:
+    """Returns the work of the blocks of `program`; about that with other tiles along some axes, without another lowering."""
+    other = other or {}
+    blocks = math.prod(-(-a.extent // other.get(a, t)) for a, t in program.grid)
     work = BlockWork(blocks, program.warps, program.stages)
-    _Walk(program, work).block(program.body, 1.0, dict(program.tiles), set(), pipelined=False)
+    _Walk(program, work, other).block(program.body, 1.0, {**dict(program.tiles), **other}, set(), pipelined=False)
     return work
 
 
@@ -92,6 +102,8 @@ def examine(program: TileProgram) -> BlockWork:
 class _Walk:
     program: TileProgram
     work: BlockWork
+    other: Mapping[Axis, int] = field(default_factory=dict)
+    """Tiles that differ from the program's."""
     within: int = 0
     """The number of the loop that is walked."""
 
@@ -109,6 +121,7 @@ class _Walk:
                     self.work.accesses.append(_access(whole, indices, tiles, times, staged, self.within))
                 case Store(tensor, indices, value):
                     self.work.statements += times
+                    self.pass_over(indices, [value], times, tiles)
                     self.operate([value], times, tiles, seen)
                     self.work.accesses.append(
                         _access(tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
@@ -121,12 +134,28 @@ class _Walk:
                     elements = math.prod(tiles[a] for a in value.axes | frozenset(over))
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
+                    self.pass_over(value.axes - frozenset(over), [value], times, tiles)
+                    summed = math.prod(tiles[a] for a in over)
+                    self.work.sums += times * elements / max(summed, _LANES)
                 case Contract():
                     self.work.statements += times
                     self.operate([s.lhs, s.rhs], times, tiles, seen)
                     self.work.products.append(_product(s, tiles, times))
+                    self.keep(s, tiles)
+                    self.pass_over(s.axes, [s.lhs, s.rhs], times, tiles)
                 case Loop():
                     self.loop(s, times, tiles, seen)
+
+    def keep(self, s: Contract, tiles: Mapping[Axis, int]) -> None:
+        """Note what lies in memory for a product, beside what it loads."""
+        made = [s.axes, *(frozenset(e.axes) for e in (s.lhs, s.rhs) if not any(True for _ in _through_casts(e)))]
+        self.work.kept_bytes += sum(4.0 * math.prod(tiles[a] for a in axes) for axes in made)
+
+    def pass_over(self, made: Iterable[Axis], roots: Iterable[Expr], times: float, tiles: Mapping[Axis, int]) -> None:
+        """Note what a statement reads and makes."""
+        reads = {n for n in postorder(*roots) if isinstance(n, Read)}
+        elements = sum(math.prod(tiles[a] for a in n.axes) for n in reads) + math.prod(tiles[a] for a in made)
+        self.work.tile_bytes += 4.0 * elements * times
 
     def operate(self, roots: list[Expr], times: float, tiles: Mapping[Axis, int], seen: set[Expr]) -> None:
         self.work.operations += count(roots, lambda axes: math.prod(tiles[a] for a in axes), seen).times(times)
@@ -137,10 +166,14 @@ class _Walk:
         most = 0.0
         for segment in loop.segments:
             mean, longest = mean_and_most_trips(segment, loop, self.program)
+            tile = segment.tile
+            if loop.axis in self.other:
+                tile = max(1, min(self.other[loop.axis], math.ceil(longest * tile)))
+                mean, longest = (n * segment.tile / tile for n in (mean, longest))
             most += longest
             if mean == 0:
                 continue
-            inner = {**tiles, loop.axis: segment.tile}
+            inner = {**tiles, loop.axis: tile}
             before = sum(a.bytes for a in self.work.accesses if not a.is_store)
             self.block(segment.body, times * mean, inner, set(seen), pipelined=True)
             after = sum(a.bytes for a in self.work.accesses if not a.is_store)

@@ -6,14 +6,15 @@ more than the work on them.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.price.block_work import Product, examine
+from pallasfuse.price.block_work import BlockWork, Product, examine
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_kernels import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
@@ -30,7 +31,7 @@ _STRIDED_NS = 1.6
 """For each element that is read in strides, on one core."""
 _SCALAR_NS = 2.3
 """For each element that a loop without vectors looks at, like that for the position of a maximum."""
-_LAST_SUM_NS = 10.0
+_LAST_SUM_NS = 5.0
 """For each sum of neighbours, what it takes to add up the lanes of a vector, on one core."""
 
 
@@ -42,7 +43,9 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
             copies = [_copied(c, device) for c in kernel.copies]
             thunk = _thunk(_cores_for(2.0 * kernel.flops, device), device)
-            return total([Price(max(sum(t.us for t in products), moved.us) + thunk.us, (*products, moved, thunk)), *copies])
+            return total(
+                [Price(max(sum(t.us for t in products), moved.us) + thunk.us, (*products, moved, thunk)), *copies]
+            )
         case LoopFusion():
             return _fusion(kernel, device)
         case Opaque():
@@ -79,8 +82,12 @@ def _copied(copy: Copy, device: Device) -> Price:
     return Price(max(moved.us, strided.us) + thunk.us, (moved, strided, thunk))
 
 
-_SLICED = 0.3
-"""The share of the bandwidth that a slice reaches, which is read and written row by row."""
+_RUN_BYTES = 150.0
+"""Slices are copied run by run: each takes as long as so many bytes more."""
+_CACHED_SHARE = 0.5
+"""Of the last cache, what a block may take that is to find its tiles there again."""
+_PRODUCT_US = 20.0
+"""What it takes the library to share one product among the cores."""
 
 
 def _fusion(fusion: LoopFusion, device: Device) -> Price:
@@ -124,19 +131,28 @@ def _product(
     """A library's product, shared by the cores where there are enough operations: packing its right operand, and multiplying."""
     flops = 2.0 * batch * rows * columns * summed
     cores = _cores_for(2.0 * flops, device)
-    rate = 1e3 * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * cores * summed / (summed + _SHORT_SUM)
+    rate = (
+        1e3
+        * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"])
+        * cores
+        * summed
+        / (summed + _SHORT_SUM)
+    )
     right = float(batch * columns * summed)
     packed = 1e-3 * (_ACROSS_NS if across else _PACKED_NS) * right / cores
-    return Term("products", flops, "flop", 1e-3 * flops / rate), Term("packed operands", right, "elements", packed)
+    shared = _PRODUCT_US if cores > 1 else 0.0
+    return Term("products", flops, "flop", 1e-3 * flops / rate + shared), Term(
+        "packed operands", right, "elements", packed
+    )
 
 
-def price(programs: Sequence[TileProgram], device: Device) -> Price:
+def price(programs: Sequence[TileProgram], device: Device, other: Mapping[Axis, int] | None = None) -> Price:
     """The price of tile programs as loops of XLA: blocks and trips one after the other, each a few thunks."""
-    return total(_loops(p, device) for p in programs)
+    return total(_loops(p, device, other) for p in programs)
 
 
-def _loops(program: TileProgram, device: Device) -> Price:
-    work = examine(program)
+def _loops(program: TileProgram, device: Device, other: Mapping[Axis, int] | None) -> Price:
+    work = examine(program, other)
     each = (work.operations.simple + work.operations.special) / max(1.0, work.statements)
     cores = _cores_for(each, device)
     products = [t for p in work.products for t in _block_product(p, device)]
@@ -145,17 +161,40 @@ def _loops(program: TileProgram, device: Device) -> Price:
         Term(name, sum(t.amount for t in of) * work.blocks, unit, sum(t.us for t in of) * work.blocks)
         for name, unit, of in (("products", "flop", products[::2]), ("packed operands", "elements", products[1::2]))
     )
-    moved = sum(a.bytes for a in work.accesses) * work.blocks
     unique = _memory("memory", sum({a.tensor: a.unique_bytes for a in work.accesses}.values()), device)
-    copied = Term("copied slices", 2 * moved, "B", 1e-3 * 2 * moved / (_SLICED * device.cache_gb_s))
+    copied = _copied_slices(work, device)
+    kept = _passes(work, device)
+    sums = Term("sums of lanes", work.sums * work.blocks, "", 1e-3 * _LAST_SUM_NS * work.sums * work.blocks / cores)
     thunks = work.blocks * (work.statements + 2)
     trips = Term("thunks of trips", thunks, "", thunks * (device.trip_us + (device.launch_us if cores > 1 else 0.0)))
-    arithmetic = vector.us + special.us + product.us + packed.us + copied.us
+    arithmetic = product.us + packed.us + copied.us + max(vector.us + special.us + sums.us, kept.us)
     stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
-        max(arithmetic, unique.us) + trips.us + device.kernel_us, (vector, special, product, packed, copied, unique, trips)
+        max(arithmetic, unique.us) + trips.us + device.kernel_us,
+        (vector, special, sums, product, packed, copied, kept, unique, trips),
     )
-    return own + pages(stored, device)
+    return own + pages([*stored, _footprint(work)], device)
+
+
+def _copied_slices(work: BlockWork, device: Device) -> Term:
+    """The tiles that are copied out of their tensors and into them; a tile that is all of its tensor is not."""
+    parts = [a for a in work.accesses if a.tile_bytes < a.unique_bytes]
+    moved = 2.0 * work.blocks * sum(a.bytes for a in parts)
+    weighted = 2.0 * work.blocks * sum(a.bytes * (1 + _RUN_BYTES / a.run_bytes) for a in parts)
+    return Term("copied slices", moved, "B", 1e-3 * weighted / device.cache_gb_s)
+
+
+def _footprint(work: BlockWork) -> float:
+    """The bytes that a block works on."""
+    tiles = {a.tensor: a.tile_bytes for a in work.accesses}
+    return work.kept_bytes + sum(tiles.values())
+
+
+def _passes(work: BlockWork, device: Device) -> Term:
+    """The traffic between the loops of a block, which stays in the cache where the block fits."""
+    moved = work.tile_bytes * work.blocks
+    cached = _footprint(work) <= _CACHED_SHARE * device.cache_bytes
+    return Term("passes over tiles", moved, "B", 1e-3 * moved / (device.cache_gb_s if cached else device.memory_gb_s))
 
 
 def _block_product(p: Product, device: Device) -> Iterator[Term]:

@@ -69,7 +69,9 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
         return cpu.of_kernel(kernel, device)
     match kernel:
         case LibraryProduct():
-            return total([_product_on_gpu(kernel, device), *(_copy_on_gpu(c.moved_bytes, device) for c in kernel.copies)])
+            return total(
+                [_product_on_gpu(kernel, device), *(_copy_on_gpu(c.moved_bytes, device) for c in kernel.copies)]
+            )
         case LoopFusion():
             return _fusion_on_gpu(kernel, device)
         case Opaque():

@@ -9,7 +9,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.targets import Target, power_of_two
+from pallasfuse.targets import XLA_CPU, Target, power_of_two
 from pallasfuse.tiling.bounds import bounding_axes
 from pallasfuse.tiling.products import contracts
 
@@ -94,6 +94,18 @@ def _calls_library(group: Group, shape: Shape, target: Target) -> bool:
         return False
     streams = [r for r in postorder(products[0].body) if isinstance(r, Read) and group.rolled in r.indices]
     return bool(streams) and shape.row is not None and not any(rows & frozenset(r.indices) for r in streams)
+
+
+def fixed_axes(group: Group) -> frozenset[Axis]:
+    """Returns the axes whose listed tiles are for more than speed, on a CPU.
+
+    Tiles of a library's product bound the memory that it takes; bounds from data need single rows; and sums of few rows are sequential.
+    """
+    shape = examine(group)
+    if sums_beyond_tiles(group, XLA_CPU) or _calls_library(group, shape, XLA_CPU):
+        return frozenset((*group.parallel, group.rolled))
+    few = shape.has_products and shape.row is not None and shape.row.extent < _FEW_ROWS
+    return frozenset(bounding_axes(group)) | frozenset((group.rolled,) if few else ())
 
 
 def _for_library(group: Group, target: Target) -> Schedule:

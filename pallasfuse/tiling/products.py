@@ -48,10 +48,13 @@ def _join(factors: list[tuple[Expr, bool]], dtype: str) -> Expr:
     return result
 
 
-def split_product(body: Expr, over: AbstractSet[Axis], ignored: AbstractSet[Axis]) -> Product | None:
+def split_product(
+    body: Expr, over: AbstractSet[Axis], ignored: AbstractSet[Axis], *, batched: bool = False
+) -> Product | None:
     """The two sides of `body` as a contraction over the axes `over`, or None when it is not a matrix product.
 
-    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis.
+    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis. batched: both may
+    keep the same axes, too, beside those of their own.
     """
     factors = _factors(body)
     if len(factors) < 2 or not dtypes.is_float(body.dtype):
@@ -69,7 +72,9 @@ def split_product(body: Expr, over: AbstractSet[Axis], ignored: AbstractSet[Axis
             continue
         left, right = _join(lhs, body.dtype), _join(rhs, body.dtype)
         if left.axes & right.axes - ignored - over:
-            continue  # a batch axis inside the tile: left to an elementwise product
+            own_axes = (left.axes - right.axes - over - ignored, right.axes - left.axes - over - ignored)
+            if not batched or not all(own_axes):
+                continue  # left to an elementwise product
         if over <= left.axes and over <= right.axes and (right.axes - over - ignored):
             return Product(left, right)
     return None

@@ -152,9 +152,11 @@ class Values:
         axes = self._sorted(frozenset(axes))
         padded = [a for a in over if self._is_padded(a, scope)]
         ones = frozenset(a for a in self.order if self._tile(a) == 1)
-        product = split_product(body, frozenset(over), ones) if reducer == SUM else None
+        batched = self.tails == "exact"  # these are loops of XLA, whose products have batches
+        product = split_product(body, frozenset(over), ones, batched=batched) if reducer == SUM else None
         if product is not None:
-            if self._leads(product.rhs, product.lhs, frozenset(over) | ones):
+            shared = product.lhs.axes & product.rhs.axes
+            if self._leads(product.rhs, product.lhs, frozenset(over) | ones | shared):
                 product = Product(product.rhs, product.lhs)
             sides = [
                 self._in_range(narrow(self._expr(s, scope)), padded, 0.0, scope) for s in (product.lhs, product.rhs)
