@@ -25,7 +25,7 @@ def plan_of(function, *shapes, target=XLA_CPU, **options):
 
 
 def test_fields_of_a_rolling_kernel():
-    plan = plan_of(attention, *QKV)
+    plan = plan_of(attention, *QKV, tiles=(("l", 256),))
     (kernel,) = plan.kernels
     assert kernel.strategy == "rolling_update"
     assert kernel.axes == {"i": 1024, "l": 1024, "j": 64, "m": 64}
@@ -64,7 +64,7 @@ def test_conditions():
 
 def test_skipped_tiles_are_an_exception():
     """A NaN in a row of v that no query sees is a NaN of the original: 0 * NaN."""
-    causal = plan_of(masked_attention(lambda i, j: j <= i), *QKV)
+    causal = plan_of(masked_attention(lambda i, j: j <= i), *QKV, tiles=(("l", 256),))
     assert any("finite" in exception for exception in causal.exceptions)
     assert set(causal.exceptions) < set(causal.conditions)
     assert "exception: where l <= i is false" in causal.summary

@@ -1,7 +1,7 @@
 """The work of one block of a tile program: bytes by tensor, matrix products, instructions, trips. Averages over all blocks."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
@@ -85,8 +85,10 @@ class BlockWork:
     """Results of reductions, each of at least so many elements as a vector has."""
     tile_bytes: float = 0.0
     """Of the tiles that statements read and make, where each statement is a loop of its own."""
+    strided: float = 0.0
+    """Elements that statements read in strides, as neighbours in memory are no neighbours in the order of the program's axes."""
     kept_bytes: float = 0.0
-    """Of the tiles that products make, and of those that are computed for products: they lie in memory, where a library multiplies."""
+    """Of the tiles that products make, and of those that are computed for them: they lie in memory, where a library multiplies."""
 
 
 def examine(program: TileProgram, other: Mapping[Axis, int] | None = None) -> BlockWork:
@@ -106,6 +108,8 @@ class _Walk:
     """Tiles that differ from the program's."""
     within: int = 0
     """The number of the loop that is walked."""
+    strided: set[str] = field(default_factory=set)
+    """Loads whose last dimension is not the last of the tile."""
 
     def block(
         self, body: Iterable[Statement], times: float, tiles: Mapping[Axis, int], seen: set[Expr], *, pipelined: bool
@@ -118,10 +122,15 @@ class _Walk:
                 case Load(name, tensor, indices):
                     whole = tensors[tensor]
                     staged = pipelined and (name in operands)
+                    if self.is_strided(indices, tiles):
+                        self.strided.add(name)
                     self.work.accesses.append(_access(whole, indices, tiles, times, staged, self.within))
                 case Store(tensor, indices, value):
                     self.work.statements += times
                     self.pass_over(indices, [value], times, tiles)
+                    self.stride([value], times, tiles)
+                    if self.is_strided(indices, tiles):
+                        self.work.strided += times * math.prod(tiles[a] for a in indices)
                     self.operate([value], times, tiles, seen)
                     self.work.accesses.append(
                         _access(tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
@@ -135,6 +144,7 @@ class _Walk:
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
                     self.pass_over(value.axes - frozenset(over), [value], times, tiles)
+                    self.stride([value], times, tiles)
                     summed = math.prod(tiles[a] for a in over)
                     self.work.sums += times * elements / max(summed, _LANES)
                 case Contract():
@@ -156,6 +166,17 @@ class _Walk:
         reads = {n for n in postorder(*roots) if isinstance(n, Read)}
         elements = sum(math.prod(tiles[a] for a in n.axes) for n in reads) + math.prod(tiles[a] for a in made)
         self.work.tile_bytes += 4.0 * elements * times
+
+    def stride(self, roots: Iterable[Expr], times: float, tiles: Mapping[Axis, int]) -> None:
+        """Note the elements that a loop reads in strides; a library brings operands into its own order."""
+        reads = {n for n in postorder(*roots) if isinstance(n, Read) and n.tensor in self.strided}
+        self.work.strided += times * sum(math.prod(tiles[a] for a in n.axes) for n in reads)
+
+    def is_strided(self, indices: Sequence[Axis], tiles: Mapping[Axis, int]) -> bool:
+        """Is the last dimension of a tile in memory another one than in the order of the program?"""
+        present = [a for a in indices if tiles[a] > 1]
+        order = {a: n for n, a in enumerate(self.program.order)}
+        return bool(present) and present[-1] != max(present, key=order.__getitem__)
 
     def operate(self, roots: list[Expr], times: float, tiles: Mapping[Axis, int], seen: set[Expr]) -> None:
         self.work.operations += count(roots, lambda axes: math.prod(tiles[a] for a in axes), seen).times(times)

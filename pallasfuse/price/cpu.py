@@ -82,10 +82,14 @@ def _copied(copy: Copy, device: Device) -> Price:
     return Price(max(moved.us, strided.us) + thunk.us, (moved, strided, thunk))
 
 
-_RUN_BYTES = 150.0
+_SLICED = 0.3
+"""The share of the cache's bandwidth that the copy of a slice reaches."""
+_RUN_BYTES = 16.0
 """Slices are copied run by run: each takes as long as so many bytes more."""
-_CACHED_SHARE = 0.5
-"""Of the last cache, what a block may take that is to find its tiles there again."""
+_CACHED_SHARE = 0.25
+"""Of the last cache, what the tiles of a block may take that are to be there again: what is computed from them is there, too."""
+_OWN_SHARE, _OWN_RATE = 1 / 16, 2.0
+"""About the part of the last cache that each core's own one is, and how much faster that is."""
 _PRODUCT_US = 20.0
 """What it takes the library to share one product among the cores."""
 
@@ -130,20 +134,12 @@ def _product(
 ) -> tuple[Term, Term]:
     """A library's product, shared by the cores where there are enough operations: packing its right operand, and multiplying."""
     flops = 2.0 * batch * rows * columns * summed
-    cores = _cores_for(2.0 * flops, device)
-    rate = (
-        1e3
-        * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"])
-        * cores
-        * summed
-        / (summed + _SHORT_SUM)
-    )
+    rate = 1e3 * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * summed / (summed + _SHORT_SUM)
     right = float(batch * columns * summed)
-    packed = 1e-3 * (_ACROSS_NS if across else _PACKED_NS) * right / cores
-    shared = _PRODUCT_US if cores > 1 else 0.0
-    return Term("products", flops, "flop", 1e-3 * flops / rate + shared), Term(
-        "packed operands", right, "elements", packed
-    )
+    products, packed = 1e-3 * flops / rate, 1e-3 * (_ACROSS_NS if across else _PACKED_NS) * right
+    shared = (products + packed) / device.multiprocessors + _PRODUCT_US
+    share = min(1.0, shared / (products + packed)) if flops else 1.0
+    return Term("products", flops, "flop", products * share), Term("packed operands", right, "elements", packed * share)
 
 
 def price(programs: Sequence[TileProgram], device: Device, other: Mapping[Axis, int] | None = None) -> Price:
@@ -167,11 +163,13 @@ def _loops(program: TileProgram, device: Device, other: Mapping[Axis, int] | Non
     sums = Term("sums of lanes", work.sums * work.blocks, "", 1e-3 * _LAST_SUM_NS * work.sums * work.blocks / cores)
     thunks = work.blocks * (work.statements + 2)
     trips = Term("thunks of trips", thunks, "", thunks * (device.trip_us + (device.launch_us if cores > 1 else 0.0)))
-    arithmetic = product.us + packed.us + copied.us + max(vector.us + special.us + sums.us, kept.us)
+    elements = work.strided * work.blocks
+    strided = Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements)
+    arithmetic = product.us + packed.us + copied.us + strided.us + max(vector.us + special.us + sums.us, kept.us)
     stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
         max(arithmetic, unique.us) + trips.us + device.kernel_us,
-        (vector, special, sums, product, packed, copied, kept, unique, trips),
+        (vector, special, sums, product, packed, copied, strided, kept, unique, trips),
     )
     return own + pages([*stored, _footprint(work)], device)
 
@@ -181,7 +179,7 @@ def _copied_slices(work: BlockWork, device: Device) -> Term:
     parts = [a for a in work.accesses if a.tile_bytes < a.unique_bytes]
     moved = 2.0 * work.blocks * sum(a.bytes for a in parts)
     weighted = 2.0 * work.blocks * sum(a.bytes * (1 + _RUN_BYTES / a.run_bytes) for a in parts)
-    return Term("copied slices", moved, "B", 1e-3 * weighted / device.cache_gb_s)
+    return Term("copied slices", moved, "B", 1e-3 * weighted / (_SLICED * device.cache_gb_s))
 
 
 def _footprint(work: BlockWork) -> float:
@@ -192,9 +190,11 @@ def _footprint(work: BlockWork) -> float:
 
 def _passes(work: BlockWork, device: Device) -> Term:
     """The traffic between the loops of a block, which stays in the cache where the block fits."""
-    moved = work.tile_bytes * work.blocks
-    cached = _footprint(work) <= _CACHED_SHARE * device.cache_bytes
-    return Term("passes over tiles", moved, "B", 1e-3 * moved / (device.cache_gb_s if cached else device.memory_gb_s))
+    moved, footprint = work.tile_bytes * work.blocks, _footprint(work)
+    rate = device.memory_gb_s
+    if footprint <= _CACHED_SHARE * device.cache_bytes:
+        rate = device.cache_gb_s * (_OWN_RATE if footprint <= _OWN_SHARE * device.cache_bytes else 1.0)
+    return Term("passes over tiles", moved, "B", 1e-3 * moved / rate)
 
 
 def _block_product(p: Product, device: Device) -> Iterator[Term]:

@@ -99,7 +99,8 @@ def _calls_library(group: Group, shape: Shape, target: Target) -> bool:
 def fixed_axes(group: Group) -> frozenset[Axis]:
     """Returns the axes whose listed tiles are for more than speed, on a CPU.
 
-    Tiles of a library's product bound the memory that it takes; bounds from data need single rows; and sums of few rows are sequential.
+    Tiles of a library's product bound the memory that it takes, bounds from data need single rows, and sums of few rows are
+    sequential.
     """
     shape = examine(group)
     if sums_beyond_tiles(group, XLA_CPU) or _calls_library(group, shape, XLA_CPU):

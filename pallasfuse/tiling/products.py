@@ -53,8 +53,8 @@ def split_product(
 ) -> Product | None:
     """The two sides of `body` as a contraction over the axes `over`, or None when it is not a matrix product.
 
-    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis. batched: both may
-    keep the same axes, too, beside those of their own.
+    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis. batched: both
+    may keep the same axes, too, beside those of their own.
     """
     factors = _factors(body)
     if len(factors) < 2 or not dtypes.is_float(body.dtype):
