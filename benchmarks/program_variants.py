@@ -110,7 +110,20 @@ def fingerprint(executable: Any) -> str:
     text = "\n".join(x for x in lines if x and not x[0].isdigit() and not _TABLE.match(x))
     names: dict[str, str] = {}
     text = re.sub(r", metadata=\{[^}]*\}|^HloModule [^,]*|[\w.\-]+(?=: [a-z]\w*\[)", "", text, flags=re.MULTILINE)
+    text = _without_constants(text)
     return _hash(re.sub(r"%[\w.\-]+", lambda m: names.setdefault(m.group(), f"%{len(names)}"), text))
+
+
+def _without_constants(text: str) -> str:
+    """Returns HLO with constants where they are used: in a schedule their own places mean nothing."""
+    kept, values = [], {}
+    for line in text.splitlines():
+        constant = re.fullmatch(r"\s*(%[\w.\-]+) = (\S+ constant\(.*\))", line)
+        if constant:
+            values[constant[1]] = constant[2]
+        else:
+            kept.append(re.sub(r"%[\w.\-]+", lambda m: values.get(m.group(), m.group()), line))
+    return "\n".join(kept)
 
 
 def _hash(text: str) -> str:

@@ -76,6 +76,8 @@ class LoopFusion:
     """Bytes."""
     is_row: bool = False
     """Several reductions and maps along a row that stays on the chip."""
+    results: frozenset[str] = frozenset()
+    """Of the program: their layout is given."""
 
     @property
     def written_bytes(self) -> float:
@@ -95,9 +97,12 @@ class LoopFusion:
 
     @property
     def strided_elements(self) -> float:
-        """The elements that a loop over its results reads in strides: neighbours of a result come from places that are apart."""
+        """The elements that a loop over its results reads in strides: neighbours of a result come from places that are apart.
+
+        Only of results of the program: XLA chooses the layout of any other one as its readers like it.
+        """
         found = 0.0
-        for nest in self.roots:
+        for nest in (n for n in self.roots if n.name in self.results):
             inner = next((a for a in reversed(nest.axes) if a.extent > 1), None)
             for (_, indices), moved in self.reads.items():
                 last = next((a for a in reversed(indices) if a.extent > 1), None)
@@ -186,6 +191,8 @@ def xla_kernels(
                 above[stored.name] = _with_ancestors(core.tensors, above)
                 _fuse(stored, core, fusions, habits, above)
         kernels.append(_product(node, operands))
+    for fusion in fusions:
+        fusion.results = frozenset(program.outputs)
     return [*kernels, *fusions]
 
 
