@@ -1,5 +1,7 @@
 """The user's interface: calls, stages, options and messages."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -208,3 +210,29 @@ def test_vmap_plans_the_batched_program():
     batch = np.stack([X, X + 1])
     same(jax.vmap(fused)(batch), softmax(batch))
     same(jax.vmap(fused, in_axes=1, out_axes=1)(batch), softmax(batch.transpose(1, 0, 2)).transpose(1, 0, 2))
+
+
+def operations(lowered):
+    """The operations of a module, in their order, whatever they are called."""
+    return re.findall(r" = (stablehlo\.\w+)", lowered.as_text())
+
+
+def test_without_a_kernel_it_is_the_very_program_of_jit():
+    """In its own order, with its own calls: else XLA might fuse it otherwise, and be slower."""
+
+    def function(x, y):
+        p = jax.nn.softmax(jnp.where(x > 0, x, -jnp.inf))
+        return jax.nn.logsumexp(p @ y), jnp.sort(p.T, axis=0)
+
+    arrays = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 4), (4, 3))]
+    fused = pf.fuse(function, options=pf.FuseOptions(price=True))
+    assert fused.explain(*arrays).kernels == ()
+    assert operations(jax.jit(fused).lower(*arrays)) == operations(jax.jit(function).lower(*arrays))
+
+
+def test_nested_functions_without_a_kernel_are_not_planned_once_more():
+    inner = pf.fuse(jax.nn.softmax, options=pf.FuseOptions(price=True))
+    outer = pf.fuse(lambda x: inner(x) + 1, options=pf.FuseOptions(price=True))
+    x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    assert outer.explain(x).kernels == ()
+    np.testing.assert_allclose(outer(x), jax.nn.softmax(x) + 1, rtol=1e-6)

@@ -11,8 +11,8 @@ from pallasfuse.ir.tile_program import Contract, every
 from pallasfuse.price import cpu
 from pallasfuse.tiling.descent import cheapest, sizes
 
-I, J, K = Axis("i", 96), Axis("j", 1000), Axis("k", 7)
-START = {I: 4, J: 1000, K: 1}
+ROWS, COLUMNS, FEATURES = Axis("i", 96), Axis("j", 1000), Axis("k", 7)
+START = {ROWS: 4, COLUMNS: 1000, FEATURES: 1}
 
 
 def bowl(**best):
@@ -21,17 +21,21 @@ def bowl(**best):
 
 
 def test_sizes_are_powers_of_two_and_the_whole_axis():
-    assert sizes(I) == [1, 2, 4, 8, 16, 32, 64, 96]
+    assert sizes(ROWS) == [1, 2, 4, 8, 16, 32, 64, 96]
     assert sizes(Axis("one", 1)) == [1]
     assert sizes(Axis("two", 2)) == [1, 2]
 
 
 def test_the_bottom_of_a_bowl_is_found():
-    assert cheapest([START], bowl(i=96, j=32, k=4), [I, J, K]) == {I: 96, J: 32, K: 4}
+    assert cheapest([START], bowl(i=96, j=32, k=4), [ROWS, COLUMNS, FEATURES]) == {ROWS: 96, COLUMNS: 32, FEATURES: 4}
 
 
 def test_the_best_start_counts_and_only_free_axes_change():
-    assert cheapest([START, {**START, I: 64}], bowl(i=64, j=16, k=4), [J]) == {I: 64, J: 16, K: 1}
+    assert cheapest([START, {**START, ROWS: 64}], bowl(i=64, j=16, k=4), [COLUMNS]) == {
+        ROWS: 64,
+        COLUMNS: 16,
+        FEATURES: 1,
+    }
     assert cheapest([START], bowl(i=64, j=16, k=4), []) == START
 
 
