@@ -143,7 +143,7 @@ def _timed(
     outcome = timing.race(samplers, budget_s=budget_s)
     if not outcome.faster or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
         return outcome, {}
-    left = {n: functions[n] for n in (reference, *outcome.faster)}
+    left = {n: f for n, f in functions.items() if n == reference or n in outcome.faster}
     single = {n: programs[n] for n in left} if times == 1 else _compiled(left, 1, avals, device, made)
     return _confirmed(outcome, single, arguments)
 

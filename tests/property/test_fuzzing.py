@@ -13,6 +13,7 @@ from tests.property.programs import Recorded, Seeded
 from tests.property.shrinking import shrink
 
 
+@pytest.mark.deep
 def test_a_crashed_or_slow_worker_is_replaced():
     pool = Pool(jobs=2, task_seconds=12.0)  # starting a worker takes a while on a busy machine
     tasks = [(os._exit, 7), (dict, [("seed", 1)]), (time.sleep, 60), (dict, [("seed", 2)])]

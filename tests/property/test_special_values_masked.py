@@ -66,6 +66,7 @@ def guarded_largest(x, mask, v):
 CHAINS = [exponentials, by_smallest, differences, weighted, softmax_where, softmax_of_masked, guarded_largest]
 
 
+@pytest.mark.sampled(3, cover=("strict", "parts"))
 @pytest.mark.parametrize("parts", [None, 2])
 @pytest.mark.parametrize("strict", [False, True], ids=["usual", "strict"])
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda f: f.__name__)
@@ -78,6 +79,7 @@ def test_rows_without_a_visible_element(chain, strict, parts):
     np.testing.assert_allclose(fused(X, masks(), V), chain(X, masks(), V), atol=1e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda f: f.__name__)
 def test_a_row_of_visible_infinities(chain):
     """Its sum is NaN in the program. A strict plan keeps that; another one lists where it does not."""

@@ -17,11 +17,17 @@ from tests.pallas_backend.variants import VARIANTS
 ROOT = Path(__file__).resolve().parents[2]
 
 
+DEEP = pytest.mark.deep
+
+
 @pytest.mark.parametrize(
-    ("devices", "which"),
-    [(4, "some"), pytest.param(4, "all", marks=pytest.mark.deep), pytest.param(8, "all", marks=pytest.mark.deep)],
-)
-@pytest.mark.parametrize("cases", ["on_devices", "on_explicit_axes"])
+    ("cases", "devices", "which"),
+    [
+        ("on_devices", 4, "some"), pytest.param("on_devices", 4, "all", marks=DEEP),
+        pytest.param("on_devices", 8, "all", marks=DEEP), pytest.param("on_explicit_axes", 4, "some", marks=DEEP),
+        pytest.param("on_explicit_axes", 4, "all", marks=DEEP), pytest.param("on_explicit_axes", 8, "all", marks=DEEP),
+    ],
+)  # fmt: skip
 def test_on_devices(cases, devices, which):
     result = subprocess.run(
         [sys.executable, "-m", f"tests.sharding.{cases}", str(devices), which],

@@ -36,6 +36,7 @@ def test_there_is_none_for_too_many_numbers():
     assert chain_of_squares(frozenset(Fraction(p) for p in sympy.primerange(3, 200)), 3) is None
 
 
+@pytest.mark.deep
 def test_a_negative_number_is_none():
     assert chain_of_squares(frozenset({Fraction(-4)}), 1) is None
 
