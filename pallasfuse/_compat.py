@@ -69,7 +69,9 @@ def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
         subfuns, params = bind_params
     else:
         subfuns, params = (), bind_params
-    results = eqn.primitive.bind(*subfuns, *values, **params)  # type: ignore[no-untyped-call]
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack), eqn.ctx.manager:
+        results = eqn.primitive.bind(*subfuns, *values, **params)  # type: ignore[no-untyped-call]
     return list(results) if eqn.primitive.multiple_results else [results]
 
 
@@ -158,7 +160,7 @@ def with_arguments(jaxpr: Jaxpr, first: Sequence[Var]) -> Jaxpr:
     return result
 
 
-_LOOPS = frozenset(("fori_loop", "while_loop", "while_body", "scan"))
+_LOOPS = frozenset(("fori_loop", "while_body", "scan"))
 
 
 def enclosing_loop() -> Any:
@@ -176,9 +178,11 @@ def changes_in(trace: Any, value: Any) -> bool:
         return False
     if value._trace is trace:
         return True
+    if isinstance(value._trace, type(trace)):
+        return False  # of a jaxpr around the loop
     inside = getattr(value, "val", getattr(value, "primal", None))
     if inside is None:
-        return not isinstance(value._trace, type(trace))
+        return True
     return changes_in(trace, inside) or isinstance(getattr(value, "tangent", None), core.Tracer)
 
 

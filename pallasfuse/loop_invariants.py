@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pallasfuse import _compat
-from pallasfuse.jaxpr_frontend import flatten, is_layout, is_map
+from pallasfuse.jaxpr_frontend import PLAIN_CALLS, flatten, is_layout, is_map
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,9 @@ class Split:
 
 def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
     """Take apart what depends on constants and on the arguments that do not change only. None: there is nothing of that kind."""
-    flat = flatten(jaxpr)
-    cost: dict[Var, float] = {v: _bytes(v) for v in flat.constvars}
+    flat = flatten(jaxpr, PLAIN_CALLS)  # what has a derivative of its own keeps it
+    constants = zip(flat.constvars, flat.consts, strict=True)
+    cost: dict[Var, float] = {v: _bytes(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}
     cost |= {v: _bytes(v) for v, fixed in zip(flat.invars, invariant, strict=True) if fixed}
     made: dict[Var, JaxprEqn] = {}
     handed_over: set[Var] = set()
@@ -39,11 +41,12 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         if eqn.effects or not all(v in cost for v in reads):
             continue
         again = sum(cost[v] for v in reads) if is_map(eqn) else math.inf
+        size = sum(_bytes(v) for v in eqn.outvars)
         for v in eqn.outvars:
             made[v] = eqn
             cost[v] = min(again, _bytes(v))
-            if reads and (_bytes(v) < again or (_bytes(v) == again and not is_layout(eqn))):
-                handed_over.add(v)
+        if reads and (size < again or (size == again and not is_layout(eqn))):
+            handed_over.update(eqn.outvars)
     passed = _needed(flat, made, handed_over)
     if not passed:
         return None
@@ -56,7 +59,7 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         tuple(flat.consts),
         outside,
         tuple(passed),
-        flatten(_compat.with_arguments(whole, passed)),
+        flatten(_compat.with_arguments(whole, passed), PLAIN_CALLS),
     )
 
 
@@ -82,10 +85,11 @@ def _bytes(v: Var) -> float:
 
 
 def _needed(jaxpr: Jaxpr, made: Mapping[Var, JaxprEqn], handed_over: set[Var]) -> list[Var]:
-    """The values that are handed over: those that what stays inside reads."""
+    """The values that are handed over: of those that can be, the ones that are results, or read by what stays inside."""
     found: dict[Var, None] = {}
     seen: set[Var] = set()
     stack = [a for e in jaxpr.eqns if not any(v in made for v in e.outvars) for a in e.invars if isinstance(a, Var)]
+    stack += [a for a in jaxpr.outvars if isinstance(a, Var)]
     while stack:
         v = stack.pop()
         if v in seen or v not in made:

@@ -211,27 +211,41 @@ def _cheapest(
     """The schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower."""
     asked = {name for name, _ in options.tiles}
     listed = {**dict(schedule.grid), schedule.rolled: schedule.rolled_tile}
-    free = [a for a in listed if a.name not in asked and a not in fixed_axes(chosen)]
+    fixed = fixed_axes(chosen)
+    free = [a for a in listed if a.name not in asked and a not in fixed]
     if not free or schedule.parts > 1 or len(phases) > 1:
         return schedule, phases
     (phase,) = phases
     looped = replace(schedule, rolled_tile=min(schedule.rolled_tile, -(-schedule.rolled.extent // 2)))
-    (template,), problem = (phases, None) if looped == schedule else _phases(chosen, looped, phase.target, tensors)
-    if problem is not None:
+    template = phases if looped == schedule else _lowered(chosen, looped, phase.target, tensors)
+    if template is None:
         return schedule, phases
     whole = {a: a.extent if a in free else t for a, t in listed.items()}
     rows = {a: a.extent if a == schedule.rolled and a in free else t for a, t in listed.items()}
 
     def price(tiles: Mapping[Axis, int]) -> float:
-        return cpu.price([template.program], template.target.device, tiles).us
+        return cpu.price([template[0].program], phase.target.device, tiles).us
 
     best = cheapest([listed, rows, whole], price, free)
     if best == listed:
         return schedule, phases
     other = replace(schedule, grid=tuple((a, best[a]) for a, _ in schedule.grid), rolled_tile=best[schedule.rolled])
-    again, problem = _phases(chosen, other, phase.target, tensors)
+    again = _lowered(chosen, other, phase.target, tensors)
+    if again is None:
+        return schedule, phases
     own, better = (price_kernel([(p.program, p.target) for p in of]).us for of in (phases, again))
-    return (other, again) if problem is None and better < own else (schedule, phases)
+    return (other, again) if better < own else (schedule, phases)
+
+
+def _lowered(
+    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
+) -> tuple[Phase, ...] | None:
+    """The phases with tiles that no list has; None where the target cannot run them."""
+    try:
+        phases, problem = _phases(chosen, schedule, target, tensors)
+    except (InvalidProgramError, AssertionError):
+        return None
+    return phases if problem is None else None
 
 
 def _with_smaller_tiles(

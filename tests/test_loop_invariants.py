@@ -1,5 +1,7 @@
 """What does not change in a loop is computed outside of it, and not in every trip by the kernel inside."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -152,3 +154,60 @@ def test_captured_values_do_not_change_either():
     fused = pf.fuse(lambda f: step(X, Y, f))
     whole = jax.jit(lambda: lax.fori_loop(0, 2, lambda _, f: fused(f), jnp.zeros(ROWS)))
     np.testing.assert_allclose(whole(), step(X, Y, step(X, Y, np.zeros(ROWS, np.float32))), rtol=1e-5, atol=1e-5)
+
+
+def test_derivatives_of_its_own_stay():
+    """A step keeps its custom rules, though something is computed outside of it."""
+
+    @jax.custom_vjp
+    def flipped(x):
+        return x
+
+    flipped.defvjp(lambda x: (x, None), lambda _, g: (-g,))
+
+    def step(x, w):
+        return x + jax.nn.softmax(jax.nn.relu(flipped(x)) @ jnp.tanh(w @ w))
+
+    def loss(step, x, w):
+        return (lax.scan(lambda x, _: (step(x, w), None), x, length=2)[0] * w[0]).sum()
+
+    x = jnp.asarray([0.0, 0.5, -0.5, 1.0])
+    w = jnp.asarray(SQUARE[:4, :4])
+    with pytest.warns(UserWarning, match="differentiating a fused function"):
+        got = jax.grad(lambda x: loss(pf.fuse(step), x, w))(x)
+    np.testing.assert_allclose(got, jax.grad(lambda x: loss(step, x, w))(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [lambda w: jnp.split(w, 2), lambda w: lax.top_k(w, 10), lambda w: lax.sort([w, -w])])
+def test_one_of_several_results_is_a_result_of_the_step(parts):
+    def run(step, x, w):
+        return lax.scan(lambda x, _: step(x, w), x, length=2)
+
+    def simple(x, w):
+        first, second = parts(w)
+        return jax.nn.softmax(x * first.sum()), second
+
+    x, w = jnp.asarray(SQUARE[0]), jnp.asarray(SQUARE[:20, :20])
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5), run(pf.fuse(simple), x, w), run(simple, x, w)
+    )
+
+
+def test_results_that_do_not_change_are_computed_outside():
+    def step(q, k):
+        return jax.nn.softmax(q), (k @ k.T).sum(-1)
+
+    names = fused_names(lambda q, k: lax.scan(lambda q, _: pf.fuse(step)(q, k), q, length=2), SQUARE, SQUARE)
+    assert "dot_general" not in names
+
+
+def test_what_a_closure_of_the_body_captures_changes():
+    def whole(q, w):
+        def body(c, _):
+            inner = pf.fuse(lambda q, w: jax.nn.softmax(q @ w, -1) * jax.nn.logsumexp(c))
+            return inner(c, w), None
+
+        return lax.scan(body, q, length=2)[0]
+
+    names = fused_names(whole, SQUARE, SQUARE)
+    assert "log" in names

@@ -141,7 +141,7 @@ def _build(
     inner_nests = tuple(_with_body(n, bodies) for n in inner)
     reads = frozenset().union(*(n.reads for n in final), *(n.reads for n in inner_nests),
                               *(f.nest.reads for f in folded.folds))  # fmt: skip
-    again = next((t for t in reads - inside if graph.depends(t, inside)), None)
+    again = next((t for t in sorted(reads - inside) if graph.depends(t, inside)), None)
     if again is not None:
         return members[-1].name, f"{again} is computed outside the kernel from values inside it"
     group = Group(

@@ -24,7 +24,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, const, convert, postorder, read, select, substitute
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Frame
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.neutrality import Abstract, evaluate_under, values_under
+from pallasfuse.ir.neutrality import evaluate_under, values_under
 from pallasfuse.ir.reducers import MAX, MIN, SUM, Reducer
 from pallasfuse.repair.signs import Sign, infer_sign
 
@@ -258,7 +258,7 @@ def fold_over(
         tuple(frames),
         result,
         neutral,
-        left.is_identity,
+        left.identity_where,
         refined,
         derived.matrix,
         factors,
@@ -268,26 +268,24 @@ def fold_over(
 
 @dataclass(frozen=True, slots=True)
 class _Empty:
-    """What a reduction is where a finished predecessor is its identity: its own identity, or what the repair says. `doubt`: where
-    that differs from the program's."""
+    """The finished predecessors that make a reduction its identity where they are theirs, and where the program differs."""
 
-    is_identity: bool
+    identity_where: tuple[str, ...] = ()
     doubt: str = ""
 
 
 def _where_empty(
     framed: Expr, reducer: Reducer, frames: list[Frame], unfinished: Mapping[str, Fold]
 ) -> _Empty | Refusal:
-    """What a reduction is where a frame is infinite: no repair leads there, so its terms are looked at, however masks turn out.
+    """Looks at the terms of a reduction where a frame is infinite, however masks turn out, since no repair leads there.
 
     A predecessor is its identity where its own mask hides everything, and terms under the same mask are identities, too. It may
     also be so because of values; then a term that is not hidden is undefined, as the program's is.
     """
     finite = frozenset(f.name for f in frames)
-    names = sorted({e for f in frames for e in f.empties})
     identity = float(reducer.identity(dtypes.accumulator(framed.dtype)))
-    hidden, seen = False, list[Abstract]()
-    for name in names:
+    shown, doubts = [], dict[str, None]()
+    for name in sorted({e for f in frames for e in f.empties}):
         nest = unfinished[name].nest
         assert nest.reducer is not None
         at = float(nest.reducer.identity(nest.body.dtype))
@@ -299,25 +297,26 @@ def _where_empty(
         if all(math.isfinite(v) for e, v in assumed.items() if e is not nest.body):
             continue  # every frame is usable
         ways = values_under(framed, assumed, finite)
+        refusal = Refusal(f"where {name} has seen only masked elements, {framed} is not known to contribute nothing")
         if ways is None:
-            return Refusal(f"where {name} has seen only masked elements, {framed} is not known to contribute nothing")
-        for way, value in ways:
-            if value == identity and evaluate_under(nest.body, way).value == at:
-                hidden = True
-            else:
-                seen.append(value)
-    if not hidden:
-        return _Empty(False)
-    if not all(isinstance(v, float) and (v == identity or math.isnan(v)) for v in seen):
-        return Refusal(
-            f"where {', '.join(names)} has seen only masked elements, {framed} is not known to contribute nothing"
+            return refusal
+        neutral = [found.value == identity for _, found in ways]
+        hidden = any(
+            n and evaluate_under(nest.body, way).value == at for n, (way, _) in zip(neutral, ways, strict=True)
         )
-    if all(v == identity for v in seen):
-        return _Empty(True)
-    return _Empty(
-        True,
-        f"where {', '.join(names)} is infinite, every element is masked: else the result is not NaN where the program's is",
-    )
+        if not hidden and not all(neutral):
+            continue
+        others = [found.value for n, (_, found) in zip(neutral, ways, strict=True) if not n]
+        if not all(isinstance(v, float) and math.isnan(v) for v in others):
+            return refusal
+        shown.append(name)
+        if others:
+            doubts[
+                f"where {name} is infinite, every element is masked: else the result is not NaN where the program's is"
+            ] = None
+        elif any(found.assumes_finite_factor for _, found in ways):
+            doubts[f"where {name} is infinite, what its terms are multiplied by is finite"] = None
+    return _Empty(tuple(shown), "; ".join(doubts))
 
 
 def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:

@@ -83,8 +83,9 @@ class Fold:
     finish: Expr
     empty_is_neutral: bool = True
     """Proven: while a predecessor in `empties` is its identity, every term is its reducer's identity."""
-    empty_is_identity: bool = False
-    """Where a finished predecessor in `empties` is its identity, so is this reduction, though no repair leads to that frame."""
+    identity_where: tuple[str, ...] = ()
+    """Predecessors in `empties`: where one of them is its identity when it is finished, so is this reduction, though no repair
+    leads to that frame."""
     refined: Expr | None = None
     """Accumulator 0 corrected for the rounding of the last frame, over the finished accumulators."""
     matrix: str = ""

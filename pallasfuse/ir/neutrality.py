@@ -156,23 +156,35 @@ _MOST_CHOICES = 4
 
 def values_under(
     root: Expr, assumptions: Mapping[Expr, float], finite: AbstractSet[str] = frozenset()
-) -> list[tuple[Mapping[Expr, float], Abstract]] | None:
-    """The ways in which the choices in `root` may turn out, each with its abstract value then. Arguments as `evaluate_under`.
+) -> list[tuple[Mapping[Expr, float], Contribution]] | None:
+    """Returns the ways in which the choices in `root` may turn out, each with what it is then. Arguments as `evaluate_under`.
 
     None: those are too many.
     """
-    reached, conditions = [root], dict[Expr, None]()
-    for node in reached:
-        if node not in assumptions:
-            if isinstance(node, Apply) and node.op == "select":
-                condition = evaluate_under(node.args[0], assumptions, finite).value
-                if not isinstance(condition, float):
-                    conditions[node.args[0]] = None
-            reached.extend(node.args)
-    if len(conditions) > _MOST_CHOICES:
-        return None
+    conditions: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node in seen or node in assumptions:
+            continue
+        seen.add(node)
+        stack.extend(node.args)
+        if isinstance(node, Apply) and node.op == "select":
+            for part in _parts(node.args[0]):
+                if not isinstance(evaluate_under(part, assumptions, finite).value, float):
+                    conditions[part] = None
+            if len(conditions) > _MOST_CHOICES:
+                return None
     ways = (dict(zip(conditions, w, strict=True)) for w in itertools.product((0.0, 1.0), repeat=len(conditions)))
-    return [(way, evaluate_under(root, {**way, **assumptions}, finite).value) for way in ways]
+    return [(way, evaluate_under(root, {**way, **assumptions}, finite)) for way in ways]
+
+
+def _parts(condition: Expr) -> list[Expr]:
+    """The conditions that a condition is joined from."""
+    if isinstance(condition, Apply) and condition.op in ("and", "or", "not"):
+        return [part for a in condition.args for part in _parts(a)]
+    return [condition]
 
 
 def is_neutral(

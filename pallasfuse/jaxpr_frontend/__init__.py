@@ -2,6 +2,6 @@
 
 from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map
 from pallasfuse.jaxpr_frontend.converted import Converted
-from pallasfuse.jaxpr_frontend.inlining import flatten
+from pallasfuse.jaxpr_frontend.inlining import PLAIN_CALLS, flatten
 
-__all__ = ["Converted", "convert", "flatten", "is_layout", "is_map"]
+__all__ = ["PLAIN_CALLS", "Converted", "convert", "flatten", "is_layout", "is_map"]

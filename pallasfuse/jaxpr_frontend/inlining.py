@@ -1,6 +1,6 @@
 """Calls inlined, dead equations dropped: a jaxpr becomes one flat list of equations."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,12 @@ from pallasfuse import _compat
 
 type Atom = Var | Literal
 
-# Calls whose forward meaning is their body's.
-_CALLS = frozenset((
-    "jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse",
+PLAIN_CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "core_closed_call"))
+"""Calls that mean their body in every way."""
+_CALLS = PLAIN_CALLS | frozenset((
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse",
 ))  # fmt: skip
+"""Calls whose forward meaning is their body's; the others have derivatives or rules of their own."""
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
@@ -29,7 +30,7 @@ class _Frame:
     source: Any  # replaces the source of its equations, unless None
 
 
-def flatten(jaxpr: Jaxpr) -> Jaxpr:
+def flatten(jaxpr: Jaxpr, calls: Set[str] = _CALLS) -> Jaxpr:
     """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
     those that nothing uses are dropped. The arguments stay as they are.
 
@@ -59,7 +60,7 @@ def flatten(jaxpr: Jaxpr) -> Jaxpr:
             continue
         atoms = [_resolve(frame.env, a) for a in eqn.invars]
         source = eqn.source_info if frame.source is None else frame.source
-        body = _body(eqn)
+        body = _body(eqn, calls)
         if body is not None:
             inner_env: dict[Var, Atom] = dict(zip(body.invars, atoms, strict=True))
             inner_env |= {v: const_var(v, c) for v, c in zip(body.constvars, body.consts, strict=True)}
@@ -76,8 +77,8 @@ def flatten(jaxpr: Jaxpr) -> Jaxpr:
     return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], live, results)
 
 
-def _body(eqn: JaxprEqn) -> Jaxpr | None:
-    if eqn.primitive.name not in _CALLS or any(_compat.tracks_array_reference(e) for e in eqn.effects):
+def _body(eqn: JaxprEqn, calls: Set[str]) -> Jaxpr | None:
+    if eqn.primitive.name not in calls or any(_compat.tracks_array_reference(e) for e in eqn.effects):
         return None
     bodies = [eqn.params.get(key) for key in _BODIES]
     bodies.append(getattr(eqn.params.get("call"), "jaxpr", None))  # a fused function inside a fused function

@@ -84,11 +84,11 @@ class BlockWork:
     sums: float = 0.0
     """Results of reductions, each of at least so many elements as a vector has."""
     tile_bytes: float = 0.0
-    """Of the tiles that statements read and make, where each statement is a loop of its own."""
+    """Bytes of the tiles that statements read and make, where each statement is a loop of its own, with four bytes an element."""
     strided: float = 0.0
     """Elements that statements read in strides, as neighbours in memory are no neighbours in the order of the program's axes."""
     kept_bytes: float = 0.0
-    """Of the tiles that products make, and of those that are computed for them: they lie in memory, where a library multiplies."""
+    """Bytes of the tiles that products make or that are computed for them: they lie in memory, where a library multiplies."""
 
 
 def examine(program: TileProgram, other: Mapping[Axis, int] | None = None) -> BlockWork:

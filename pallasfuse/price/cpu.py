@@ -23,8 +23,6 @@ _SHARED_OPERATIONS = 1 << 18
 """Operations of a loop that XLA spreads over the cores."""
 _PACKED_NS = 0.4
 """For each element of the right operand, what the library takes to bring it into panels, on one core."""
-_ACROSS_NS = 0.6
-"""The same where its columns are apart in memory."""
 _SHORT_SUM = 8
 """Elements of a sum that a product takes the time of before it runs at its full rate."""
 _STRIDED_NS = 1.6
@@ -87,11 +85,11 @@ _SLICED = 0.3
 _RUN_BYTES = 16.0
 """Slices are copied run by run: each takes as long as so many bytes more."""
 _CACHED_SHARE = 0.25
-"""Of the last cache, what the tiles of a block may take that are to be there again: what is computed from them is there, too."""
+"""A block finds its tiles in the last cache again if they take at most this part of it: what is made from them is there, too."""
 _OWN_SHARE, _OWN_RATE = 1 / 16, 2.0
-"""About the part of the last cache that each core's own one is, and how much faster that is."""
+"""The part of the last cache that a core's own cache is, about, and how much faster that is."""
 _PRODUCT_US = 20.0
-"""What it takes the library to share one product among the cores."""
+"""The library takes so long to share one product among the cores."""
 
 
 def _fusion(fusion: LoopFusion, device: Device) -> Price:
@@ -129,14 +127,12 @@ def _joined(terms: Sequence[Term]) -> float:
     return max(memory, sum(t.us for t in terms) - memory)
 
 
-def _product(
-    batch: int, rows: int, columns: int, summed: int, dtype: str, device: Device, *, across: bool = False
-) -> tuple[Term, Term]:
+def _product(batch: int, rows: int, columns: int, summed: int, dtype: str, device: Device) -> tuple[Term, Term]:
     """A library's product, shared by the cores where there are enough operations: packing its right operand, and multiplying."""
     flops = 2.0 * batch * rows * columns * summed
     rate = 1e3 * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * summed / (summed + _SHORT_SUM)
     right = float(batch * columns * summed)
-    products, packed = 1e-3 * flops / rate, 1e-3 * (_ACROSS_NS if across else _PACKED_NS) * right
+    products, packed = 1e-3 * flops / rate, 1e-3 * _PACKED_NS * right
     shared = (products + packed) / device.multiprocessors + _PRODUCT_US
     share = min(1.0, shared / (products + packed)) if flops else 1.0
     return Term("products", flops, "flop", products * share), Term("packed operands", right, "elements", packed * share)

@@ -58,8 +58,8 @@ class LibraryProduct:
     precise: bool
     read_bytes: float
     written_bytes: float
-    copies: tuple["Copy", ...]
-    """Of the operands whose dimensions are brought into another order before."""
+    copies: tuple[Copy, ...]
+    """Operands whose dimensions are brought into another order before."""
 
     @property
     def flops(self) -> float:
@@ -77,7 +77,7 @@ class LoopFusion:
     is_row: bool = False
     """Several reductions and maps along a row that stays on the chip."""
     results: frozenset[str] = frozenset()
-    """Of the program: their layout is given."""
+    """Tensors that are results of the program: their layout is given."""
 
     @property
     def written_bytes(self) -> float:
@@ -136,8 +136,8 @@ XlaKernel = LibraryProduct | LoopFusion | Opaque
 
 
 def most_live_bytes(kernels: Sequence[XlaKernel]) -> float:
-    """About how much memory a program needs beside its inputs: what some kernel writes, and what it reads of others, but for what
-    it may write over."""
+    """Returns about how much memory a program needs beside its inputs: what one kernel writes, and what a loop reads of other loops,
+    but for what it may write over."""
     made = {n.name for k in kernels if isinstance(k, LoopFusion) for n in k.roots}
     most = 0.0
     for kernel in kernels:

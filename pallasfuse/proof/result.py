@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.tiling.lower import Phase
+from pallasfuse.verification.bound import NEVER_ENOUGH
 from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.value import Value
 
@@ -104,7 +105,12 @@ class Record:
         if self.counterexample() is not None:
             return
         if trials < needed:
-            self.uncovered[f"the bound: it needs {needed} tests, {trials} were made"] = None
+            enough = (
+                "no number of tests is enough"
+                if needed >= NEVER_ENOUGH
+                else f"it needs {needed} tests, {trials} were made"
+            )
+            self.uncovered[f"the bound: {enough}"] = None
         for (stage, tensor), comparison in self.comparisons.items():
             if comparison.fewest < min(needed, trials):
                 text = (

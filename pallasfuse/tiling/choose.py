@@ -1,4 +1,7 @@
-"""Tile sizes from a small analytical model (MCFuser, section 4): reuse along rows, footprint of one tile, trips."""
+"""Tile sizes from a small analytical model (MCFuser, section 4): reuse along rows, footprint of one tile, trips.
+
+On a CPU these are where the search by price begins (`descent`).
+"""
 
 import math
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Tile sizes by price: from a schedule downhill, one axis after the other, until no other size is cheaper."""
+"""Tile sizes by price: from a schedule downhill, by the cheapest step along any axis, until none is cheaper."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -6,7 +6,7 @@ from pallasfuse.ir.axes import Axis
 
 Tiles = Mapping[Axis, int]
 _MOST_PRICES = 64
-"""Of one group: an exact price takes a lowering, and these about a tenth of one each."""
+"""The most prices for one group: an exact one takes a lowering, and these about a tenth of one each."""
 
 
 def sizes(axis: Axis) -> list[int]:

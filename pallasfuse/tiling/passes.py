@@ -258,7 +258,7 @@ class Passes(Values):
                 replacements[read(frame.name, frame.axes, dtype)] = final
             moved = self._expr_with(main.update, replacements, scope)
             result = simplify(apply("select", usable, result, moved))
-            if fold.empty_is_identity:
+            if fold.identity_where:
                 identity = const(main.reducer.identity(main.dtype), main.dtype)
                 result = apply("select", self._was_empty(fold, folds), identity, result)
         if fold.refined is not None:
@@ -270,10 +270,10 @@ class Passes(Values):
         )
 
     def _was_empty(self, fold: Fold, folds: list[Fold]) -> Expr:
-        """True where a finished max or min that a frame depends on is its identity."""
+        """Returns whether a finished max or min is its identity that makes this reduction its own (`Fold.identity_where`)."""
         values = {f.name: f.nest for f in folds}
         result: Expr = const(False, "bool")
-        for name in sorted({e for frame in fold.frames for e in frame.empties}):
+        for name in fold.identity_where:
             nest = values[name]
             assert nest.reducer is not None
             final = self._expr(read(nest.name, nest.axes, nest.dtype), self.top)

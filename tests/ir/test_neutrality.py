@@ -237,11 +237,17 @@ def test_every_way_in_which_choices_turn_out():
     """One condition turns out alike wherever it stands; what is assumed is no choice any more."""
 
     def values(root, assumptions):
-        return [value for _, value in values_under(root, assumptions)]
+        return [found.value for _, found in values_under(root, assumptions)]
 
     (nan,) = values(sub(exp(sub(X, R)), W), {X: -np.inf, R: -np.inf})
     assert np.isnan(nan)
-    assert values_under(select(MASK, number(1.0), number(0.0)), {}) == [({MASK: 0.0}, 0.0), ({MASK: 1.0}, 1.0)]
+    assert [way for way, _ in values_under(select(MASK, number(1.0), number(0.0)), {})] == [{MASK: 0.0}, {MASK: 1.0}]
+    assert values(select(apply("and", MASK, apply("not", apply("lt", X, R))), number(1.0), number(0.0)), {}) == [
+        0.0,
+        0.0,
+        1.0,
+        0.0,
+    ]
     both = mul(select(MASK, number(2.0), number(0.0)), select(MASK, number(3.0), number(1.0)))
     assert values(both, {}) == [0.0, 6.0]
     assert values(select(MASK, number(2.0), number(0.0)), {MASK: 0.0}) == [0.0]

@@ -229,14 +229,14 @@ MUTANTS = (
     Mutant(
         "empty_moved_to_an_infinite_frame",
         "fusion/folding",
-        in_folds(lambda f: replace(f, empty_is_identity=False)),
+        in_folds(lambda f: replace(f, identity_where=())),
         "exponentials_of_visible",
         "xla",
     ),
     Mutant(
         "infinite_sum_taken_as_empty",
         "fusion/folding",
-        in_folds(lambda f: replace(f, empty_is_identity=True)),
+        in_folds(lambda f: replace(f, identity_where=tuple(e for frame in f.frames for e in frame.empties))),
         "exponentials_of_all",
         "xla",
     ),
