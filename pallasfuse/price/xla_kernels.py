@@ -136,8 +136,8 @@ XlaKernel = LibraryProduct | LoopFusion | Opaque
 
 
 def most_live_bytes(kernels: Sequence[XlaKernel]) -> float:
-    """Returns about how much memory a program needs beside its inputs: what one kernel writes, and what a loop reads of other loops,
-    but for what it may write over."""
+    """Returns about how much memory a program needs beside its inputs: what one kernel writes, and what a loop reads of other
+    loops, but for what it may write over."""
     made = {n.name for k in kernels if isinstance(k, LoopFusion) for n in k.roots}
     most = 0.0
     for kernel in kernels:
