@@ -29,7 +29,7 @@ class Split:
 
 
 def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
-    """Take apart what depends on constants and on the arguments that do not change only. None: there is nothing of that kind."""
+    """Splits off what depends only on constants and on arguments that do not change. None: nothing does."""
     flat = flatten(jaxpr, PLAIN_CALLS)  # what has a derivative of its own keeps it
     constants = zip(flat.constvars, flat.consts, strict=True)
     cost: dict[Var, float] = {v: _bytes(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}
@@ -64,7 +64,7 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
 
 
 def outside_of_loop(jaxpr: Jaxpr, fixed: Sequence[bool], values: Sequence[Any]) -> tuple[Jaxpr, list[Any]]:
-    """A jaxpr and its arguments, after what does not change in the loop around them has been computed.
+    """Computes what does not change in the loop around a jaxpr; returns the jaxpr of the rest, and its arguments.
 
     fixed: which arguments do not change.
     """

@@ -69,14 +69,6 @@ class Kernel:
     """XLA's predicted time for what the kernel computes, beside the other kernels of the plan."""
 
     @property
-    def predicted_ms(self) -> float:
-        return self.price.ms
-
-    @property
-    def unfused_ms(self) -> float:
-        return self.replaced.ms
-
-    @property
     def program(self) -> TileProgram:
         """The first phase; of a kernel that is not split, the only one."""
         return self.phases[0].program

@@ -62,7 +62,7 @@ def place(group: Group, target: Target, tensors: Mapping[str, Tensor], options: 
 
 
 def phase_of_state(group: Group, piece: states.Piece, target: Target, options: FuseOptions) -> Phase:
-    """What makes the state of a piece that lies inside the axis, on the first of the targets that can stand in for each other.
+    """Returns the phase that makes the state of a piece inside the axis, on the first target in turn that can.
 
     Tiles that were asked for: as in `place`."""
     while True:
@@ -93,7 +93,7 @@ def _listed_and_smaller(group: Group, target: Target) -> Iterator[Schedule]:
 
 
 def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
-    """On the first of the targets that stand in for each other; or the reason why there is none."""
+    """Places a group on the first of the targets that stand in for each other, or says why there is none."""
     declined: list[str] = []
     refused: Placed | None = None
     for candidate in _in_turn(target):
@@ -143,7 +143,7 @@ def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], option
 
 
 def _neighbours(placed: Placed, chosen: Group, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
-    """The same schedule with one tile half or twice as large, or with half or twice as many parts."""
+    """Yields the same schedule with one tile half or twice as large, or with half or twice as many parts."""
     schedule, target = placed.schedule, placed.phases[0].target
     asked = {name for name, _ in options.tiles}
     changed = [
@@ -286,7 +286,7 @@ def _split(
     chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], share: float, *,
     keep_tile: bool,
 ) -> tuple[Schedule, tuple[Phase, ...]]:  # fmt: skip
-    """The same kernel with its rolled axis split, where that is faster and possible."""
+    """Returns the same kernel with its rolled axis split, where that is faster and possible."""
     target = phases[0].target
     parted = split(chosen, schedule, target, share, keep_tile=keep_tile)
     if parted.parts > 1:

@@ -35,7 +35,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the groups chosen so far mean for one more: values that are already made, and values that must be handed out."""
+    """The groups chosen so far, as they matter for one more: values that are already made, and values that must be handed out."""
 
     made: frozenset[str] = frozenset()
     wanted: frozenset[str] = frozenset()

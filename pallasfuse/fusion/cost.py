@@ -20,7 +20,7 @@ TYPICAL_BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What some nests do. Addable."""
+    """The arithmetic and the traffic of some nests; two can be added."""
 
     matmul_flops: float = 0.0
     vector_flops: float = 0.0
@@ -132,7 +132,7 @@ def together(
 
 
 def sliced(inner: Iterable[Nest], rolled: Axis, longest: int, passes: int) -> Work:
-    """What products whose sum is longer than `longest` add: a library takes the matrix slice by slice, each of which is copied."""
+    """Returns the work that products with a sum longer than `longest` add: a library takes the matrix in slices, each copied."""
     copied = sum(
         float(tensor_bytes(operand.axes, xla_kernels.without_casts(operand).dtype))
         for nest in inner if volume(nest.reduced) > longest

@@ -343,7 +343,7 @@ def _bounding(value: Expr) -> str:
 
 
 def _sums_only(hoisted: Hoisted, unfinished: Mapping[str, Fold]) -> bool:
-    """True when no hoisted factor reads a maximum or minimum: those are there to bound the terms."""
+    """Returns whether no hoisted factor reads a maximum or minimum: those are there to bound the terms."""
     reads = frozenset().union(*(f.value.tensors for f in hoisted.factors))
     return all(unfinished[t].nest.reducer == SUM for t in reads if t in unfinished)
 

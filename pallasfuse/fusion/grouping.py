@@ -138,5 +138,5 @@ def _in_order(graph: Graph, groups: list[Group]) -> list[Group] | None:
 
 
 def external_reasons(program: LoopProgram) -> list[Left]:
-    """What the frontend could not convert."""
+    """Lists the operations that the frontend could not convert, with its reasons."""
     return [Left(n.name, n.reason, n.source) for n in program.nests if isinstance(n, External)]

@@ -1,4 +1,4 @@
-"""What candidates save: the price of what XLA would run instead, less that of their kernels."""
+"""The savings of candidates: the price of the kernels that XLA would run instead, less that of their own."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -35,7 +35,7 @@ class Judge:
         return self._apart[made, read]
 
     def replaced(self, group: Group, others: Sequence[Group] = ()) -> Price:
-        """What XLA would take for what a group computes, beside these others."""
+        """Returns the price of XLA's kernels for the work of a group, beside these others."""
         without, with_it = self.apart(others), self.apart([*others, group])
         return replace(without, us=max(0.0, without.us - with_it.us))
 
@@ -61,7 +61,7 @@ class Judge:
         return self.replaced(candidate.group, others).us - candidate.least_us * self.margin
 
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
-        """What a candidate saves beside other groups, in microseconds, less the error of its price.
+        """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.
 
         Minus infinity where no target has a kernel.
         """

@@ -25,10 +25,6 @@ class Price:
     terms: tuple[Term, ...]
 
     @property
-    def ms(self) -> float:
-        return 1e-3 * self.us
-
-    @property
     def limit(self) -> str:
         """The name of the term that takes longest."""
         return max(self.terms, key=lambda t: t.us).name if self.terms else "nothing"

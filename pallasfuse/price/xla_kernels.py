@@ -22,7 +22,7 @@ Place = tuple[str, tuple[Axis, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How XLA fuses for a platform."""
+    """The habits of XLA's fusion passes on a platform."""
 
     duplicates_maps: bool
     longest_row: int

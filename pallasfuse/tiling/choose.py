@@ -19,7 +19,7 @@ from pallasfuse.tiling.products import contracts
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What matters about a group for its tiles."""
+    """The facts about a group on which its tiles depend."""
 
     row: Axis | None
     """The parallel axis along which streamed operands are reused; None when nothing is."""
@@ -335,8 +335,8 @@ def _products_on_gpu(group: Group, shape: Shape, row: Axis, target: Target) -> l
 
 
 def _side_by_side(group: Group, row: Axis, target: Target, streams: list[Read], needed: int) -> int:
-    """How many blocks of the other axes to run at a time, a divisor of their number: as many as fill the device (`needed`), but
-    no more than the cache can feed."""
+    """Returns how many blocks of the other axes to run at a time, a divisor of their number: as many as fill the device
+    (`needed`), but no more than the cache can feed."""
     others = [a for a in group.parallel if a != row]
     one = sum(dtypes.itemsize_bytes(r.dtype) * math.prod(a.extent for a in r.indices if a not in others and a != row)
               for r in streams)  # fmt: skip

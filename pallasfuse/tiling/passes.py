@@ -24,7 +24,7 @@ class Passes(Values):
     """What counts the positions in the states that are combined; empty: they are those of all parts."""
 
     def _progress(self, done: str) -> tuple[Expr, Expr]:
-        """How many positions the scalar `done` counts, and how many there are in all."""
+        """Returns the number of positions that the scalar `done` counts, and their number in all."""
         return read(done, (), "int32"), read(to_visit(self.rolled), (), "int32")
 
     def _enter(self, folds: list[Fold]) -> None:
@@ -60,7 +60,7 @@ class Passes(Values):
         return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
 
     def _at_safe_frames(self, folds: list[Fold]) -> dict[Expr, Expr]:
-        """Where late frames stay during the pass."""
+        """Returns the safe values at which late frames stay during the pass."""
         fixed: dict[Expr, Expr] = {}
         for frame in (f for fold in folds for f in fold.frames if f.name in self._late_frames):
             for name in (frame.name, frame.name + OLD):
@@ -162,7 +162,7 @@ class Passes(Values):
         return substitute(root, replacements)
 
     def _is_empty(self, frame: Frame, values: Mapping[str, Fold], scope: Scope, suffix: str) -> Expr | None:
-        """True where a max or min that the frame depends on still is its identity."""
+        """Returns whether a max or min that the frame depends on still is its identity."""
         result: Expr | None = None
         for name in frame.empties:
             nest = values[name].nest
@@ -175,7 +175,7 @@ class Passes(Values):
     # --- the states of parts
 
     def _states(self, folds: list[Fold]) -> list[tuple[Tensor, Read]]:
-        """What is left of a pass over one part: (tensor over all parts, its value in a block)."""
+        """Returns what a pass over one part leaves: (tensor over all parts, its value in a block)."""
         found = []
         frames = dict.fromkeys(self._carried_frames.values())
         values = [(a.name, a.axes, a.dtype) for f in folds for a in f.accumulators]
@@ -222,7 +222,7 @@ class Passes(Values):
                 self.top.statements.append(Reduce(a.name, axes, a.reducer, value, (self.parts,), joins=True))
 
     def _last_frame(self, frame: Frame, values: Mapping[str, Fold], loaded: Mapping[str, Read]) -> dict[Expr, Expr]:
-        """What an update reads of a frame: its value over all parts, usable, and that of each part."""
+        """Returns what an update reads of a frame: its value over all parts, usable, and that of each part."""
         shared = self._carried_frames[frame.name]
         axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
         last = read(shared.name + OLD, axes, dtype)
@@ -292,7 +292,7 @@ class Passes(Values):
         return read(shared.name + OLD, self._sorted(frozenset(frame.axes)), frame.value.dtype)
 
     def _is_last(self, frame: Frame, final: Expr) -> Expr:
-        """True where the loop leaves the accumulators at the finished frame."""
+        """Returns whether the loop leaves the accumulators at the finished frame."""
         return const(False, "bool") if frame.name in self._late_frames else guards.usable(final, frame)
 
 

@@ -94,6 +94,6 @@ def narrow(side: Expr) -> Expr:
 
 
 def contracts(body: Expr, over: AbstractSet[Axis]) -> bool:
-    """True when two factors of `body` each keep an axis that the other lacks: worth a matrix product."""
+    """Returns whether two factors of `body` each keep an axis that the other lacks: worth a matrix product."""
     kept = [frozenset(f.axes) - over for f, _ in _factors(body) if over & f.axes]
     return any(a - b and b - a for n, a in enumerate(kept) for b in kept[n + 1 :])

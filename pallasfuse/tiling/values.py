@@ -39,7 +39,7 @@ class Scope:
 
 
 class Values:
-    """What a kernel under construction knows: its axes and tiles, and the statements that it begins with (`top`)."""
+    """A kernel under construction, as far as it is known: its axes and tiles, and the statements that it begins with (`top`)."""
 
     def __init__(
         self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int,
@@ -171,7 +171,7 @@ class Values:
         return read(name, axes, accumulator)
 
     def _leads(self, a: Expr, b: Expr, ignored: frozenset[Axis]) -> bool:
-        """True when the first axis that `a` keeps comes before the first that `b` keeps: `a` gives the rows."""
+        """Returns whether the first axis that `a` keeps comes before the first that `b` keeps: `a` gives the rows."""
         first = [min((self.order.index(x) for x in e.axes - ignored), default=len(self.order)) for e in (a, b)]
         return first[0] < first[1]
 

@@ -72,7 +72,9 @@ def _column_major(real: Any, self: Any, symbols: Any) -> Expr:
 
 def _inner_body(change: Callable[[Any], Any]) -> Plant:
     """The body of every call that is inlined."""
-    return result_of("pallasfuse.jaxpr_frontend.inlining:_body", lambda body, *_: None if body is None else change(body))
+    return result_of(
+        "pallasfuse.jaxpr_frontend.inlining:_body", lambda body, *_: None if body is None else change(body)
+    )
 
 
 def _reversed_variables(which: str) -> Callable[[Any], Any]:
