@@ -111,7 +111,8 @@ def _build(
         keep = _materialized_maps(graph, frozenset(rejected), names) | context.made
         bodies = inline_maps(graph.program, keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
-        whys = ((n, _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner)
+        moved = _moved([*members, *inner], bodies)
+        whys = ((n, moved.get(n.name) or _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner)
         refused = next(((n, why) for n, why in whys if why is not None), None)
         if refused is None:
             break
@@ -213,6 +214,20 @@ def _inner_nests(
                 found[tensor] = nest
                 stack.append(bodies[tensor])
     return sorted(found.values(), key=lambda n: graph.order[n.name])
+
+
+def _moved(nests: Iterable[Nest], bodies: Mapping[str, Expr]) -> dict[str, str]:
+    """Finds the reductions among `nests` that others of them read at other positions than their own, each with a reason.
+
+    A block has their elements at its own positions only: the others are those of other blocks.
+    """
+    own = {n.name: n.axes for n in nests if n.is_reduction}
+    found: dict[str, str] = {}
+    for nest in nests:
+        for node in postorder(bodies[nest.name]):
+            if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor]:
+                found.setdefault(node.tensor, f"{nest.name} reads {node} at other positions than its own")
+    return found
 
 
 def _inner_refusal(
