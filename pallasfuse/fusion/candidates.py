@@ -112,7 +112,9 @@ def _build(
         bodies = inline_maps(graph.program, keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
         moved = _moved([*members, *inner], bodies)
-        whys = ((n, moved.get(n.name) or _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner)
+        whys = (
+            (n, moved.get(n.name) or _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner
+        )
         refused = next(((n, why) for n, why in whys if why is not None), None)
         if refused is None:
             break

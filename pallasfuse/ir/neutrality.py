@@ -1,7 +1,10 @@
 """Proofs about what a term contributes: the abstract value of an expression under assumptions on some parts of it.
 
 Used for masks (what is added where a predicate is false?) and for empty rows (what is added while a running maximum is
-still its identity?). The domain: a known constant, some finite number, or anything.
+still its identity?). The domain: a known constant, a number far from all that are not masked, some finite number, or anything.
+
+Masks often fill in a finite number instead of an infinity, `-1e9` or `finfo.min`. A constant that is so large is taken to be
+far: no value of the program that is not masked comes near it. What is concluded from that says so (`Contribution.assumes_far`).
 """
 
 import itertools
@@ -15,7 +18,7 @@ from typing import assert_never
 import numpy as np
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, const
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import Reducer
 
@@ -25,10 +28,23 @@ class Unknown(Enum):
 
     FINITE = "finite"
     ASSUMED = "assumed to be finite"
+    LOW = "assumed to be finite, or far below all that are"
+    HIGH = "assumed to be finite, or far above all that are"
     ANYTHING = "anything"
 
 
-Abstract = float | Unknown
+@dataclass(frozen=True, slots=True)
+class Far:
+    """A finite number that is taken to be far below (negative) or above all values that are not masked, `value` or about that."""
+
+    value: float
+
+
+Abstract = float | Far | Unknown
+_LEAST_FAR = 1e8
+"""Constants of this size or more are far; so are those of at least half the largest number of their type."""
+VANISHES = 1024.0
+"""The exponential of a number this far below zero is zero in every type, also to the base of two."""
 _ALWAYS_FINITE = frozenset({"tanh", "logistic", "erf", "erfc", "sign", "sin", "cos", "atan"})
 _NAN_ABSORBS = frozenset({"add", "sub", "mul", "div", "max", "min"})
 _FINITE_IN_FINITE_OUT = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "floor", "ceil", "round_even",
@@ -37,13 +53,15 @@ _FINITE_IN_FINITE_OUT = frozenset({"add", "sub", "mul", "neg", "abs", "max", "mi
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The abstract value of a term, and whether it relies on a value that is only assumed to be finite.
+    """The abstract value of a term, and what it relies on.
 
-    `0 * x = 0` and `-inf + x = -inf` hold for finite x only.
+    `assumes_finite_factor`: `0 * x = 0` and `-inf + x = -inf` hold for finite x only. `assumes_far`: the constants by which masks
+    fill in that are far from the other values, so that the exponential of the difference is zero; by their values.
     """
 
     value: Abstract
     assumes_finite_factor: bool
+    assumes_far: frozenset[float] = frozenset()
 
 
 def evaluate_under(
@@ -51,13 +69,17 @@ def evaluate_under(
     assumptions: Mapping[Expr, float],
     finite: AbstractSet[str] = frozenset(),
     doubtful: AbstractSet[str] = frozenset(),
+    *,
+    far: bool = False,
 ) -> Contribution:
     """The abstract value of `root` when the given subexpressions have the given values.
 
     Reads of tensors in `finite` are finite, of those in `doubtful` they are anything, and of all others they are assumed finite.
+    far: large constants are taken to be far from all other values, which those of `finite` must allow.
     """
     values: dict[Expr, Abstract] = {}
     assumed = False
+    fills: set[float] = set()
     stack: list[tuple[Expr, bool]] = [(root, False)]
     with np.errstate(all="ignore"):
         while stack:
@@ -72,7 +94,7 @@ def evaluate_under(
             else:
                 match node:
                     case Const(value):
-                        values[node] = float(value)
+                        values[node] = Far(float(value)) if far and is_far(node) else float(value)
                     case Index():
                         values[node] = Unknown.FINITE
                     case Read(tensor):
@@ -81,11 +103,81 @@ def evaluate_under(
                             else Unknown.FINITE if tensor in finite else Unknown.ASSUMED
                         )  # fmt: skip
                     case Apply(op, args, dtype):
-                        values[node], used = _apply(op, [values[a] for a in args], dtype)
+                        known = [values[a] for a in args]
+                        if any(_direction(a) for a in known):
+                            values[node], used = _apply_far(op, known, dtype)
+                            if op in _EXPONENTIALS and values[node] == 0.0:
+                                fills.update(a.value for a in known if isinstance(a, Far))
+                        else:
+                            values[node], used = _apply(op, known, dtype)
                         assumed |= used
                     case _:
                         assert_never(node)
-    return Contribution(values[root], assumed)
+    result = values[root]
+    fills |= {result.value} if isinstance(result, Far) else set()
+    return Contribution(result, assumed, frozenset(fills))
+
+
+def is_far(number: Const) -> bool:
+    """Is a constant so large that it can only stand for what is masked?"""
+    if not dtypes.is_float(number.dtype) or not math.isfinite(number.value):
+        return False
+    return abs(number.value) >= min(_LEAST_FAR, 0.5 * dtypes.limits(number.dtype)[0])
+
+
+_EXPONENTIALS = frozenset({"exp", "exp2"})
+
+
+def _apply_far(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
+    """The value of an operation of which some argument is or may be far, and whether it relies on one that is assumed finite.
+
+    Far plus something near is far; a multiple of it by a known number is, as long as it stays far. Else it is a finite number.
+    """
+    if op == "select":
+        if isinstance(args[0], float):
+            return args[1] if args[0] else args[2], False
+        return _join(args[1], args[2]), False
+    numbers = [a.value if isinstance(a, Far) else a for a in args if not isinstance(a, Unknown)]
+    known = len(numbers) == len(args) and dtypes.is_float(dtype)
+    if known and op in _EXPONENTIALS:
+        return (0.0, False) if numbers[0] < -VANISHES else (Unknown.ANYTHING, False)
+    alone = sum(isinstance(a, Far) for a in args) == 1
+    if known and op in _STAYS_FAR and (alone or op in ("max", "min")):
+        result = numbers[0] if op == "convert" else float(OPS[op].evaluate(*(np.float64(n) for n in numbers)))
+        if abs(result) >= dtypes.limits(dtype)[0]:
+            return math.copysign(math.inf, result), False
+        if is_far(const(result, dtype)):
+            return Far(result), False
+    towards = [_direction(a) for a in args]
+    undefined = Unknown.ANYTHING in args or not all(math.isfinite(n) for n in numbers)
+    if op in ("add", "sub", "neg", "convert") and not undefined and dtypes.is_float(dtype):
+        if op == "neg" or (op == "sub" and len(args) == 2):
+            towards[-1] = -towards[-1]
+        if not (1 in towards and -1 in towards):
+            toward = min(towards) + max(towards)
+            distant = [a.value for a in args if isinstance(a, Far)]
+            assumed = Unknown.ASSUMED in args or Unknown.LOW in args or Unknown.HIGH in args
+            if distant:
+                return Far(math.copysign(min(map(abs, distant)), toward)), assumed
+            return (Unknown.LOW if toward < 0 else Unknown.HIGH), assumed
+    return _apply(op, [a if isinstance(a, float) else _near(a) for a in args], dtype)
+
+
+def _direction(value: Abstract) -> int:
+    """Returns -1 for what is or may be far below, 1 for far above, and 0 for all else."""
+    if isinstance(value, Far):
+        return -1 if value.value < 0 else 1
+    return -1 if value is Unknown.LOW else 1 if value is Unknown.HIGH else 0
+
+
+def _near(value: Far | Unknown) -> Unknown:
+    """The value where it does not matter that it is far."""
+    if isinstance(value, Far):
+        return Unknown.FINITE
+    return Unknown.ANYTHING if value in (Unknown.LOW, Unknown.HIGH) else value
+
+
+_STAYS_FAR = frozenset({"neg", "mul", "div", "add", "sub", "convert", "max", "min"})
 
 
 def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
@@ -114,6 +206,8 @@ def _apply(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, bool]:
         return 0.0, assumed
     if op == "div" and args[0] == 0.0 and all_finite:
         return 0.0, True
+    if op == "div" and isinstance(args[1], float) and math.isfinite(args[1]) and args[1] != 0 and all_finite:
+        return (Unknown.ASSUMED if assumed else Unknown.FINITE), False
     if op == "and" and 0.0 in known and dtype == "bool":
         return 0.0, False
     if op == "or" and 1.0 in known and dtype == "bool":
@@ -145,6 +239,14 @@ def _converted(value: float, dtype: str) -> Abstract:
 def _join(a: Abstract, b: Abstract) -> Abstract:
     if a == b:
         return a
+    if isinstance(a, Far) and isinstance(b, Far) and (a.value < 0) == (b.value < 0):
+        return min(a, b, key=lambda x: abs(x.value))
+    towards = {_direction(a), _direction(b)}
+    if towards != {0}:
+        infinite = any(isinstance(x, float) and not math.isfinite(x) for x in (a, b))
+        if {1, -1} <= towards or infinite or Unknown.ANYTHING in (a, b):
+            return Unknown.ANYTHING
+        return Unknown.LOW if -1 in towards else Unknown.HIGH
     if any(x is Unknown.ANYTHING or (isinstance(x, float) and not math.isfinite(x)) for x in (a, b)):
         return Unknown.ANYTHING
     return Unknown.ASSUMED if Unknown.ASSUMED in (a, b) else Unknown.FINITE
@@ -193,8 +295,15 @@ def is_neutral(
     assumptions: Mapping[Expr, float],
     finite: AbstractSet[str] = frozenset(),
     doubtful: AbstractSet[str] = frozenset(),
+    *,
+    far: bool = False,
 ) -> Contribution | None:
-    """The contribution when it is proven to be the reducer's identity, else None. Arguments as `evaluate_under`."""
-    got = evaluate_under(term, assumptions, finite, doubtful)
+    """The contribution when it is proven to be the reducer's identity, else None. Arguments as `evaluate_under`.
+
+    What is far below all other values changes no maximum, what is far above them no minimum, if there are others.
+    """
+    got = evaluate_under(term, assumptions, finite, doubtful, far=far)
     identity = float(reducer.identity(dtypes.accumulator(term.dtype)))
+    if isinstance(got.value, Far):
+        return got if math.isinf(identity) and (got.value.value < 0) == (identity < 0) else None
     return got if isinstance(got.value, float) and got.value == identity else None

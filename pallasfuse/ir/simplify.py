@@ -36,6 +36,24 @@ def _is(expr: Expr, value: float | bool) -> bool:
     return isinstance(expr, Const) and expr.value == value
 
 
+_OPPOSITE = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge", "eq": "ne", "ne": "eq"}
+_DEEPEST = 8
+
+
+def _opposite(predicate: Expr, depth: int = 0) -> Expr | None:
+    """The negation of a predicate where it takes no operation more; None else."""
+    match predicate:
+        case Apply("not", (p,), "bool"):
+            return p
+        case Apply(op, (a, b)) if op in _OPPOSITE and not dtypes.is_float(a.dtype):
+            return apply(_OPPOSITE[op], a, b)
+        case Apply("and" | "or" as op, (a, b), "bool") if depth < _DEEPEST:
+            left, right = _opposite(a, depth + 1), _opposite(b, depth + 1)
+            if left is not None and right is not None:
+                return apply("or" if op == "and" else "and", left, right)
+    return None
+
+
 def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
     if not isinstance(node, Apply):
         return node
@@ -46,6 +64,20 @@ def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
                 return a if p.value else b
             if a is b:
                 return a
+            if dtype == "bool" and isinstance(a, Const) and isinstance(b, Const):  # they differ
+                return p if a.value else apply("not", p)
+            if isinstance(a, Const) and not isinstance(b, Const):
+                opposite = _opposite(p)
+                if opposite is not None:
+                    return apply("select", opposite, b, a)
+        case "not", (p,) if dtype == "bool":
+            opposite = _opposite(p)
+            if opposite is not None:
+                return opposite
+        case "ne" | "gt", (Apply("convert", (p,)), zero) if p.dtype == "bool" and _is(zero, 0):
+            return p
+        case "eq" | "ge" | "le", (a, b) if a is b and not dtypes.is_float(a.dtype):
+            return const(True, "bool")
         case "and", (a, b) if dtype == "bool":
             for x, y in ((a, b), (b, a)):
                 if isinstance(x, Const):

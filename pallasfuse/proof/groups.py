@@ -32,7 +32,7 @@ from pallasfuse.proof.instance import (
 from pallasfuse.proof.result import Counterexample, Part, Record
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
-from pallasfuse.tiling.bounds import guards
+from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.lower import lower_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
@@ -69,6 +69,7 @@ class GroupTest:
         """
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
         self.trips = trips
+        self.far = _fills(group)
         self.replaced = replaced_nests(instance.program, group)
         self.bounding = sorted(frozenset().union(*(_bounding(p) for _, phases in variants for p in phases)))
         """Inputs that bounds of loops read: one value in all trials of a batch."""
@@ -102,7 +103,7 @@ class GroupTest:
         )  # else only to look for a counterexample
         literals, levels = integers_of(self.instance.program), levels_of(self.replaced)
         while True:
-            fields = FiniteFields(tower(levels, batch, seed * 7919 + done, chain), literals)
+            fields = FiniteFields(tower(levels, batch, seed * 7919 + done, chain), literals, far=self.far)
             self._batch(record, fields)
             done += batch
             fewest = min(c.fewest for c in record.comparisons.values())
@@ -131,7 +132,7 @@ class GroupTest:
         self.record.comparisons = before | wrong
 
     def _probe_fields(self, seed: int, record: Record, chain: Chain) -> Tests:
-        fields = FiniteFields(tower(levels_of(self.replaced), _PROBES, seed, chain))
+        fields = FiniteFields(tower(levels_of(self.replaced), _PROBES, seed, chain), far=self.far)
         self._batch(record, fields)
         return Tests(_PROBES, 0.0, _PROBES, fields.constants)
 
@@ -251,8 +252,15 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips).probe(seed)
 
 
+def _fills(group: Group) -> bool:
+    """Are tiles skipped whose elements are numbers far from all others? Over fields these numbers are infinities."""
+    return any(guards_of(group, n).fills for n in range(group.passes))
+
+
 def masks_vary(part: Part, instance: Instance, record: Record) -> None:
-    """A mask that hides something at the actual extents must hide something on the short axes."""
+    """A mask that hides something at the actual extents must hide something on the short axes, and leave what it leaves there."""
+    if _fills(part.group) and not _fills(instance.small.of(part.group)):
+        record.uncovered[f"the masks of {part.group.name} hide whole rows on short axes"] = None
     for predicate in constant_masks(part, instance.small):
         record.uncovered[f"the mask {predicate} hides nothing, or everything, on short axes"] = None
 
@@ -268,7 +276,7 @@ def masked_terms(
     known |= run.tensors
     for pass_index in range(group.passes):
         folds = [f for f in group.folds if f.pass_index == pass_index]
-        for predicate in guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)[0]:
+        for predicate in guards_of(group, pass_index).predicates:
             for fold in folds:
                 frames = {f.name: run.random_frame(f) for f in fold.frames}
                 space = fold.nest.axes + fold.nest.reduced

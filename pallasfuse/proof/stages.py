@@ -1,7 +1,7 @@
 """Stages of the whole program: inlining, conversion, removal of duplicates; and the bounds of loops."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,13 @@ from pallasfuse import _compat
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
-from pallasfuse.ir.expr import Expr
-from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
 from pallasfuse.ir.tile_program import Loop
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import MOST_ELEMENTS, Instance, all_axes, nest_volume
 from pallasfuse.proof.result import Counterexample, Part, Record
-from pallasfuse.tiling.bounds import guards
+from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.verification.bound import Size, miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
@@ -78,16 +76,11 @@ def bounds(part: Part, seed: int, record: Record) -> None:
     for pass_index, (program, loop) in enumerate(loops):
         stage = f"bounds of {program.name}"
         record.stages[stage] = None
-        folds = [f for f in part.group.folds if f.pass_index == pass_index]
         # a loop that carries nothing stores outputs: every position counts
-        predicates = _guards(part.group, folds) if loop.carries else ()
+        predicates = guards_of(part.group, pass_index).predicates if loop.carries else ()
         wrong = wrong_visits(program, loop, predicates, generator)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
-
-
-def _guards(group: Group, folds: Sequence[Fold]) -> tuple[Expr, ...]:
-    return guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)[0]
 
 
 def conversion(instance: Instance, delta: float, seed: int, record: Record) -> None:

@@ -1,14 +1,15 @@
 """Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, postorder, read, sub
-from pallasfuse.ir.fold import Fold, Group
-from pallasfuse.ir.neutrality import is_neutral
+from pallasfuse.ir.fold import Accumulator, Fold, Group
+from pallasfuse.ir.neutrality import VANISHES, Far, evaluate_under, is_neutral
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tile_program import Split, block_start
@@ -24,6 +25,7 @@ from pallasfuse.tiling.masks import (
     minimum,
     narrows,
 )
+from pallasfuse.tiling.witness import every_row_keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,23 @@ def _tiles_covering(position: Expr, tile: int) -> Expr:
     return simplify(apply("div", add(position, integer(tile - 1)), integer(tile)))
 
 
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Predicates outside of which every term of a pass is neutral, and what that assumes.
+
+    `assumes_finite_factor`: values that are masked are finite. `fills`: of predicates, the numbers that stand for what is masked;
+    they are far from what is not, and every row has something that is not masked.
+    """
+
+    predicates: tuple[Expr, ...] = ()
+    assumes_finite_factor: bool = False
+    fills: Mapping[Expr, frozenset[float]] = field(default_factory=dict)
+
+
 def guards(
     folds: Sequence[Fold], rolled: Axis, *, inputs: AbstractSet[str] = frozenset(), strict: bool = False
-) -> tuple[tuple[Expr, ...], bool]:
-    """Predicates outside of which every term of a pass is neutral, and whether that assumes finite values.
+) -> Guards:
+    """Finds the predicates outside of which every term of a pass is neutral.
 
     They bound the rolled axis by positions, and by what they read of `inputs`. `strict`: only those that assume nothing. Frames
     are finite: the tile program guards them. Reductions that an earlier pass has finished may be anything: a row that they make
@@ -110,7 +125,7 @@ def guards(
     accumulators = [a for f in folds for a in f.accumulators]
     frames = {frame.name for f in folds for frame in f.frames}
     finished = {r for f in folds for r in f.finished_reads}
-    found: dict[Expr, None] = {}
+    found: dict[Expr, Expr] = {}
     for node in postorder(*(a.term for a in accumulators)) if accumulators else ():
         if (
             isinstance(node, Apply)
@@ -118,23 +133,56 @@ def guards(
             and node.args[0].tensors <= inputs
             and narrows(node.args[0], rolled)
         ):
-            found[node.args[0]] = None
+            found[node.args[0]] = node.args[2]
     proven, assumed = [], False
-    for predicate in found:
-        proofs = [is_neutral(a.term, a.reducer, {predicate: 0.0}, frames, finished) for a in accumulators]
+    fills: dict[Expr, frozenset[float]] = {}
+    for predicate, otherwise in found.items():
+        far = not strict and isinstance(evaluate_under(otherwise, {}, far=True).value, Far)
+        hidden = {predicate: 0.0}
+        proofs = [is_neutral(a.term, a.reducer, hidden, frames, finished, far=far) for a in accumulators]
+        if not all(proofs) or (far and not _shows_some(accumulators, predicate, rolled, frames)):
+            continue
         assumes = any(p is not None and p.assumes_finite_factor for p in proofs)
-        if all(p is not None for p in proofs) and not (strict and assumes):
+        if not (strict and assumes):
             proven.append(predicate)
             assumed |= assumes
-    return tuple(proven), assumed
+            numbers = frozenset(n for p in proofs if p is not None for n in p.assumes_far)
+            fills |= {predicate: numbers} if numbers else {}
+    return Guards(tuple(proven), assumed, fills)
+
+
+def _shows_some(accumulators: Sequence[Accumulator], predicate: Expr, rolled: Axis, frames: AbstractSet[str]) -> bool:
+    """Is the number that a mask fills in far from all others? Where nothing is masked no term may be far, and each row must have an
+    element that no mask hides, of those by which an extreme becomes the frame of other terms."""
+    for a in accumulators:
+        visible = evaluate_under(a.term, {predicate: 1.0}, frames, far=True)
+        if visible.assumes_far:
+            return False
+        if math.isinf(float(a.reducer.identity(a.dtype))):
+            choices = [n for n in postorder(a.term) if isinstance(n, Apply) and n.op == "select"]
+            masks = tuple(n.args[0] for n in choices if _hides(n.args[2]))
+            if not every_row_keeps(masks, rolled):
+                return False
+    return True
+
+
+def _hides(otherwise: Expr) -> bool:
+    """Does a mask fill in an infinity, or a number that is far from all others?"""
+    value = evaluate_under(otherwise, {}, far=True).value
+    return isinstance(value, Far) or (isinstance(value, float) and math.isinf(value))
+
+
+def guards_of(group: Group, pass_index: int) -> Guards:
+    """The guards of one pass of a group."""
+    folds = [f for f in group.folds if f.pass_index == pass_index]
+    return guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)
 
 
 def bounding_axes(group: Group) -> frozenset[Axis]:
     """Axes along which bounds of the rolled axis differ, as they read inputs: a block should have one position of each."""
     found: set[Axis] = set()
     for pass_index in range(group.passes):
-        folds = [f for f in group.folds if f.pass_index == pass_index]
-        for predicate in guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)[0]:
+        for predicate in guards_of(group, pass_index).predicates:
             reads = [n for n in postorder(predicate) if isinstance(n, Read) and group.rolled not in n.indices]
             found.update(a for r in reads if dtypes.is_integer(r.dtype) for a in r.indices)
     return frozenset(found)
@@ -144,14 +192,13 @@ def exceptions(group: Group) -> tuple[str, ...]:
     """What skipping masked tiles assumes."""
     found: dict[str, None] = {}
     for pass_index in range(group.passes):
-        skipped, assumed = guards(
-            [f for f in group.folds if f.pass_index == pass_index],
-            group.rolled,
-            inputs=frozenset(group.inputs),
-            strict=group.strict,
-        )
-        if assumed:
-            where = " and ".join(map(str, skipped))
+        skipped = guards_of(group, pass_index)
+        for predicate, numbers in skipped.fills.items():
+            shown = " and ".join(f"{n:.4g}" for n in sorted(numbers))
+            found[f"where {predicate} is false stands {shown}: in every row the extreme of what is not masked is at least "
+                  f"{VANISHES:g} away from it"] = None  # fmt: skip
+        if skipped.assumes_finite_factor:
+            where = " and ".join(map(str, skipped.predicates))
             found[f"where {where} is false the other values are finite and no divisor is zero: "
                   "a masked 0 * inf, 0 / 0 or -inf + inf is skipped, and adds nothing instead of NaN"] = None  # fmt: skip
     return tuple(found)
@@ -170,7 +217,8 @@ def plan_loop(
             return read(block_start(axis), (), "int32"), tile_of(axis)
         return integer(0), axis.extent
 
-    predicates, assumed = guards(folds, rolled, inputs=inputs, strict=strict)
+    found = guards(folds, rolled, inputs=inputs, strict=strict)
+    predicates, assumed = found.predicates, found.assumes_finite_factor
     both = Extent(EVERYWHERE, EVERYWHERE)
     for predicate in predicates:
         both = both_hold(both, extent(predicate, rolled, block))

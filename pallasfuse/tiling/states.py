@@ -188,7 +188,7 @@ class _Progress(Lowering):
             return (index(axis), 1) if axis in rows else (integer(0), axis.extent)
 
         possible = EVERYWHERE
-        for predicate in guards(whole.folds, whole.rolled, strict=whole.strict)[0]:
+        for predicate in guards(whole.folds, whole.rolled, strict=whole.strict).predicates:
             possible = intersect(possible, extent(predicate, whole.rolled, block).possible)
         total = integer(whole.rolled.extent)
         self.low = integer(0) if possible.low is None else maximum(possible.low, integer(0))

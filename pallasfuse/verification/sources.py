@@ -1,5 +1,6 @@
 """Values of the finite fields, from constants, known numbers and random draws."""
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from pallasfuse.ir import dtypes
+from pallasfuse.ir.expr import const
+from pallasfuse.ir.neutrality import is_far
 from pallasfuse.verification.constants import Constants
 from pallasfuse.verification.field import Array, Tower
 from pallasfuse.verification.value import FINITE, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, ZERO, Value
@@ -20,9 +23,12 @@ _CLEAN = np.zeros(1, np.uint8)
 class Sources:
     """Makes `Value`s in one tower. `notes` collects what was not interpreted."""
 
-    def __init__(self, tower: Tower, literals: Collection[int] = ()) -> None:
-        """Makes values in one tower. literals: integers that inputs may be compared with; they are drawn among others."""
-        self.tower = tower
+    def __init__(self, tower: Tower, literals: Collection[int] = (), *, far: bool = False) -> None:
+        """Makes values in one tower. literals: integers that inputs may be compared with; they are drawn among others.
+
+        far: constants that are taken to be far from all other numbers (`neutrality.is_far`) are infinities.
+        """
+        self.tower, self.far = tower, far
         self.literals = sorted({n + near for n in literals for near in (-1, 0, 1)})
         self.constants = Constants(tower)
         self.notes: dict[str, None] = {}
@@ -40,6 +46,8 @@ class Sources:
         if not dtypes.is_float(dtype):
             return replace(self.real(np.full(shape, value), dtype), constant=True)
         value = float(value)
+        if self.far and is_far(const(value, dtype)):
+            value = math.copysign(math.inf, value)
         residues = self.constants.embed(value if np.isfinite(value) else 0.0, dtype)
         full: Residues = [r.reshape((1,) * rank + r.shape[-1:]) for r in residues]
         return replace(self.from_real(np.full(shape, value), dtype, full), constant=True)

@@ -319,7 +319,8 @@ MASK = apply("le", index(J), index(I))
 
 
 def guards_of(terms, reducers, **reads):
-    return guards(folds(terms, reducers, **reads), J)
+    found = guards(folds(terms, reducers, **reads), J)
+    return found.predicates, found.assumes_finite_factor
 
 
 def test_guards_are_predicates_outside_of_which_nothing_is_added():
@@ -332,8 +333,62 @@ def test_guards_are_predicates_outside_of_which_nothing_is_added():
     assert guards_of([masked, mul(exponential, weight)], [MAX, SUM], frames=("m",)) == ((MASK,), True)
     # another reduction of the pass needs every position
     assert guards_of([masked, x], [MAX, SUM]) == ((), False)
-    assert guards_of([select(MASK, x, const(-1e30, "float32"))], [MAX]) == ((), False)
+    assert guards_of([select(MASK, x, const(-1e3, "float32"))], [MAX]) == ((), False)
     assert guards_of([], []) == ((), False)
+
+
+X = read("x", (I, J), "float32")
+
+
+def filled(fill, mask=MASK, x=X, dtype="float32"):
+    """A value under a mask that fills in a number, with the terms of a sum of exponentials framed at its maximum."""
+    masked = select(mask, x, const(fill, dtype))
+    return [masked, apply("exp", sub(masked, read("m", (I,), dtype)))]
+
+
+@pytest.mark.parametrize("fill", [-1e9, -1e30, np.finfo(np.float32).min])
+def test_a_fill_that_is_far_from_all_values_hides_as_an_infinity_does(fill):
+    found = guards(folds(filled(fill), [MAX, SUM], frames=("m",)), J)
+    assert found.predicates == (MASK,) and set(found.fills) == {MASK}
+    assert {float(np.float32(n)) for n in found.fills[MASK]} == {float(np.float32(fill))}
+    assert guards(folds(filled(fill), [MAX, SUM], frames=("m",)), J, strict=True).predicates == ()
+    added = add(X, select(MASK, const(0, "float32"), const(fill, "float32")))
+    terms = [added, apply("exp", sub(added, read("m", (I,), "float32")))]
+    assert guards_of(terms, [MAX, SUM], frames=("m",)) == ((MASK,), True)
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        filled(-1e4),  # a score may be as low
+        filled(1e9),  # it is the maximum
+        filled(-1e9, apply("le", index(J), sub(index(I), const(3, "int32")))),  # the first rows see nothing
+        filled(-1e9, x=sub(X, const(1e9, "float32"))),  # what is not masked is as far
+        [*filled(-1e9), mul(filled(-1e9)[0], X)],  # another sum needs it
+        [apply("exp", filled(-1e9)[0]), filled(-1e9)[0]],  # a mean of it
+    ],
+    ids=["near", "above", "empty rows", "far itself", "weighted", "mean"],
+)
+def test_a_fill_is_a_number_where_anything_is_in_doubt(terms):
+    reducers = [MAX, SUM, SUM][-len(terms) :] if len(terms) == 3 else [MAX, SUM]
+    reducers = [SUM, SUM] if terms[0] == apply("exp", terms[1]) else reducers
+    assert guards_of(terms, reducers, frames=("m",)) == ((), False)
+
+
+def test_masks_that_are_added_to_each_other_and_may_cancel():
+    other = apply("lt", index(J), const(5, "int32"))
+    for second, expected in ((-1e9, (MASK, other)), (1e9, ())):
+        s = add(add(X, select(MASK, const(0, "float32"), const(-1e9, "float32"))),
+                select(other, const(0, "float32"), const(second, "float32")))  # fmt: skip
+        terms = [s, apply("exp", sub(s, read("m", (I,), "float32")))]
+        assert guards_of(terms, [MAX, SUM], frames=("m",))[0] == expected
+
+
+def test_fills_of_half_types_are_far_at_half_their_range():
+    lowest = float(np.finfo(np.float16).min)
+    for fill, expected in ((lowest, (MASK,)), (0.7 * lowest, (MASK,)), (0.3 * lowest, ())):
+        terms = filled(fill, x=read("x", (I, J), "float16"), dtype="float16")
+        assert guards_of(terms, [MAX, SUM], frames=("m",))[0] == expected
 
 
 def test_what_an_earlier_pass_has_finished_may_be_nan():

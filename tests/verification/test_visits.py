@@ -39,7 +39,7 @@ def kernel(mask, target=XLA_CPU, length=BIG):
 def checked(only, change=None):
     """What is wrong with the (changed) loop of a kernel."""
     (loop,) = [s for s in only.program.body if isinstance(s, Loop) and s.carries]
-    predicates, _ = guards(only.group.folds, only.group.rolled)
+    predicates = guards(only.group.folds, only.group.rolled).predicates
     changed = loop if change is None else change(loop)
     return wrong_visits(only.program, changed, predicates, np.random.default_rng(0))
 
