@@ -163,6 +163,15 @@ def with_arguments(jaxpr: Jaxpr, first: Sequence[Var]) -> Jaxpr:
 _LOOPS = frozenset(("fori_loop", "while_body", "scan"))
 
 
+def scan_counts(eqn: JaxprEqn) -> tuple[int, int] | None:
+    """How many operands of a scan are constants, and how many it carries; None where this version of JAX does not say."""
+    try:
+        constants, carried, rest = (len(part) for part in eqn.params["ft_in"].unpack())
+    except (KeyError, AttributeError, TypeError, ValueError):
+        return None
+    return (constants, carried) if constants + carried + rest == len(eqn.invars) else None
+
+
 def enclosing_loop() -> Any:
     """The trace of the loop's body that is being traced now, directly or under a transformation; None if there is none."""
     trace = core.trace_ctx.trace

@@ -66,6 +66,7 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
 
     measure: False looks up what is known, and measures nothing.
     """
+    plan = _with_bodies(plan, partial(check, device=device, measure=measure))
     if not plan.kernels:
         return plan
     bench = Bench(plan, device)
@@ -84,6 +85,7 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
 def unchecked(plan: Plan, device: Any) -> Plan:
     """A plan whose kernels that are known to fail on a device run in another way, or by XLA; and, unless checks are switched off,
     whose tuned ones run in the way that was the fastest. Nothing is measured or compiled."""
+    plan = _with_bodies(plan, partial(unchecked, device=device))
     changes: dict[str, Placed | str] = {}
     for subject in Bench(plan, device).subjects:
         best = None if _off(plan.options) else _fastest_way(subject)
@@ -96,6 +98,12 @@ def unchecked(plan: Plan, device: Any) -> Plan:
             instead = next((p for p, other in others if other is not None and "error" not in other), None)
             changes[subject.kernel.name] = instead or _does_not_run(entry)
     return revised(plan, {n: c for n, c in changes.items() if c is not _GONE})
+
+
+def _with_bodies(plan: Plan, settle: Callable[[Plan], Plan]) -> Plan:
+    """The plan with the bodies of its loops settled; those in which nothing is fused any more are left out."""
+    bodies = [replace(b, plan=settle(b.plan)) for b in plan.bodies]
+    return replace(plan, bodies=tuple(b for b in bodies if b.plan.fuses))
 
 
 _GONE = "a way to run it that there is no more"

@@ -6,13 +6,14 @@ from itertools import groupby
 from typing import Any
 
 from jax import numpy as jnp
-from jax.extend.core import Jaxpr, Var
 from jax.extend.core import Literal as JaxprLiteral
+from jax.extend.core import Var
 from jax.interpreters import mlir
 
 from pallasfuse import _compat
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.jaxpr_frontend import calls_fused
 from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
 from pallasfuse.targets import Target
@@ -94,25 +95,13 @@ def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None
     """
     converted = plan.converted
     jaxpr = converted.jaxpr
-    if not plan.kernels and not _calls_fused(converted.original):  # the very program that `jax.jit` would compile
+    if not plan.kernels and not calls_fused(converted.original):  # the very program that `jax.jit` would compile
         original = converted.original
         return _compat.eval_jaxpr(original, original.consts, *arguments[len(jaxpr.constvars) :])
     values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
     for step in plan.steps:
         run_step(plan, step, values, run)
     return [jnp.asarray(_look_up(v, values), _compat.dtype_of(v)) for v in jaxpr.outvars]
-
-
-def _calls_fused(jaxpr: Jaxpr) -> bool:
-    """Is there a fused call in a jaxpr, or in one of its equations? It is planned as a part of this plan, and not by itself."""
-    for eqn in jaxpr.eqns:
-        if "call" in eqn.params and eqn.primitive.name == "pallasfuse":
-            return True
-        for value in eqn.params.values():
-            inner = value if isinstance(value, list | tuple) else (value,)
-            if any(isinstance(j, Jaxpr) and _calls_fused(j) for j in inner):
-                return True
-    return False
 
 
 def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | None = None) -> None:

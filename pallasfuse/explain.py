@@ -31,6 +31,8 @@ def explain(plan: Plan) -> str:
     for number, kernel in enumerate(plan.kernels, 1):
         parts += _kernel(number, kernel)
     parts += ["== checked", *(f"  {line}" for line in _verdicts(plan))] if plan.verdicts else []
+    for body in plan.bodies:
+        parts += [f"== {body.what}", _indent(explain(body.plan))]
     parts.append("== left to XLA" if plan.fallbacks else "== left to XLA: nothing but layout")
     parts += [f"  {f}" for f in plan.fallbacks]
     parts.append("== conditions")
@@ -51,6 +53,8 @@ def summarize(plan: Plan) -> str:
         lines.append(f"  visits {100 * kernel.visited_share:.0f}% of the tiles, moves "
                      f"{_size(kernel.bytes_read + kernel.bytes_written)}B; {kernel.price.us:.3g} us predicted, XLA "
                      f"{kernel.replaced.us:.3g} us")  # fmt: skip
+    for body in plan.bodies:
+        lines += [f"{body.what}:", _indent(summarize(body.plan))]
     lines += [f"checked: {line}" for line in _verdicts(plan)]
     lines += [f"left to XLA: {f}" for f in plan.fallbacks] or ["left to XLA: nothing"]
     return "\n".join([*lines, *_conditions(plan)])

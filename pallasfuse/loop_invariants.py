@@ -71,11 +71,16 @@ def outside_of_loop(jaxpr: Jaxpr, fixed: Sequence[bool], values: Sequence[Any]) 
     parts = split(jaxpr, fixed)
     if parts is None:
         return jaxpr, list(values)
+    return parts.inside, [*computed_outside(parts, jaxpr, values), *values]
+
+
+def computed_outside(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> list[Any]:
+    """Computes what is handed over to the inside of a jaxpr that was split. values: its arguments; None for those that change."""
     known: dict[Var, Any] = dict(zip((*parts.constvars, *jaxpr.invars), (*parts.consts, *values), strict=True))
     for eqn in parts.outside:
         results = _compat.bind(eqn, [known[a] if isinstance(a, Var) else a.val for a in eqn.invars])
         known.update(zip(eqn.outvars, results, strict=True))
-    return parts.inside, [*(known[v] for v in parts.passed), *values]
+    return [known[v] for v in parts.passed]
 
 
 def _bytes(v: Var) -> float:

@@ -94,6 +94,18 @@ class Fallback:
 Step = Kernel | JaxprEqn
 
 
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a loop or a branch, which is planned by itself.
+
+    number: among those of a program, in its order. what: words that say which it is.
+    """
+
+    number: int
+    what: str
+    plan: "Plan"
+
+
 @dataclass(frozen=True)
 class Plan:
     """Everything that was decided about one jaxpr for one target. `str(plan)` is the derivation, stage by stage."""
@@ -114,6 +126,19 @@ class Plan:
     """Made when `FuseOptions.verify` asks for it."""
     verdicts: tuple[Verdict, ...] = ()
     """The measurements on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
+    bodies: tuple[Body, ...] = ()
+    """The bodies of loops and branches in which something is fused."""
+
+    def all(self) -> Iterator["Plan"]:
+        """Yields this plan and those of the bodies inside it."""
+        yield self
+        for body in self.bodies:
+            yield from body.plan.all()
+
+    @property
+    def fuses(self) -> bool:
+        """Is there a kernel, in the program or in the body of a loop?"""
+        return bool(self.kernels or self.bodies)
 
     @property
     def program(self) -> LoopProgram:
@@ -284,7 +309,8 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
             grouping = without_group(grouping, kernel.group, change)
         else:
             kernels.append(kernel if change is None else _kernel(kernel.group, change, kernel.replaced))
-    return _assembled(plan.converted, grouping, kernels, plan.target, plan.options)
+    again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options)
+    return replace(again, bodies=plan.bodies)
 
 
 def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:

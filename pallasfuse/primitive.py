@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from threading import Lock
 from typing import Any
 
@@ -18,12 +19,13 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
+from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.isolation import is_inside
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan, make_plan
+from pallasfuse.pipeline import Body, Plan, make_plan
 from pallasfuse.sharding import result_specs, run_sharded
 from pallasfuse.targets import Target, default_for, find
 
@@ -51,18 +53,41 @@ class FusedCall:
     options: FuseOptions
     name: str
     warning: "Once"
-    plans: dict[tuple[str, bool], Plan] = field(default_factory=dict)
+    plans: "dict[tuple[str, bool, frozenset[int]], Plan]" = field(default_factory=dict)
+    bodies: "dict[int, FusedCall]" = field(default_factory=dict)
+    """The bodies of loops and branches that were planned, by their numbers: each once, for all plans."""
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
     check_lock: Any = field(default_factory=Lock)
 
-    def plan(self, target: Target) -> Plan:
-        """The plan for a target, made once."""
+    def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
+        """The plan for a target, made once. left: the bodies of loops, by their numbers, that stay with XLA."""
         with self.lock:
-            key = target.name, target.timed
+            key = target.name, target.timed, left
             if key not in self.plans:
-                self.plans[key] = make_plan(self.jaxpr, target, self.options)
+                jaxpr, bodies = self.with_bodies(target, left)
+                self.plans[key] = replace(make_plan(jaxpr, target, self.options), bodies=bodies)
             return self.plans[key]
+
+    def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:
+        """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused."""
+        numbers, found = count(), list[Body]()
+        own = replace(self.options, tiles=(), parts=None, warps=None, stages=None)  # asked for by names of axes outside
+
+        def fused(body: Jaxpr, what: str) -> Callable[..., list[Any]] | None:
+            number = next(numbers)
+            if number in left:
+                return None
+            call = self.bodies.setdefault(number, FusedCall(body, own, f"{self.name}, {what}", self.warning))
+            plan = call.plan(target)
+            if not plan.fuses:
+                return None
+            found.append(Body(number, what, plan))
+            return lambda *args: list(fused_p.bind(*args, call=call))
+
+        if self.options.strict:  # nothing may be left to XLA, and a loop is
+            return self.jaxpr, ()
+        return with_fused_bodies(self.jaxpr, fused), tuple(found)
 
     def judged(self, target: Target, device: Any) -> Target:
         """The target, whose kernels are timed where a device is at hand and a check is wanted."""
@@ -79,7 +104,7 @@ class FusedCall:
             )  # who holds it may wait for the one that measures, and that is this thread
         try:
             if (target.name, device) not in self.checked:
-                self.checked[target.name, device] = self._checked(plan, device)
+                self.checked[target.name, device] = self._without_lost_bodies(plan, target, device)
             return self.checked[target.name, device]
         finally:
             self.check_lock.release()
@@ -91,6 +116,14 @@ class FusedCall:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
             self.checked.clear()  # without the lock: who holds it may wait for the thread that is here
         return bool(failures)
+
+    def _without_lost_bodies(self, plan: Plan, target: Target, device: Any) -> Plan:
+        """The checked plan, in which bodies that have no kernel on a device are what they were."""
+        checked = self._checked(plan, device)
+        lost = {b.number for b in plan.bodies} - {b.number for b in checked.bodies}
+        if not lost:
+            return checked
+        return self._checked(self.plan(self.judged(target, device), frozenset(lost)), device)
 
     def _checked(self, plan: Plan, device: Any) -> Plan:
         try:

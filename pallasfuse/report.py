@@ -112,7 +112,7 @@ def verify(
         raise ValueError(f"verify: delta is a probability between 0 and 1, got {delta!r}")
     tiled = fused.trace(*args, **kwargs).fuse(target).tile()
     plan = tiled.plan
-    proof = prove_plan(plan, delta=delta, seed=seed)
+    proof = _proved(plan, delta, seed)
     leaves = fused.leaves(args, kwargs)
     errors, not_measured, wrong = _measure(tiled, leaves, seed)
     counterexample = proof.counterexample or wrong
@@ -120,12 +120,20 @@ def verify(
     return Report(tiled.traced.call.name, equivalent, plan, proof, errors, not_measured, counterexample)
 
 
+def _proved(plan: Plan, delta: float, seed: int) -> Proof:
+    """The proof of a plan, and of the bodies of its loops."""
+    proof = prove_plan(plan, delta=delta, seed=seed)
+    for body in plan.bodies:
+        proof = proof.and_of(body.what, _proved(body.plan, delta, seed))
+    return proof
+
+
 def _measure(
     tiled: Tiled, leaves: Sequence[Any], seed: int
 ) -> tuple[tuple[OutputError, ...], str, Counterexample | None]:
     """Run the plan and the original, and compare both with float64."""
     plan, call = tiled.plan, tiled.traced.call
-    jaxpr = plan.converted.jaxpr
+    jaxpr = tiled.traced.converted.jaxpr
     if jaxpr.effects:
         return (), "the function has side effects", None
     platform = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu", "gpu", "cuda", "rocm", "tpu")}

@@ -11,7 +11,7 @@ from pallasfuse import _compat
 from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Placements, Plan, choose_groups, schedule_grouping
+from pallasfuse.pipeline import Body, Placements, Plan, choose_groups, schedule_grouping
 from pallasfuse.primitive import FusedCall, Once, for_device_at_hand, fused_p, target_for
 from pallasfuse.targets import Target, find
 
@@ -41,9 +41,11 @@ class Traced:
 
     def fuse(self, target: str | None = None, *, timed: bool = False) -> "Fused":
         """Choose groups and derive their folds. timed: as `Target.timed`."""
-        chosen = _target(target, self.call.options).judged(timed=timed)
-        placements = Placements(self.converted, chosen, self.call.options)
-        return Fused(self, chosen, placements, choose_groups(placements))
+        call = self.call
+        chosen = _target(target, call.options).judged(timed=timed)
+        jaxpr, bodies = FusedCall(call.jaxpr, call.options, call.name, Once()).with_bodies(chosen)
+        placements = Placements(convert(jaxpr) if bodies else self.converted, chosen, call.options)
+        return Fused(self, chosen, placements, choose_groups(placements), bodies)
 
     def __str__(self) -> str:
         return str(self.converted.program)
@@ -57,12 +59,14 @@ class Fused:
     target: Target
     placements: Placements
     grouping: Grouping
+    bodies: tuple[Body, ...] = ()
+    """The bodies of loops and branches in which something is fused."""
 
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
         if target is not None and target != self.target.name:
             return self.traced.fuse(target).tile()
-        return Tiled(self.traced, schedule_grouping(self.placements, self.grouping))
+        return Tiled(self.traced, replace(schedule_grouping(self.placements, self.grouping), bodies=self.bodies))
 
     def __str__(self) -> str:
         return "\n".join(str(g) for g in self.grouping.groups) or "no group"
@@ -80,7 +84,9 @@ class Tiled:
         call = self.traced.call
         options = replace(call.options, target=self.plan.target.name, check=False)
         plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
-        fused = FusedCall(call.jaxpr, options, call.name, Once(), {(plan.target.name, plan.target.timed): plan})
+        fused = FusedCall(
+            call.jaxpr, options, call.name, Once(), {(plan.target.name, plan.target.timed, frozenset()): plan}
+        )
 
         def run(*args: Any) -> Any:
             return fused_p.bind(*args, call=fused)

@@ -104,8 +104,8 @@ def tune(
     plan, device = fused.planned(*args, **kwargs)
     if device is None:
         raise ValueError("pallasfuse.tune measures on one device, but the arguments are on several")
-    bench = Bench(plan, device)
-    distinct = {(str(sorted(s.identity.items())), s.way): s for s in bench.subjects}
+    subjects = [s for p in plan.all() for s in Bench(p, device).subjects]
+    distinct = {(str(sorted(s.identity.items())), s.way): s for s in subjects}
     with tqdm(total=len(distinct) * WAYS, desc=f"tuning {plan_name(fused)}", unit="kernel", leave=False,
               disable=None if progress is None else not progress) as bar:  # fmt: skip
         deadline = None if seconds is None else start + seconds

@@ -2,6 +2,6 @@
 
 from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map
 from pallasfuse.jaxpr_frontend.converted import Converted
-from pallasfuse.jaxpr_frontend.inlining import PLAIN_CALLS, flatten
+from pallasfuse.jaxpr_frontend.inlining import PLAIN_CALLS, calls_fused, flatten
 
-__all__ = ["PLAIN_CALLS", "Converted", "convert", "flatten", "is_layout", "is_map"]
+__all__ = ["PLAIN_CALLS", "Converted", "calls_fused", "convert", "flatten", "is_layout", "is_map"]

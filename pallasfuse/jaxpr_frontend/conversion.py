@@ -20,7 +20,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tens
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
 from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
-from pallasfuse.jaxpr_frontend.inlining import flatten
+from pallasfuse.jaxpr_frontend.inlining import flatten, has_fused_body
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
@@ -107,7 +107,7 @@ def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: M
         return Refusal(f"{name} has a side effect")
     rule = rules.get(name)
     if rule is None:
-        return Refusal(f"{name} is left to XLA")
+        return Refusal(f"{name} is left to XLA" + (", its body is planned by itself" if has_fused_body(eqn) else ""))
     for atom in (*eqn.outvars, *eqn.invars):
         if dtype_of(atom) not in dtypes.SUPPORTED:
             return Refusal(f"{name} on elements of type {dtype_of(atom)}")

@@ -77,6 +77,19 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = _CALLS) -> Jaxpr:
     return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], live, results)
 
 
+def calls_fused(jaxpr: Jaxpr) -> bool:
+    """Is there a fused call in a jaxpr, or in one of its equations? It is planned as a part of this plan, and not by itself."""
+    return any(
+        has_fused_body(eqn) or (eqn.primitive.name == "pallasfuse" and "call" in eqn.params) for eqn in jaxpr.eqns
+    )
+
+
+def has_fused_body(eqn: JaxprEqn) -> bool:
+    """Is there a fused call in a jaxpr that an equation has as a parameter?"""
+    values = (v for p in eqn.params.values() for v in (p if isinstance(p, list | tuple) else (p,)))
+    return any(isinstance(v, Jaxpr) and calls_fused(v) for v in values)
+
+
 def _body(eqn: JaxprEqn, calls: Set[str]) -> Jaxpr | None:
     if eqn.primitive.name not in calls or any(_compat.tracks_array_reference(e) for e in eqn.effects):
         return None

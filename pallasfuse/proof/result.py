@@ -1,6 +1,6 @@
 """The result of a proof, and the record of comparisons that is collected on the way to it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pallasfuse.ir.fold import Group
@@ -42,6 +42,20 @@ class Proof:
     assumed: tuple[str, ...]
     uncovered: tuple[str, ...]
     counterexample: Counterexample | None
+
+    def and_of(self, what: str, other: "Proof") -> "Proof":
+        """The proof of a program together with that of a part which is planned by itself, like the body of a loop."""
+
+        def labelled(lines: Iterable[str]) -> tuple[str, ...]:
+            return tuple(f"{what}: {line}" for line in lines)
+
+        return Proof(
+            self.holds and other.holds, min(1.0, self.bound + other.bound), self.trials + other.trials,
+            {**self.extents, **{f"{a} ({what})": n for a, n in other.extents.items()}},
+            (*self.stages, *labelled(other.stages)), tuple(dict.fromkeys((*self.opaque, *other.opaque))),
+            (*self.assumed, *labelled(other.assumed)), (*self.uncovered, *labelled(other.uncovered)),
+            self.counterexample or other.counterexample,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,9 @@ def test_what_is_written_can_be_read_by_anyone(tmp_path):
         assert content["identity"]["jax"] == jax.__version__
 
 
-def test_the_check_tells_the_truth_about_a_slow_kernel(monkeypatch):
-    """By the clock: a kernel that computes everything many times over loses, on a busy machine, too."""
+@pytest.fixture
+def slow_kernels(monkeypatch):
+    """Kernels that compute everything many times over."""
     original = execution.emit
 
     def slow(target, program, inputs):
@@ -168,9 +169,44 @@ def test_the_check_tells_the_truth_about_a_slow_kernel(monkeypatch):
         return jax.lax.fori_loop(0, 60, again, original(target, program, inputs))
 
     monkeypatch.setattr(execution, "emit", slow)
+
+
+@pytest.mark.usefixtures("slow_kernels")
+def test_the_check_tells_the_truth_about_a_slow_kernel():
+    """By the clock they lose, on a busy machine, too."""
     fused = pf.fuse(softmax)
     x = np.random.default_rng(0).normal(size=(512, 2048)).astype("float32")
     same(fused(x), softmax(x))
     (verdict,) = fused.explain(x).verdicts
     assert not verdict.kept
     assert verdict.ours_us > verdict.xla_us
+
+
+def scanned(x, weights):
+    return jax.lax.scan(lambda c, w: (jax.nn.softmax(c @ w, -1) @ w.T, c.sum()), x, weights)
+
+
+@pytest.mark.usefixtures("slow_kernels")
+def test_bodies_that_lose_are_left_to_xla():
+    """The check of a body decides for it alone: the loop is the program's own then."""
+    x, weights = (
+        np.random.default_rng(n).normal(size=s).astype("float32") for n, s in enumerate([(64, 32), (3, 32, 512)])
+    )
+    fused = pf.fuse(scanned)
+    before = fused.explain(x, weights)
+    assert [len(b.plan.kernels) for b in before.bodies] == [1]
+    for have, want in zip(fused(x, weights), scanned(x, weights), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
+    assert not fused.explain(x, weights).fuses
+    text = jax.jit(fused).lower(x, weights).as_text()
+    assert text.count("dot_general") == 2
+
+
+def test_bodies_that_win_are_used(clock):
+    made = clock(2.0)
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    fused = pf.fuse(scanned)
+    fused(x, weights)
+    (body,) = fused.explain(x, weights).bodies
+    assert [v.kept for v in body.plan.verdicts if v.subject == body.plan.kernels[0].name] == [True]
+    assert made.compared

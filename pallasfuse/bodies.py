@@ -1,0 +1,175 @@
+"""Bodies of loops and branches are programs of their own: each is planned once, and runs as a fused call inside its loop.
+
+What does not change in a loop is computed before it, as `loop_invariants` does for a fused call that the user has put there.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from pallasfuse import _compat
+from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.loop_invariants import computed_outside, split
+
+type Run = Callable[..., list[Any]]
+type FusedBody = Callable[[Jaxpr, str], Run | None]
+"""Returns what runs a body instead of its own equations, from its jaxpr and words that say which it is; None where nothing of it is
+fused."""
+
+
+def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody) -> Jaxpr:
+    """Returns the jaxpr with the bodies of its loops and branches fused; itself where nothing in them is.
+
+    Whatever cannot be rebuilt stays as it is.
+    """
+    flat = flatten(jaxpr)
+    constvars, consts, eqns = list(flat.constvars), list(flat.consts), list[JaxprEqn]()
+    for eqn in flat.eqns:
+        rebuilt = _rebuilt(eqn, fused)
+        if rebuilt is None:
+            eqns.append(eqn)
+            continue
+        names: dict[Any, Any] = dict(zip(rebuilt.invars, eqn.invars, strict=True))
+        names |= dict(zip(rebuilt.outvars, eqn.outvars, strict=True))
+        constvars += rebuilt.constvars
+        consts += rebuilt.consts
+        for inner in rebuilt.eqns:
+            invars = [a if isinstance(a, Literal) else names.get(a, a) for a in inner.invars]
+            outvars = [names.get(v, v) for v in inner.outvars]
+            eqns.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info))
+    if len(eqns) == len(flat.eqns) and all(new is old for new, old in zip(eqns, flat.eqns, strict=True)):
+        return jaxpr
+    return _compat.replace_jaxpr(flat, constvars, consts, eqns, flat.outvars)
+
+
+def _rebuilt(eqn: JaxprEqn, fused: FusedBody) -> Jaxpr | None:
+    """A loop or a choice with fused bodies, of its operands; None where nothing is fused, or it cannot be rebuilt."""
+    build = _BUILDERS.get(eqn.primitive.name)
+    if build is None or eqn.effects:
+        return None
+    avals = [jax.ShapeDtypeStruct(_compat.shape_of(a), _compat.dtype_of(a)) for a in eqn.invars]
+    try:
+        run = build(eqn, fused)
+        traced = None if run is None else jax.make_jaxpr(run)(*avals)
+    except Exception:  # an argument that only JAX itself can type: the loop stays as it is
+        return None
+    if traced is None:
+        return None
+    made = {v for e in traced.eqns for v in e.outvars}
+    same_types = [_type(v) for v in traced.outvars] == [_type(v) for v in eqn.outvars]
+    distinct = len(set(traced.outvars)) == len(traced.outvars) and made.issuperset(traced.outvars)
+    return traced if same_types and distinct else None
+
+
+def _type(atom: Any) -> tuple[tuple[int, ...], Any]:
+    return _compat.shape_of(atom), _compat.dtype_of(atom)
+
+
+def _inside(
+    jaxpr: Jaxpr, fixed: Sequence[bool], fused: FusedBody, what: str
+) -> tuple[Run, Callable[[Sequence[Any]], list[Any]]] | None:
+    """Splits off what does not change in a loop.
+
+    Returns what runs the rest of its body, and what computes the first arguments of that from those that do not change; None where
+    nothing is fused.
+    """
+    parts = split(jaxpr, fixed)
+    run = fused(jaxpr if parts is None else parts.inside, what)
+    if run is None:
+        return None
+
+    def before(values: Sequence[Any]) -> list[Any]:
+        changing = [None] * (len(fixed) - len(values))
+        handed = [] if parts is None else computed_outside(parts, jaxpr, [*values, *changing])
+        return [*handed, *values]
+
+    return run, before
+
+
+def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
+    counts, body = _compat.scan_counts(eqn), eqn.params["jaxpr"]
+    if counts is None or not _worth_it(body):
+        return None
+    constants, carried = counts
+    found = _inside(body, [n < constants for n in range(len(eqn.invars))], fused, f"body of {_place(eqn)}")
+    if found is None:
+        return None
+    inner, before = found
+    how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+
+    def run(*operands: Any) -> list[Any]:
+        given, init, xs = operands[:constants], operands[constants:][:carried], operands[constants + carried :]
+        known = before(given)
+
+        def trip(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+            results = inner(*known, *carry, *x)
+            return results[:carried], results[carried:]
+
+        last, ys = jax.lax.scan(trip, list(init), list(xs), **how)
+        return [*last, *ys]
+
+    return run
+
+
+def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
+    condition, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    if not _worth_it(body):
+        return None
+    found = _inside(body, [n < of_body for n in range(len(body.invars))], fused, f"body of {_place(eqn)}")
+    if found is None:
+        return None
+    inner, before = found
+
+    def run(*operands: Any) -> list[Any]:
+        asked, given, init = (
+            operands[:of_condition],
+            operands[of_condition:][:of_body],
+            operands[of_condition + of_body :],
+        )
+        known = before(given)
+
+        def goes_on(carry: Iterable[Any]) -> Any:
+            return _compat.eval_jaxpr(condition, condition.consts, *asked, *carry)[0]
+
+        return list(jax.lax.while_loop(goes_on, lambda carry: inner(*known, *carry), list(init)))
+
+    return run
+
+
+def _cond(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
+    numbered = enumerate(eqn.params["branches"], 1)
+    branches = [(b, fused(b, f"branch {n} of {_place(eqn)}") if _worth_it(b) else None) for n, b in numbered]
+    if all(run is None for _, run in branches):
+        return None
+
+    def one(branch: Jaxpr, run: Run | None) -> Run:
+        return run or (lambda *operands: _compat.eval_jaxpr(branch, branch.consts, *operands))
+
+    chosen = [one(*b) for b in branches]
+    return lambda index, *operands: list(jax.lax.switch(index, chosen, *operands))
+
+
+_BUILDERS: dict[str, Callable[[JaxprEqn, FusedBody], Run | None]] = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def _place(eqn: JaxprEqn) -> str:
+    return f"{eqn.primitive.name} at {_compat.source_summary(eqn)}"
+
+
+def _worth_it(body: Jaxpr) -> bool:
+    """May there be something to fuse in a body? A kernel holds reductions that depend on each other, or loops of such bodies."""
+    return not body.effects and _reductions(body) > 1
+
+
+def _reductions(jaxpr: Jaxpr) -> int:
+    count = 0
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        count += name.startswith("reduce_") or name in ("dot_general", "argmax", "argmin")
+        for value in eqn.params.values():
+            for inner in value if isinstance(value, list | tuple) else (value,):
+                count += _reductions(inner) if isinstance(inner, Jaxpr) else 0
+    return count

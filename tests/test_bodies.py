@@ -1,0 +1,228 @@
+"""Bodies of loops and branches are planned by themselves, once, and run as fused calls inside their loops."""
+
+import warnings
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse import primitive, report
+from pallasfuse.options import FuseOptions
+from pallasfuse.proof import Counterexample
+
+WIDTH, ROWS = 16, 24
+
+
+def layer(x, p):
+    """Attention with a norm before it and projections around it."""
+    n = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-5)
+    q, k, v = (n @ p[name] for name in "qkv")
+    i = jnp.arange(x.shape[0])
+    weights = jax.nn.softmax(jnp.where(i[:, None] >= i[None, :], q @ k.T, -1e9), -1)
+    return x + weights @ v @ p["o"]
+
+
+def parameters(*leading, seed=0):
+    rng = np.random.default_rng(seed)
+    return {name: 0.3 * rng.normal(size=(*leading, WIDTH, WIDTH)).astype("float32") for name in "qkvo"}
+
+
+def rows(*leading, seed=1):
+    return np.random.default_rng(seed).normal(size=(*leading, ROWS, WIDTH)).astype("float32")
+
+
+def scanned(x, ps):
+    return jax.lax.scan(lambda c, p: (layer(c, p), c.sum()), x, ps)
+
+
+def backwards(x, ps):
+    return jax.lax.scan(lambda c, p: (layer(c, p), c[0]), x, ps, reverse=True, unroll=2)
+
+
+def repeated(x, p):
+    return jax.lax.fori_loop(0, 3, lambda i, c: layer(c, p) + i, x)
+
+
+def until(x, p):
+    def small(state):
+        return (state[0] < 4) & (jnp.abs(state[1]).max() < p["q"].sum() + 1e3)
+
+    return jax.lax.while_loop(small, lambda s: (s[0] + 1, layer(s[1], p)), (0, x))[1]
+
+
+def chosen(x, p):
+    return jax.lax.cond(x[0, 0] > 0, lambda c: layer(c, p), lambda c: 2 * c, x)
+
+
+def switched(x, p):
+    which = jnp.int32(x[0, 0] > 0) + 1
+    return jax.lax.switch(which, [lambda c: c, lambda c: layer(c, p), lambda c: layer(-c, p)], x)
+
+
+def mapped(x, p):
+    return jax.lax.map(lambda c: layer(c, p), jnp.stack([x, 2 * x]))
+
+
+def nested(x, ps):
+    return jax.lax.fori_loop(0, 2, lambda i, c: scanned(c, ps)[0], x)
+
+
+def beside(x, p):
+    """A kernel outside, that reads what the loop has made."""
+    return jax.nn.softmax(repeated(x, p) @ x.T, -1) @ x
+
+
+ONE, THREE = (rows(), parameters()), (rows(), parameters(3))
+PROGRAMS = {
+    "scan": (scanned, THREE),
+    "backwards": (backwards, THREE),
+    "fori": (repeated, ONE),
+    "while": (until, ONE),
+    "cond": (chosen, (abs(rows()), parameters())),
+    "cond, not taken": (chosen, (-abs(rows()), parameters())),
+    "switch": (switched, ONE),
+    "map": (mapped, ONE),
+    "nested": (nested, THREE),
+    "beside": (beside, ONE),
+}
+
+
+def everything(function, **more):
+    return pf.fuse(function, options=FuseOptions(price=False, check=False, **more))
+
+
+def close(have, want, tolerance=2e-5):
+    for a, b in zip(jax.tree.leaves(have), jax.tree.leaves(want), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+
+
+def innermost(plan):
+    return [p for p in plan.all() if p.kernels]
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bodies_have_kernels(name):
+    function, arguments = PROGRAMS[name]
+    fused = everything(function)
+    close(fused(*arguments), function(*arguments))
+    close(jax.jit(fused)(*arguments), function(*arguments))
+    plan = fused.explain(*arguments)
+    assert plan.bodies and all(
+        "planned by itself" in str(f) for f in plan.fallbacks if f.operation in ("scan", "while", "cond")
+    )
+    assert any("max" in str(k.group.folds) for p in innermost(plan) for k in p.kernels), plan.summary
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("name", ["scan", "while", "cond"])
+def test_bodies_are_proved(name):
+    function, arguments = PROGRAMS[name]
+    report = pf.verify(everything(function), *arguments)
+    assert report.equivalent, str(report)
+    assert any("body of" in s or "branch" in s for s in report.proof.stages)
+
+
+def test_a_wrong_body_is_found(monkeypatch):
+    """The counterexample of a body is the program's."""
+    wrong = Counterexample("lowering", "t", (), "1", "2")
+    original = report.prove_plan
+
+    def proved(plan, **how):
+        found = original(plan, **how)
+        return found if plan.bodies else replace(found, holds=False, counterexample=wrong)
+
+    monkeypatch.setattr(report, "prove_plan", proved)
+    found = pf.verify(everything(scanned), *THREE)
+    assert not found.equivalent and found.counterexample is wrong
+
+
+def test_transformations():
+    fused = everything(scanned)
+    xs = rows(3)
+    close(jax.vmap(fused, (0, None))(xs, THREE[1]), jax.vmap(scanned, (0, None))(xs, THREE[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        ours, theirs = (jax.grad(lambda x, f=f: f(x, THREE[1])[0].sum())(THREE[0]) for f in (fused, scanned))
+    close(ours, theirs, 2e-3)
+
+
+def test_a_body_is_planned_once_whoever_asks(monkeypatch):
+    made = []
+    original = primitive.make_plan
+    monkeypatch.setattr(primitive, "make_plan", lambda *a: made.append(a) or original(*a))
+    close(everything(scanned)(*THREE), scanned(*THREE))
+    assert len(made) == 2  # the program and its body, for three layers
+
+
+def test_what_does_not_change_is_computed_before_the_loop():
+    def steps(x, cost):
+        def step(i, c):
+            kernel = jnp.exp(-((cost[:, None] - cost[None, :]) ** 2).sum(-1))
+            return jax.nn.softmax(kernel @ c + i, -1) @ c.T @ c
+
+        return jax.lax.fori_loop(0, 3, step, x)
+
+    arguments = rows(), rows(seed=5)
+    fused = everything(steps)
+    close(fused(*arguments), steps(*arguments), 1e-4)
+    (body,) = fused.explain(*arguments).bodies
+    assert not any("exp(-" in str(n.body) or "square" in str(n.body) for n in body.plan.program.nests)
+
+
+def test_a_body_without_kernels_is_what_it_was():
+    """Nothing of the loop is rebuilt: the program is the very one that jax.jit compiles."""
+
+    def plain(x):
+        return jax.lax.fori_loop(0, 3, lambda i, c: jnp.tanh(c @ c.T @ c), x)
+
+    def text(f):
+        return jax.jit(f).lower(rows()).as_text()
+
+    fused = pf.fuse(plain, options=FuseOptions(price=True, check=False))
+    assert not fused.explain(rows()).fuses
+    assert "while" in text(fused) and text(fused).count("dot_general") == text(plain).count("dot_general")
+
+
+def test_effects_inside_stay(capfd):
+    def talks(x, ps):
+        def step(c, p):
+            jax.debug.print("step")
+            return layer(c, p), None
+
+        return jax.lax.scan(step, x, ps)[0]
+
+    close(everything(talks)(*THREE), scanned(*THREE)[0])
+    jax.effects_barrier()
+    assert capfd.readouterr().out.count("step") == 3
+
+
+def test_strict_says_that_a_loop_is_left():
+    with pytest.raises(pf.FusionError, match="scan"):
+        pf.fuse(scanned, strict=True)(*THREE)
+
+
+def test_tiles_that_are_asked_for_are_those_outside():
+    fused = everything(beside, tiles=(("i", 8),))
+    close(fused(*ONE), beside(*ONE), 1e-4)
+
+
+def test_scanned_modules():
+    nn = pytest.importorskip("flax.linen")
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return x + nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x)), None
+
+    layers = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=4)()
+    x = rows(2)
+    variables = layers.init(jax.random.key(0), x, None)
+    fused = everything(lambda v, x: layers.apply(v, x, None)[0])
+    close(fused(variables, x), layers.apply(variables, x, None)[0], 1e-4)
+    (body,) = fused.explain(variables, x).bodies
+    assert sum(len(k.group.folds) == 3 for k in body.plan.kernels) == 1
