@@ -27,7 +27,7 @@ def layer(x, p):
 
 def parameters(*leading, seed=0):
     rng = np.random.default_rng(seed)
-    return {name: 0.3 * rng.normal(size=(*leading, WIDTH, WIDTH)).astype("float32") for name in "qkvo"}
+    return {name: 0.1 * rng.normal(size=(*leading, WIDTH, WIDTH)).astype("float32") for name in "qkvo"}
 
 
 def rows(*leading, seed=1):
