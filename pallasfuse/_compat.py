@@ -15,6 +15,7 @@ from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib.mlir import ir
 
 _ir: Any = ir
@@ -288,6 +289,20 @@ def asks_for_sharding(sharding: Any) -> bool:
     if spec is None or mesh is None or any(entry is not None for entry in spec):
         return True
     return any(t != jax.sharding.AxisType.Auto for t in mesh.axis_types)
+
+
+def is_sharding_constraint(eqn: JaxprEqn) -> bool:
+    """Is an equation an identity that says how its value is spread over devices, and nothing else (no layout, no other memory)?"""
+    if eqn.primitive.name != "sharding_constraint":
+        return False
+    return eqn.params.get("layout") is None and eqn.params["sharding"].memory_kind in (None, "device")
+
+
+def constrained(eqn: JaxprEqn, value: Any, spec: PartitionSpec) -> Any:
+    """`value`, constrained as by the equation over the same mesh, but by a partition spec of its own, with all dimensions."""
+    free = frozenset(d for d, entry in enumerate(spec) if entry is PartitionSpec.UNCONSTRAINED)
+    sharding = NamedSharding(eqn.params["sharding"].mesh, spec)
+    return bind(eqn.replace(params={**eqn.params, "sharding": sharding, "unconstrained_dims": free}), [value])[0]
 
 
 IN_BOUNDS: Any = OOBFillMode.PROMISE_IN_BOUNDS

@@ -11,6 +11,7 @@ from jax.extend.core import Var
 from jax.interpreters import mlir
 
 from pallasfuse import _compat
+from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import calls_fused
@@ -108,10 +109,12 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
     """Add to `values` what a step defines."""
     variable = plan.converted.variable
     if isinstance(step, Kernel):
-        arrays = {name: values[variable[name]] for name in step.group.inputs}
+        given = {name: values[variable[name]] for name in step.group.inputs}
+        arrays = constrained_operands(plan.converted, step, given)
         found = (run or run_kernel)(plan, step, arrays)
         for nest in step.group.outputs:
-            values[variable[nest.name]] = found[nest.name].reshape(_compat.shape_of(variable[nest.name]))
+            result = found[nest.name].reshape(_compat.shape_of(variable[nest.name]))
+            values[variable[nest.name]] = constrained_result(plan.converted, nest.name, result)
     else:
         results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
         values.update(zip(step.outvars, results, strict=True))

@@ -4,7 +4,6 @@
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
@@ -22,7 +21,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import Converted, convert
+from pallasfuse.jaxpr_frontend import BATCHED_AS_BODY, Converted, axes_of, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Kernel, Plan, Step, plan_converted
 from pallasfuse.targets import XLA_CPU, Target
@@ -258,7 +257,7 @@ def derive(
     Raises:
       FusionError: it cannot be run so; says which part of it needs the whole axis, and why.
     """
-    converted = convert(jaxpr)
+    converted = convert(jaxpr, BATCHED_AS_BODY)  # states may be batched
     refused: FusionError | None = None
     for along in (frozenset[Axis](), _axes_along(converted, streamed)):
         plan = plan_converted(converted, XLA_CPU, replace(options, price=False), along=along)
@@ -348,18 +347,6 @@ def _check_axis(
                                   f"{node.indices[first]}, but the kernel reduces {rolled} (of {rolled.extent} elements): "
                                   "a streamed dimension is reduced, and nothing else. Pass what is read in another way as "
                                   "an argument of its own, which is not streamed")  # fmt: skip
-
-
-def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple[Axis, ...]]]:
-    """Returns the row-major axes of every dimension of an array in the tensor that stands for it, each with where they begin."""
-    found: list[tuple[int, tuple[Axis, ...]]] = []
-    at = 0
-    for size in shape:
-        first = at
-        while math.prod(a.extent for a in axes[first:at]) < size:
-            at += 1
-        found.append((first, tuple(axes[first:at])))
-    return found
 
 
 def _check_group(kernel: Kernel, what: str) -> None:

@@ -37,7 +37,7 @@ Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
 """Returns the ways in which a kernel rounds otherwise than its program, by the name of the target."""
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
-                     "stop_gradient", "convert_element_type"})  # fmt: skip
+                     "stop_gradient", "convert_element_type", "sharding_constraint"})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,9 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.jaxpr_frontend import axes_of, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.partial import axes_of, is_part, piece_inputs
+from pallasfuse.partial import is_part, piece_inputs
 from pallasfuse.pipeline import Kernel, Plan
 from pallasfuse.placement import phase_of_state, place
 from pallasfuse.targets import XLA_CPU, Target

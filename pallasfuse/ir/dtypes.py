@@ -1,6 +1,7 @@
 """Element types by name. Kept as strings so that the IR needs neither JAX nor ml_dtypes."""
 
 import math
+import re
 
 _BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -11,8 +12,16 @@ _MANTISSA_EXPONENT = {"bfloat16": (7, 8), "float16": (10, 5), "float32": (23, 8)
 SUPPORTED = frozenset(_BYTES)
 
 
+_OPAQUE_BYTES = 8
+"""The size of an element whose type does not name it: a random key."""
+
+
 def itemsize_bytes(dtype: str) -> int:
-    return _BYTES[dtype]
+    """The size of an element, also of a type outside `SUPPORTED`, as XLA's part of a program may have: `complex64`, `key<fry>`."""
+    if dtype in _BYTES:
+        return _BYTES[dtype]
+    bits = re.search(r"\d+", dtype)
+    return max(1, int(bits[0]) // 8) if bits else _OPAQUE_BYTES
 
 
 def is_float(dtype: str) -> bool:
@@ -20,7 +29,7 @@ def is_float(dtype: str) -> bool:
 
 
 def is_integer(dtype: str) -> bool:
-    return not is_float(dtype) and dtype != "bool"
+    return dtype in _BYTES and not is_float(dtype) and dtype != "bool"
 
 
 def largest(dtype: str) -> float:

@@ -1,7 +1,17 @@
 """A jaxpr to a loop program: calls inlined, dimensions unified to axes, one table from primitive to nest."""
 
 from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map
-from pallasfuse.jaxpr_frontend.converted import Converted
-from pallasfuse.jaxpr_frontend.inlining import PLAIN_CALLS, calls_fused, flatten
+from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
+from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, calls_fused, flatten
 
-__all__ = ["PLAIN_CALLS", "Converted", "calls_fused", "convert", "flatten", "is_layout", "is_map"]
+__all__ = [
+    "BATCHED_AS_BODY",
+    "PLAIN_CALLS",
+    "Converted",
+    "axes_of",
+    "calls_fused",
+    "convert",
+    "flatten",
+    "is_layout",
+    "is_map",
+]

@@ -1,10 +1,12 @@
 """Conversion turns a jaxpr into a loop program: one nest per equation, over axes that the whole program shares."""
 
 import keyword
+import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import accumulate, chain, count
 from string import ascii_lowercase
 from typing import Any, assert_never
 
@@ -20,7 +22,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tens
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
 from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
-from pallasfuse.jaxpr_frontend.inlining import flatten, has_fused_body
+from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, flatten, has_fused_body
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
@@ -54,8 +56,11 @@ class _Step:
     outputs: tuple[tuple[Symbol, ...], ...]
 
 
-def convert(jaxpr: Jaxpr) -> Converted:
+def convert(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Converted:
     """Convert a jaxpr from `jax.make_jaxpr`. Its constants are the first inputs of the program.
+
+    calls: names of the primitives that are replaced by their body. What runs the result where `vmap` may still come takes
+    `BATCHED_AS_BODY`, so that rules for batching that the user wrote are kept.
 
     The inputs of the program are `result.jaxpr.constvars`, whose values are `result.jaxpr.consts`, followed by
     `result.jaxpr.invars`. An equation that has no nest becomes one `External` per output.
@@ -64,16 +69,19 @@ def convert(jaxpr: Jaxpr) -> Converted:
       TraceError: a shape is not static.
       InvalidProgramError: the result breaks an invariant of loop programs (a bug in pallasfuse).
     """
-    flattened = flatten(jaxpr)
+    flattened = flatten(jaxpr, calls)
     _require_static_shapes(flattened)
     inputs = [*flattened.constvars, *flattened.invars]
     dims = Dimensions()
     known = {var: _Known(flat(dims.fresh_shape(shape_of(var), dims.space()))) for var in inputs}
-    has_empty = any(0 in shape_of(v) for v in _variables(flattened))
     steps: list[_Step] = []
     rules = _RULES | picking.rules(flattened)
+    stored = _Stored(flattened)
     for eqn in flattened.eqns:
-        plan = Refusal("an axis is empty") if has_empty else _plan(eqn, dims, known, rules)
+        merged = stored.merged_by(eqn)
+        plan = _plan(eqn, dims, known, rules) if merged is None else merged
+        if isinstance(plan, Refusal):
+            stored.variables.update(eqn.outvars)
         match plan:
             case Plan(kept=kept):
                 depth = max((known[a].depth for a in plan.reads(eqn) if isinstance(a, Var)), default=0)
@@ -85,6 +93,29 @@ def convert(jaxpr: Jaxpr) -> Converted:
         known.update(zip(eqn.outvars, outputs, strict=True))
         steps.append(_Step(eqn, plan, tuple(o.symbols for o in outputs)))
     return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps, jaxpr)
+
+
+class _Stored:
+    """What XLA stores for the equations that it keeps, of which a reshape costs nothing."""
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        atoms = chain(jaxpr.outvars, *(e.invars for e in jaxpr.eqns))
+        self._uses = Counter(a for a in atoms if isinstance(a, Var))
+        self.variables: set[Var] = set()
+
+    def merged_by(self, eqn: JaxprEqn) -> Refusal | None:
+        """Why a reshape that only merges dimensions stays with XLA, if it is the one use of such a value.
+
+        As a nest it would split the axis of the result in all that comes later, for the sake of dimensions that nothing else reads:
+        pairs of features that were stacked and joined would be two axes of every product.
+        """
+        if eqn.primitive.name != "reshape" or not isinstance(eqn.invars[0], Var):
+            return None
+        (operand, *_), (result,) = eqn.invars, eqn.outvars
+        before, after = (set(accumulate(reversed(shape_of(v)), operator.mul, initial=1)) for v in (operand, result))
+        if operand in self.variables and self._uses[operand] == 1 and after < before:
+            return Refusal("reshape of what XLA stores: it moves nothing")
+        return None
 
 
 def _require_static_shapes(jaxpr: Jaxpr) -> None:
@@ -113,7 +144,10 @@ def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: M
             return Refusal(f"{name} on elements of type {dtype_of(atom)}")
         if isinstance(atom, Literal) and np.size(atom.val) != 1:
             return Refusal(f"{name} of a literal array")
-    if any(_compat.asks_for_sharding(eqn.params.get(key)) for key in ("sharding", "out_sharding")):
+        if 0 in shape_of(atom):  # whatever reads such an array stays with XLA: no nest has an empty axis
+            return Refusal(f"{name} of an array without elements")
+    constrains = _compat.is_sharding_constraint(eqn)  # an identity, whatever sharding it asks for: see `constraints`
+    if not constrains and any(_compat.asks_for_sharding(eqn.params.get(key)) for key in ("sharding", "out_sharding")):
         return Refusal(f"{name} asks for a sharding")
     if eqn.params.get("accuracy") is not None:
         return Refusal(f"{name} asks for an accuracy")

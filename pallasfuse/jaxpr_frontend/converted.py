@@ -1,10 +1,12 @@
 """The frontend's result: a loop program, and where each of its tensors lives in the jaxpr."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jax.extend.core import Jaxpr, Literal, Var
 
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import LoopProgram
 
 
@@ -25,3 +27,15 @@ class Converted:
     program: LoopProgram
     variable: Mapping[str, Var]
     results: tuple[str | Literal, ...]
+
+
+def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple[Axis, ...]]]:
+    """Returns the row-major axes of every dimension of an array in the tensor that stands for it, each with where they begin."""
+    found: list[tuple[int, tuple[Axis, ...]]] = []
+    at = 0
+    for size in shape:
+        first = at
+        while math.prod(a.extent for a in axes[first:at]) != size:  # an empty dimension has an axis, too
+            at += 1
+        found.append((first, tuple(axes[first:at])))
+    return found

@@ -5,6 +5,7 @@ from math import inf
 
 from jax.extend.core import JaxprEqn
 
+from pallasfuse import _compat
 from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Const, Expr, apply, const, convert, select
@@ -66,6 +67,12 @@ def _identity(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
     return _pointwise(eqn, dims, space, same)
 
 
+def _sharding_constraint(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
+    if not _compat.is_sharding_constraint(eqn):
+        return Refusal("sharding_constraint to another layout or memory is left to XLA")
+    return _identity(eqn, dims, space)
+
+
 def _log2(x: Expr) -> Expr:
     return apply("mul", apply("log", x), const(_LOG2_E, x.dtype))
 
@@ -125,6 +132,7 @@ RULES: dict[str, Rule] = {
     "copy": _identity,
     "copy_p": _identity,
     "name": _identity,
+    "sharding_constraint": _sharding_constraint,
     "convert_element_type": _convert,
     "integer_pow": _integer_pow,
     "round": _round,

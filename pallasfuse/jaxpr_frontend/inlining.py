@@ -12,11 +12,13 @@ type Atom = Var | Literal
 
 PLAIN_CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "core_closed_call"))
 """Calls that mean their body in every way."""
-_CALLS = PLAIN_CALLS | frozenset((
+BATCHED_AS_BODY = PLAIN_CALLS | frozenset((
     "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse",
 ))  # fmt: skip
-"""Calls whose forward meaning is their body's; the others have derivatives or rules of their own."""
-_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+"""Calls that mean their body, also under `vmap`; some have derivatives of their own."""
+ALL_CALLS = BATCHED_AS_BODY | frozenset(("custom_vmap_call",))
+"""Calls that mean their body where no transformation is left to come."""
+_BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class _Frame:
     source: Any  # replaces the source of its equations, unless None
 
 
-def flatten(jaxpr: Jaxpr, calls: Set[str] = _CALLS) -> Jaxpr:
+def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
     those that nothing uses are dropped. The arguments stay as they are.
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from jax.extend.core import JaxprEqn
+from jax.lax import Precision
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
@@ -34,8 +35,9 @@ def _dot_general(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
     (lhs_contracting, rhs_contracting), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     lhs_type, rhs_type = (dtype_of(x) for x in eqn.invars)
     result = dtype_of(eqn.outvars[0])
-    carried = _accumulator(lhs_type, rhs_type, result)
-    if carried is None:
+    operand = _operand_type(eqn, lhs_type, rhs_type, result)
+    carried = None if operand is None else _accumulator(operand, result)
+    if operand is None or carried is None:
         return Refusal(f"dot_general of {lhs_type} and {rhs_type} to {result}")
     lhs = dims.fresh_shape(shape_of(eqn.invars[0]), space)
     shared = {int(r): lhs[int(left)] for left, r in zip(lhs_batch, rhs_batch, strict=True)}
@@ -51,7 +53,7 @@ def _dot_general(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
     reduced = flat(summed)
 
     def body(args: tuple[Expr, ...], position: Position) -> Expr:
-        product = mul(convert(args[0], carried), convert(args[1], carried))
+        product = mul(*(convert(convert(a, operand), carried) for a in args))
         return product if reduced else convert(product, result)
 
     kept = flat([*batch, *lhs_free, *rhs_free])
@@ -59,11 +61,22 @@ def _dot_general(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
     return Plan(kept, (flat(lhs), flat(rhs)), body, reduced, SUM if reduced else None, precision)
 
 
-def _accumulator(lhs: str, rhs: str, result: str) -> str | None:
+def _operand_type(eqn: JaxprEqn, lhs: str, rhs: str, result: str) -> str | None:
+    """The type that both operands are rounded to. JAX lowers a product of two types as one of operands of the result's type."""
+    if lhs == rhs:
+        return lhs
+    precision = eqn.params.get("precision")
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    if not all(p is None or isinstance(p, Precision) for p in pair):
+        return None  # an algorithm has types of its own
+    return result if dtypes.is_float(result) or not (dtypes.is_float(lhs) or dtypes.is_float(rhs)) else None
+
+
+def _accumulator(operand: str, result: str) -> str | None:
     """The type that products are formed and added in; None when the types do not go together."""
     for kind in (dtypes.is_float, dtypes.is_integer):
-        if kind(lhs) and kind(rhs) and kind(result):
-            candidates = [dtypes.accumulator(lhs), dtypes.accumulator(rhs), dtypes.accumulator(result)]
+        if kind(operand) and kind(result):
+            candidates = [dtypes.accumulator(operand), dtypes.accumulator(result)]
             widest = max(candidates, key=dtypes.itemsize_bytes)
             unsigned = {c.startswith("uint") for c in candidates}
             return widest if len(unsigned) == 1 else None

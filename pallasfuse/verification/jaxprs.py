@@ -19,10 +19,12 @@ type Literals = Callable[[Any, str], Any]
 
 _CALLS = frozenset((
     "jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse",
+    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse", "custom_vmap_call",
 ))  # fmt: skip
 _ALIASES = {"add_any": "add"}
-_COPIES = frozenset({"stop_gradient", "copy", "copy_p", "name", "optimization_barrier", "reduce_precision"})
+_COPIES = frozenset((
+    "stop_gradient", "copy", "copy_p", "name", "optimization_barrier", "reduce_precision", "sharding_constraint",
+))  # fmt: skip
 _MOVES = frozenset({"slice", "dynamic_slice", "pad", "concatenate", "split", "rev"})
 _REDUCTIONS = {f"reduce_{name}": reducer for name, reducer in REDUCERS.items()}
 
@@ -238,7 +240,7 @@ def body_of(eqn: JaxprEqn) -> Jaxpr | None:
     """The jaxpr that a call runs; None if the equation is no call."""
     if eqn.primitive.name not in _CALLS:
         return None
-    candidates = [eqn.params.get(key) for key in ("jaxpr", "call_jaxpr", "fun_jaxpr")]
+    candidates = [eqn.params.get(key) for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")]
     candidates.append(getattr(eqn.params.get("call"), "jaxpr", None))
     body = next((b for b in candidates if isinstance(b, Jaxpr)), None)
     return body if body is not None and len(body.invars) == len(eqn.invars) else None

@@ -34,6 +34,17 @@ def test_sizes_and_kinds(dtype):
     assert sum(kinds) == 1
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("complex64", 8), ("complex128", 16), ("float8_e4m3fn", 1), ("float4_e2m1fn", 1), ("int4", 1), ("key<fry>", 8)],
+)
+def test_other_types_have_a_size_and_no_kind(dtype, size):
+    assert dtype not in dtypes.SUPPORTED
+    assert dtypes.itemsize_bytes(dtype) == size
+    assert not dtypes.is_float(dtype)
+    assert not dtypes.is_integer(dtype)
+
+
 @pytest.mark.parametrize("target", sorted(dtypes.SUPPORTED))
 @pytest.mark.parametrize("source", sorted(dtypes.SUPPORTED))
 def test_an_exact_cast_keeps_every_value(source, target):

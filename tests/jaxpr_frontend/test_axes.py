@@ -1,5 +1,7 @@
 """Axis unification: what is the same axis, what is read over renamed axes, how splits spread, what is refused."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
@@ -7,9 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, Nest
-from pallasfuse.jaxpr_frontend import Converted, conversion
+from pallasfuse.jaxpr_frontend import Converted, axes_of, conversion
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions
 from tests.jaxpr_frontend.programs import check, converted, reasons, text
 
@@ -216,10 +219,41 @@ def test_refused_reshape_names_the_shapes() -> None:
     assert external.operands == ("x",)
 
 
-def test_empty_axis_leaves_everything_to_xla() -> None:
-    result = converted(lambda x: (jnp.exp(x).sum(0), x + 1), np.ones((0, 6)))
-    assert set(reasons(result)) == {"an axis is empty"}
-    assert len(result.program.nests) == len(result.jaxpr.eqns)
+def test_what_has_no_elements_is_left_to_xla_and_nothing_else() -> None:
+    result = converted(lambda x, y: (jnp.exp(x).sum(0), x + 1, y + x.sum(0), y[1:1]), np.ones((0, 6)), np.ones(6))
+    assert reasons(result) == [
+        "exp of an array without elements", "reduce_sum of an array without elements", "add of an array without elements",
+        "reduce_sum of an array without elements", "slice of an array without elements",
+    ]  # fmt: skip
+    (added,) = (n for n in result.program.nests if isinstance(n, Nest))
+    assert [a.extent for a in added.axes] == [6]
+
+
+def test_dimensions_that_only_xla_joins_are_no_axes() -> None:
+    """Pairs of features that are stacked and joined stay one axis of the product; where something else reads them, they are two."""
+
+    def pairs(x: Any) -> Any:
+        return jnp.stack([x[:, ::2], x[:, 1::2]], -1)
+
+    x, w = np.ones((4, 6)), np.ones((6, 5))
+    result = converted(lambda x, w: pairs(x).reshape(4, 6) @ w, x, w)
+    assert reasons(result)[-1] == "reshape of what XLA stores: it moves nothing"
+    assert [a.extent for a in result.program.nests[-1].reduced] == [6]
+    result = converted(lambda x, w: ((p := pairs(x)).reshape(4, 6) @ w, p.sum(1)), x, w)
+    product, _ = (n for n in result.program.nests if isinstance(n, Nest) and n.is_reduction)
+    assert [a.extent for a in product.reduced] == [3, 2]
+    result = converted(lambda x, w: x.reshape(4, 6) @ w, np.ones((4, 3, 2)), w)
+    assert reasons(result) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "expected"),
+    [((6, 4), (2, 3, 4), [(2, 3), (4,)]), ((1, 4, 1), (4,), [(), (4,), ()]), ((0, 6), (0, 6), [(0,), (6,)]),
+     ((3, 0, 1), (3, 0), [(3,), (0,), ()])],
+)  # fmt: skip
+def test_the_axes_of_each_dimension(shape: tuple[int, ...], axes: tuple[int, ...], expected: list[Any]) -> None:
+    found = axes_of(shape, [Axis(f"a{n}", extent) for n, extent in enumerate(axes)])
+    assert [tuple(a.extent for a in over) for _, over in found] == expected
 
 
 # A chain of operations on one array. Each is tried with a choice that Hypothesis makes; the value is compared with JAX.

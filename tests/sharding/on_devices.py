@@ -258,6 +258,48 @@ def check_merge():
         assert 0 < gathered(run.lower(*QKV).compile().as_text()) <= 8 * 16 * 8 * COUNT
 
 
+def check_constraints(cases):
+    """Constraints inside a kernel reach its operands, and through them its results: what is sharded is as in the plain function."""
+
+    def constrain(*spec):
+        return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(MESH, P(*spec)))
+
+    def constrained(q, k, v, of_scores=lambda s: s, of_weights=lambda p: p):
+        s = of_scores(jnp.einsum("hid,hjd->hij", q, k))
+        return jnp.einsum("hij,hje->hie", of_weights(jax.nn.softmax(s, axis=-1)), v)
+
+    def transposed(x):
+        return jnp.swapaxes(constrain(None, "a")(jnp.swapaxes(x, 0, 1)), 0, 1)
+
+    heads, rows = constrain("a"), constrain("a", "b")
+    functions = {
+        "operands": lambda q, k, v: constrained(heads(q), heads(k), heads(v)),
+        "scores": lambda q, k, v: constrained(q, k, v, rows),
+        "weights of scaled operands": lambda q, k, v: constrained(2 * q, k, v, of_weights=rows),
+        "transposed": lambda q, k, v: constrained(transposed(q), transposed(k), v),
+        "result": lambda q, k, v: rows(constrained(q, k, v)),
+        "result sharded otherwise": lambda q, k, v: constrain("b")(jax.nn.softmax(constrain("a")(k), axis=1)),
+        "replicated": lambda q, k, v: constrain()(constrained(constrain()(q), k, v)),
+        "one mesh axis twice": lambda q, k, v: constrained(constrain("a")(q), constrain(None, "a")(k), v),
+        "disagreement": lambda q, k, v: constrained(constrain("a")(q), constrain("b")(k), v),
+        "no part of a dimension": lambda q, k, v: constrained(constrain(None, BOTH)(q[:, :6]), k, v),
+    }
+    undecided = ("one mesh axis twice", "disagreement", "no part of a dimension")
+    placed = [jax.device_put(x, NamedSharding(MESH, P())) for x in QKV]
+    for name in cases or functions:
+        fused = pf.fuse(functions[name], options=pf.FuseOptions(price=False, check=False))
+        (kernel,) = fused.explain(*placed).kernels
+        assert len(kernel.group.folds) == 3 - (name == "result sharded otherwise"), name
+        want, have = (jax.jit(f)(*placed) for f in (functions[name], fused))
+        np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-5, err_msg=name)
+        assert name in undecided or have.sharding.is_equivalent_to(want.sharding, want.ndim), (name, have.sharding)
+        assert name in undecided or want.sharding.is_fully_replicated is (name == "replicated"), name
+        batched = [x[None] for x in placed]
+        np.testing.assert_allclose(jax.jit(jax.vmap(fused))(*batched)[0], want, rtol=2e-5, atol=2e-5, err_msg=name)
+    text = jax.export.export(jax.jit(fused))(*placed).mlir_module()
+    assert "sharding" in text
+
+
 SOME = ("rows over both", "grouped", "moments", "results along the axis", "few rows")
 """Sharded rows and heads, states exchanged over one mesh axis, what is gathered, and rows that no axis divides."""
 
@@ -274,6 +316,7 @@ if __name__ == "__main__":
     check_merge()
     if COUNT == 4:
         check_vmap()
+        check_constraints(() if ALL else ("scores", "transposed", "result sharded otherwise"))
         check_options(("rows", "keys") if ALL else ("rows",))
         check_fallback(("rows", "keys", "rows and keys on one mesh axis") if ALL else ("keys",))
     print("ok")
