@@ -28,6 +28,7 @@ from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
+from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
@@ -95,7 +96,7 @@ Step = Kernel | JaxprEqn
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(OfThisProcess):
     """Everything that was decided about one jaxpr for one target. `str(plan)` is the derivation, stage by stage."""
 
     converted: Converted

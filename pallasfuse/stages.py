@@ -13,11 +13,12 @@ from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, Plan, choose_groups, schedule_grouping
 from pallasfuse.primitive import FusedCall, Once, for_device_at_hand, fused_p, target_for
+from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target, find
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(OfThisProcess):
     """Everything that is needed to rebuild a traced call: the flat arguments' avals and how to unflatten."""
 
     jaxpr: Jaxpr
@@ -33,7 +34,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Traced:
+class Traced(OfThisProcess):
     """A function traced to a jaxpr and converted to a loop program."""
 
     call: Call
@@ -50,7 +51,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class Fused:
+class Fused(OfThisProcess):
     """A loop program with its groups."""
 
     traced: Traced
@@ -69,7 +70,7 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class Tiled:
+class Tiled(OfThisProcess):
     """A complete plan."""
 
     traced: Traced
@@ -92,7 +93,7 @@ class Tiled:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Lowered(OfThisProcess):
     """StableHLO for one platform."""
 
     call: Call
@@ -107,7 +108,7 @@ class Lowered:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Compiled(OfThisProcess):
     """An executable with the function's own signature."""
 
     call: Call
