@@ -1,4 +1,7 @@
-"""Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1."""
+"""Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1.
+
+What belongs to kernels for GPUs is imported by the functions that need it: it takes long, and `import pallasfuse` shall not.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,18 +11,7 @@ import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src import profiler as jax_profiler
 from jax._src.lax import parallel
-from jax._src.lib.mlir.dialects import arith, llvm, nvvm
-from jax.experimental.mosaic import gpu as mosaic
-from jax.experimental.mosaic.gpu import profiler as cupti
-from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from jaxlib.mlir import ir
-
-_ir: Any = ir
-_arith: Any = arith
-_plgpu: Any = plgpu
 
 
 def is_mapped(dimension: Any) -> bool:
@@ -77,6 +69,8 @@ def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 def masked_load(ref: Any, mask: Any, eviction_policy: str | None = None) -> Any:
     """Load a (sub-)reference in a Pallas kernel; elements where `mask` is false are zero and not read."""
+    from jax.experimental.pallas import triton as pallas_triton
+
     if mask is None:
         return pallas_triton.load(ref, eviction_policy=eviction_policy)
     return pallas_triton.load(ref, mask=mask, other=False if ref.dtype == bool else 0, eviction_policy=eviction_policy)
@@ -84,6 +78,8 @@ def masked_load(ref: Any, mask: Any, eviction_policy: str | None = None) -> Any:
 
 def masked_store(ref: Any, value: Any, mask: Any) -> None:
     """Store to a (sub-)reference in a Pallas kernel; elements where `mask` is false are not written."""
+    from jax.experimental.pallas import triton as pallas_triton
+
     pallas_triton.store(ref, value, mask=mask)
 
 
@@ -281,8 +277,18 @@ def asks_for_sharding(sharding: Any) -> bool:
     return any(t != jax.sharding.AxisType.Auto for t in mesh.axis_types)
 
 
-IN_BOUNDS: Any = OOBFillMode.PROMISE_IN_BOUNDS
-"""A copy that stays inside its array: one instruction, whatever its size."""
+def in_bounds() -> Any:
+    """Returns the mode of a copy that stays inside its array: one instruction, whatever its size."""
+    from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
+
+    return OOBFillMode.PROMISE_IN_BOUNDS
+
+
+def _mosaic_gpu() -> Any:
+    """Returns Pallas' module of kernels for Mosaic GPU."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    return mosaic_gpu
 
 
 def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequence[Any], blocks: int) -> None:
@@ -290,7 +296,15 @@ def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequenc
 
     In a kernel of Mosaic GPU, by a warpgroup for which all these are uniform. Seen by a block after it has met the others.
     """
-    splat = _plgpu.Layout.WG_SPLAT(())
+    from jax._src.lib.mlir import dialects
+    from jax.experimental.mosaic import gpu as mosaic
+    from jaxlib.mlir import ir
+
+    plgpu: Any = _mosaic_gpu()
+    _ir: Any = ir
+    _arith: Any = dialects.arith
+    _llvm: Any = dialects.llvm
+    splat = plgpu.Layout.WG_SPLAT(())
     utils: Any = mosaic.utils
 
     def store(_: Any, board: Any, at: Any, values: Any) -> None:
@@ -303,30 +317,32 @@ def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequenc
             for place, value in zip(places, values, strict=True):
                 here = utils.memref_slice(board, _arith.addi(number, _arith.constant(index, place)))
                 there = utils.get_cluster_ptr(utils.memref_ptr(here), peer, generic=False)
-                llvm.store(value.registers.item(), there)
+                _llvm.store(value.registers.item(), there)
 
-    types = (_plgpu.RefType(), splat, [splat] * len(values))
-    _plgpu.inline_mgpu(arg_types=types)(store)(board, at, list(values))
+    types = (plgpu.RefType(), splat, [splat] * len(values))
+    plgpu.inline_mgpu(arg_types=types)(store)(board, at, list(values))
 
 
 def meet_cluster() -> None:
     """A barrier of all threads of a cluster: what they wrote before it (release) is seen by all after it (acquire)."""
+    from jax._src.lib.mlir.dialects import nvvm
 
     def meet(_: Any) -> None:
         nvvm.cluster_arrive()  # not `aligned`: threads of a warp may have come here on different ways
         nvvm.cluster_wait()
 
-    _plgpu.inline_mgpu()(meet)()
+    _mosaic_gpu().inline_mgpu()(meet)()
 
 
 def approximately(operation: str, value: Any, layout: Any) -> Any:
     """`exp` or `exp2` of a vector of float32, by an instruction that is right to 22 bits; below 2^-126 it is zero."""
+    plgpu = _mosaic_gpu()
 
     def call(_: Any, x: Any) -> Any:
         return getattr(x, operation)(approx=True)
 
-    result = _plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
-    return _plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
+    result = plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
+    return plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
 
 
 def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[float]:
@@ -335,6 +351,8 @@ def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[f
     One call alone, where they start different kernels. None at all where CUPTI does not tell: it is not there, or a profiler of
     the user's has it.
     """
+    from jax.experimental.mosaic.gpu import profiler as cupti
+
     state = jax_profiler._profile_state  # `session` from JAX 0.12
     if getattr(state, "profile_session", None) or getattr(state, "session", None):
         return []

@@ -1,4 +1,8 @@
-"""The user's interface: `fuse` and the object it returns."""
+"""The user's interface: `fuse` and the object it returns.
+
+Modules that make plans are imported by the methods that need them: with SymPy and the emitters they take longer than JAX
+itself, and a program that imports this one may never make a plan.
+"""
 
 import contextlib
 import copy
@@ -6,21 +10,21 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Concatenate, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, Self, overload
 
 import jax
 import numpy as np
 
-from pallasfuse import _compat, stages
-from pallasfuse.check import check, wanted
+from pallasfuse import _compat
 from pallasfuse.errors import FusionError, TraceError
-from pallasfuse.loop_invariants import outside_of_loop
+from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan
-from pallasfuse.primitive import Once, automatic, call_fused, call_typed
-from pallasfuse.recovery import device_of, may_recover, recover
 from pallasfuse.references import portable, reference_to, restored
 from pallasfuse.targets import find
+
+if TYPE_CHECKING:
+    from pallasfuse.pipeline import Plan
+    from pallasfuse.stages import Traced
 
 
 class FusedFunction[**P, R]:
@@ -73,6 +77,8 @@ class FusedFunction[**P, R]:
         try:
             result = self._compiled_for(args, kwargs)(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
+            with IMPORTS:
+                from pallasfuse.recovery import may_recover
             leaves = self.leaves(args, kwargs)
             if not may_recover(self._options, leaves):
                 raise
@@ -94,6 +100,8 @@ class FusedFunction[**P, R]:
 
     def _recovered(self, error: Exception, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call that failed, without the kernels that are to blame."""
+        from pallasfuse.recovery import recover
+
         plan = self.trace(*args, **kwargs).fuse().tile().plan
         if not plan.kernels:
             raise error
@@ -176,6 +184,8 @@ class FusedFunction[**P, R]:
         mesh = _compat.explicit_mesh(self.leaves(args, kwargs))
         if mesh is None:
             return self._trace_as_typed(args, kwargs)
+        with IMPORTS:
+            from pallasfuse.primitive import automatic
         static = self._static_positions(args)
         plain_args = tuple(a if n in static else jax.tree.map(_untyped, a) for n, a in enumerate(args))
         plain = {k: v if k in self._static_argnames else jax.tree.map(_untyped, v) for k, v in kwargs.items()}
@@ -208,6 +218,9 @@ class FusedFunction[**P, R]:
             and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
         ):  # the user looks at values: those of every operation, in the function's own order
             return self._function(*args, **kwargs)
+        with IMPORTS:
+            from pallasfuse.loop_invariants import outside_of_loop
+            from pallasfuse.primitive import call_fused, call_typed
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self.leaves(args, kwargs)
         if jaxpr.effects:  # side effects and collectives keep the original function, in its order
@@ -229,12 +242,14 @@ class FusedFunction[**P, R]:
         except Exception:  # what else may be wrong with the function has shown over automatic axes
             return None
 
-    def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
+    def trace(self, *args: Any, **kwargs: Any) -> "Traced":
         """The first stage: arguments are arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
           TraceError: the function cannot be traced with these arguments.
         """
+        with IMPORTS:
+            from pallasfuse import stages
         try:
             jaxpr, out_tree = self._trace(args, kwargs)
             leaves = self.leaves(args, kwargs)
@@ -248,19 +263,24 @@ class FusedFunction[**P, R]:
         )  # fmt: skip
         return stages.trace(call)
 
-    def explain(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
+    def explain(self, *args: Any, target: str | None = None, **kwargs: Any) -> "Plan":
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); print it to read the derivation.
 
         `target` plans for another target than the function's own; its device is not needed. What a call has measured on its device
         is in `verdicts`, and kernels that lost are not among `kernels`; nothing is measured here.
         """
+        with IMPORTS:
+            from pallasfuse.check import check, wanted
         if target is not None or not wanted(self._options):
             return self.trace(*args, **kwargs).fuse(target).tile().plan
         plan, device = self.planned(*args, **kwargs)
         return plan if device is None else check(plan, device, measure=False)
 
-    def planned(self, *args: Any, **kwargs: Any) -> tuple[Plan, Any]:
+    def planned(self, *args: Any, **kwargs: Any) -> "tuple[Plan, Any]":
         """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""
+        with IMPORTS:
+            from pallasfuse.check import wanted
+            from pallasfuse.recovery import device_of
         concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
         device = device_of(concrete)
         timed = device is not None and wanted(self._options)
@@ -290,7 +310,7 @@ class _MethodOfPytree[**P, R](FusedFunction[P, R]):
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         return self._unbound.leaves((self._instance, *args), kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
+    def trace(self, *args: Any, **kwargs: Any) -> "Traced":
         traced = self._unbound.trace(self._instance, *args, **kwargs)
         return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
 

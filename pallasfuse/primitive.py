@@ -21,6 +21,7 @@ from pallasfuse import _compat, device
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
+from pallasfuse.first_time import Once
 from pallasfuse.isolation import is_inside
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Plan, make_plan
@@ -30,19 +31,6 @@ from pallasfuse.targets import Target, default_for, find
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
-class Once:
-    """Answers True the first time it is asked, and False from then on. One per fused function, shared by all its traces."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._fired = False
-
-    def first(self) -> bool:
-        with self._lock:
-            fired, self._fired = self._fired, True
-        return not fired
-
-
 @dataclass(frozen=True, eq=False)
 class FusedCall:
     """The parameter of the primitive: what to compute, and how. Compared by identity; keeps its plans."""
@@ -50,7 +38,7 @@ class FusedCall:
     jaxpr: Jaxpr
     options: FuseOptions
     name: str
-    warning: "Once"
+    warning: Once
     plans: dict[tuple[str, bool], Plan] = field(default_factory=dict)
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)

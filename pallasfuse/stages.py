@@ -8,11 +8,12 @@ import jax
 from jax.extend.core import Jaxpr
 
 from pallasfuse import _compat
+from pallasfuse.first_time import Once
 from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, Plan, choose_groups, schedule_grouping
-from pallasfuse.primitive import FusedCall, Once, for_device_at_hand, fused_p, target_for
+from pallasfuse.primitive import FusedCall, for_device_at_hand, fused_p, target_for
 from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target, find
 
