@@ -187,6 +187,26 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
+def has_symbolic_shapes(jaxpr: Jaxpr) -> bool:
+    """Says whether the arguments of a jaxpr have lengths that are not known yet, as under `jax.export`."""
+    return any(not isinstance(n, int) for v in (*jaxpr.invars, *jaxpr.outvars) for n in shape_of(v))
+
+
+def names_gpu() -> bool:
+    """Says whether it is known for which kind of GPU a program is lowered: the default device, or the one that
+    `jax.sharding.use_abstract_mesh` names."""
+    default = jax.config.jax_default_device
+    platform = jax.default_backend() if default is None else getattr(default, "platform", default)
+    named = jax.sharding.get_abstract_mesh().abstract_device
+    return (platform if named is None else named.platform) in ("gpu", "cuda", "rocm")
+
+
+def on_abstract_gpu(kind: str, multiprocessors: int) -> Any:
+    """Returns a scope in which programs are lowered for one kind of GPU that is not at hand."""
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=multiprocessors, platform="gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh().update(abstract_device=device))
+
+
 def dtype_of(atom: Any) -> Any:
     """The dtype of a variable or literal of a jaxpr."""
     return atom.aval.dtype
@@ -217,13 +237,18 @@ def require_devices(primitive: Any) -> None:
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
+def is_exported(context: Any) -> bool:
+    """Says whether a lowering is for `jax.export`."""
+    return bool(context.module_context.lowering_parameters.for_export)
+
+
 def is_partitioned(context: Any) -> bool:
     """Says whether a lowering is for several devices, among which XLA partitions the program.
 
     It is not where the program is exported (what is called when the program is partitioned cannot be), nor without Shardy, whose
     rule says how.
     """
-    if context.module_context.lowering_parameters.for_export or not jax.config.jax_use_shardy_partitioner:
+    if is_exported(context) or not jax.config.jax_use_shardy_partitioner:
         return False
     axis_context = context.module_context.axis_context
     if isinstance(axis_context, sharding_impls.ShardingContext):
@@ -236,7 +261,7 @@ def device_of(context: Any) -> Any:
     compiled for another machine, or runs on several devices."""
     module = context.module_context
     axis_context = module.axis_context
-    if module.lowering_parameters.for_export or not isinstance(axis_context, sharding_impls.ShardingContext):
+    if is_exported(context) or not isinstance(axis_context, sharding_impls.ShardingContext):
         return None
     devices = axis_context.device_assignment or ()
     if len(devices) != 1 or axis_context.num_devices != 1 or jax.process_count() != 1:

@@ -8,13 +8,14 @@ different orders would wait for each other."""
 
 
 class Once:
-    """Answers True the first time it is asked, and False from then on. One per fused function, shared by all its traces."""
+    """Answers True the first time it is asked about a thing, and False from then on. Every fused function has one."""
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._fired = False
+        self._told: set[str] = set()
 
-    def first(self) -> bool:
+    def first(self, what: str) -> bool:
         with self._lock:
-            fired, self._fired = self._fired, True
-        return not fired
+            told = what in self._told
+            self._told.add(what)
+        return not told

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pallasfuse import _compat
-from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
+from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
 from pallasfuse.fusion.cost import together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
 from pallasfuse.ir.axes import Axis
@@ -144,7 +144,7 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
       FusionError: `options.strict` and something is left to XLA. A strict plan has no exceptions: what would need one
         takes another pass, or visits masked tiles too.
     """
-    return plan_converted(convert(jaxpr), target, options)
+    return plan_converted(convert(jaxpr, symbolic=True), target, options)
 
 
 def plan_converted(
@@ -267,7 +267,10 @@ def _assembled(
         tuple(steps),
         options,
     )
-    return plan if options.verify is None else _verified(plan, options)
+    untested = options.verify is None or _compat.has_symbolic_shapes(
+        converted.original
+    )  # nothing is planned of the latter
+    return plan if untested else _verified(plan, options)
 
 
 def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
@@ -300,7 +303,13 @@ def parts_of(plan: Plan) -> list[Part]:
 
 
 def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:
-    """Test every stage of a plan over finite fields; at most `delta` is the probability that a wrong one passes."""
+    """Test every stage of a plan over finite fields; at most `delta` is the probability that a wrong one passes.
+
+    Raises:
+      TraceError: shapes are symbolic.
+    """
+    if _compat.has_symbolic_shapes(plan.converted.original):
+        raise TraceError("a plan for symbolic shapes cannot be tested: pass static shapes")
     return prove(plan.converted, parts_of(plan), delta=delta, seed=seed)
 
 

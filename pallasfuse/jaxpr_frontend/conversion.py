@@ -54,8 +54,11 @@ class _Step:
     outputs: tuple[tuple[Symbol, ...], ...]
 
 
-def convert(jaxpr: Jaxpr) -> Converted:
+def convert(jaxpr: Jaxpr, *, symbolic: bool = False) -> Converted:
     """Convert a jaxpr from `jax.make_jaxpr`. Its constants are the first inputs of the program.
+
+    symbolic: may shapes be symbolic, as under `jax.export`? Then no equation of such a jaxpr has a nest, and lengths that are not
+    known are left out of the program.
 
     The inputs of the program are `result.jaxpr.constvars`, whose values are `result.jaxpr.consts`, followed by
     `result.jaxpr.invars`. An equation that has no nest becomes one `External` per output.
@@ -65,21 +68,23 @@ def convert(jaxpr: Jaxpr) -> Converted:
       InvalidProgramError: the result breaks an invariant of loop programs (a bug in pallasfuse).
     """
     flattened = flatten(jaxpr)
-    _require_static_shapes(flattened)
+    unknown = _unknown_lengths(flattened)
+    if unknown and not symbolic:
+        raise TraceError(f"an array has the length {unknown[0]}: trace the function with static shapes")
     inputs = [*flattened.constvars, *flattened.invars]
     dims = Dimensions()
-    known = {var: _Known(flat(dims.fresh_shape(shape_of(var), dims.space()))) for var in inputs}
-    has_empty = any(0 in shape_of(v) for v in _variables(flattened))
+    known = {var: _Known(flat(dims.fresh_shape(_lengths(var), dims.space()))) for var in inputs}
+    refused = _refused_as_a_whole(flattened, unknown)
     steps: list[_Step] = []
     rules = _RULES | picking.rules(flattened)
     for eqn in flattened.eqns:
-        plan = Refusal("an axis is empty") if has_empty else _plan(eqn, dims, known, rules)
+        plan = refused or _plan(eqn, dims, known, rules)
         match plan:
             case Plan(kept=kept):
                 depth = max((known[a].depth for a in plan.reads(eqn) if isinstance(a, Var)), default=0)
                 outputs: tuple[_Known, ...] = (_Known(kept, depth + (plan.reducer is not None)),)
             case Refusal():
-                outputs = tuple(_Known(flat(dims.fresh_shape(shape_of(v), dims.space()))) for v in eqn.outvars)
+                outputs = tuple(_Known(flat(dims.fresh_shape(_lengths(v), dims.space()))) for v in eqn.outvars)
             case _:
                 assert_never(plan)
         known.update(zip(eqn.outvars, outputs, strict=True))
@@ -87,10 +92,20 @@ def convert(jaxpr: Jaxpr) -> Converted:
     return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps, jaxpr)
 
 
-def _require_static_shapes(jaxpr: Jaxpr) -> None:
-    for var in _variables(jaxpr):
-        if not all(isinstance(extent, int) for extent in shape_of(var)):
-            raise TraceError(f"an array has the shape {shape_of(var)}: trace the function with static shapes")
+def _refused_as_a_whole(jaxpr: Jaxpr, unknown: Sequence[str]) -> Refusal | None:
+    """Why no equation of a jaxpr has a nest; None where some may."""
+    if unknown:
+        return Refusal(f"the length {', '.join(unknown)} is not known yet: only static shapes are planned")
+    return Refusal("an axis is empty") if any(0 in shape_of(v) for v in _variables(jaxpr)) else None
+
+
+def _unknown_lengths(jaxpr: Jaxpr) -> list[str]:
+    return [*dict.fromkeys(str(n) for v in _variables(jaxpr) for n in shape_of(v) if not isinstance(n, int))]
+
+
+def _lengths(var: Var) -> tuple[int, ...]:
+    """The shape of a variable, with 1 for lengths that are not known."""
+    return tuple(n if isinstance(n, int) else 1 for n in shape_of(var))
 
 
 def _variables(jaxpr: Jaxpr) -> Iterator[Var]:
