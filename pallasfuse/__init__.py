@@ -14,6 +14,7 @@ from pallasfuse.errors import (
     VerificationError,
 )
 from pallasfuse.first_time import IMPORTS
+from pallasfuse.leaving import leave
 from pallasfuse.options import FuseOptions
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
     "VerificationError",
     "fold",
     "fuse",
+    "leave",
     "tune",
     "tuning",
     "verify",

@@ -24,6 +24,20 @@ def source_summary(eqn: JaxprEqn) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
+def scopes_of(eqn: JaxprEqn) -> str:
+    """The names of `jax.named_scope` around an equation, from the outermost on, joined by slashes."""
+    return "/".join(s.name for s in eqn.source_info.name_stack.stack if type(s).__name__ == "Scope")
+
+
+def inside_scopes(source: Any, eqn: JaxprEqn, outer: Any) -> tuple[Any, Any]:
+    """Returns the source of an equation with the scopes around the call that it comes from, and these scopes with its own.
+
+    source: of its line or of the call. outer: the scopes of the call; None where it comes from none.
+    """
+    stack = eqn.source_info.name_stack if outer is None else outer + eqn.source_info.name_stack
+    return source.replace(name_stack=stack), stack
+
+
 def is_user_function(jaxpr: Jaxpr) -> bool:
     """Says whether `jaxpr` was traced from a function in the user's files, not in JAX's own."""
     filename = jaxpr.debug_info.func_filename

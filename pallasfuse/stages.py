@@ -135,4 +135,4 @@ def _platform() -> str:
 
 def trace(call: Call) -> Traced:
     """Convert a traced call."""
-    return Traced(call, convert(call.jaxpr, symbolic=True))
+    return Traced(call, convert(call.jaxpr, exclude=call.options.exclude, symbolic=True))

@@ -22,6 +22,7 @@ from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import flatten
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
+from pallasfuse.leaving import left_function
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
@@ -54,9 +55,10 @@ class _Step:
     outputs: tuple[tuple[Symbol, ...], ...]
 
 
-def convert(jaxpr: Jaxpr, *, symbolic: bool = False) -> Converted:
+def convert(jaxpr: Jaxpr, *, exclude: Sequence[str] = (), symbolic: bool = False) -> Converted:
     """Convert a jaxpr from `jax.make_jaxpr`. Its constants are the first inputs of the program.
 
+    exclude: scopes whose equations have no nest, as the user asks.
     symbolic: may shapes be symbolic, as under `jax.export`? Then no equation of such a jaxpr has a nest, and lengths that are not
     known are left out of the program.
 
@@ -78,7 +80,7 @@ def convert(jaxpr: Jaxpr, *, symbolic: bool = False) -> Converted:
     steps: list[_Step] = []
     rules = _RULES | picking.rules(flattened)
     for eqn in flattened.eqns:
-        plan = refused or _plan(eqn, dims, known, rules)
+        plan = refused or left_by_user(eqn, exclude) or _plan(eqn, dims, known, rules)
         match plan:
             case Plan(kept=kept):
                 depth = max((known[a].depth for a in plan.reads(eqn) if isinstance(a, Var)), default=0)
@@ -90,6 +92,16 @@ def convert(jaxpr: Jaxpr, *, symbolic: bool = False) -> Converted:
         known.update(zip(eqn.outvars, outputs, strict=True))
         steps.append(_Step(eqn, plan, tuple(o.symbols for o in outputs)))
     return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps, jaxpr)
+
+
+def left_by_user(eqn: JaxprEqn, exclude: Sequence[str]) -> Refusal | None:
+    """Returns why an equation is left to XLA, where the user asks for it; exclude: scopes, as of `FuseOptions`."""
+    function = left_function(eqn.params.get("name"))
+    if function is not None:
+        return Refusal(f"pallasfuse.leave({function}) asks for XLA")
+    scopes = f"/{_compat.scopes_of(eqn)}/" if exclude else ""
+    found = next((name for name in exclude if f"/{name.strip('/')}/" in scopes), None)
+    return None if found is None else Refusal(f"FuseOptions(exclude={found!r}) asks for XLA")
 
 
 def _refused_as_a_whole(jaxpr: Jaxpr, unknown: Sequence[str]) -> Refusal | None:
