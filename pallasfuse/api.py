@@ -259,9 +259,18 @@ class FusedFunction[**P, R]:
         avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)) for x in leaves)
         call = stages.Call(
             jaxpr, avals, lambda flat: jax.tree.unflatten(out_tree, flat), lambda *a, **k: self.leaves(a, k),
-            self._options, self._name,
+            self._options, self._name, lambda: self._jitted.trace(*args, **kwargs),
         )  # fmt: skip
         return stages.trace(call)
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower what a call with these arguments runs, as `jax.jit(f).lower(...)` does: `compile` and the analyses are JAX's own.
+
+        Its kernels are those of a call, checked on the device at hand; `trace(...).fuse().tile().lower()` lowers a plan
+        as it stands.
+        """
+        lowered: jax.stages.Lowered = self._jitted.lower(*args, **kwargs)
+        return lowered
 
     def explain(self, *args: Any, target: str | None = None, **kwargs: Any) -> "Plan":
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); print it to read the derivation.
@@ -313,6 +322,9 @@ class _MethodOfPytree[**P, R](FusedFunction[P, R]):
     def trace(self, *args: Any, **kwargs: Any) -> "Traced":
         traced = self._unbound.trace(self._instance, *args, **kwargs)
         return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        return self._unbound.lower(self._instance, *args, **kwargs)
 
     def renew(self) -> None:
         self._unbound.renew()

@@ -28,6 +28,8 @@ class Call(OfThisProcess):
     flatten: Callable[..., list[Any]]
     options: FuseOptions
     name: str
+    as_called: Callable[[], Any]
+    """Traces what a call runs, by `jax.jit`: kernels are checked when it is lowered for a device at hand."""
 
     def original(self, *leaves: Any) -> list[Any]:
         """The unfused function, on flat arguments."""
@@ -46,6 +48,19 @@ class Traced(OfThisProcess):
         chosen = _target(target, self.call.options).judged(timed=timed)
         placements = Placements(self.converted, chosen, self.call.options)
         return Fused(self, chosen, placements, choose_groups(placements))
+
+    def lower(self, **options: Any) -> Any:
+        """Lower what a call runs, as `jax.jit(f).trace(...).lower(**options)`: a `jax.stages.Lowered`."""
+        return self.call.as_called().lower(**options)
+
+    @property
+    def jaxpr(self) -> Any:
+        """The jaxpr of a call, with one equation for what is fused; `call.jaxpr` is that of the function."""
+        return self.call.as_called().jaxpr
+
+    @property
+    def fun_name(self) -> str:
+        return self.call.name
 
     def __str__(self) -> str:
         return str(self.converted.program)
@@ -103,6 +118,14 @@ class Lowered(OfThisProcess):
     def as_text(self) -> str:
         return str(self.lowered.as_text())
 
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The module itself, as of `jax.stages.Lowered`."""
+        return self.lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimates of the program before it is compiled, as of `jax.stages.Lowered`."""
+        return self.lowered.cost_analysis()
+
     def compile(self) -> "Compiled":
         """Compile for the current platform."""
         return Compiled(self.call, self.lowered.compile())
@@ -121,6 +144,18 @@ class Compiled(OfThisProcess):
     def flat(self, *leaves: Any) -> list[Any]:
         """The leaves of the result, from those of the arguments."""
         return list(self.compiled(*leaves))
+
+    def as_text(self) -> str:
+        """The compiled program."""
+        return str(self.compiled.as_text())
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimates of the compiled program (flops, bytes), as of `jax.stages.Compiled`."""
+        return self.compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """The bytes of the arguments, the results and the temporary memory, as of `jax.stages.Compiled`."""
+        return self.compiled.memory_analysis()
 
 
 def _target(name: str | None, options: FuseOptions) -> Target:
