@@ -1,4 +1,7 @@
-"""Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1."""
+"""Every private JAX import, in one place: these move with each JAX release. Checked with JAX 0.11.2 and 0.12.0.1.
+
+What belongs to kernels for GPUs is imported by the functions that need it: it takes long, and `import pallasfuse` shall not.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,19 +11,8 @@ import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src import profiler as jax_profiler
 from jax._src.lax import parallel
-from jax._src.lib.mlir.dialects import arith, llvm, nvvm
-from jax.experimental.mosaic import gpu as mosaic
-from jax.experimental.mosaic.gpu import profiler as cupti
-from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
-from jax.experimental.pallas import mosaic_gpu as plgpu
-from jax.experimental.pallas import triton as pallas_triton
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxlib.mlir import ir
-
-_ir: Any = ir
-_arith: Any = arith
-_plgpu: Any = plgpu
 
 
 def is_mapped(dimension: Any) -> bool:
@@ -31,6 +23,20 @@ def is_mapped(dimension: Any) -> bool:
 def source_summary(eqn: JaxprEqn) -> str:
     """`file:line:column (function)` of the user's line that the equation comes from; empty when it is not known."""
     return source_info_util.summarize(eqn.source_info)
+
+
+def scopes_of(eqn: JaxprEqn) -> str:
+    """The names of `jax.named_scope` around an equation, from the outermost on, joined by slashes."""
+    return "/".join(s.name for s in eqn.source_info.name_stack.stack if type(s).__name__ == "Scope")
+
+
+def inside_scopes(source: Any, eqn: JaxprEqn, outer: Any) -> tuple[Any, Any]:
+    """Returns the source of an equation with the scopes around the call that it comes from, and these scopes with its own.
+
+    source: of its line or of the call. outer: the scopes of the call; None where it comes from none.
+    """
+    stack = eqn.source_info.name_stack if outer is None else outer + eqn.source_info.name_stack
+    return source.replace(name_stack=stack), stack
 
 
 def is_user_function(jaxpr: Jaxpr) -> bool:
@@ -78,6 +84,8 @@ def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
 
 def masked_load(ref: Any, mask: Any, eviction_policy: str | None = None) -> Any:
     """Load a (sub-)reference in a Pallas kernel; elements where `mask` is false are zero and not read."""
+    from jax.experimental.pallas import triton as pallas_triton
+
     if mask is None:
         return pallas_triton.load(ref, eviction_policy=eviction_policy)
     return pallas_triton.load(ref, mask=mask, other=False if ref.dtype == bool else 0, eviction_policy=eviction_policy)
@@ -85,6 +93,8 @@ def masked_load(ref: Any, mask: Any, eviction_policy: str | None = None) -> Any:
 
 def masked_store(ref: Any, value: Any, mask: Any) -> None:
     """Store to a (sub-)reference in a Pallas kernel; elements where `mask` is false are not written."""
+    from jax.experimental.pallas import triton as pallas_triton
+
     pallas_triton.store(ref, value, mask=mask)
 
 
@@ -201,6 +211,26 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(atom.aval.shape)
 
 
+def has_symbolic_shapes(jaxpr: Jaxpr) -> bool:
+    """Says whether the arguments of a jaxpr have lengths that are not known yet, as under `jax.export`."""
+    return any(not isinstance(n, int) for v in (*jaxpr.invars, *jaxpr.outvars) for n in shape_of(v))
+
+
+def names_gpu() -> bool:
+    """Says whether it is known for which kind of GPU a program is lowered: the default device, or the one that
+    `jax.sharding.use_abstract_mesh` names."""
+    default = jax.config.jax_default_device
+    platform = jax.default_backend() if default is None else getattr(default, "platform", default)
+    named = jax.sharding.get_abstract_mesh().abstract_device
+    return (platform if named is None else named.platform) in ("gpu", "cuda", "rocm")
+
+
+def on_abstract_gpu(kind: str, multiprocessors: int) -> Any:
+    """Returns a scope in which programs are lowered for one kind of GPU that is not at hand."""
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=multiprocessors, platform="gpu")
+    return jax.sharding.use_abstract_mesh(jax.sharding.get_abstract_mesh().update(abstract_device=device))
+
+
 def dtype_of(atom: Any) -> Any:
     """The dtype of a variable or literal of a jaxpr."""
     return atom.aval.dtype
@@ -231,13 +261,18 @@ def require_devices(primitive: Any) -> None:
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
+def is_exported(context: Any) -> bool:
+    """Says whether a lowering is for `jax.export`."""
+    return bool(context.module_context.lowering_parameters.for_export)
+
+
 def is_partitioned(context: Any) -> bool:
     """Says whether a lowering is for several devices, among which XLA partitions the program.
 
     It is not where the program is exported (what is called when the program is partitioned cannot be), nor without Shardy, whose
     rule says how.
     """
-    if context.module_context.lowering_parameters.for_export or not jax.config.jax_use_shardy_partitioner:
+    if is_exported(context) or not jax.config.jax_use_shardy_partitioner:
         return False
     axis_context = context.module_context.axis_context
     if isinstance(axis_context, sharding_impls.ShardingContext):
@@ -250,7 +285,7 @@ def device_of(context: Any) -> Any:
     compiled for another machine, or runs on several devices."""
     module = context.module_context
     axis_context = module.axis_context
-    if module.lowering_parameters.for_export or not isinstance(axis_context, sharding_impls.ShardingContext):
+    if is_exported(context) or not isinstance(axis_context, sharding_impls.ShardingContext):
         return None
     devices = axis_context.device_assignment or ()
     if len(devices) != 1 or axis_context.num_devices != 1 or jax.process_count() != 1:
@@ -305,8 +340,18 @@ def constrained(eqn: JaxprEqn, value: Any, spec: PartitionSpec) -> Any:
     return bind(eqn.replace(params={**eqn.params, "sharding": sharding, "unconstrained_dims": free}), [value])[0]
 
 
-IN_BOUNDS: Any = OOBFillMode.PROMISE_IN_BOUNDS
-"""A copy that stays inside its array: one instruction, whatever its size."""
+def in_bounds() -> Any:
+    """Returns the mode of a copy that stays inside its array: one instruction, whatever its size."""
+    from jax.experimental.mosaic.gpu.launch_context import OOBFillMode
+
+    return OOBFillMode.PROMISE_IN_BOUNDS
+
+
+def _mosaic_gpu() -> Any:
+    """Returns Pallas' module of kernels for Mosaic GPU."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    return mosaic_gpu
 
 
 def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequence[Any], blocks: int) -> None:
@@ -314,7 +359,15 @@ def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequenc
 
     In a kernel of Mosaic GPU, by a warpgroup for which all these are uniform. Seen by a block after it has met the others.
     """
-    splat = _plgpu.Layout.WG_SPLAT(())
+    from jax._src.lib.mlir import dialects
+    from jax.experimental.mosaic import gpu as mosaic
+    from jaxlib.mlir import ir
+
+    plgpu: Any = _mosaic_gpu()
+    _ir: Any = ir
+    _arith: Any = dialects.arith
+    _llvm: Any = dialects.llvm
+    splat = plgpu.Layout.WG_SPLAT(())
     utils: Any = mosaic.utils
 
     def store(_: Any, board: Any, at: Any, values: Any) -> None:
@@ -327,30 +380,32 @@ def store_to_cluster(board: Any, places: Sequence[int], at: Any, values: Sequenc
             for place, value in zip(places, values, strict=True):
                 here = utils.memref_slice(board, _arith.addi(number, _arith.constant(index, place)))
                 there = utils.get_cluster_ptr(utils.memref_ptr(here), peer, generic=False)
-                llvm.store(value.registers.item(), there)
+                _llvm.store(value.registers.item(), there)
 
-    types = (_plgpu.RefType(), splat, [splat] * len(values))
-    _plgpu.inline_mgpu(arg_types=types)(store)(board, at, list(values))
+    types = (plgpu.RefType(), splat, [splat] * len(values))
+    plgpu.inline_mgpu(arg_types=types)(store)(board, at, list(values))
 
 
 def meet_cluster() -> None:
     """A barrier of all threads of a cluster: what they wrote before it (release) is seen by all after it (acquire)."""
+    from jax._src.lib.mlir.dialects import nvvm
 
     def meet(_: Any) -> None:
         nvvm.cluster_arrive()  # not `aligned`: threads of a warp may have come here on different ways
         nvvm.cluster_wait()
 
-    _plgpu.inline_mgpu()(meet)()
+    _mosaic_gpu().inline_mgpu()(meet)()
 
 
 def approximately(operation: str, value: Any, layout: Any) -> Any:
     """`exp` or `exp2` of a vector of float32, by an instruction that is right to 22 bits; below 2^-126 it is zero."""
+    plgpu = _mosaic_gpu()
 
     def call(_: Any, x: Any) -> Any:
         return getattr(x, operation)(approx=True)
 
-    result = _plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
-    return _plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
+    result = plgpu.ShapeDtypeStruct(value.shape, value.dtype, layout=layout)
+    return plgpu.inline_mgpu(arg_types=(layout,), return_type=result)(call)(value)
 
 
 def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[float]:
@@ -359,6 +414,8 @@ def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[f
     One call alone, where they start different kernels. None at all where CUPTI does not tell: it is not there, or a profiler of
     the user's has it.
     """
+    from jax.experimental.mosaic.gpu import profiler as cupti
+
     state = jax_profiler._profile_state  # `session` from JAX 0.12
     if getattr(state, "profile_session", None) or getattr(state, "session", None):
         return []

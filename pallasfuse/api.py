@@ -1,36 +1,49 @@
-"""The user's interface: `fuse` and the object it returns."""
+"""The user's interface: `fuse` and the object it returns.
+
+Modules that make plans are imported by the methods that need them: with SymPy and the emitters they take longer than JAX
+itself, and a program that imports this one may never make a plan.
+"""
 
 import contextlib
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Protocol, Self, overload
 
 import jax
 import numpy as np
 
-from pallasfuse import _compat, stages
-from pallasfuse.check import check, wanted
+from pallasfuse import _compat
 from pallasfuse.errors import FusionError, TraceError
-from pallasfuse.loop_invariants import outside_of_loop
+from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan
-from pallasfuse.primitive import Once, automatic, call_fused, call_typed
-from pallasfuse.recovery import device_of, may_recover, recover
+from pallasfuse.references import portable, reference_to, restored
 from pallasfuse.targets import find
 
+if TYPE_CHECKING:
+    from pallasfuse.pipeline import Plan
+    from pallasfuse.stages import Traced
 
-class FusedFunction:
+
+class FusedFunction[**P, R]:
     """A function whose dependent reductions are fused when it is compiled. Call it as the original.
 
     Works eagerly and under `jax.jit`, `vmap`, `scan` and `checkpoint`; its gradient is that of the original function.
-    Arguments may be sharded over automatic or explicit mesh axes (`docs/streaming.md`).
+    Arguments may be sharded over automatic or explicit mesh axes (`docs/streaming.md`). It is copied and pickled as functions are:
+    a copy is the same object, and a pickle names the place where another process finds it. Without such a place, its function, its
+    options and its static arguments are pickled.
     """
+
+    __name__: str
+    __wrapped__: Callable[P, R]
+    _binding: "tuple[FusedFunction[..., R], Any] | None" = None
+    """Of a method of an instance: the fused function, and the instance."""
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         options: FuseOptions,
         static_argnums: Sequence[int],
         static_argnames: Sequence[str],
@@ -56,16 +69,21 @@ class FusedFunction:
     def _name(self) -> str:
         return getattr(self._function, "__name__", type(self._function).__name__)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R
         if self._unfused and self._signature(args, kwargs) in self._unfused:
-            return self._plain(*args, **kwargs)
+            result = self._plain(*args, **kwargs)
+            return result
         try:
-            return self._compiled_for(args, kwargs)(*args, **kwargs)
+            result = self._compiled_for(args, kwargs)(*args, **kwargs)
         except jax.errors.JaxRuntimeError as error:
+            with IMPORTS:
+                from pallasfuse.recovery import may_recover
             leaves = self.leaves(args, kwargs)
             if not may_recover(self._options, leaves):
                 raise
-            return self._recovered(error, leaves, args, kwargs)
+            result = self._recovered(error, leaves, args, kwargs)
+        return result
 
     def _compiled_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the compiled function that runs this call.
@@ -82,6 +100,8 @@ class FusedFunction:
 
     def _recovered(self, error: Exception, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of a call that failed, without the kernels that are to blame."""
+        from pallasfuse.recovery import recover
+
         plan = self.trace(*args, **kwargs).fuse().tile().plan
         if not plan.kernels:
             raise error
@@ -103,19 +123,48 @@ class FusedFunction:
         types = tuple((jax.numpy.shape(x), jax.dtypes.result_type(x)) for x in self.leaves(args, kwargs))
         return str(fixed), types
 
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__[S, **Q](
+        self: "FusedFunction[Concatenate[S, Q], R]", instance: S, owner: type | None = None
+    ) -> "FusedFunction[Q, R]": ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A bound method. An instance that is a pytree of arrays is an argument, compiled for once; any other is read anew
         at each access, because its attributes may have changed."""
-        if instance is None:
+        if instance is None or self._binding is not None:
             return self
         leaves = jax.tree.leaves(instance)
         is_leaf = len(leaves) == 1 and leaves[0] is instance
         if not is_leaf and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves):
-            return functools.partial(self, instance)
+            return _MethodOfPytree(self, instance)
         bound = functools.partial(self._function, instance)
         functools.update_wrapper(bound, self._function)
         shifted = tuple(n - 1 if n > 0 else n for n in self._given_argnums if n != 0)
-        return FusedFunction(bound, self._options, shifted, self._static_argnames)
+        method: FusedFunction[..., R] = FusedFunction(bound, self._options, shifted, self._static_argnames)
+        method._binding = self, instance
+        return method
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if self._binding is not None:
+            return _bound(*copy.deepcopy(self._binding, memo))
+        function = copy.deepcopy(self._function, memo)
+        return self if function is self._function else _fused_again(function, *self._how())
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self._binding is not None:
+            return _bound, self._binding
+        place = reference_to(self)
+        if place is None:
+            return _fused_again, (portable(self._function), *self._how())
+        return place.name if place.depth == 0 else (restored, (place,))
+
+    def _how(self) -> tuple[Any, ...]:
+        """Returns what `fuse` was told."""
+        return self._options, self._given_argnums, self._static_argnames
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of the arguments that are not static, in the order of the jaxpr's inputs."""
@@ -135,6 +184,8 @@ class FusedFunction:
         mesh = _compat.explicit_mesh(self.leaves(args, kwargs))
         if mesh is None:
             return self._trace_as_typed(args, kwargs)
+        with IMPORTS:
+            from pallasfuse.primitive import automatic
         static = self._static_positions(args)
         plain_args = tuple(a if n in static else jax.tree.map(_untyped, a) for n, a in enumerate(args))
         plain = {k: v if k in self._static_argnames else jax.tree.map(_untyped, v) for k, v in kwargs.items()}
@@ -167,6 +218,9 @@ class FusedFunction:
             and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
         ):  # the user looks at values: those of every operation, in the function's own order
             return self._function(*args, **kwargs)
+        with IMPORTS:
+            from pallasfuse.loop_invariants import outside_of_loop
+            from pallasfuse.primitive import call_fused, call_typed
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self.leaves(args, kwargs)
         if jaxpr.effects:  # side effects and collectives keep the original function, in its order
@@ -188,12 +242,14 @@ class FusedFunction:
         except Exception:  # what else may be wrong with the function has shown over automatic axes
             return None
 
-    def trace(self, *args: Any, **kwargs: Any) -> stages.Traced:
+    def trace(self, *args: Any, **kwargs: Any) -> "Traced":
         """The first stage: arguments are arrays or `jax.ShapeDtypeStruct`s.
 
         Raises:
           TraceError: the function cannot be traced with these arguments.
         """
+        with IMPORTS:
+            from pallasfuse import stages
         try:
             jaxpr, out_tree = self._trace(args, kwargs)
             leaves = self.leaves(args, kwargs)
@@ -203,23 +259,37 @@ class FusedFunction:
         avals = tuple(jax.ShapeDtypeStruct(jax.numpy.shape(x), jax.dtypes.result_type(x)) for x in leaves)
         call = stages.Call(
             jaxpr, avals, lambda flat: jax.tree.unflatten(out_tree, flat), lambda *a, **k: self.leaves(a, k),
-            self._options, self._name,
+            self._options, self._name, lambda: self._jitted.trace(*args, **kwargs),
         )  # fmt: skip
         return stages.trace(call)
 
-    def explain(self, *args: Any, target: str | None = None, **kwargs: Any) -> Plan:
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower what a call with these arguments runs, as `jax.jit(f).lower(...)` does: `compile` and the analyses are JAX's own.
+
+        Its kernels are those of a call, checked on the device at hand; `trace(...).fuse().tile().lower()` lowers a plan
+        as it stands.
+        """
+        lowered: jax.stages.Lowered = self._jitted.lower(*args, **kwargs)
+        return lowered
+
+    def explain(self, *args: Any, target: str | None = None, **kwargs: Any) -> "Plan":
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); print it to read the derivation.
 
         `target` plans for another target than the function's own; its device is not needed. What a call has measured on its device
         is in `verdicts`, and kernels that lost are not among `kernels`; nothing is measured here.
         """
+        with IMPORTS:
+            from pallasfuse.check import check, wanted
         if target is not None or not wanted(self._options):
             return self.trace(*args, **kwargs).fuse(target).tile().plan
         plan, device = self.planned(*args, **kwargs)
         return plan if device is None else check(plan, device, measure=False)
 
-    def planned(self, *args: Any, **kwargs: Any) -> tuple[Plan, Any]:
+    def planned(self, *args: Any, **kwargs: Any) -> "tuple[Plan, Any]":
         """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""
+        with IMPORTS:
+            from pallasfuse.check import wanted
+            from pallasfuse.recovery import device_of
         concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
         device = device_of(concrete)
         timed = device is not None and wanted(self._options)
@@ -232,6 +302,44 @@ class FusedFunction:
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fuse of {self._name}>"
+
+
+class _MethodOfPytree[**P, R](FusedFunction[P, R]):
+    """A method of an instance that is a pytree of arrays: the fused function, with the instance as its first argument."""
+
+    def __init__(self, unbound: FusedFunction[..., R], instance: Any) -> None:
+        functools.update_wrapper(self, unbound._function)
+        self._function, self._options = unbound._function, unbound._options
+        self._unbound, self._instance = unbound, instance
+        self._binding = unbound, instance
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._unbound(self._instance, *args, **kwargs)
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        return self._unbound.leaves((self._instance, *args), kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> "Traced":
+        traced = self._unbound.trace(self._instance, *args, **kwargs)
+        return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        return self._unbound.lower(self._instance, *args, **kwargs)
+
+    def renew(self) -> None:
+        self._unbound.renew()
+
+
+def _fused_again(
+    function: Any, options: FuseOptions, static_argnums: Sequence[int], static_argnames: Sequence[str]
+) -> FusedFunction[..., Any]:
+    """The fused function that was copied or pickled by value."""
+    return FusedFunction(restored(function), options, static_argnums, static_argnames)
+
+
+def _bound(fused: FusedFunction[..., Any], instance: Any) -> Any:
+    """The method that was copied or pickled."""
+    return fused.__get__(instance, type(instance))
 
 
 def _untyped(x: Any) -> jax.ShapeDtypeStruct:
@@ -268,9 +376,15 @@ def _both_ways(
     return tuple(positions), tuple(dict.fromkeys((*argnames, *(n for n in named if n is not None))))
 
 
+class _Decorator(Protocol):
+    """What `fuse` with options alone returns: it fuses a function, and keeps the types of its arguments and of its result."""
+
+    def __call__[**P, R](self, function: Callable[P, R], /) -> FusedFunction[P, R]: ...
+
+
 @overload
-def fuse(
-    function: Callable[..., Any],
+def fuse[**P, R](
+    function: Callable[P, R],
     /,
     *,
     target: str | None = ...,
@@ -278,7 +392,7 @@ def fuse(
     static_argnums: int | Iterable[int] = ...,
     static_argnames: str | Iterable[str] = ...,
     options: FuseOptions | None = ...,
-) -> FusedFunction: ...
+) -> FusedFunction[P, R]: ...
 @overload
 def fuse(
     *,
@@ -287,7 +401,7 @@ def fuse(
     static_argnums: int | Iterable[int] = ...,
     static_argnames: str | Iterable[str] = ...,
     options: FuseOptions | None = ...,
-) -> Callable[[Callable[..., Any]], FusedFunction]: ...
+) -> _Decorator: ...
 def fuse(
     function: Callable[..., Any] | None = None,
     /,

@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from pallasfuse import _compat
-from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.jaxpr_frontend import flatten, left_by_user
 from pallasfuse.loop_invariants import computed_outside, split
 
 type Run = Callable[..., list[Any]]
@@ -19,15 +19,15 @@ type FusedBody = Callable[[Jaxpr, str], Run | None]
 fused."""
 
 
-def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody) -> Jaxpr:
+def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = ()) -> Jaxpr:
     """Returns the jaxpr with the bodies of its loops and branches fused; itself where nothing in them is.
 
-    Whatever cannot be rebuilt stays as it is.
+    Whatever cannot be rebuilt stays as it is, and what the user leaves to XLA. exclude: as of `FuseOptions`.
     """
     flat = flatten(jaxpr)
     constvars, consts, eqns = list(flat.constvars), list(flat.consts), list[JaxprEqn]()
     for eqn in flat.eqns:
-        rebuilt = _rebuilt(eqn, fused)
+        rebuilt = None if left_by_user(eqn, exclude) else _rebuilt(eqn, fused)
         if rebuilt is None:
             eqns.append(eqn)
             continue

@@ -11,15 +11,17 @@ class FuseOptions:
 
     Attributes:
       target: name of a target (`pallasfuse.targets.TARGETS`), or None for the best one of the platform that is lowered for.
-      strict: raise `FusionError` when anything but layout changes is left to XLA, and allow no exceptions (`Plan.exceptions`):
-        NaN and infinities are exactly where the program has them. Costs passes: a chain may compute its terms twice, and
-        visits the tiles that a mask hides.
+      strict: raise `FusionError` when anything but layout changes is left to XLA (what `pallasfuse.leave` or `exclude` ask for may
+        be), and allow no exceptions (`Plan.exceptions`): NaN and infinities are exactly where the program has them. Costs passes: a
+        chain may compute its terms twice, and visits the tiles that a mask hides.
       tiles: tile sizes that override the chosen schedule: (axis name, size) pairs, for tuning and tests.
       parts: into how many parts the reduced axis of every kernel is split (at most one for each tile), each left to blocks of its
         own (split-k); 1: not at all; None: as the cost model says.
       warps, stages: override the GPU hints of the chosen schedule; 'mosaic_cluster' has none.
         Over sharded arrays, all these are for the kernels of each device's piece. Tiles are clipped to it, and chosen anew where
         the target has no kernel for such a piece.
+      exclude: names of scopes, as of `jax.named_scope`: what is computed inside one is left to XLA, as by `pallasfuse.leave`. A
+        name is one scope or several with slashes between them ('decoder/norm'), wherever they are inside the fused function.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
       check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand,
@@ -35,6 +37,7 @@ class FuseOptions:
     parts: int | None = None
     warps: int | None = None
     stages: int | None = None
+    exclude: tuple[str, ...] = ()
     verify: Literal["stages"] | None = None
     check: bool | None = None
     price: bool = field(default_factory=lambda: os.environ.get("PALLASFUSE_PRICE", "1") != "0")
@@ -51,6 +54,8 @@ class FuseOptions:
             raise ValueError(
                 f"FuseOptions.tiles is a tuple of (axis name, size) pairs, like (('i', 64),), got {self.tiles!r}"
             )
+        if not isinstance(self.exclude, tuple) or not all(isinstance(n, str) and n.strip("/") for n in self.exclude):
+            raise ValueError(f"FuseOptions.exclude is a tuple of names of scopes, like ('norm',), got {self.exclude!r}")
         for name, value in (("parts", self.parts), ("warps", self.warps), ("stages", self.stages)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"FuseOptions.{name} is a positive integer or None, got {value!r}")

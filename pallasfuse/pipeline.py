@@ -12,7 +12,7 @@ from typing import Any, Literal
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pallasfuse import _compat
-from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, VerificationError
+from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
 from pallasfuse.fusion.cost import together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
 from pallasfuse.ir.axes import Axis
@@ -20,7 +20,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import Converted, convert
+from pallasfuse.jaxpr_frontend import Converted, convert, left_by_user
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import Placed, placed_on, placements
@@ -28,6 +28,7 @@ from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
+from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
@@ -86,6 +87,8 @@ class Fallback:
     operation: str
     source: str
     reason: str
+    asked: bool = False
+    """The user asked for it, by `leave` or `FuseOptions.exclude`."""
 
     def __str__(self) -> str:
         return f"{self.operation} at {self.source}: {self.reason}"
@@ -107,7 +110,7 @@ class Body:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(OfThisProcess):
     """Everything that was decided about one jaxpr for one target. `str(plan)` is the derivation, stage by stage."""
 
     converted: Converted
@@ -168,7 +171,7 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
       FusionError: `options.strict` and something is left to XLA. A strict plan has no exceptions: what would need one
         takes another pass, or visits masked tiles too.
     """
-    return plan_converted(convert(jaxpr), target, options)
+    return plan_converted(convert(jaxpr, exclude=options.exclude, symbolic=True), target, options)
 
 
 def plan_converted(
@@ -258,10 +261,11 @@ def _assembled(
         reason = f"its kernel and another one would wait for each other ({error})"
         left = without_group(grouping, grouping.groups[-1], reason)
         return _assembled(converted, left, kernels[:-1], target, options)
-    fallbacks = _fallbacks(converted, grouping, steps)
-    if options.strict and fallbacks:
-        listed = "\n".join(f"  {f}" for f in fallbacks)
-        raise FusionError(f"strict: {len(fallbacks)} operations are left to XLA:\n{listed}\n"
+    fallbacks = _fallbacks(converted, grouping, steps, options)
+    refused = [f for f in fallbacks if not f.asked]
+    if options.strict and refused:
+        listed = "\n".join(f"  {f}" for f in refused)
+        raise FusionError(f"strict: {len(refused)} operations are left to XLA:\n{listed}\n"
                           "Remove them from the fused function, or drop strict=True.")  # fmt: skip
     conditions: dict[str, None] = {}
     exceptions: dict[str, None] = {}
@@ -291,7 +295,10 @@ def _assembled(
         tuple(steps),
         options,
     )
-    return plan if options.verify is None else _verified(plan, options)
+    untested = options.verify is None or _compat.has_symbolic_shapes(
+        converted.original
+    )  # nothing is planned of the latter
+    return plan if untested else _verified(plan, options)
 
 
 def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
@@ -325,7 +332,13 @@ def parts_of(plan: Plan) -> list[Part]:
 
 
 def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:
-    """Test every stage of a plan over finite fields; at most `delta` is the probability that a wrong one passes."""
+    """Test every stage of a plan over finite fields; at most `delta` is the probability that a wrong one passes.
+
+    Raises:
+      TraceError: shapes are symbolic.
+    """
+    if _compat.has_symbolic_shapes(plan.converted.original):
+        raise TraceError("a plan for symbolic shapes cannot be tested: pass static shapes")
     return prove(plan.converted, parts_of(plan), delta=delta, seed=seed)
 
 
@@ -401,7 +414,7 @@ def _operands(converted: Converted, step: Step) -> list[Var]:
     return [v for v in step.invars if isinstance(v, Var)]
 
 
-def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step]) -> list[Fallback]:
+def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step], options: FuseOptions) -> list[Fallback]:
     reasons = {left.name: left.reason for left in (*grouping.left, *external_reasons(converted.program))}
     by_variable = {var: name for name, var in converted.variable.items()}
     found = []
@@ -410,5 +423,6 @@ def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step]) 
             continue
         names = [by_variable[v] for v in step.outvars if v in by_variable]
         reason = next((reasons[n] for n in names if n in reasons), "elementwise, outside every kernel: XLA fuses it")
-        found.append(Fallback(step.primitive.name, _compat.source_summary(step) or "<unknown line>", reason))
+        asked = left_by_user(step, options.exclude) is not None
+        found.append(Fallback(step.primitive.name, _compat.source_summary(step) or "<unknown line>", reason, asked))
     return found

@@ -8,6 +8,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
@@ -23,6 +24,7 @@ from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
+from pallasfuse.first_time import Once
 from pallasfuse.isolation import is_inside
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Body, Plan, make_plan
@@ -32,19 +34,6 @@ from pallasfuse.targets import Target, default_for, find
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
-class Once:
-    """Answers True the first time it is asked, and False from then on. One per fused function, shared by all its traces."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._fired = False
-
-    def first(self) -> bool:
-        with self._lock:
-            fired, self._fired = self._fired, True
-        return not fired
-
-
 @dataclass(frozen=True, eq=False)
 class FusedCall:
     """The parameter of the primitive: what to compute, and how. Compared by identity; keeps its plans."""
@@ -52,7 +41,7 @@ class FusedCall:
     jaxpr: Jaxpr
     options: FuseOptions
     name: str
-    warning: "Once"
+    warning: Once
     plans: "dict[tuple[str, bool, frozenset[int]], Plan]" = field(default_factory=dict)
     bodies: "dict[int, FusedCall]" = field(default_factory=dict)
     """The bodies of loops and branches that were planned, by their numbers: each once, for all plans."""
@@ -87,7 +76,7 @@ class FusedCall:
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
             return self.jaxpr, ()
-        return with_fused_bodies(self.jaxpr, fused), tuple(found)
+        return with_fused_bodies(self.jaxpr, fused, self.options.exclude), tuple(found)
 
     def judged(self, target: Target, device: Any) -> Target:
         """The target, whose kernels are timed where a device is at hand and a check is wanted."""
@@ -215,14 +204,59 @@ def _capabilities() -> frozenset[str]:
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
     at_hand = _compat.device_of(ctx)
+    if _compat.has_symbolic_shapes(call.jaxpr) and call.warning.first("shapes"):
+        warnings.warn(f"{call.name} is not fused for symbolic shapes: XLA compiles it as it is. Static shapes are fused.",
+                      stacklevel=2)  # fmt: skip
 
     def run_on(target: Target) -> Callable[..., list[Any]]:
         plan = call.plan_on(target, at_hand)
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
-    target = target_for(platform, call.options)
+    target, scope = _lowerable(target_for(platform, call.options), platform, ctx, call)
     mended = functools.partial(call.mend, target, at_hand)
-    return lower_on(target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended)
+    with scope:
+        return lower_on(
+            target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended
+        )
+
+
+_NOT_EXPORTED = frozenset({"triton"})
+"""Targets whose kernels are custom calls that `jax.export` refuses, unless its `disabled_checks` allow them."""
+
+
+def _lowerable(target: Target, platform: str, ctx: Any, call: FusedCall) -> tuple[Target, AbstractContextManager[Any]]:
+    """Returns the target to lower for, and the scope to lower in, also where no GPU is at hand and where a program is exported.
+
+    Kernels are written for one kind of GPU, and are custom calls. Where this is not known, or these are not allowed, a target that
+    nobody asked for by name gives way to the one that XLA compiles. One that was asked for is lowered for the device that its plans
+    assume.
+
+    Raises:
+      TargetError: the target was asked for, and its plans assume a device of another platform.
+    """
+    known = _compat.names_gpu()
+    if not target.writes_kernels or (known and not _compat.is_exported(ctx)):
+        return target, nullcontext()
+    if call.options.target is None:
+        kernels = call.plan(target).kernels
+        if known and not any(p.target.name in _NOT_EXPORTED for k in kernels for p in k.phases):
+            return target, nullcontext()
+        if kernels and call.warning.first("device"):
+            reason = (
+                "jax.export gives no guarantee for kernels of Triton" if known
+                else "no GPU is at hand, and kernels are written for one kind"
+            )  # fmt: skip
+            warnings.warn(f"{call.name} is lowered for {platform} without kernels, and left to XLA: {reason}. Name a target for a "
+                          "plan with kernels, as in fuse(..., target='mosaic_gpu').", stacklevel=2)  # fmt: skip
+        while target.writes_kernels and target.fallback is not None:
+            target = target.fallback
+        return target, nullcontext()
+    if known:
+        return target, nullcontext()
+    if platform != "cuda":
+        raise TargetError(f"target {target.name!r} writes kernels for one kind of GPU, and none of {platform} is at hand: name one "
+                          "by jax.sharding.use_abstract_mesh, with a mesh that has an abstract_device")  # fmt: skip
+    return target, _compat.on_abstract_gpu(target.device.kind, target.multiprocessors)
 
 
 def call_consts(plan: Plan) -> list[Any]:
@@ -245,7 +279,7 @@ batching.primitive_batchers[fused_p] = _batch
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) -> Any:
-    if call.warning.first():
+    if call.warning.first("gradient"):
         warnings.warn(f"{call.name}: differentiating a fused function computes the gradient of the original, unfused function: "
                       "it is right, but it does not save memory", stacklevel=2)  # fmt: skip
     filled = [ad.instantiate_zeros(t) for t in tangents]

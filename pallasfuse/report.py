@@ -90,7 +90,12 @@ class Report:
 
 
 def verify(
-    fused: FusedFunction, *args: Any, target: str | None = None, delta: float = 1e-9, seed: int = 0, **kwargs: Any
+    fused: FusedFunction[..., Any],
+    *args: Any,
+    target: str | None = None,
+    delta: float = 1e-9,
+    seed: int = 0,
+    **kwargs: Any,
 ) -> Report:
     """Test that `fused` computes what its original function does, for arguments of these shapes and types.
 

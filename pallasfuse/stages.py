@@ -8,16 +8,18 @@ import jax
 from jax.extend.core import Jaxpr
 
 from pallasfuse import _compat
+from pallasfuse.first_time import Once
 from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Body, Placements, Plan, choose_groups, schedule_grouping
-from pallasfuse.primitive import FusedCall, Once, for_device_at_hand, fused_p, target_for
+from pallasfuse.primitive import FusedCall, for_device_at_hand, fused_p, target_for
+from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target, find
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(OfThisProcess):
     """Everything that is needed to rebuild a traced call: the flat arguments' avals and how to unflatten."""
 
     jaxpr: Jaxpr
@@ -26,6 +28,8 @@ class Call:
     flatten: Callable[..., list[Any]]
     options: FuseOptions
     name: str
+    as_called: Callable[[], Any]
+    """Traces what a call runs, by `jax.jit`: kernels are checked when it is lowered for a device at hand."""
 
     def original(self, *leaves: Any) -> list[Any]:
         """The unfused function, on flat arguments."""
@@ -33,7 +37,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Traced:
+class Traced(OfThisProcess):
     """A function traced to a jaxpr and converted to a loop program."""
 
     call: Call
@@ -44,15 +48,28 @@ class Traced:
         call = self.call
         chosen = _target(target, call.options).judged(timed=timed)
         jaxpr, bodies = FusedCall(call.jaxpr, call.options, call.name, Once()).with_bodies(chosen)
-        placements = Placements(convert(jaxpr) if bodies else self.converted, chosen, call.options)
+        placements = Placements(convert(jaxpr, exclude=call.options.exclude) if bodies else self.converted, chosen, call.options)
         return Fused(self, chosen, placements, choose_groups(placements), bodies)
+
+    def lower(self, **options: Any) -> Any:
+        """Lower what a call runs, as `jax.jit(f).trace(...).lower(**options)`: a `jax.stages.Lowered`."""
+        return self.call.as_called().lower(**options)
+
+    @property
+    def jaxpr(self) -> Any:
+        """The jaxpr of a call, with one equation for what is fused; `call.jaxpr` is that of the function."""
+        return self.call.as_called().jaxpr
+
+    @property
+    def fun_name(self) -> str:
+        return self.call.name
 
     def __str__(self) -> str:
         return str(self.converted.program)
 
 
 @dataclass(frozen=True)
-class Fused:
+class Fused(OfThisProcess):
     """A loop program with its groups."""
 
     traced: Traced
@@ -73,7 +90,7 @@ class Fused:
 
 
 @dataclass(frozen=True)
-class Tiled:
+class Tiled(OfThisProcess):
     """A complete plan."""
 
     traced: Traced
@@ -98,7 +115,7 @@ class Tiled:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Lowered(OfThisProcess):
     """StableHLO for one platform."""
 
     call: Call
@@ -107,13 +124,21 @@ class Lowered:
     def as_text(self) -> str:
         return str(self.lowered.as_text())
 
+    def compiler_ir(self, dialect: str | None = None) -> Any:
+        """The module itself, as of `jax.stages.Lowered`."""
+        return self.lowered.compiler_ir(dialect)
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimates of the program before it is compiled, as of `jax.stages.Lowered`."""
+        return self.lowered.cost_analysis()
+
     def compile(self) -> "Compiled":
         """Compile for the current platform."""
         return Compiled(self.call, self.lowered.compile())
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Compiled(OfThisProcess):
     """An executable with the function's own signature."""
 
     call: Call
@@ -125,6 +150,18 @@ class Compiled:
     def flat(self, *leaves: Any) -> list[Any]:
         """The leaves of the result, from those of the arguments."""
         return list(self.compiled(*leaves))
+
+    def as_text(self) -> str:
+        """The compiled program."""
+        return str(self.compiled.as_text())
+
+    def cost_analysis(self) -> Any:
+        """XLA's estimates of the compiled program (flops, bytes), as of `jax.stages.Compiled`."""
+        return self.compiled.cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        """The bytes of the arguments, the results and the temporary memory, as of `jax.stages.Compiled`."""
+        return self.compiled.memory_analysis()
 
 
 def _target(name: str | None, options: FuseOptions) -> Target:
@@ -139,4 +176,4 @@ def _platform() -> str:
 
 def trace(call: Call) -> Traced:
     """Convert a traced call."""
-    return Traced(call, convert(call.jaxpr))
+    return Traced(call, convert(call.jaxpr, exclude=call.options.exclude, symbolic=True))

@@ -1,10 +1,11 @@
 """`fold`: a function over a whole axis, as init, update, combine and finish over chunks of it."""
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.partial import MissingArgument, Partial, derive
 from pallasfuse.pipeline import Plan
 from pallasfuse.primitive import refuse_explicit_axes
+from pallasfuse.references import OfThisProcess, portable, reference_to, restored
 
 Array = Any
 
@@ -38,7 +40,7 @@ class FoldState:
 
 
 @dataclass(frozen=True, eq=False)
-class _Derived:
+class _Derived(OfThisProcess):
     """A fold for one set of argument shapes."""
 
     partial: Partial
@@ -78,6 +80,19 @@ class StreamedFunction:
 
     def __repr__(self) -> str:
         return f"<pallasfuse.fold of {self._name}>"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "StreamedFunction":
+        function = copy.deepcopy(self._function, memo)
+        return self if function is self._function else StreamedFunction(function, self._axis, self._length)
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        place = reference_to(self)
+        if place is None:
+            return _fold_again, (portable(self._function), self._axis, self._length)
+        return place.name if place.depth == 0 else (restored, (place,))
 
     # --- what a user calls
 
@@ -293,6 +308,11 @@ class StreamedFunction:
         for n, (leaf, aval, d) in enumerate(zip(leaves, of.avals, of.streamed, strict=True)):
             self._check_leaf(of, n, leaf, tuple(size if k == d else s for k, s in enumerate(aval.shape)))
         return size
+
+
+def _fold_again(function: Any, axis: Any, length: int | None) -> StreamedFunction:
+    """The fold that was pickled by value."""
+    return StreamedFunction(restored(function), axis, length)
 
 
 _LARGEST = 2**30

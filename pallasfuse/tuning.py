@@ -80,7 +80,11 @@ class Tuned:
 
 
 def tune(
-    fused: FusedFunction, *args: Any, seconds: float | None = None, progress: bool | None = None, **kwargs: Any
+    fused: FusedFunction[..., Any],
+    *args: Any,
+    seconds: float | None = None,
+    progress: bool | None = None,
+    **kwargs: Any,
 ) -> Tuned:
     """Measure the best few ways to run every kernel of a fused function, for arguments of these shapes and types, on the device of
     the arguments. Later calls use the fastest, or XLA's own where that is as fast.
@@ -117,7 +121,7 @@ def tune(
     return Tuned(plan_name(fused), candidates, predicted, settled, time.perf_counter() - start, tuple(unfinished))
 
 
-def plan_name(fused: FusedFunction) -> str:
+def plan_name(fused: FusedFunction[..., Any]) -> str:
     return getattr(fused, "__name__", "function")
 
 

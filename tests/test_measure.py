@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.mosaic.gpu import profiler as cupti
 
 from pallasfuse import _compat, measure, samples, timing
 from pallasfuse.isolation import apart
@@ -200,7 +201,7 @@ def test_what_a_profiler_tells_is_passed_on(monkeypatch):
     def told(program, iterations):
         return lambda *arguments: (program(*arguments), [1.0, 2.0])
 
-    monkeypatch.setattr(_compat.cupti, "measure", told)
+    monkeypatch.setattr(cupti, "measure", told)
     assert _compat.kernel_seconds(lambda x: x, [1], 2) == [1e-3, 2e-3]
 
 
@@ -210,7 +211,7 @@ def test_calls_that_start_different_kernels_are_told_one_by_one(monkeypatch):
             raise RuntimeError("The number of kernel launches is not divisible by the number of iterations")
         return lambda *arguments: (program(*arguments), 3.0)
 
-    monkeypatch.setattr(_compat.cupti, "measure", told)
+    monkeypatch.setattr(cupti, "measure", told)
     assert _compat.kernel_seconds(lambda x: x, [1], 10) == [3e-3]
 
 
@@ -225,12 +226,12 @@ def raises(program, iterations):
     "profiler", [raises, lambda program, iterations: lambda *arguments: (program(*arguments), None)]
 )
 def test_a_profiler_that_does_not_tell_is_no_error(monkeypatch, profiler):
-    monkeypatch.setattr(_compat.cupti, "measure", profiler)
+    monkeypatch.setattr(cupti, "measure", profiler)
     assert _compat.kernel_seconds(lambda x: x, [1], 2) == []
 
 
 def test_a_profiler_of_the_users_is_left_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(_compat.cupti, "measure", lambda *_, **__: pytest.fail("it is in use"))
+    monkeypatch.setattr(cupti, "measure", lambda *_, **__: pytest.fail("it is in use"))
     with jax.profiler.trace(str(tmp_path)):
         assert _compat.kernel_seconds(lambda x: x, [1], 2) == []
 

@@ -1,6 +1,6 @@
 """A jaxpr to a loop program: calls inlined, dimensions unified to axes, one table from primitive to nest."""
 
-from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map
+from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map, left_by_user
 from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
 from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, calls_fused, flatten
 
@@ -14,4 +14,5 @@ __all__ = [
     "flatten",
     "is_layout",
     "is_map",
+    "left_by_user",
 ]

@@ -24,6 +24,7 @@ from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, flatten, has_fused_body
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
+from pallasfuse.leaving import left_function
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
@@ -56,11 +57,16 @@ class _Step:
     outputs: tuple[tuple[Symbol, ...], ...]
 
 
-def convert(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Converted:
+def convert(
+    jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS, *, exclude: Sequence[str] = (), symbolic: bool = False
+) -> Converted:
     """Convert a jaxpr from `jax.make_jaxpr`. Its constants are the first inputs of the program.
 
     calls: names of the primitives that are replaced by their body. What runs the result where `vmap` may still come takes
     `BATCHED_AS_BODY`, so that rules for batching that the user wrote are kept.
+    exclude: scopes whose equations have no nest, as the user asks.
+    symbolic: may shapes be symbolic, as under `jax.export`? Then no equation of such a jaxpr has a nest, and lengths that are not
+    known are left out of the program.
 
     The inputs of the program are `result.jaxpr.constvars`, whose values are `result.jaxpr.consts`, followed by
     `result.jaxpr.invars`. An equation that has no nest becomes one `External` per output.
@@ -70,16 +76,18 @@ def convert(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Converted:
       InvalidProgramError: the result breaks an invariant of loop programs (a bug in pallasfuse).
     """
     flattened = flatten(jaxpr, calls)
-    _require_static_shapes(flattened)
+    unknown = _unknown_lengths(flattened)
+    if unknown and not symbolic:
+        raise TraceError(f"an array has the length {unknown[0]}: trace the function with static shapes")
     inputs = [*flattened.constvars, *flattened.invars]
     dims = Dimensions()
-    known = {var: _Known(flat(dims.fresh_shape(shape_of(var), dims.space()))) for var in inputs}
+    known = {var: _Known(flat(dims.fresh_shape(_lengths(var), dims.space()))) for var in inputs}
+    refused = _not_known_yet(unknown)
     steps: list[_Step] = []
     rules = _RULES | picking.rules(flattened)
     stored = _Stored(flattened)
     for eqn in flattened.eqns:
-        merged = stored.merged_by(eqn)
-        plan = _plan(eqn, dims, known, rules) if merged is None else merged
+        plan = refused or left_by_user(eqn, exclude) or stored.merged_by(eqn) or _plan(eqn, dims, known, rules)
         if isinstance(plan, Refusal):
             stored.variables.update(eqn.outvars)
         match plan:
@@ -87,7 +95,7 @@ def convert(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Converted:
                 depth = max((known[a].depth for a in plan.reads(eqn) if isinstance(a, Var)), default=0)
                 outputs: tuple[_Known, ...] = (_Known(kept, depth + (plan.reducer is not None)),)
             case Refusal():
-                outputs = tuple(_Known(flat(dims.fresh_shape(shape_of(v), dims.space()))) for v in eqn.outvars)
+                outputs = tuple(_Known(flat(dims.fresh_shape(_lengths(v), dims.space()))) for v in eqn.outvars)
             case _:
                 assert_never(plan)
         known.update(zip(eqn.outvars, outputs, strict=True))
@@ -118,10 +126,30 @@ class _Stored:
         return None
 
 
-def _require_static_shapes(jaxpr: Jaxpr) -> None:
-    for var in _variables(jaxpr):
-        if not all(isinstance(extent, int) for extent in shape_of(var)):
-            raise TraceError(f"an array has the shape {shape_of(var)}: trace the function with static shapes")
+def left_by_user(eqn: JaxprEqn, exclude: Sequence[str]) -> Refusal | None:
+    """Returns why an equation is left to XLA, where the user asks for it; exclude: scopes, as of `FuseOptions`."""
+    function = left_function(eqn.params.get("name"))
+    if function is not None:
+        return Refusal(f"pallasfuse.leave({function}) asks for XLA")
+    scopes = f"/{_compat.scopes_of(eqn)}/" if exclude else ""
+    found = next((name for name in exclude if f"/{name.strip('/')}/" in scopes), None)
+    return None if found is None else Refusal(f"FuseOptions(exclude={found!r}) asks for XLA")
+
+
+def _not_known_yet(unknown: Sequence[str]) -> Refusal | None:
+    """Why no equation of a jaxpr has a nest; None where some may."""
+    if not unknown:
+        return None
+    return Refusal(f"the length {', '.join(unknown)} is not known yet: only static shapes are planned")
+
+
+def _unknown_lengths(jaxpr: Jaxpr) -> list[str]:
+    return [*dict.fromkeys(str(n) for v in _variables(jaxpr) for n in shape_of(v) if not isinstance(n, int))]
+
+
+def _lengths(var: Var) -> tuple[int, ...]:
+    """The shape of a variable, with 1 for lengths that are not known."""
+    return tuple(n if isinstance(n, int) else 1 for n in shape_of(var))
 
 
 def _variables(jaxpr: Jaxpr) -> Iterator[Var]:

@@ -7,6 +7,7 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pallasfuse import _compat
+from pallasfuse.leaving import left_function
 
 type Atom = Var | Literal
 
@@ -30,13 +31,15 @@ class _Frame:
     env: dict[Var, Atom]
     call: JaxprEqn | None
     source: Any  # replaces the source of its equations, unless None
+    scopes: Any  # around the call that it came from; None where it came from none
 
 
 def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
     those that nothing uses are dropped. The arguments stay as they are.
 
-    An equation keeps the source of its own line, unless it belongs to a function of JAX: then it has the call's.
+    An equation keeps the source of its own line, unless it belongs to a function of JAX: then it has the call's. Its scopes
+    are those of all calls around it. A call that `pallasfuse.leave` has marked stays a call.
     """
     constvars, consts = list(jaxpr.constvars), list(jaxpr.consts)
     by_identity = {id(value): var for var, value in zip(constvars, consts, strict=True)}
@@ -50,7 +53,7 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
 
     eqns: list[JaxprEqn] = []
     env: dict[Var, Atom] = {}
-    stack = [_Frame(jaxpr, iter(jaxpr.eqns), env, None, None)]
+    stack = [_Frame(jaxpr, iter(jaxpr.eqns), env, None, None, None)]
     while stack:
         frame = stack[-1]
         eqn = next(frame.eqns, None)
@@ -62,12 +65,13 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
             continue
         atoms = [_resolve(frame.env, a) for a in eqn.invars]
         source = eqn.source_info if frame.source is None else frame.source
+        source, scopes = _compat.inside_scopes(source, eqn, frame.scopes)
         body = _body(eqn, calls)
         if body is not None:
             inner_env: dict[Var, Atom] = dict(zip(body.invars, atoms, strict=True))
             inner_env |= {v: const_var(v, c) for v, c in zip(body.constvars, body.consts, strict=True)}
             of_call = None if _compat.is_user_function(body) else source
-            stack.append(_Frame(body, iter(body.eqns), inner_env, eqn, of_call))
+            stack.append(_Frame(body, iter(body.eqns), inner_env, eqn, of_call, scopes))
             continue
         outvars = [Var(v.aval) for v in eqn.outvars] if frame.call is not None else _bound(eqn.outvars)
         for old, new in zip(eqn.outvars, outvars, strict=True):
@@ -93,7 +97,9 @@ def has_fused_body(eqn: JaxprEqn) -> bool:
 
 
 def _body(eqn: JaxprEqn, calls: Set[str]) -> Jaxpr | None:
-    if eqn.primitive.name not in calls or any(_compat.tracks_array_reference(e) for e in eqn.effects):
+    if eqn.primitive.name not in calls or left_function(eqn.params.get("name")) is not None:
+        return None
+    if any(_compat.tracks_array_reference(e) for e in eqn.effects):
         return None
     bodies = [eqn.params.get(key) for key in _BODIES]
     bodies.append(getattr(eqn.params.get("call"), "jaxpr", None))  # a fused function inside a fused function

@@ -150,7 +150,7 @@ class Block:
             source = self.arrays[name].at[self.at(stream.indices, pl.ds(start, size))]
             target = self.memory[name].at[slot]
             target = target if size == shape.tile else target.at[pl.ds(0, size)]
-            plgpu.copy_gmem_to_smem(source, target, self.full[name].at[slot], oob_mode=_compat.IN_BOUNDS)
+            plgpu.copy_gmem_to_smem(source, target, self.full[name].at[slot], oob_mode=_compat.in_bounds())
 
         _when(self.is_whole(slot), lambda: copy((self.part * shape.slots + slot) * shape.tile, shape.tile))
         owner, place = divmod(shape.whole, shape.slots)

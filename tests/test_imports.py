@@ -1,0 +1,87 @@
+"""`import pallasfuse` takes little longer than `import jax`: what makes plans is imported at the first call."""
+
+import subprocess
+import sys
+
+import pytest
+
+LATER = ("sympy", "tqdm", "jax.experimental.pallas", "jax.experimental.mosaic", "jax._src.pallas.triton",
+         "jaxlib.mlir.dialects.nvvm", "pallasfuse.primitive", "pallasfuse.pipeline", "pallasfuse.repair",
+         "pallasfuse.pallas_backend")  # fmt: skip
+
+
+def run(code):
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+def test_what_makes_plans_is_not_imported_with_the_package():
+    """Nor by what a program does before its first call."""
+    loaded = run("""
+import sys
+import pallasfuse as pf
+
+@pf.fuse(static_argnums=1, options=pf.FuseOptions(target="xla"))
+def function(x, n):
+    return x
+
+class Layer:
+    method = pf.fuse(lambda self, x: x)
+
+Layer().method
+print(*sys.modules)
+""").split()
+    assert "pallasfuse.api" in loaded
+    assert not set(LATER) & set(loaded)
+
+
+@pytest.mark.parametrize("name", ["fold", "Plan", "verify", "tune", "tuning", "repair", "FoldState"])
+def test_every_name_is_found_when_it_is_asked_for(name):
+    assert run(f"import pallasfuse; print(bool(pallasfuse.{name}), '{name}' in dir(pallasfuse))").endswith("True\n")
+
+
+def test_all_names_together():
+    run("from pallasfuse import *; fold, tune, tuning, verify, Kernel, Report, StreamedFunction, Tuned")
+    run("import pallasfuse; assert not hasattr(pallasfuse, 'no_such_name')")
+
+
+def test_the_first_call_may_be_under_a_transformation():
+    """What is imported there must not keep values of the trace."""
+    run("""
+import jax, jax.numpy as jnp
+import pallasfuse as pf
+
+def loss(x):
+    return jnp.sum(f(x) ** 2)
+
+f = pf.fuse(lambda x: jax.nn.softmax(x), options=pf.FuseOptions(price=False, check=False))
+x = jnp.linspace(0, 1, 24).reshape(4, 6)
+with jax.checking_leaks():
+    jax.jit(jax.vmap(jax.grad(loss)))(x)
+assert jnp.allclose(f(x), jax.nn.softmax(x))
+assert f.explain(x).kernels
+""")
+
+
+def test_first_calls_of_several_threads():
+    run("""
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import jax, jax.numpy as jnp
+import pallasfuse as pf
+
+sys.setswitchinterval(1e-5)
+x = jnp.linspace(0, 1, 24).reshape(4, 6)
+calls = [
+    lambda: pf.fuse(lambda x: jax.nn.softmax(x))(x),
+    lambda: pf.fuse(lambda x: jax.nn.softmax(x)).explain(x),
+    lambda: pf.fold(lambda x: jax.nn.logsumexp(x, axis=-1), axis=1).init(x),
+    lambda: pf.verify,
+    lambda: pf.fuse(lambda x: x.sum()).trace(x),
+    lambda: pf.tune,
+]
+with ThreadPoolExecutor(len(calls)) as pool:
+    for done in [pool.submit(call) for call in calls]:
+        done.result(timeout=120)
+""")
