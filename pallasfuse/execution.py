@@ -1,12 +1,12 @@
 """Plans on arrays: every kernel by the emitter of its target, what XLA keeps as it is."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from jax import numpy as jnp
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.extend.core import Literal as JaxprLiteral
 from jax.interpreters import mlir
 
@@ -94,7 +94,9 @@ def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None
     """
     converted = plan.converted
     jaxpr = converted.jaxpr
-    if not plan.kernels and not _calls_fused(converted.original):  # the very program that `jax.jit` would compile
+    if not plan.kernels and not any(
+        True for _ in fused_calls(converted.original)
+    ):  # the very program that `jax.jit` would compile
         original = converted.original
         return _compat.eval_jaxpr(original, original.consts, *arguments[len(jaxpr.constvars) :])
     values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
@@ -103,16 +105,20 @@ def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None
     return [jnp.asarray(_look_up(v, values), _compat.dtype_of(v)) for v in jaxpr.outvars]
 
 
-def _calls_fused(jaxpr: Jaxpr) -> bool:
-    """Is there a fused call in a jaxpr, or in one of its equations? It is planned as a part of this plan, and not by itself."""
+def fused_calls(jaxpr: Jaxpr) -> Iterator[Any]:
+    """The fused calls in a jaxpr and in its equations' bodies; those inside of another fused call are a part of its plan."""
     for eqn in jaxpr.eqns:
         if "call" in eqn.params and eqn.primitive.name == "pallasfuse":
-            return True
-        for value in eqn.params.values():
-            inner = value if isinstance(value, list | tuple) else (value,)
-            if any(isinstance(j, Jaxpr) and _calls_fused(j) for j in inner):
-                return True
-    return False
+            yield eqn.params["call"]
+        else:
+            for body in bodies(eqn):
+                yield from fused_calls(body)
+
+
+def bodies(eqn: JaxprEqn) -> list[Jaxpr]:
+    """The jaxprs among an equation's parameters."""
+    values = eqn.params.values()
+    return [j for v in values for j in (v if isinstance(v, list | tuple) else (v,)) if isinstance(j, Jaxpr)]
 
 
 def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | None = None) -> None:

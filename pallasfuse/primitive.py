@@ -92,6 +92,12 @@ class FusedCall:
             self.checked.clear()  # without the lock: who holds it may wait for the thread that is here
         return bool(failures)
 
+    def plan_here(self) -> Plan:
+        """The plan for the devices at hand: as it has run, if it has."""
+        found = [*self.checked.values(), *self.plans.values()]
+        platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+        return found[0] if found else self.plan(target_for(platform, self.options))
+
     def _checked(self, plan: Plan, device: Any) -> Plan:
         try:
             return settled(plan, device)
