@@ -19,6 +19,7 @@ from pallasfuse import _compat
 from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.options import FuseOptions
+from pallasfuse.overrides import is_plain, options_here
 from pallasfuse.references import portable, reference_to, restored
 from pallasfuse.targets import find
 
@@ -172,6 +173,15 @@ class FusedFunction[**P, R]:
         dynamic = tuple(a for n, a in enumerate(args) if n not in static)
         return jax.tree.leaves((dynamic, {k: v for k, v in kwargs.items() if k not in self._static_argnames}))
 
+    def with_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: Sequence[Any]) -> Any:
+        """The call with other values for its `leaves`."""
+        static = self._static_positions(args)
+        dynamic = [a for n, a in enumerate(args) if n not in static]
+        named = {k: v for k, v in kwargs.items() if k not in self._static_argnames}
+        arrays, renamed = jax.tree.unflatten(jax.tree.structure((dynamic, named)), leaves)
+        remaining = iter(arrays)
+        return self(*(a if n in static else next(remaining) for n, a in enumerate(args)), **kwargs | renamed)
+
     def _static_positions(self, args: tuple[Any, ...]) -> set[int]:
         return {n % len(args) for n in self._static_argnums if -len(args) <= n < len(args)} if args else set()
 
@@ -213,25 +223,28 @@ class FusedFunction[**P, R]:
 
     def _run_with(self, fixed: tuple[bool, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the call itself. fixed: which leaves of the arguments do not change in the loop around it; empty: there is none."""
+        if is_plain():
+            return self._function(*args, **kwargs)
         if jax.config.jax_disable_jit or (
             (jax.config.jax_debug_nans or jax.config.jax_debug_infs)
             and not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs)))
         ):  # the user looks at values: those of every operation, in the function's own order
             return self._function(*args, **kwargs)
+        options = options_here(self._options)
         with IMPORTS:
             from pallasfuse.loop_invariants import outside_of_loop
             from pallasfuse.primitive import call_fused, call_typed
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self.leaves(args, kwargs)
         if jaxpr.effects:  # side effects and collectives keep the original function, in its order
-            if self._options.strict:
+            if options.strict:
                 raise FusionError(f"strict: {self._name} has side effects or collectives ({', '.join(map(str, jaxpr.effects))}), "
                                   "and stays with XLA as a whole: move them out of the fused function")  # fmt: skip
             return self._function(*args, **kwargs)
         mesh = _compat.explicit_mesh(leaves)
         if mesh is None and any(fixed):
             jaxpr, leaves = outside_of_loop(jaxpr, fixed, leaves)
-        how = self._options, self._name, self._warning, leaves
+        how = options, self._name, self._warning, leaves
         results = call_fused(jaxpr, *how) if mesh is None else call_typed(mesh, jaxpr, self._types(args, kwargs), *how)
         return jax.tree.unflatten(out_tree, results)
 

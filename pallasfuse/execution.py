@@ -14,7 +14,7 @@ from pallasfuse import _compat
 from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import calls_fused
+from pallasfuse.jaxpr_frontend import fused_calls
 from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
 from pallasfuse.targets import Target
@@ -96,7 +96,7 @@ def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None
     """
     converted = plan.converted
     jaxpr = converted.jaxpr
-    if not plan.kernels and not calls_fused(converted.original):  # the very program that `jax.jit` would compile
+    if not plan.kernels and not any(fused_calls(converted.original)):  # the very program that `jax.jit` would compile
         original = converted.original
         return _compat.eval_jaxpr(original, original.consts, *arguments[len(jaxpr.constvars) :])
     values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))

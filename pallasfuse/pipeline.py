@@ -414,6 +414,24 @@ def _operands(converted: Converted, step: Step) -> list[Var]:
     return [v for v in step.invars if isinstance(v, Var)]
 
 
+def kernels_behind(plan: Plan, result: int) -> list[Kernel]:
+    """The kernels that a result of a plan is computed by, directly or through others, the last one first."""
+    maker: dict[Var, Step] = {}
+    for step in plan.steps:
+        nests = step.group.outputs if isinstance(step, Kernel) else ()
+        made = [plan.converted.variable[n.name] for n in nests] if isinstance(step, Kernel) else step.outvars
+        maker |= dict.fromkeys(made, step)
+    wanted: list[Any] = [plan.converted.jaxpr.outvars[result]]
+    behind: dict[int, Step] = {}
+    while wanted:
+        atom = wanted.pop(0)
+        step_of = maker.get(atom) if isinstance(atom, Var) else None
+        if step_of is not None and id(step_of) not in behind:
+            behind[id(step_of)] = step_of
+            wanted += _operands(plan.converted, step_of)
+    return [step for step in behind.values() if isinstance(step, Kernel)]
+
+
 def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step], options: FuseOptions) -> list[Fallback]:
     reasons = {left.name: left.reason for left in (*grouping.left, *external_reasons(converted.program))}
     by_variable = {var: name for name, var in converted.variable.items()}

@@ -114,6 +114,12 @@ class FusedCall:
             return checked
         return self._checked(self.plan(self.judged(target, device), frozenset(lost)), device)
 
+    def plan_here(self) -> Plan:
+        """The plan for the devices at hand: as it has run, if it has."""
+        found = [*self.checked.values(), *self.plans.values()]
+        platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+        return found[0] if found else self.plan(target_for(platform, self.options))
+
     def _checked(self, plan: Plan, device: Any) -> Plan:
         try:
             return settled(plan, device)

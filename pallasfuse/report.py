@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pallasfuse.accuracy import last_place, special_differences
 from pallasfuse.api import FusedFunction
 from pallasfuse.errors import PallasfuseError
 from pallasfuse.execution import emit
@@ -148,7 +149,7 @@ def _measure(
     if needed > _MOST_BYTES:
         reason = f"the unfused program needs {needed / 2**30:.1f} GiB for one value in float64; the kernels ran over short axes"
         return (), reason, _short_run(plan, seed)
-    arrays = [_drawn(x, np.random.default_rng((seed, n))) for n, x in enumerate(leaves)]
+    arrays = [drawn(x, np.random.default_rng((seed, n))) for n, x in enumerate(leaves)]
     try:
         have = jax.tree.leaves(tiled.lower().compile().flat(*arrays))
     except PallasfuseError as error:
@@ -178,8 +179,8 @@ def _short_run(plan: Plan, seed: int) -> Counterexample | None:
         inputs = {}
         for t in program.inputs:
             given = jax.ShapeDtypeStruct([a.extent for a in t.axes], jnp.dtype(t.dtype))
-            drawn = _drawn(given, random)
-            inputs[t.name] = jnp.abs(drawn) + 0.5 if jnp.issubdtype(given.dtype, jnp.floating) else drawn
+            values = drawn(given, random)
+            inputs[t.name] = jnp.abs(values) + 0.5 if jnp.issubdtype(given.dtype, jnp.floating) else values
         back = target.tails == "exact"
         exact = evaluate_tiles(program, {k: np.asarray(x) for k, x in inputs.items()}, move_last_block_back=back)
         ours = jax.jit(functools.partial(emit, target, program))(inputs)
@@ -192,7 +193,8 @@ def _short_run(plan: Plan, seed: int) -> Counterexample | None:
     return None
 
 
-def _drawn(leaf: Any, random: np.random.Generator) -> Any:
+def drawn(leaf: Any, random: np.random.Generator) -> Any:
+    """The leaf of an argument, with drawn values where it is a shape only."""
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -225,17 +227,15 @@ def _compare(
         changed = (ours != theirs) & np.isfinite(moved)
         return differs(changed) if np.mean(changed) > _FEW else None
     dtype = str(ours.dtype)
-    ulp_of_one = float(jnp.finfo(ours.dtype).eps)
     wide, plain = ours.astype(np.float64), theirs.astype(np.float64)
-    for special in (np.isnan, np.isposinf, np.isneginf):
-        wrong = differs((special(wide) != special(plain)) & (special(wide) != special(exact)))
-        if wrong is not None:
-            return wrong
+    wrong = differs(special_differences(wide, plain, exact))
+    if wrong is not None:
+        return wrong
     finite = np.isfinite(wide) & np.isfinite(plain) & np.isfinite(exact)
     if not finite.any():
         return None
     largest = float(np.abs(exact[finite]).max())
-    ulp = ulp_of_one * 2.0 ** np.floor(np.log2(largest)) if largest > 0 else float(jnp.finfo(ours.dtype).tiny)
+    ulp = last_place(ours.dtype, largest)
     fused_error, plain_error = (np.where(finite, np.abs(np.where(finite, x, 0) - np.where(finite, exact, 0)), 0) / ulp
                                 for x in (wide, plain))  # fmt: skip
     errors.append(OutputError(name, dtype, float(fused_error.max()), float(np.sqrt(np.mean(fused_error**2))),

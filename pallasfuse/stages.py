@@ -48,7 +48,9 @@ class Traced(OfThisProcess):
         call = self.call
         chosen = _target(target, call.options).judged(timed=timed)
         jaxpr, bodies = FusedCall(call.jaxpr, call.options, call.name, Once()).with_bodies(chosen)
-        placements = Placements(convert(jaxpr, exclude=call.options.exclude) if bodies else self.converted, chosen, call.options)
+        placements = Placements(
+            convert(jaxpr, exclude=call.options.exclude) if bodies else self.converted, chosen, call.options
+        )
         return Fused(self, chosen, placements, choose_groups(placements), bodies)
 
     def lower(self, **options: Any) -> Any:

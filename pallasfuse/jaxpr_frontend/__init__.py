@@ -2,16 +2,17 @@
 
 from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map, left_by_user
 from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
-from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, calls_fused, flatten
+from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, bodies, flatten, fused_calls
 
 __all__ = [
     "BATCHED_AS_BODY",
     "PLAIN_CALLS",
     "Converted",
     "axes_of",
-    "calls_fused",
+    "bodies",
     "convert",
     "flatten",
+    "fused_calls",
     "is_layout",
     "is_map",
     "left_by_user",

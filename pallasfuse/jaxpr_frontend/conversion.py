@@ -22,7 +22,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tens
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
 from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
-from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, flatten, has_fused_body
+from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.leaving import left_function
 
@@ -166,7 +166,8 @@ def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: M
         return Refusal(f"{name} has a side effect")
     rule = rules.get(name)
     if rule is None:
-        return Refusal(f"{name} is left to XLA" + (", its body is planned by itself" if has_fused_body(eqn) else ""))
+        fused = any(any(fused_calls(body)) for body in bodies(eqn))
+        return Refusal(f"{name} is left to XLA" + (", its body is planned by itself" if fused else ""))
     for atom in (*eqn.outvars, *eqn.invars):
         if dtype_of(atom) not in dtypes.SUPPORTED:
             return Refusal(f"{name} on elements of type {dtype_of(atom)}")

@@ -83,17 +83,20 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], live, results)
 
 
-def calls_fused(jaxpr: Jaxpr) -> bool:
-    """Is there a fused call in a jaxpr, or in one of its equations? It is planned as a part of this plan, and not by itself."""
-    return any(
-        has_fused_body(eqn) or (eqn.primitive.name == "pallasfuse" and "call" in eqn.params) for eqn in jaxpr.eqns
-    )
+def fused_calls(jaxpr: Jaxpr) -> Iterator[Any]:
+    """Yields the fused calls in a jaxpr and in its equations' bodies; those inside of another fused call are a part of its plan."""
+    for eqn in jaxpr.eqns:
+        if "call" in eqn.params and eqn.primitive.name == "pallasfuse":
+            yield eqn.params["call"]
+        else:
+            for body in bodies(eqn):
+                yield from fused_calls(body)
 
 
-def has_fused_body(eqn: JaxprEqn) -> bool:
-    """Is there a fused call in a jaxpr that an equation has as a parameter?"""
-    values = (v for p in eqn.params.values() for v in (p if isinstance(p, list | tuple) else (p,)))
-    return any(isinstance(v, Jaxpr) and calls_fused(v) for v in values)
+def bodies(eqn: JaxprEqn) -> list[Jaxpr]:
+    """The jaxprs among an equation's parameters."""
+    values = eqn.params.values()
+    return [j for v in values for j in (v if isinstance(v, list | tuple) else (v,)) if isinstance(j, Jaxpr)]
 
 
 def _body(eqn: JaxprEqn, calls: Set[str]) -> Jaxpr | None:

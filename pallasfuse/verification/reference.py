@@ -1,6 +1,6 @@
 """A jaxpr in float64: what its floating-point results are compared with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,11 +26,20 @@ def float64_results(jaxpr: Jaxpr, arguments: Sequence[Any]) -> list[np.ndarray]:
     Args:
       arguments: the values of its constants and inputs, in this order.
     """
-    with jax.enable_x64(True):
-        names = (*jaxpr.constvars, *jaxpr.invars)
-        values = [_as_wide(v, a) for v, a in zip(names, arguments, strict=True)]
-        compiled = jax.jit(lambda *arrays: _run(jaxpr, dict(zip(names, arrays, strict=True))))
-        return [np.asarray(x) for x in compiled(*values)]
+    return float64_function(jaxpr)(arguments)
+
+
+def float64_function(jaxpr: Jaxpr) -> Callable[[Sequence[Any]], list[np.ndarray]]:
+    """`float64_results` of one jaxpr, compiled once for all arguments."""
+    names = (*jaxpr.constvars, *jaxpr.invars)
+    compiled = jax.jit(lambda *arrays: _run(jaxpr, dict(zip(names, arrays, strict=True))))
+
+    def run(arguments: Sequence[Any]) -> list[np.ndarray]:
+        with jax.enable_x64(True):
+            values = [_as_wide(v, a) for v, a in zip(names, arguments, strict=True)]
+            return [np.asarray(x) for x in compiled(*values)]
+
+    return run
 
 
 def _as_wide(variable: Any, array: Any) -> Any:
@@ -77,17 +86,23 @@ def _widened_body(parameter: Any) -> Any:
     )
 
 
-def sensitivity(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+def sensitivity(
+    jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarray], seed: int,
+    run: Callable[[Sequence[Any]], list[np.ndarray]] | None = None,
+) -> list[np.ndarray]:  # fmt: skip
     """Returns how far each result moves, at most, when the arguments are rounded once in the coarsest type of the program.
 
     Near a step, or a root of zero, no evaluation in floating point is right. Integers and special values that change have moved
     infinitely far.
+
+    run: `float64_function(jaxpr)`, if it is there.
     """
     types = [_compat.dtype_of(v) for e in jaxpr.eqns for v in (*e.invars, *e.outvars)]
     eps = max((float(jnp.finfo(t).eps) for t in types if jnp.issubdtype(t, jnp.floating)), default=0.0)
     random = np.random.default_rng(seed)
     moved = [np.zeros(x.shape) for x in exact]
     signs: list[np.ndarray] = []
+    run = run or float64_function(jaxpr)
 
     def rounded(array: Any, signs: np.ndarray) -> Any:
         is_float = jnp.issubdtype(array.dtype, jnp.floating)
@@ -95,13 +110,13 @@ def sensitivity(jaxpr: Jaxpr, arguments: Sequence[Any], exact: Sequence[np.ndarr
 
     for n in range(_ROUNDINGS):  # every second time, each number is rounded the other way
         signs = [-s for s in signs] if n % 2 else [random.choice([-1, 1], a.shape) for a in arguments]
-        results = float64_results(jaxpr, [rounded(a, s) for a, s in zip(arguments, signs, strict=True)])
+        results = run([rounded(a, s) for a, s in zip(arguments, signs, strict=True)])
         moved = [np.maximum(m, _distance(now, x)) for m, now, x in zip(moved, results, exact, strict=True)]
     return moved
 
 
 def _distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if not jnp.issubdtype(a.dtype, jnp.floating):
+    if not jnp.issubdtype(a.dtype, jnp.inexact):
         return np.where(a != b, np.inf, 0.0)
     with np.errstate(invalid="ignore"):
         apart = np.where(np.isnan(a) | np.isnan(b), np.inf, np.abs(a - b))

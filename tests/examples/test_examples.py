@@ -1,4 +1,7 @@
-"""Every example runs; every fused function in one is a single kernel and as accurate as the function it replaces."""
+"""Every example runs; every fused function in one is a single kernel and as accurate as the function it replaces.
+
+The bound on errors is stricter than that of `pallasfuse.testing`, which tells them in other variants from mistakes.
+"""
 
 import importlib
 import runpy
@@ -13,6 +16,7 @@ import pytest
 
 from benchmarks.cases import ATTENTION, all_cases
 from examples import moments
+from pallasfuse.testing import assert_equivalent
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = {"quickstart"}
@@ -79,6 +83,13 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
 @pytest.mark.parametrize("case", named(all_cases()))
 def test_error_against_float64(case, length, dtype):
     assert_as_accurate_as_plain(case, case.arrays(length, jnp.dtype(dtype), batch=2))
+
+
+@pytest.mark.sampled(9, cover=())
+@pytest.mark.parametrize("case", named(all_cases()))
+def test_mapped_and_looped(case):
+    arrays = case.arrays(61, jnp.float32)
+    assert_equivalent(case.fused, *arrays, *case.static, variants=("vmap", "scan"), prove=False)
 
 
 @pytest.mark.optimized
