@@ -1,12 +1,13 @@
 """Calls inlined, dead equations dropped: a jaxpr becomes one flat list of equations."""
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pallasfuse import _compat
+from pallasfuse.affine_constants import as_operations
 from pallasfuse.leaving import left_function
 
 type Atom = Var | Literal
@@ -80,7 +81,22 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     results = [_resolve(env, a) for a in jaxpr.outvars]
     live, used = _live(eqns, results)
     kept = [(var, value) for var, value in zip(constvars, consts, strict=True) if var in used]
+    computed = {var: made for var, value in kept if (made := as_operations(value)) is not None}
+    live = [*(e for var, made in computed.items() for e in _computing(var, made, live)), *live]
+    kept = [(var, value) for var, value in kept if var not in computed]
     return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], live, results)
+
+
+def _computing(var: Var, operations: Jaxpr, users: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+    """The operations that compute a variable, with the source of the first equation that reads it."""
+    source = next((e.source_info for e in users if var in e.invars), None)
+    names: dict[Any, Var] = {v: Var(v.aval) for e in operations.eqns for v in e.outvars} | {operations.outvars[0]: var}
+    eqns = []
+    for eqn in operations.eqns:
+        invars = [a if isinstance(a, Literal) else names[a] for a in eqn.invars]
+        outvars = [names[v] for v in eqn.outvars]
+        eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=source or eqn.source_info))
+    return eqns
 
 
 def fused_calls(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import Jaxpr, Literal, Var
 
+from pallasfuse.affine_constants import as_operations
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.verification.field import Array, mix
 from pallasfuse.verification.jaxprs import body_of
@@ -74,7 +75,9 @@ def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
     Two equations are the same function when they hold the same parameters, two held arrays when they are the same object.
     """
     values: dict[Var, int] = dict(zip(jaxpr.invars, inputs, strict=True))
-    values.update({v: hash(("array", id(c))) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True)})
+    for var, constant in zip(jaxpr.constvars, jaxpr.consts, strict=True):
+        operations = as_operations(constant)  # a constant of positions may be computed instead
+        values[var] = hash(("array", id(constant))) if operations is None else terms(operations, [])[0]
 
     def term(atom: Any) -> int:
         if isinstance(atom, Literal):
