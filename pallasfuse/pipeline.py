@@ -14,7 +14,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from pallasfuse import _compat
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
 from pallasfuse.fusion.cost import together
-from pallasfuse.fusion.grouping import Grouping, Left, external_reasons, group
+from pallasfuse.fusion.grouping import Grouping, Left, external_reasons
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
@@ -23,12 +23,13 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert, left_by_user
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.placement import Placed, placed_on, placements
+from pallasfuse.placement import Placed, placements
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.references import OfThisProcess
+from pallasfuse.repetition import Places, grouped
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
@@ -183,36 +184,12 @@ def plan_converted(
     return schedule_grouping(placements, grouping)
 
 
-class Placements:
-    """Finds where the groups of a program run. Each group is lowered once, whoever asks."""
+class Placements(Places):
+    """Finds where the groups of a converted function run."""
 
     def __init__(self, converted: Converted, target: Target, options: FuseOptions) -> None:
-        self.converted, self.target, self.options = converted, target, options
-        self.tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
-        self._found: dict[int, tuple[Group, Placed | str]] = {}
-
-    def placed(self, group: Group) -> Placed | str:
-        """The group's kernel on the first target that has one, or why there is none."""
-        if id(group) not in self._found:
-            self._found[id(group)] = group, self._place(group)
-        return self._found[id(group)][1]
-
-    def price(self, group: Group) -> Price | str:
-        """The price of the group's kernel, or why there is none."""
-        placed = self.placed(group)
-        if isinstance(placed, str):
-            return placed
-        try:
-            return price_kernel([(p.program, p.target) for p in placed.phases])
-        except Exception as error:
-            return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
-
-    def _place(self, group: Group) -> Placed | str:
-        try:
-            return placed_on(group, self.target, self.tensors, self.options)
-        except (InvalidProgramError, AssertionError) as error:
-            # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
-            return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
+        super().__init__(converted.program, target, options)
+        self.converted = converted
 
 
 def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset()) -> Grouping:
@@ -223,8 +200,7 @@ def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset(
         reason = "the function has side effects or collectives: it stays with XLA as a whole"
     else:
         try:
-            strict, price = placements.options.strict, placements.price if placements.options.price else None
-            return group(converted.program, placements.target, price, strict=strict, along=along)
+            return grouped(converted.program, placements, along=along)
         except Exception as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))

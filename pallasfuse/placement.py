@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError, TargetError
-from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
@@ -223,10 +222,8 @@ def _cheapest(
     whole = {a: a.extent if a in free else t for a, t in listed.items()}
     rows = {a: a.extent if a == schedule.rolled and a in free else t for a, t in listed.items()}
 
-    def price(tiles: Mapping[Axis, int]) -> float:
-        return cpu.price([template[0].program], phase.target.device, tiles).us
-
-    best = cheapest([listed, rows, whole], price, free)
+    price = cpu.price_by_tiles(template[0].program, phase.target.device)
+    best = cheapest([listed, rows, whole], lambda tiles: price(tiles).us, free)
     if best == listed:
         return schedule, phases
     other = replace(schedule, grid=tuple((a, best[a]) for a, _ in schedule.grid), rolled_tile=best[schedule.rolled])

@@ -11,7 +11,6 @@ from pallasfuse.errors import Refusal
 from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
@@ -109,7 +108,7 @@ def _build(
     rejected: dict[str, str] = {}
     while True:
         keep = _materialized_maps(graph, frozenset(rejected), names) | context.made
-        bodies = inline_maps(graph.program, keep)
+        bodies = graph.inlined(keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
         moved = _moved([*members, *inner], bodies)
         whys = (
@@ -277,15 +276,19 @@ def _convexity_violation(
 ) -> tuple[str, str] | None:
     """A group must not feed a value through something outside and back."""
     for nest in [*members, *inner]:
-        for name in graph.ancestors[nest.name]:
-            node = graph.nests.get(name)
-            opaque = (node is None and name in graph.order) or (node is not None and node.is_reduction)
-            if opaque and name not in inside and graph.depends(name, inside):
+        outside = [n for n in graph.ancestors[nest.name] - inside if n in graph.order and _is_opaque(graph, n)]
+        for name in sorted(outside, key=graph.order.__getitem__):
+            if graph.depends(name, inside):
                 culprit = next(
                     m for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name])
                 )
                 return culprit.name, f"{name} is computed outside the kernel from values inside it"
     return None
+
+
+def _is_opaque(graph: Graph, name: str) -> bool:
+    """No map: it is not inlined into what reads it."""
+    return name not in graph.nests or graph.nests[name].is_reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,13 +363,15 @@ def _absorb(
         if nest.is_reduction or nest.name in keep or not graph.depends(nest.name, inside):
             continue
         body = bodies[nest.name]
+        if body.tensors.isdisjoint(inside) or not axes.issuperset(nest.axes):
+            continue
         if _unsupported(_with_body(nest, bodies), target) is not None:
             continue
         reads = [n for n in postorder(body) if isinstance(n, Read)]
         from_inside = [r for r in reads if r.tensor in inside]
         aligned = all(r.indices == graph.nests[r.tensor].axes for r in from_inside)
         foreign = any(r.tensor not in inside and graph.depends(r.tensor, inside) for r in reads)
-        if not from_inside or not aligned or foreign or not axes >= frozenset(nest.axes):
+        if not aligned or foreign:
             continue
         streams = rolled in nest.axes
         expands = not any(rolled in r.indices for r in reads) if streams else volume(nest.axes) > largest

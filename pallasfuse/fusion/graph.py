@@ -1,9 +1,10 @@
 """Who reads whom in a loop program, and what is known of its values: the questions that grouping asks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
@@ -26,7 +27,13 @@ class Graph:
             self.ancestors[node.name] = frozenset(everything)
         self.outputs = frozenset(program.outputs)
         self.signs = _reduction_signs(program)
-        self.bodies = inline_maps(program)
+        self._inlined: dict[frozenset[str], dict[str, Expr]] = {}
+
+    def inlined(self, keep: frozenset[str] = frozenset()) -> Mapping[str, Expr]:
+        """Every nest's body, over inputs, reductions, external tensors and the maps named in `keep`."""
+        if keep not in self._inlined:
+            self._inlined[keep] = inline_maps(self.program, keep)
+        return self._inlined[keep]
 
     def roots(self) -> list[Nest]:
         """What XLA would compute as a kernel of its own: reductions, outputs and operands of external tensors."""

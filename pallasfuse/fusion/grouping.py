@@ -1,6 +1,7 @@
 """Which nests share a kernel: the disjoint candidates that save most, so that each hands out what the others read."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pallasfuse.fusion.candidates import Candidate, Context, candidates, components, rebuild
@@ -44,16 +45,22 @@ def group(
     price: of the kernel that a group becomes; without it, groups are taken at their least time.
     along: axes whose reductions belong in kernels, whatever that costs.
     """
-    parts = [_group_segment(segment, target, price, strict, along) for segment in segments(program)]
+    return joined([group_segment(s, target, price, strict=strict, along=along) for s in segments(program)])
+
+
+def joined(parts: Sequence[Grouping]) -> Grouping:
+    """The groups of a program from those of its segments."""
     return Grouping(
         tuple(g for p in parts for g in p.groups), tuple(left for p in parts for left in p.left),
         tuple(r for p in parts for r in p.replaced),
     )  # fmt: skip
 
 
-def _group_segment(
-    program: LoopProgram, target: Target, price: KernelPrice | None, strict: bool, along: frozenset[Axis]
-) -> Grouping:
+def group_segment(
+    program: LoopProgram, target: Target, price: KernelPrice | None = None, *, strict: bool = False,
+    along: frozenset[Axis] = frozenset(),
+) -> Grouping:  # fmt: skip
+    """Choose the groups of one segment, as `group`."""
     graph = Graph(deduplicate(program), strict=strict, along=along)
     reasons: dict[str, str] = {}
     found: list[Candidate] = []

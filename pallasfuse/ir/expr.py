@@ -6,9 +6,9 @@ identity, and a memo keyed by expression visits a shared subexpression once. Bui
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
 from pallasfuse.errors import InvalidProgramError
@@ -22,18 +22,9 @@ class Const:
 
     value: float | int | bool
     dtype: str
-
-    @property
-    def args(self) -> tuple["Expr", ...]:
-        return ()
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        return frozenset()
-
-    @property
-    def tensors(self) -> frozenset[str]:
-        return frozenset()
+    args: ClassVar[tuple["Expr", ...]] = ()
+    axes: ClassVar[frozenset[Axis]] = frozenset()
+    tensors: ClassVar[frozenset[str]] = frozenset()
 
     def __str__(self) -> str:
         return show(self)
@@ -45,18 +36,12 @@ class Index:
 
     axis: Axis
     dtype: str
+    axes: frozenset[Axis] = field(init=False)
+    args: ClassVar[tuple["Expr", ...]] = ()
+    tensors: ClassVar[frozenset[str]] = frozenset()
 
-    @property
-    def args(self) -> tuple["Expr", ...]:
-        return ()
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        return frozenset((self.axis,))
-
-    @property
-    def tensors(self) -> frozenset[str]:
-        return frozenset()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", frozenset((self.axis,)))
 
     def __str__(self) -> str:
         return show(self)
@@ -69,18 +54,13 @@ class Read:
     tensor: str
     indices: tuple[Axis, ...]
     dtype: str
+    axes: frozenset[Axis] = field(init=False)
+    tensors: frozenset[str] = field(init=False)
+    args: ClassVar[tuple["Expr", ...]] = ()
 
-    @property
-    def args(self) -> tuple["Expr", ...]:
-        return ()
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        return frozenset(self.indices)
-
-    @property
-    def tensors(self) -> frozenset[str]:
-        return frozenset((self.tensor,))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "axes", frozenset(self.indices))
+        object.__setattr__(self, "tensors", frozenset((self.tensor,)))
 
     def __str__(self) -> str:
         return show(self)
@@ -107,11 +87,13 @@ _lock = Lock()
 
 
 def _intern[T: (Const, Index, Read, Apply)](key: tuple[object, ...], make: Callable[[], T]) -> T:
-    with _lock:
-        node: T | None = _interned.get(key)
-        if node is None:
-            node = _interned[key] = make()
-        return node
+    node: T | None = _interned.get(key)
+    if node is None:
+        with _lock:  # another thread may have made it meanwhile
+            node = _interned.get(key)
+            if node is None:
+                node = _interned[key] = make()
+    return node
 
 
 def const(value: float | int | bool, dtype: str) -> Const:
@@ -135,9 +117,13 @@ def apply(op: str, *args: Expr, dtype: str | None = None) -> Apply:
     if scalar_op is None or scalar_op.arity != len(args):
         raise InvalidProgramError(f"no scalar operation {op!r} with {len(args)} arguments")
     result = dtype or ("bool" if scalar_op.kind == "comparison" else args[-1].dtype)
-    axes = frozenset().union(*(a.axes for a in args))
-    tensors = frozenset().union(*(a.tensors for a in args))
-    return _intern(("apply", op, args, result), lambda: Apply(op, args, result, axes, tensors))
+
+    def make() -> Apply:
+        axes = frozenset().union(*(a.axes for a in args))
+        tensors = frozenset().union(*(a.tensors for a in args))
+        return Apply(op, args, result, axes, tensors)
+
+    return _intern(("apply", op, args, result), make)
 
 
 def convert(x: Expr, dtype: str) -> Expr:
@@ -166,16 +152,18 @@ def select(predicate: Expr, on_true: Expr, on_false: Expr) -> Expr:
 
 def postorder(*roots: Expr) -> Iterator[Expr]:
     """Every distinct subexpression, arguments before their users. Iterative: programs may be long."""
-    seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    done: set[Expr] = set()
+    stack: list[Expr] = list(reversed(roots))
     while stack:
-        node, ready = stack.pop()
-        if ready:
+        node = stack[-1]
+        waiting = [arg for arg in node.args if arg not in done]
+        if waiting:
+            stack.extend(reversed(waiting))
+            continue
+        stack.pop()
+        if node not in done:
+            done.add(node)
             yield node
-        elif node not in seen:
-            seen.add(node)
-            stack.append((node, True))
-            stack.extend((arg, False) for arg in reversed(node.args) if arg not in seen)
 
 
 def rebuild(
@@ -186,14 +174,18 @@ def rebuild(
     `done` remembers the new nodes for further roots that are rewritten in the same way.
     """
     done = {} if done is None else done
-    stack: list[tuple[Expr, bool]] = [(root, False)]
+    stack: list[Expr] = [root]
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            done[node] = replace(node, tuple(done[a] for a in node.args))
-        elif node not in done:
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if a not in done)
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        waiting = [arg for arg in node.args if arg not in done]
+        if waiting:
+            stack.extend(reversed(waiting))
+            continue
+        stack.pop()
+        done[node] = replace(node, tuple([done[a] for a in node.args]))
     return done[root]
 
 
@@ -206,18 +198,7 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 def substitute(root: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     """Replace whole subexpressions, outermost first."""
-    done: dict[Expr, Expr] = dict(replacements)
-    stack: list[tuple[Expr, bool]] = [(root, False)]
-    while stack:
-        node, ready = stack.pop()
-        if node in done:
-            continue
-        if ready:
-            done[node] = with_args(node, tuple(done[a] for a in node.args))
-        else:
-            stack.append((node, True))
-            stack.extend((a, False) for a in node.args)
-    return done[root]
+    return rebuild(root, with_args, dict(replacements)) if replacements else root
 
 
 def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:

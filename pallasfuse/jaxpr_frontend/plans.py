@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from jax.extend.core import JaxprEqn
@@ -42,7 +43,13 @@ def shape_of(atom: Any) -> tuple[int, ...]:
 
 
 def dtype_of(atom: Any) -> str:
-    return str(getattr(atom.aval, "dtype", type(atom.aval).__name__))
+    return _name_of(getattr(atom.aval, "dtype", type(atom.aval).__name__))
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    """The name of a type of elements, which NumPy puts together anew each time."""
+    return str(dtype)
 
 
 def flat(dims: Sequence[tuple[Symbol, ...]]) -> tuple[Symbol, ...]:

@@ -8,8 +8,19 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Tensor
-from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Statement, Store, TileProgram
-from pallasfuse.price.operations import Operations, count
+from pallasfuse.ir.tile_program import (
+    Contract,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Statement,
+    Store,
+    TileProgram,
+    expressions,
+)
+from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
 from pallasfuse.price.visited_tiles import mean_and_most_trips
 
 
@@ -93,110 +104,185 @@ class BlockWork:
 
 def examine(program: TileProgram, other: Mapping[Axis, int] | None = None) -> BlockWork:
     """Returns the work of the blocks of `program`; about that with other tiles along some axes, without another lowering."""
-    other = other or {}
-    blocks = math.prod(-(-a.extent // other.get(a, t)) for a, t in program.grid)
-    work = BlockWork(blocks, program.warps, program.stages)
-    _Walk(program, work, other).block(program.body, 1.0, {**dict(program.tiles), **other}, set(), pipelined=False)
-    return work
+    return Examiner(program).work(other)
+
+
+class Examiner:
+    """Examines the blocks of one program, for several tiles: what no tile changes is found once."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self._program = program
+        self._tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
+        self._order = {a: n for n, a in enumerate(program.order)}
+        self._body = _read_block(program.body, program, set())
+
+    def work(self, other: Mapping[Axis, int] | None = None) -> BlockWork:
+        """Returns the work with the program's own tiles, but for the `other` ones."""
+        program, other = self._program, other or {}
+        blocks = math.prod(-(-a.extent // other.get(a, t)) for a, t in program.grid)
+        work = BlockWork(blocks, program.warps, program.stages)
+        sizes = _Sizes({**dict(program.tiles), **other})
+        _Walk(self._tensors, self._order, work, other).block(self._body, 1.0, sizes, pipelined=False)
+        return work
+
+
+class _Sizes:
+    """The tiles along axes, and how many elements a tile along several axes has."""
+
+    def __init__(self, tiles: Mapping[Axis, int]) -> None:
+        self.tiles = tiles
+        self._known: dict[frozenset[Axis], int] = {}
+
+    def volume(self, axes: frozenset[Axis]) -> int:
+        found = self._known.get(axes)
+        if found is None:
+            found = self._known[axes] = math.prod([self.tiles[a] for a in axes])
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A statement, what it reads, and the instructions that nothing before it has executed, by the axes that they run over."""
+
+    statement: Load | Let | Reduce | Contract | Store
+    reads: tuple[Read, ...]
+    instructions: Instructions
+
+
+@dataclass(frozen=True, slots=True)
+class _Trips:
+    """A segment of a loop that is visited: how many trips it has in an average block and in the longest."""
+
+    segment: Segment
+    mean: float
+    longest: float
+    block: "_Block"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rolled:
+    """A loop, as the segments that are visited."""
+
+    axis: Axis
+    segments: tuple[_Trips, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Statements one after the other, and the loads that products among them read as they are."""
+
+    steps: tuple[_Step | _Rolled, ...]
+    operands: frozenset[str]
+
+
+def _read_block(body: Sequence[Statement], program: TileProgram, seen: set[Expr]) -> _Block:
+    """What tiles do not change of a block. seen: what has been computed already; grows."""
+    steps: list[_Step | _Rolled] = []
+    for s in body:
+        if not isinstance(s, Loop):
+            nodes = tuple(postorder(*expressions(s)))
+            reads = tuple(n for n in nodes if isinstance(n, Read))
+            steps.append(_Step(s, reads, new_instructions(nodes, seen)))
+            continue
+        trips = [(g, *mean_and_most_trips(g, s, program)) for g in s.segments]
+        visited = tuple(
+            _Trips(g, mean, longest, _read_block(g.body if mean else (), program, set(seen)))
+            for g, mean, longest in trips
+        )
+        steps.append(_Rolled(s.axis, visited))
+    return _Block(tuple(steps), _operands_of_products(body))
 
 
 @dataclass(slots=True)
 class _Walk:
-    program: TileProgram
+    tensors: Mapping[str, Tensor]
+    order: Mapping[Axis, int]
+    """The place of each axis in the program's order."""
     work: BlockWork
-    other: Mapping[Axis, int] = field(default_factory=dict)
+    other: Mapping[Axis, int]
     """Tiles that differ from the program's."""
     within: int = 0
     """The number of the loop that is walked."""
     strided: set[str] = field(default_factory=set)
     """Loads whose last dimension is not the last of the tile."""
 
-    def block(
-        self, body: Iterable[Statement], times: float, tiles: Mapping[Axis, int], seen: set[Expr], *, pipelined: bool
-    ) -> None:
-        statements = tuple(body)
-        operands = _operands_of_products(statements)
-        tensors = {t.name: t for t in (*self.program.inputs, *self.program.outputs)}
-        for s in statements:
-            match s:
+    def block(self, block: _Block, times: float, sizes: _Sizes, *, pipelined: bool) -> None:
+        tiles = sizes.tiles
+        for step in block.steps:
+            if isinstance(step, _Rolled):
+                self.loop(step, times, sizes)
+                continue
+            match step.statement:
                 case Load(name, tensor, indices):
-                    whole = tensors[tensor]
-                    staged = pipelined and (name in operands)
+                    staged = pipelined and (name in block.operands)
                     if self.is_strided(indices, tiles):
                         self.strided.add(name)
-                    self.work.accesses.append(_access(whole, indices, tiles, times, staged, self.within))
-                case Store(tensor, indices, value):
+                    self.work.accesses.append(_access(self.tensors[tensor], indices, tiles, times, staged, self.within))
+                case Store(tensor, indices):
                     self.work.statements += times
-                    self.pass_over(indices, [value], times, tiles)
-                    self.stride([value], times, tiles)
+                    self.pass_over(frozenset(indices), step, times, sizes)
+                    self.stride(step, times, sizes)
                     if self.is_strided(indices, tiles):
                         self.work.strided += times * math.prod(tiles[a] for a in indices)
-                    self.operate([value], times, tiles, seen)
+                    self.operate(step, times, sizes)
                     self.work.accesses.append(
-                        _access(tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
+                        _access(self.tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
                     )
-                case Let(_, _, value):
-                    self.operate([value], times, tiles, seen)
+                case Let():
+                    self.operate(step, times, sizes)
                 case Reduce(_, _, _, value, over):
                     self.work.statements += times
-                    self.operate([value], times, tiles, seen)
-                    elements = math.prod(tiles[a] for a in value.axes | frozenset(over))
+                    self.operate(step, times, sizes)
+                    elements = sizes.volume(value.axes | frozenset(over))
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
-                    self.pass_over(value.axes - frozenset(over), [value], times, tiles)
-                    self.stride([value], times, tiles)
-                    summed = math.prod(tiles[a] for a in over)
-                    self.work.sums += times * elements / max(summed, _LANES)
-                case Contract():
+                    self.pass_over(value.axes - frozenset(over), step, times, sizes)
+                    self.stride(step, times, sizes)
+                    self.work.sums += times * elements / max(sizes.volume(frozenset(over)), _LANES)
+                case Contract() as product:
                     self.work.statements += times
-                    self.operate([s.lhs, s.rhs], times, tiles, seen)
-                    self.work.products.append(_product(s, tiles, times))
-                    self.keep(s, tiles)
-                    self.pass_over(s.axes, [s.lhs, s.rhs], times, tiles)
-                case Loop():
-                    self.loop(s, times, tiles, seen)
+                    self.operate(step, times, sizes)
+                    self.work.products.append(_product(product, sizes, times))
+                    self.keep(product, sizes)
+                    self.pass_over(frozenset(product.axes), step, times, sizes)
 
-    def keep(self, s: Contract, tiles: Mapping[Axis, int]) -> None:
+    def keep(self, s: Contract, sizes: _Sizes) -> None:
         """Note what lies in memory for a product, beside what it loads."""
-        made = [s.axes, *(frozenset(e.axes) for e in (s.lhs, s.rhs) if not any(True for _ in _through_casts(e)))]
-        self.work.kept_bytes += sum(4.0 * math.prod(tiles[a] for a in axes) for axes in made)
+        made = [frozenset(s.axes), *(e.axes for e in (s.lhs, s.rhs) if not any(True for _ in _through_casts(e)))]
+        self.work.kept_bytes += sum(4.0 * sizes.volume(axes) for axes in made)
 
-    def pass_over(self, made: Iterable[Axis], roots: Iterable[Expr], times: float, tiles: Mapping[Axis, int]) -> None:
+    def pass_over(self, made: frozenset[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
         """Note what a statement reads and makes."""
-        reads = {n for n in postorder(*roots) if isinstance(n, Read)}
-        elements = sum(math.prod(tiles[a] for a in n.axes) for n in reads) + math.prod(tiles[a] for a in made)
+        elements = sum([sizes.volume(n.axes) for n in step.reads]) + sizes.volume(made)
         self.work.tile_bytes += 4.0 * elements * times
 
-    def stride(self, roots: Iterable[Expr], times: float, tiles: Mapping[Axis, int]) -> None:
+    def stride(self, step: _Step, times: float, sizes: _Sizes) -> None:
         """Note the elements that a loop reads in strides; a library brings operands into its own order."""
-        reads = {n for n in postorder(*roots) if isinstance(n, Read) and n.tensor in self.strided}
-        self.work.strided += times * sum(math.prod(tiles[a] for a in n.axes) for n in reads)
+        self.work.strided += times * sum([sizes.volume(n.axes) for n in step.reads if n.tensor in self.strided])
 
     def is_strided(self, indices: Sequence[Axis], tiles: Mapping[Axis, int]) -> bool:
         """Is the last dimension of a tile in memory another one than in the order of the program?"""
         present = [a for a in indices if tiles[a] > 1]
-        order = {a: n for n, a in enumerate(self.program.order)}
-        return bool(present) and present[-1] != max(present, key=order.__getitem__)
+        return bool(present) and present[-1] != max(present, key=self.order.__getitem__)
 
-    def operate(self, roots: list[Expr], times: float, tiles: Mapping[Axis, int], seen: set[Expr]) -> None:
-        self.work.operations += count(roots, lambda axes: math.prod(tiles[a] for a in axes), seen).times(times)
+    def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
+        self.work.operations += executed(step.instructions, sizes.volume).times(times)
 
-    def loop(self, loop: Loop, times: float, tiles: Mapping[Axis, int], seen: set[Expr]) -> None:
+    def loop(self, loop: _Rolled, times: float, sizes: _Sizes) -> None:
         self.work.loops += 1
         outside, self.within = self.within, self.work.loops
         most = 0.0
-        for segment in loop.segments:
-            mean, longest = mean_and_most_trips(segment, loop, self.program)
-            tile = segment.tile
+        for trips in loop.segments:
+            mean, longest, tile = trips.mean, trips.longest, trips.segment.tile
             if loop.axis in self.other:
                 tile = max(1, min(self.other[loop.axis], math.ceil(longest * tile)))
-                mean, longest = (n * segment.tile / tile for n in (mean, longest))
+                mean, longest = (n * trips.segment.tile / tile for n in (mean, longest))
             most += longest
             if mean == 0:
                 continue
-            inner = {**tiles, loop.axis: tile}
+            inner = _Sizes({**sizes.tiles, loop.axis: tile})
             before = sum(a.bytes for a in self.work.accesses if not a.is_store)
-            self.block(segment.body, times * mean, inner, set(seen), pipelined=True)
+            self.block(trips.block, times * mean, inner, pipelined=True)
             after = sum(a.bytes for a in self.work.accesses if not a.is_store)
             self.work.loads_in_a_trip = max(self.work.loads_in_a_trip, (after - before) / (times * mean))
             self.work.trips += times * mean
@@ -237,10 +323,10 @@ def is_precise(precision: str | None) -> bool:
     return precision is None or precision.lower() in ("highest", "float32")
 
 
-def _product(s: Contract, tiles: Mapping[Axis, int], times: float) -> Product:
+def _product(s: Contract, sizes: _Sizes, times: float) -> Product:
     over = frozenset(s.over)
     left, right = s.lhs.axes - over, s.rhs.axes - over
-    extent = lambda axes: math.prod(tiles[a] for a in axes)  # noqa: E731
+    extent = sizes.volume
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
         is_precise(s.precision), times,

@@ -6,7 +6,7 @@ more than the work on them.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import assert_never
 
 from pallasfuse.device import Device
@@ -14,7 +14,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.price.block_work import BlockWork, Product, examine
+from pallasfuse.price.block_work import BlockWork, Examiner, Product, examine
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_kernels import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
@@ -138,13 +138,18 @@ def _product(batch: int, rows: int, columns: int, summed: int, dtype: str, devic
     return Term("products", flops, "flop", products * share), Term("packed operands", right, "elements", packed * share)
 
 
-def price(programs: Sequence[TileProgram], device: Device, other: Mapping[Axis, int] | None = None) -> Price:
+def price(programs: Sequence[TileProgram], device: Device) -> Price:
     """The price of tile programs as loops of XLA: blocks and trips one after the other, each a few thunks."""
-    return total(_loops(p, device, other) for p in programs)
+    return total(_loops(p, examine(p), device) for p in programs)
 
 
-def _loops(program: TileProgram, device: Device, other: Mapping[Axis, int] | None) -> Price:
-    work = examine(program, other)
+def price_by_tiles(program: TileProgram, device: Device) -> Callable[[Mapping[Axis, int]], Price]:
+    """Returns the function that prices a program with other tiles along some axes, about, without another lowering."""
+    examiner = Examiner(program)
+    return lambda tiles: _loops(program, examiner.work(tiles), device)
+
+
+def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
     each = (work.operations.simple + work.operations.special) / max(1.0, work.statements)
     cores = _cores_for(each, device)
     products = [t for p in work.products for t in _block_product(p, device)]

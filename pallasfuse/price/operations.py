@@ -32,11 +32,40 @@ class Operations:
         return Operations(self.simple * factor, self.special * factor)
 
 
+_OPERATIONS = {op: Operations(*counts) for op, counts in _INSTRUCTIONS.items()}
+_ONE = Operations(_SIMPLE)
+
+
 def of_node(node: Apply) -> Operations:
     """The instructions of one operation on one element."""
     if node.op == "div" and isinstance(node.args[1], Const):
-        return Operations(_SIMPLE)
-    return Operations(*_INSTRUCTIONS.get(node.op, (_SIMPLE, 0.0)))
+        return _ONE
+    return _OPERATIONS.get(node.op, _ONE)
+
+
+Instructions = tuple[tuple[frozenset[Axis], Operations], ...]
+"""Instructions for one element, by the axes of the elements."""
+
+
+def new_instructions(nodes: Iterable[Expr], seen: set[Expr]) -> Instructions:
+    """The instructions of operations, each once. seen: what has been computed already; grows."""
+    found: dict[frozenset[Axis], Operations] = {}
+    for node in nodes:
+        if isinstance(node, Apply) and node not in seen:
+            seen.add(node)
+            before, own = found.get(node.axes), of_node(node)
+            found[node.axes] = own if before is None else before + own
+    return tuple(found.items())
+
+
+def executed(instructions: Instructions, elements: Callable[[frozenset[Axis]], float]) -> Operations:
+    """The instructions for all elements. elements: how many there are along some axes."""
+    simple = special = 0.0
+    for axes, each in instructions:
+        times = elements(axes)
+        simple += each.simple * times
+        special += each.special * times
+    return Operations(simple, special)
 
 
 def count(roots: Iterable[Expr], elements: Callable[[frozenset[Axis]], float], seen: set[Expr]) -> Operations:
@@ -44,9 +73,4 @@ def count(roots: Iterable[Expr], elements: Callable[[frozenset[Axis]], float], s
 
     elements: how many elements a tile along some axes has. seen: what has been computed already; grows.
     """
-    found = Operations()
-    for node in postorder(*roots):
-        if isinstance(node, Apply) and node not in seen:
-            seen.add(node)
-            found += of_node(node).times(elements(node.axes))
-    return found
+    return executed(new_instructions(postorder(*roots), seen), elements)

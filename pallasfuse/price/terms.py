@@ -30,12 +30,7 @@ class Price:
         return max(self.terms, key=lambda t: t.us).name if self.terms else "nothing"
 
     def __add__(self, other: "Price") -> "Price":
-        """One after the other: terms of one name are added."""
-        summed: dict[tuple[str, str], Term] = {}
-        for t in (*self.terms, *other.terms):
-            old = summed.get((t.name, t.unit))
-            summed[t.name, t.unit] = t if old is None else Term(t.name, old.amount + t.amount, t.unit, old.us + t.us)
-        return Price(self.us + other.us, tuple(summed.values()))
+        return total([self, other])
 
     def __str__(self) -> str:
         listed = "; ".join(str(t) for t in sorted(self.terms, key=lambda t: -t.us) if t.us > 0)
@@ -46,8 +41,15 @@ NOTHING = Price(0.0, ())
 
 
 def total(prices: Iterable[Price]) -> Price:
-    """All of them, one after the other."""
-    return sum(prices, NOTHING)
+    """All of them, one after the other: terms of one name are added."""
+    us = 0.0
+    summed: dict[tuple[str, str], tuple[float, float]] = {}
+    for price in prices:
+        us += price.us
+        for t in price.terms:
+            amount, time = summed.get((t.name, t.unit), (0.0, 0.0))
+            summed[t.name, t.unit] = amount + t.amount, time + t.us
+    return Price(us, tuple(Term(name, amount, unit, time) for (name, unit), (amount, time) in summed.items()))
 
 
 def scaled(amount: float) -> str:

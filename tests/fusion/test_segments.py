@@ -1,11 +1,14 @@
 """Segments of long programs: they cover the program, stay within the limits, and are cut where little is alive."""
 
+from collections import Counter
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from pallasfuse.fusion.segments import MOST_NESTS, MOST_REDUCTIONS, segments
 from pallasfuse.ir.loop_program import Nest, verify
+from pallasfuse.ir.renaming import canonical
 from pallasfuse.jaxpr_frontend import convert
 
 ROWS = jax.ShapeDtypeStruct((16, 512), jnp.float32)
@@ -81,3 +84,44 @@ def test_every_output_is_made_by_a_segment():
     program = program_of(function)
     made = [t for p in segments(program) for t in p.outputs]
     assert set(program.outputs) <= set(made)
+
+
+@pytest.mark.parametrize("before", [0, 3])
+def test_equal_layers_are_equal_segments(before):
+    def function(x):
+        for n in range(before):
+            x = jnp.sin(x) + n * x.max(-1, keepdims=True)
+        bias = jnp.cos(x[:1])
+        for _ in range(8):
+            y = x
+            for _ in range(4):  # eight reductions a layer: two do not fit into half of a segment
+                e = jnp.exp(y - y.max(-1, keepdims=True))
+                y = jnp.tanh(y) + e / e.sum(-1, keepdims=True)
+            x = x + y * bias
+        return x.sum(0)
+
+    parts = list(segments(program_of(function)))
+    for part in parts:
+        verify(part)
+    forms = [canonical(p).program for p in parts]
+    (layer, count), *_ = Counter(forms).most_common()
+    assert count >= 7 and sum(isinstance(n, Nest) and n.is_reduction for n in layer.nests) == 8
+    assert len(set(forms)) <= 3
+
+
+def test_small_layers_share_segments():
+    parts = list(segments(program_of(layers(48))))
+    assert len(parts) == 8 and len({canonical(p).program for p in parts}) == 1
+
+
+def test_two_kinds_of_layers_are_cut_for_themselves():
+    def function(x):
+        for _ in range(16):
+            e = jnp.exp(x - x.max(-1, keepdims=True))
+            x = x + e / e.sum(-1, keepdims=True)
+        for _ in range(16):
+            x = jnp.tanh(x) - x.min(-1, keepdims=True) * x.sum(-1, keepdims=True)
+        return x
+
+    forms = Counter(canonical(p).program for p in segments(program_of(function)))
+    assert len(forms) <= 5 and len([n for n in forms.values() if n >= 2]) == 2

@@ -126,7 +126,7 @@ def in_groups(change: Callable[[Group], Group]) -> Plant:
     def spoil(grouping: Any, *_: Any, **__: Any) -> Any:
         return replace(grouping, groups=tuple(change(g) for g in grouping.groups))
 
-    return result_of("pallasfuse.fusion.grouping:group", spoil)
+    return result_of("pallasfuse.fusion.grouping:group_segment", spoil)
 
 
 def in_folds(change: Callable[[Fold], Fold]) -> Plant:

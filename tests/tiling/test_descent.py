@@ -73,7 +73,7 @@ def test_tiles_are_priced_about_as_when_they_are_lowered(tiles):
     template = kernel(attention, *shapes, i=1, j=128, l=1, n=128)
     lowered = kernel(attention, *shapes, **tiles)
     axes = {a.name: a for a, _ in template.schedule.grid} | {template.schedule.rolled.name: template.schedule.rolled}
-    about = cpu.price([template.program], template.target.device, {axes[n]: t for n, t in tiles.items()})
+    about = cpu.price_by_tiles(template.program, template.target.device)({axes[n]: t for n, t in tiles.items()})
     assert about.us == pytest.approx(lowered.price.us, rel=0.25)
 
 

@@ -1,0 +1,170 @@
+"""Canonical names: equal programs become the same program, and what is made from that one gets the names of each again.
+
+A canonical name is a token, like `«t0007»`, that no other text has. So whatever is derived from a program in canonical names
+(groups, schedules, tile programs, texts about them) is renamed by replacing the tokens in all of its strings. Tokens sort in the
+order in which tensors and axes first appear: where a pass sorts by name, equal programs are sorted alike.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, index, read, rebuild, with_args
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
+
+_OPEN, _CLOSE = "«", "»"
+_TOKEN = re.compile(f"{_OPEN}[ats][0-9]+{_CLOSE}")
+
+
+class UnknownNameError(ValueError):
+    """A text has a piece of a canonical name, which cannot be renamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A program in canonical names, without source lines: two programs that differ in names and lines only share it."""
+
+    program: LoopProgram
+    names: Mapping[str, str]
+    """The name, or the source line, that each token stands for."""
+    axes: Mapping[Axis, Axis]
+    """The canonical axis of each axis of the program."""
+
+
+def canonical(program: LoopProgram) -> Canonical:
+    """Gives a program canonical names, numbered in the order in which they appear.
+
+    Raises:
+      UnknownNameError: a text of the program could be taken for a canonical name.
+    """
+    naming = _Naming()
+    inputs = tuple(Tensor(naming.tensor(t.name), naming.over(t.axes), t.dtype) for t in program.inputs)
+    nests = tuple(naming.nest(n) for n in program.nests)
+    outputs = tuple(naming.tensors[name] for name in program.outputs)
+    return Canonical(LoopProgram(inputs, nests, outputs), naming.names, naming.axes)
+
+
+class _Naming:
+    """The canonical names given so far."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.tensors: dict[str, str] = {}
+        self.axes: dict[Axis, Axis] = {}
+        self._renamed: dict[Expr, Expr] = {}
+
+    def _token(self, kind: str, number: int, text: str) -> str:
+        if _OPEN in text or _CLOSE in text:
+            raise UnknownNameError(text)
+        token = f"{_OPEN}{kind}{number:06}{_CLOSE}"
+        self.names[token] = text
+        return token
+
+    def tensor(self, name: str) -> str:
+        self.tensors[name] = self._token("t", len(self.tensors), name)
+        return self.tensors[name]
+
+    def _axis(self, axis: Axis) -> Axis:
+        if axis not in self.axes:
+            self.axes[axis] = Axis(self._token("a", len(self.axes), axis.name), axis.extent)
+        return self.axes[axis]
+
+    def over(self, axes: Iterable[Axis]) -> tuple[Axis, ...]:
+        return tuple(self._axis(a) for a in axes)
+
+    def nest(self, nest: Nest | External) -> Nest | External:
+        source = Source(self._token("s", len(self.tensors), nest.source.summary)) if nest.source.summary else Source()
+        if isinstance(nest, External):
+            if _OPEN in nest.reason or _CLOSE in nest.reason:
+                raise UnknownNameError(nest.reason)
+            operands = tuple(self.tensors[t] for t in nest.operands)
+            return replace(
+                nest, name=self.tensor(nest.name), axes=self.over(nest.axes), operands=operands, source=source
+            )
+        axes, reduced = self.over(nest.axes), self.over(nest.reduced)
+        body = rebuild(nest.body, self._expression, self._renamed)
+        return replace(nest, name=self.tensor(nest.name), axes=axes, body=body, reduced=reduced, source=source)
+
+    def _expression(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
+        match node:
+            case Read(tensor, indices, dtype):
+                return read(self.tensors[tensor], self.over(indices), dtype)
+            case Index(axis, dtype):
+                return index(self._axis(axis), dtype)
+            case _:
+                return with_args(node, args)
+
+
+def restored[T](value: T, names: Mapping[str, str]) -> T:
+    """Anything made from a program in canonical names, in the names of an instance; parts without names stay the same objects.
+
+    Example: a group, a schedule, phases of a kernel, or a text with `«t0007»` in it.
+
+    Raises:
+      UnknownNameError: a text has a piece of a canonical name, because it was cut.
+    """
+    found: T = _Restoring(names).value(value)
+    return found
+
+
+class _Restoring:
+    """What was renamed so far: shared parts are renamed once, and stay shared."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._axes: dict[Axis, Axis] = {}
+        self._renamed: dict[Expr, Expr] = {}
+        self._nodes: dict[int, tuple[Any, Any]] = {}
+
+    def text(self, text: str) -> str:
+        if _OPEN not in text and _CLOSE not in text:
+            return text
+        pieces = _TOKEN.split(text)
+        if any(_OPEN in p or _CLOSE in p for p in pieces):
+            raise UnknownNameError(text)
+        return _TOKEN.sub(lambda token: self._names[token[0]], text)
+
+    def _axis(self, axis: Axis) -> Axis:
+        found = self._axes.get(axis)
+        if found is None:
+            name = self.text(axis.name)
+            found = self._axes[axis] = axis if name is axis.name else Axis(name, axis.extent)
+        return found
+
+    def _expression(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
+        match node:
+            case Read(tensor, indices, dtype):
+                return read(self.text(tensor), [self._axis(a) for a in indices], dtype)
+            case Index(axis, dtype):
+                return index(self._axis(axis), dtype)
+            case _:
+                return with_args(node, args)
+
+    def value(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self.text(value)
+            case None | bool() | int() | float():
+                return value
+            case Axis():
+                return self._axis(value)
+            case Const() | Index() | Read() | Apply():
+                return rebuild(value, self._expression, self._renamed)
+            case tuple() | frozenset():
+                parts = [self.value(v) for v in value]
+                return value if all(a is b for a, b in zip(parts, value, strict=True)) else type(value)(parts)
+            case dict():
+                pairs = {self.value(k): self.value(v) for k, v in value.items()}
+                same = all(a is b for a, b in zip((*pairs, *pairs.values()), (*value, *value.values()), strict=True))
+                return value if same else pairs
+        if isinstance(value, type) or not is_dataclass(value):
+            return value
+        if id(value) not in self._nodes:
+            old = {f.name: getattr(value, f.name) for f in fields(value)}
+            new = {name: self.value(part) for name, part in old.items()}
+            same = all(new[name] is part for name, part in old.items())
+            make: Any = type(value)
+            self._nodes[id(value)] = value, value if same else make(**new)
+        return self._nodes[id(value)][1]

@@ -1,0 +1,101 @@
+"""Equal parts of a program are planned once: the groups of a segment, and where they run, in the names of each that is equal.
+
+Parts are equal up to the names of axes and tensors and their source lines. Their plans are made in canonical names
+(`ir/renaming.py`), so what a plan depends on is what all of them have.
+"""
+
+from dataclasses import dataclass
+
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.fusion.grouping import Grouping, group_segment, joined
+from pallasfuse.fusion.segments import segments
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import LoopProgram, Tensor
+from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
+from pallasfuse.options import FuseOptions
+from pallasfuse.placement import Placed, placed_on
+from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.terms import Price
+from pallasfuse.targets import Target
+
+
+class Places:
+    """Finds where the groups of one program run. Each group is lowered once, whoever asks."""
+
+    def __init__(self, program: LoopProgram, target: Target, options: FuseOptions) -> None:
+        self.target, self.options = target, options
+        self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
+        self._found: dict[int, tuple[Group, Placed | str]] = {}
+
+    def placed(self, group: Group) -> Placed | str:
+        """The group's kernel on the first target that has one, or why there is none."""
+        if id(group) not in self._found:
+            self._found[id(group)] = group, self._place(group)
+        return self._found[id(group)][1]
+
+    def price(self, group: Group) -> Price | str:
+        """The price of the group's kernel, or why there is none."""
+        placed = self.placed(group)
+        if isinstance(placed, str):
+            return placed
+        try:
+            return price_kernel([(p.program, p.target) for p in placed.phases])
+        except Exception as error:
+            return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
+
+    def adopt(self, group: Group, placed: Placed | str) -> None:
+        """Take it that a group runs there."""
+        self._found[id(group)] = group, placed
+
+    def _place(self, group: Group) -> Placed | str:
+        try:
+            return placed_on(group, self.target, self._tensors, self.options)
+        except (InvalidProgramError, AssertionError) as error:
+            # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
+            return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The groups of a segment in canonical names, and where they run."""
+
+    grouping: Grouping
+    placed: tuple[Placed | str, ...]
+
+
+def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = frozenset()) -> Grouping:
+    """The groups of a program; equal segments are planned once. along: as in `fusion.grouping.group`.
+
+    `places` knows from then on where the groups of repeated segments run.
+    """
+    parts = list(segments(program))
+    if len(parts) == 1 or places.options.tiles:  # tiles are asked for by the names of axes
+        return joined([_group(part, places, along) for part in parts])
+    known: dict[_Key, _Planned] = {}
+    return joined([_grouped_once(part, places, along, known) for part in parts])
+
+
+_Key = tuple[LoopProgram, frozenset[Axis]]
+
+
+def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], known: dict[_Key, _Planned]) -> Grouping:
+    """The groups of a segment, renamed from those of an equal one where `known` has it."""
+    try:
+        form = canonical(part)
+        key = form.program, frozenset(form.axes[a] for a in along if a in form.axes)
+        if key not in known:
+            own = Places(form.program, places.target, places.options)
+            groups = _group(form.program, own, key[1])
+            known[key] = _Planned(groups, tuple(own.placed(g) for g in groups.groups))
+        grouping, placed = restored((known[key].grouping, known[key].placed), form.names)
+    except UnknownNameError:
+        return _group(part, places, along)
+    for group, place in zip(grouping.groups, placed, strict=True):
+        places.adopt(group, place)
+    return grouping
+
+
+def _group(program: LoopProgram, places: Places, along: frozenset[Axis]) -> Grouping:
+    price = places.price if places.options.price else None
+    return group_segment(program, places.target, price, strict=places.options.strict, along=along)

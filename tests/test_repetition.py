@@ -1,0 +1,191 @@
+"""Equal parts of a program are planned once, and their plans are those that each would get by itself."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallasfuse as pf
+from pallasfuse import pipeline, repetition
+from pallasfuse.fusion.segments import MOST_REDUCTIONS
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import Placements, choose_groups, plan_converted
+from pallasfuse.targets import find
+from tests.programs_by_name import PROGRAMS as SMALL
+from tests.users_programs import PROGRAMS
+
+FEATURES, HEADS = 64, 2
+
+
+def norm(x, gain):
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gain
+
+
+def layer(weights, x, visible):
+    h = norm(x, weights["gain"])
+    q, k, v = (jnp.einsum("sd,dhe->hse", h, weights[n].reshape(FEATURES, HEADS, -1)) for n in "qkv")
+    scores = jnp.where(visible, jnp.einsum("hqe,hke->hqk", q, k), -jnp.inf)
+    mixed = jnp.einsum("hqk,hke->qhe", jax.nn.softmax(scores, -1), v).reshape(x.shape)
+    x = x + mixed @ weights["o"]
+    return x + jax.nn.gelu(norm(x, weights["gain2"]) @ weights["up"]) @ weights["down"]
+
+
+def model(layers, x):
+    visible = jnp.tril(jnp.ones((len(x), len(x)), bool))
+    for weights in layers:
+        x = layer(weights, x, visible)
+    return norm(x, layers[0]["gain"])
+
+
+def arguments(count, length=1024):
+    shapes = {n: (FEATURES, FEATURES) for n in "qkvo"} | {"up": (FEATURES, 128), "down": (128, FEATURES)}
+    weights = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
+    weights |= {n: jax.ShapeDtypeStruct((FEATURES,), jnp.float32) for n in ("gain", "gain2")}
+    return [weights] * count, jax.ShapeDtypeStruct((length, FEATURES), jnp.float32)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the steps that take long were made."""
+    counted = Counter()
+
+    def watch(name):
+        original = getattr(repetition, name)
+
+        def counting(*args, **kwargs):
+            counted[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(repetition, name, counting)
+
+    for name in ("group_segment", "placed_on", "price_kernel"):
+        watch(name)
+    return counted
+
+
+def test_more_equal_layers_derive_and_price_nothing_more(calls):
+    def made(count):
+        calls.clear()
+        plan = pf.fuse(model, target="xla").trace(*arguments(count)).fuse().tile().plan
+        assert len(plan.kernels) >= count
+        return dict(calls)
+
+    assert made(4) == made(8) == made(20)
+
+
+@pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
+def test_equal_layers_get_equal_plans(target):
+    count, length = 6, 4096
+    plan = pf.fuse(model, target=target).trace(*arguments(count, length)).fuse().tile().plan
+
+    def decided(kernel):
+        schedule = kernel.schedule
+        tiles = [(a.extent, t) for a, t in schedule.grid], (schedule.rolled.extent, schedule.rolled_tile)
+        hints = schedule.warps, schedule.stages, schedule.parts
+        return kernel.strategy, str(tiles), hints, kernel.target.name, kernel.price, kernel.replaced
+
+    of_layer = [k for k in plan.kernels if len(k.group.folds) >= 3]
+    assert of_layer and all(n == count for n in Counter(map(decided, of_layer)).values())
+    assert len({k.name for k in of_layer}) == len(of_layer)
+    lines = Counter((f.operation, f.source) for f in plan.fallbacks if f.operation == "dot_general")
+    assert all(n % count == 0 for n in lines.values())
+
+
+def test_names_and_lines_are_those_of_each_layer():
+    def function(x, y):
+        a = model_of_softmaxes(x)
+        b = model_of_softmaxes(y)
+        return a, b
+
+    def model_of_softmaxes(x):
+        for _ in range(MOST_REDUCTIONS):
+            x = jnp.sin(x) + jax.nn.softmax(x, -1)
+        return x
+
+    x = jax.ShapeDtypeStruct((512, 4096), jnp.float32)
+    plan = pf.fuse(function, target="triton", options=FuseOptions(price=False)).trace(x, x).fuse().tile().plan
+    nests = {n.name: n for n in plan.program.nests}
+    folds = [f for k in plan.kernels for f in k.group.folds]
+    assert len(folds) == len({f.name for f in folds}) == 4 * MOST_REDUCTIONS
+    for fold in folds:
+        assert fold.nest.source == nests[fold.name].source and fold.nest.axes == nests[fold.name].axes
+    assert "«" not in str(plan) + plan.summary
+
+
+@pytest.fixture
+def same_plans(monkeypatch):
+    """Compares a plan that is made in canonical names, and one that is renamed from it, with one in the program's own names."""
+
+    def check(function, arguments, target):
+        options = FuseOptions(price=False)  # more is fused
+        converted = convert(jax.make_jaxpr(function)(*arguments))
+        plain = plan_converted(converted, find(target), options)
+        known = {}
+        grouped = lambda program, places, along: repetition._grouped_once(program, places, along, known)  # noqa: E731
+        monkeypatch.setattr(pipeline, "grouped", grouped)
+        for _ in range(2):
+            again = plan_converted(converted, find(target), options)
+            assert len(known) == 1 or "planning failed" in str(plain)
+            assert str(again) == str(plain) and again.summary == plain.summary
+            assert again.conditions == plain.conditions and again.exceptions == plain.exceptions
+            assert [(k.price, k.replaced) for k in again.kernels] == [(k.price, k.replaced) for k in plain.kernels]
+
+    return check
+
+
+@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_plan_in_canonical_names_is_the_same(name, target, same_plans):
+    case = SMALL[name]
+    same_plans(case.function, [jax.ShapeDtypeStruct(s, jnp.dtype(case.dtype)) for s in case.shapes], target)
+
+
+@pytest.mark.sampled(20, cover=("target",))
+@pytest.mark.parametrize("target", ["xla", "triton"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_users_plan_in_canonical_names_is_the_same(name, target, same_plans):
+    program = PROGRAMS[name]
+    same_plans(program.function, program.arrays(), target)
+
+
+def test_tiles_that_are_asked_for_by_name_are_taken(calls):
+    x = jax.ShapeDtypeStruct((64, 4096), jnp.float32)
+
+    def function(x):
+        for _ in range(MOST_REDUCTIONS):
+            x = jnp.sin(x) + jax.nn.softmax(x, -1)
+        return x
+
+    options = FuseOptions(price=False, tiles=(("j", 128),))
+    plan = pf.fuse(function, target="xla", options=options).trace(x).fuse().tile().plan
+    assert plan.kernels and all(k.schedule.rolled_tile == 128 for k in plan.kernels)
+
+
+def test_axes_whose_reductions_belong_in_kernels_are_part_of_what_is_equal():
+    def rows(x):
+        for _ in range(MOST_REDUCTIONS):
+            x = jnp.sort(x - x.sum(1, keepdims=True))  # one kernel for each sum is no faster
+        return x
+
+    shape = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+    converted = convert(jax.make_jaxpr(lambda x, y: (rows(x), rows(y)))(shape, shape))
+    places = Placements(converted, find("xla"), FuseOptions(price=True))
+    assert not choose_groups(places).groups
+    axes = {a for n in converted.program.nests for a in getattr(n, "reduced", ())}
+    (one, *_) = others = sorted(axes)
+    assert len(others) > 1
+    groups = choose_groups(places, along=frozenset({one})).groups
+    assert groups and all(g.rolled == one for g in groups)
+
+
+def test_a_program_with_a_name_like_a_canonical_one_is_planned_plainly(monkeypatch):
+    def refuse(program):
+        raise repetition.UnknownNameError("«")
+
+    shapes = arguments(4)
+    expected = str(pf.fuse(model, target="xla").trace(*shapes).fuse().tile().plan)
+    monkeypatch.setattr(repetition, "canonical", refuse)
+    assert str(pf.fuse(model, target="xla").trace(*shapes).fuse().tile().plan) == expected
