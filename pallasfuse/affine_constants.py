@@ -33,7 +33,7 @@ def as_operations(constant: Any) -> Jaxpr | None:
     return _traced(dtype, tuple(shape), start, steps) if any(steps) and np.array_equal(array, expected) else None
 
 
-@functools.cache
+@functools.lru_cache(256)
 def _traced(dtype: str, shape: tuple[int, ...], start: int, steps: tuple[int, ...]) -> Jaxpr:
     def run() -> Any:
         total: Any = None

@@ -1,7 +1,7 @@
 """Does every row keep an element that no mask hides? A position that is shown for each row proves it."""
 
 from collections.abc import Iterator
-from functools import cache, reduce
+from functools import lru_cache, reduce
 
 import numpy as np
 
@@ -29,7 +29,7 @@ _MOST_ROWS = 1 << 22
 """Of more rows, not each is looked at, and nothing is known."""
 
 
-@cache
+@lru_cache(1024)
 def every_row_keeps(predicates: tuple[Expr, ...], rolled: Axis) -> bool:
     """Is there, for each position along the other axes, one along `rolled` at which all predicates are true?
 
