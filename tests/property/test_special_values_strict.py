@@ -176,7 +176,7 @@ EMPTY = {
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_axes_without_elements(name, target):
-    """The same results as the plain function, or the same error."""
+    """The results of the plain function, or its error. What has elements is planned: sums may be in another order."""
     function, cases = EMPTY[name]
     for shapes in cases:
         args = [jnp.linspace(-1, 1, int(np.prod(s))).reshape(s) for s in shapes]
@@ -189,7 +189,7 @@ def test_axes_without_elements(name, target):
         have = jax.tree.leaves(pf.fuse(function, target=target)(*args))
         for a, b in zip(have, want, strict=True):
             assert (a.shape, a.dtype) == (b.shape, b.dtype)
-            np.testing.assert_array_equal(a, b)
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
 ONE = [[(1, 4), (1, 4), (1, 3)], [(5, 1), (7, 1), (7, 1)], [(1, 4), (7, 4), (7, 1)], [(5, 4), (1, 4), (1, 3)]]
