@@ -42,6 +42,7 @@ def test_a_decorated_function_is_the_same_one_by_its_name(again, name):
         assert len(pickle.dumps(fused)) < 100  # the name, and nothing else
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_protocol_of_pickle(protocol):
     for fused in (named.decorated, pf.fuse(named.softmax)):

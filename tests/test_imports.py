@@ -36,6 +36,7 @@ print(*sys.modules)
     assert not set(LATER) & set(loaded)
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", ["fold", "Plan", "verify", "tune", "tuning", "repair", "FoldState"])
 def test_every_name_is_found_when_it_is_asked_for(name):
     assert run(f"import pallasfuse; print(bool(pallasfuse.{name}), '{name}' in dir(pallasfuse))").endswith("True\n")

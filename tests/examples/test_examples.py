@@ -85,7 +85,7 @@ def test_error_against_float64(case, length, dtype):
     assert_as_accurate_as_plain(case, case.arrays(length, jnp.dtype(dtype), batch=2))
 
 
-@pytest.mark.sampled(9, cover=())
+@pytest.mark.deep
 @pytest.mark.parametrize("case", named(all_cases()))
 def test_mapped_and_looped(case):
     arrays = case.arrays(61, jnp.float32)

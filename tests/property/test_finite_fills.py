@@ -95,7 +95,7 @@ def tiled(function, *arrays, target="xla", strict=False):
     return pf.fuse(function, target=target, strict=strict, options=pf.FuseOptions(tiles=((rolled, 4), (rows, 4))))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, cover=("target",))
 @pytest.mark.parametrize(("target", "length"), [("xla", N), ("interpret", 40)])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_tiles_without_a_visible_element_are_skipped(name, target, length):
@@ -107,7 +107,7 @@ def test_tiles_without_a_visible_element_are_skipped(name, target, length):
     np.testing.assert_allclose(fused(*arrays), CAUSAL[name](*arrays), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", CAUSAL)
 def test_skipping_is_proved(name):
     report = pf.verify(tiled(CAUSAL[name], *values()), *values())
@@ -127,7 +127,7 @@ HIDDEN_ROWS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3, cover=("spelling",))
 @pytest.mark.parametrize("spelling", [with_fill, added])
 @pytest.mark.parametrize("name", HIDDEN_ROWS)
 def test_rows_that_are_hidden_as_a_whole_are_means_of_everything(name, spelling):
