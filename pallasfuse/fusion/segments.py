@@ -98,8 +98,8 @@ def _between_layers(
     reductions = _reductions(nests[first : first + run.period])
     if reductions:
         layers = min(layers, MOST_REDUCTIONS // 2 // reductions)
-    step = run.period * max(1, layers)
-    cuts = list(range(first, last + 1, step))
+    end = first + (last - first) // run.period * run.period  # behind the last whole layer, and so beyond `start`
+    cuts = [*range(first, end, run.period * max(1, layers)), end]
     yield from _between_layers(nests, start, cuts[0], last_read, numbers)
     yield from (c for c in cuts if start < c < stop)
     yield from _between_layers(nests, cuts[-1], stop, last_read, numbers)

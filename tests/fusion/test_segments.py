@@ -4,6 +4,7 @@ from collections import Counter
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from pallasfuse.fusion.segments import MOST_NESTS, MOST_REDUCTIONS, segments
@@ -125,3 +126,54 @@ def test_two_kinds_of_layers_are_cut_for_themselves():
 
     forms = Counter(canonical(p).program for p in segments(program_of(function)))
     assert len(forms) <= 5 and len([n for n in forms.values() if n >= 2]) == 2
+
+
+STEPS = [
+    lambda x: x - x.max(-1, keepdims=True),
+    lambda x: jnp.exp(x) / 3,
+    lambda x: x / x.sum(-1, keepdims=True),
+    lambda x: jnp.tanh(x) + x,
+    lambda x: x - x.mean(0),
+    lambda x: jnp.sqrt(jnp.abs(x)),
+]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_mixture_of_repetitions_is_cut(seed):
+    """Short runs at the beginning, at the end, inside one another, and none: every nest is in one segment, in order."""
+    rng = np.random.default_rng(seed)
+    steps: list[int] = []
+    while len(steps) < 90:
+        layer = rng.integers(0, len(STEPS), rng.integers(1, 9)).tolist()
+        steps += layer * int(rng.integers(1, 9))
+
+    def function(x):
+        for n in steps:
+            x = STEPS[n](x)
+        return x
+
+    program = program_of(function)
+    parts = list(segments(program))
+    made = [n.name for p in parts for n in p.nests]
+    assert dict.fromkeys(made).keys() == {n.name for n in program.nests}
+    for part in parts:
+        verify(part)
+        assert sum(isinstance(n, Nest) and n.is_reduction for n in part.nests) <= MOST_REDUCTIONS
+
+
+@pytest.mark.parametrize("repeated", [3, 4, 9])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_short_run_in_a_long_program(before, repeated):
+    """The whole run fits into one segment: behind it comes what does not repeat."""
+
+    def function(x):
+        x = x * 2 if before else x
+        for _ in range(repeated):
+            x = jnp.tanh(x / x.sum(-1, keepdims=True)) * 3
+        for n in range(2 * MOST_REDUCTIONS):
+            x = x - n * x.max(-1, keepdims=True)
+        return x
+
+    program = program_of(function)
+    parts = list(segments(program))
+    assert [n.name for p in parts for n in p.nests] == [n.name for n in program.nests] and len(parts) > 1
