@@ -88,8 +88,8 @@ def _between_layers(
     if _fits(nests[start:stop]):
         return
     run = longest_run(numbers[start:stop])
-    if run is None:
-        return
+    if run is None or _fits(nests[start + run.start : start + run.stop]):
+        return  # a few equal steps in a row are no layers: what is cut there is a chain
     first, last = start + run.start, start + run.stop
     # in the second layer, what it reads of the first one is known to be alive
     place = _quietest(nests, first, first + run.period, first + 2 * run.period, last_read) - first

@@ -177,3 +177,22 @@ def test_a_short_run_in_a_long_program(before, repeated):
     program = program_of(function)
     parts = list(segments(program))
     assert [n.name for p in parts for n in p.nests] == [n.name for n in program.nests] and len(parts) > 1
+
+
+def test_repeated_steps_inside_a_layer_are_not_cut():
+    """Copies in a row, as libraries have them, look like layers of one operation: the chain around them stays together."""
+
+    def function(x):
+        for n in range(MOST_REDUCTIONS // 2 + 1):
+            top = x.max(-1, keepdims=True) * (n + 1)
+            for _ in range(5):
+                top = jnp.tanh(top)
+            e = jnp.exp(x - top)
+            x = x + e / e.sum(-1, keepdims=True)
+        return x
+
+    parts = list(segments(program_of(function)))
+    assert len(parts) > 1
+    for part in parts:
+        reducers = [n.reducer.name for n in part.nests if isinstance(n, Nest) and n.is_reduction]
+        assert reducers == ["max", "sum"] * (len(reducers) // 2)
