@@ -10,7 +10,6 @@ import jax
 import numpy as np
 from jax.extend.core import Jaxpr
 
-_TYPES = frozenset({"int32", "int64"})
 _MOST_ELEMENTS = 1 << 20
 """Larger arrays are not looked at."""
 
@@ -21,20 +20,31 @@ def as_operations(constant: Any) -> Jaxpr | None:
     None for any other constant, and for one that does not vary. Equal arrays have the same jaxpr.
     """
     shape, dtype = getattr(constant, "shape", ()), str(getattr(constant, "dtype", ""))
-    if isinstance(constant, jax.core.Tracer) or dtype not in _TYPES or not 1 < np.prod(shape) <= _MOST_ELEMENTS:
+    if isinstance(constant, jax.core.Tracer) or dtype not in _types() or not 1 < np.prod(shape) <= _MOST_ELEMENTS:
         return None
     array = np.asarray(constant)
     first = (0,) * array.ndim
     start = int(array[first])
     steps = tuple(int(array[(*first[:d], 1, *first[d + 1 :])]) - start if n > 1 else 0 for d, n in enumerate(shape))
+    limits = np.iinfo(array.dtype)
+    if not all(limits.min <= step <= limits.max for step in steps):
+        return None
     expected = np.full((), start, array.dtype)
     for step, positions in zip(steps, np.indices(shape, dtype=array.dtype, sparse=True), strict=True):
         expected = expected + positions * array.dtype.type(step)
-    return _traced(dtype, tuple(shape), start, steps) if any(steps) and np.array_equal(array, expected) else None
+    return (
+        _traced(jax.config.jax_enable_x64, dtype, tuple(shape), start, steps)
+        if any(steps) and np.array_equal(array, expected)
+        else None
+    )
+
+
+def _types() -> tuple[str, ...]:
+    return ("int32", "int64") if jax.config.jax_enable_x64 else ("int32",)
 
 
 @functools.lru_cache(256)
-def _traced(dtype: str, shape: tuple[int, ...], start: int, steps: tuple[int, ...]) -> Jaxpr:
+def _traced(_: bool, dtype: str, shape: tuple[int, ...], start: int, steps: tuple[int, ...]) -> Jaxpr:
     def run() -> Any:
         total: Any = None
         for dimension, step in enumerate(steps):

@@ -15,6 +15,7 @@ ARRAYS = {
     "column": np.arange(5, 17, dtype=np.int32)[:, None],
     "differences": np.arange(6, dtype=np.int32)[:, None] - np.arange(9, dtype=np.int32)[None, :],
     "strided": 3 * np.arange(7, dtype=np.int32) + 2,
+    "wrapping": np.asarray([0, -(2**31), 0], np.int32),
     "two elements": np.asarray([4, -3], np.int32),
     "on a device": jnp.arange(8),
 }
@@ -27,6 +28,8 @@ OTHERS = {
     "empty": np.zeros(0, np.int32),
     "floats": np.arange(6, dtype=np.float32),
     "bytes": np.arange(6, dtype=np.int8),
+    "far apart": np.asarray([-2_000_000_000, 2_000_000_000, 5], np.int32),
+    "wide without x64": np.arange(5, dtype=np.int64),
     "many": np.arange((1 << 20) + 1, dtype=np.int32),
 }
 
@@ -43,6 +46,12 @@ def test_positions_are_computed(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_constants_are_data(name):
     assert as_operations(OTHERS[name]) is None
+
+
+def test_wide_integers_where_they_are_enabled():
+    assert as_operations(np.arange(7, dtype=np.int32)).outvars[0].aval.dtype == np.int32
+    with jax.enable_x64(True):
+        assert as_operations(np.arange(7, dtype=np.int64)).outvars[0].aval.dtype == np.int64
 
 
 def test_a_window_of_the_library_bounds_its_loop():

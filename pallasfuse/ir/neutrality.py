@@ -9,7 +9,7 @@ far: no value of the program that is not masked comes near it. What is concluded
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +18,7 @@ from typing import assert_never
 import numpy as np
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, const
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, postorder
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import Reducer
 
@@ -43,7 +43,7 @@ class Far:
 Abstract = float | Far | Unknown
 _LEAST_FAR = 1e8
 """Constants of this size or more are far; so are those of at least half the largest number of their type."""
-VANISHES = 1024.0
+VANISHES = 1100.0
 """The exponential of a number this far below zero is zero in every type, also to the base of two."""
 _ALWAYS_FINITE = frozenset({"tanh", "logistic", "erf", "erfc", "sign", "sin", "cos", "atan"})
 _NAN_ABSORBS = frozenset({"add", "sub", "mul", "div", "max", "min"})
@@ -118,6 +118,49 @@ def evaluate_under(
     return Contribution(result, assumed, frozenset(fills))
 
 
+def hides(value: Expr) -> bool:
+    """Returns whether an expression is an infinity, or a number that is far from all others: what a mask fills in."""
+    found = evaluate_under(value, {}, far=True).value
+    return isinstance(found, Far) or (isinstance(found, float) and math.isinf(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Fills:
+    """What masks fill into an expression: `shown`, predicates that are true where none does, and the numbers that they fill in."""
+
+    shown: tuple[Expr, ...]
+    numbers: frozenset[float]
+
+
+def fills_of(root: Expr) -> Fills | None:
+    """Finds the masks of an expression: choices of which one side hides.
+
+    None where a number that is far stands anywhere else, so that it may be a number like others, or where both sides hide.
+    """
+    shown: dict[Expr, None] = {}
+    numbers: set[float] = set()
+    seen: set[Expr] = set()
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        match node:
+            case Const() if is_far(node) or (dtypes.is_float(node.dtype) and math.isinf(node.value)):
+                return None
+            case Apply("select", (predicate, a, b)) if hides(a) or hides(b):
+                if hides(a) and hides(b):
+                    return None
+                shown[apply("not", predicate) if hides(a) else predicate] = None
+                hidden, visible = (a, b) if hides(a) else (b, a)
+                numbers.update(float(n.value) for n in postorder(hidden) if isinstance(n, Const) and is_far(n))
+                stack += [predicate, visible]
+            case _:
+                stack += node.args
+    return Fills(tuple(shown), frozenset(numbers))
+
+
 def is_far(number: Const) -> bool:
     """Is a constant so large that it can only stand for what is masked?"""
     if not dtypes.is_float(number.dtype) or not math.isfinite(number.value):
@@ -133,34 +176,46 @@ def _apply_far(op: str, args: list[Abstract], dtype: str) -> tuple[Abstract, boo
 
     Far plus something near is far; a multiple of it by a known number is, as long as it stays far. Else it is a finite number.
     """
+    found: tuple[Abstract, bool] | None = None
     if op == "select":
-        if isinstance(args[0], float):
-            return args[1] if args[0] else args[2], False
-        return _join(args[1], args[2]), False
-    numbers = [a.value if isinstance(a, Far) else a for a in args if not isinstance(a, Unknown)]
-    known = len(numbers) == len(args) and dtypes.is_float(dtype)
-    if known and op in _EXPONENTIALS:
+        return _apply(op, args, dtype)
+    if dtypes.is_float(dtype):
+        numbers = [a.value if isinstance(a, Far) else a for a in args if not isinstance(a, Unknown)]
+        undefined = Unknown.ANYTHING in args or not all(math.isfinite(n) for n in numbers)
+        if len(numbers) == len(args):
+            found = _far_number(op, numbers, dtype, alone=sum(isinstance(a, Far) for a in args) == 1)
+        elif op in ("add", "sub") and not undefined:
+            found = _far_sum(op, args)
+        elif op in ("neg", "convert") and not undefined:
+            found = _far_sum("add", args) if op == "convert" else _far_sum("sub", [0.0, *args])
+    return found or _apply(op, [a if isinstance(a, float) else _near(a) for a in args], dtype)
+
+
+def _far_number(op: str, numbers: Sequence[float], dtype: str, *, alone: bool) -> tuple[Abstract, bool] | None:
+    """The value of an operation on known numbers, some far; None where that is not known. alone: only one of them is far."""
+    if op in _EXPONENTIALS:
         return (0.0, False) if numbers[0] < -VANISHES else (Unknown.ANYTHING, False)
-    alone = sum(isinstance(a, Far) for a in args) == 1
-    if known and op in _STAYS_FAR and (alone or op in ("max", "min")):
-        result = numbers[0] if op == "convert" else float(OPS[op].evaluate(*(np.float64(n) for n in numbers)))
-        if abs(result) >= dtypes.limits(dtype)[0]:
-            return math.copysign(math.inf, result), False
-        if is_far(const(result, dtype)):
-            return Far(result), False
+    if op not in _STAYS_FAR or not (alone or op in ("max", "min")):
+        return None
+    result = numbers[0] if op == "convert" else float(OPS[op].evaluate(*(np.float64(n) for n in numbers)))
+    if not abs(result) < dtypes.limits(dtype)[0]:
+        return (result if math.isnan(result) else math.copysign(math.inf, result)), False
+    return (Far(result) if op == "convert" or is_far(const(result, dtype)) else result), False
+
+
+def _far_sum(op: str, args: Sequence[Abstract]) -> tuple[Abstract, bool] | None:
+    """The sum or difference of numbers that are far, or may be, and others; None where they may be far on both sides."""
     towards = [_direction(a) for a in args]
-    undefined = Unknown.ANYTHING in args or not all(math.isfinite(n) for n in numbers)
-    if op in ("add", "sub", "neg", "convert") and not undefined and dtypes.is_float(dtype):
-        if op == "neg" or (op == "sub" and len(args) == 2):
-            towards[-1] = -towards[-1]
-        if not (1 in towards and -1 in towards):
-            toward = min(towards) + max(towards)
-            distant = [a.value for a in args if isinstance(a, Far)]
-            assumed = Unknown.ASSUMED in args or Unknown.LOW in args or Unknown.HIGH in args
-            if distant:
-                return Far(math.copysign(min(map(abs, distant)), toward)), assumed
-            return (Unknown.LOW if toward < 0 else Unknown.HIGH), assumed
-    return _apply(op, [a if isinstance(a, float) else _near(a) for a in args], dtype)
+    if op == "sub" and len(args) == 2:
+        towards[1] = -towards[1]
+    if 1 in towards and -1 in towards:
+        return None
+    toward = min(towards) + max(towards)
+    distant = [a.value for a in args if isinstance(a, Far)]
+    assumed = not {Unknown.ASSUMED, Unknown.LOW, Unknown.HIGH}.isdisjoint(args)
+    if distant:
+        return Far(math.copysign(min(map(abs, distant)), toward)), assumed
+    return (Unknown.LOW if toward < 0 else Unknown.HIGH), assumed
 
 
 def _direction(value: Abstract) -> int:

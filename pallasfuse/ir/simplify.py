@@ -9,6 +9,7 @@ import numpy as np
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Const, Expr, apply, const, convert, rebuild, with_args
+from pallasfuse.ir.neutrality import hides
 from pallasfuse.ir.ops import OPS
 
 _FOLDABLE = frozenset({"bool", "int32", "int64", "float32", "float64", "float16"})
@@ -36,7 +37,8 @@ def _is(expr: Expr, value: float | bool) -> bool:
     return isinstance(expr, Const) and expr.value == value
 
 
-_OPPOSITE = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge", "eq": "ne", "ne": "eq"}
+OPPOSITE = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge", "eq": "ne", "ne": "eq"}
+"""The comparison that is true where another one is false, of integers."""
 _DEEPEST = 8
 
 
@@ -45,13 +47,22 @@ def _opposite(predicate: Expr, depth: int = 0) -> Expr | None:
     match predicate:
         case Apply("not", (p,), "bool"):
             return p
-        case Apply(op, (a, b)) if op in _OPPOSITE and not dtypes.is_float(a.dtype):
-            return apply(_OPPOSITE[op], a, b)
+        case Apply(op, (a, b)) if op in OPPOSITE and _is_exact_type(a.dtype):
+            return apply(OPPOSITE[op], a, b)
         case Apply("and" | "or" as op, (a, b), "bool") if depth < _DEEPEST:
             left, right = _opposite(a, depth + 1), _opposite(b, depth + 1)
             if left is not None and right is not None:
                 return apply("or" if op == "and" else "and", left, right)
     return None
+
+
+def _is_exact_type(dtype: str) -> bool:
+    return dtypes.is_integer(dtype) or dtype == "bool"
+
+
+def _is_truth(predicate: Expr, number: Expr, value: int) -> bool:
+    """Returns whether a comparison with a number asks for a truth value that was made a number."""
+    return predicate.dtype == "bool" and _is(number, value)
 
 
 def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
@@ -66,7 +77,7 @@ def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
                 return a
             if dtype == "bool" and isinstance(a, Const) and isinstance(b, Const):  # they differ
                 return p if a.value else apply("not", p)
-            if isinstance(a, Const) and not isinstance(b, Const):
+            if isinstance(a, Const) and (not isinstance(b, Const) or (hides(a) and not hides(b))):
                 opposite = _opposite(p)
                 if opposite is not None:
                     return apply("select", opposite, b, a)
@@ -74,9 +85,13 @@ def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
             opposite = _opposite(p)
             if opposite is not None:
                 return opposite
-        case "ne" | "gt", (Apply("convert", (p,)), zero) if p.dtype == "bool" and _is(zero, 0):
+        case ("ne" | "gt", (Apply("convert", (p,)), n)) | ("lt", (n, Apply("convert", (p,)))) if _is_truth(p, n, 0):
             return p
-        case "eq" | "ge" | "le", (a, b) if a is b and not dtypes.is_float(a.dtype):
+        case ("eq" | "ge", (Apply("convert", (p,)), n)) if _is_truth(p, n, 1):
+            return p
+        case ("eq", (Apply("convert", (p,)), n)) if _is_truth(p, n, 0):
+            return apply("not", p)
+        case "eq" | "ge" | "le", (a, b) if a is b and _is_exact_type(a.dtype):
             return const(True, "bool")
         case "and", (a, b) if dtype == "bool":
             for x, y in ((a, b), (b, a)):

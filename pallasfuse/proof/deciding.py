@@ -40,12 +40,14 @@ def decide(
     seed: int,
     over_fields: Callable[[Record, Chain], Tests],
     once: Callable[[Record, FiniteFields], None],
+    far: frozenset[float] = frozenset(),
 ) -> Tests:
     """Make the tests of a stage, and take a difference for one only where the numbers of the program are such numbers.
 
     Args:
       over_fields: makes all tests over towers of a chain of primes.
       once: makes one batch of them over given numbers.
+      far: the numbers that count as infinities (`Sources`).
     """
     tests = over_fields(record, STANDARD)
     if record.counterexample() is not None and tests.constants.misplaced:
@@ -56,7 +58,7 @@ def decide(
     found = record.mismatch()
     if found is None or record.wrong is not None:
         return tests
-    real = _on_reals(program, seed, once)
+    real = _on_reals(program, seed, once, far)
     same = next((m for m in real if (m.stage, m.tensor) == (found.stage, found.tensor)), None)
     record.wrong = same or next(iter(real), None)
     record.drop_mismatches()
@@ -69,12 +71,14 @@ def decide(
     return tests
 
 
-def _on_reals(program: LoopProgram, seed: int, once: Callable[[Record, FiniteFields], None]) -> list[Counterexample]:
+def _on_reals(
+    program: LoopProgram, seed: int, once: Callable[[Record, FiniteFields], None], far: frozenset[float]
+) -> list[Counterexample]:
     """The differences in float64; none where it cannot be evaluated."""
     coarsest = _coarsest_constant(program)
     for batch in range(_REAL_BATCHES):
         record = Record(comparing=partial(RealComparison, coarsest))
-        fields = Reals(tower(1, _REAL_TRIALS, seed * 31 + batch), integers_of(program))
+        fields = Reals(tower(1, _REAL_TRIALS, seed * 31 + batch), integers_of(program), far=far)
         try:
             once(record, fields)
         except (ArithmeticError, ValueError):  # numbers that only the fields have results for

@@ -16,6 +16,7 @@ from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
 from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.neutrality import fills_of
 from pallasfuse.ir.tile_program import Load, Loop, TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.deciding import Tests, decide
@@ -69,7 +70,7 @@ class GroupTest:
         """
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
         self.trips = trips
-        self.far = _fills(group)
+        self.far = filled_numbers(group)
         self.replaced = replaced_nests(instance.program, group)
         self.bounding = sorted(frozenset().union(*(_bounding(p) for _, phases in variants for p in phases)))
         """Inputs that bounds of loops read: one value in all trials of a batch."""
@@ -86,7 +87,7 @@ class GroupTest:
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
         program = self.instance.program
-        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batch)
+        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batch, self.far)
         for name, outcomes in self.decided.items():
             if len(outcomes) < 2:
                 self.record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
@@ -127,7 +128,7 @@ class GroupTest:
         """A few trials that only look for a mismatch."""
         program = self.instance.program
         before, self.record.comparisons = self.record.comparisons, {}
-        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batch)
+        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batch, self.far)
         wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
         self.record.comparisons = before | wrong
 
@@ -252,15 +253,27 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips).probe(seed)
 
 
-def _fills(group: Group) -> bool:
-    """Are tiles skipped whose elements are numbers far from all others? Over fields these numbers are infinities."""
-    return any(guards_of(group, n).fills for n in range(group.passes))
+def filled_numbers(group: Group) -> frozenset[float]:
+    """Returns the numbers that masks fill in by which tiles are skipped; over fields they are infinities."""
+    found: set[float] = set()
+    for pass_index in range(group.passes):
+        if guards_of(group, pass_index).fills:
+            terms = [a.term for f in group.folds if f.pass_index == pass_index for a in f.accumulators]
+            found.update(n for fills in map(fills_of, terms) if fills is not None for n in fills.numbers)
+    return frozenset(found)
 
 
 def masks_vary(part: Part, instance: Instance, record: Record) -> None:
-    """A mask that hides something at the actual extents must hide something on the short axes, and leave what it leaves there."""
-    if _fills(part.group) and not _fills(instance.small.of(part.group)):
-        record.uncovered[f"the masks of {part.group.name} hide whole rows on short axes"] = None
+    """A mask that hides something at the actual extents must hide something on the short axes, and leave what it leaves there.
+
+    What it fills in must be no number of anything else, which would be an infinity with it.
+    """
+    numbers, short = filled_numbers(part.group), instance.small.of(part.group)
+    if numbers != filled_numbers(short):
+        record.uncovered[f"the masks of {part.group.name} hide other rows on short axes"] = None
+    fills = [fills_of(e) for e in short.expressions()] if numbers else []
+    if any(f is None for f in fills):
+        record.uncovered[f"{part.group.name} computes with a number that is as far as what its masks fill in"] = None
     for predicate in constant_masks(part, instance.small):
         record.uncovered[f"the mask {predicate} hides nothing, or everything, on short axes"] = None
 

@@ -1,6 +1,5 @@
 """Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -9,7 +8,8 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, postorder, read, sub
 from pallasfuse.ir.fold import Accumulator, Fold, Group
-from pallasfuse.ir.neutrality import VANISHES, Far, evaluate_under, is_neutral
+from pallasfuse.ir.neutrality import VANISHES, Far, evaluate_under, fills_of, is_neutral
+from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tile_program import Split, block_start
@@ -114,18 +114,19 @@ class Guards:
 
 
 def guards(
-    folds: Sequence[Fold], rolled: Axis, *, inputs: AbstractSet[str] = frozenset(), strict: bool = False
-) -> Guards:
+    folds: Sequence[Fold], rolled: Axis, *, inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(),
+    strict: bool = False,
+) -> Guards:  # fmt: skip
     """Finds the predicates outside of which every term of a pass is neutral.
 
-    They bound the rolled axis by positions, and by what they read of `inputs`. `strict`: only those that assume nothing. Frames
-    are finite: the tile program guards them. Reductions that an earlier pass has finished may be anything: a row that they make
-    NaN must become NaN here too.
+    They bound the rolled axis by positions, and by what they read of `inputs`. `inner`: reductions that are computed in the tile.
+    `strict`: only predicates that assume nothing. Frames are finite: the tile program guards them. Reductions that an earlier
+    pass has finished may be anything: a row that they make NaN must become NaN here too.
     """
     accumulators = [a for f in folds for a in f.accumulators]
     frames = {frame.name for f in folds for frame in f.frames}
     finished = {r for f in folds for r in f.finished_reads}
-    found: dict[Expr, Expr] = {}
+    found: dict[Expr, list[Expr]] = {}
     for node in postorder(*(a.term for a in accumulators)) if accumulators else ():
         if (
             isinstance(node, Apply)
@@ -133,49 +134,46 @@ def guards(
             and node.args[0].tensors <= inputs
             and narrows(node.args[0], rolled)
         ):
-            found[node.args[0]] = node.args[2]
+            found.setdefault(node.args[0], []).append(node.args[2])
     proven, assumed = [], False
     fills: dict[Expr, frozenset[float]] = {}
     for predicate, otherwise in found.items():
-        far = not strict and isinstance(evaluate_under(otherwise, {}, far=True).value, Far)
+        filled = [evaluate_under(o, {}, far=True).value for o in otherwise]
+        numbers = frozenset(f.value for f in filled if isinstance(f, Far)) if not strict else frozenset()
         hidden = {predicate: 0.0}
-        proofs = [is_neutral(a.term, a.reducer, hidden, frames, finished, far=far) for a in accumulators]
-        if not all(proofs) or (far and not _shows_some(accumulators, predicate, rolled, frames)):
+        proofs = [is_neutral(a.term, a.reducer, hidden, frames, finished, far=bool(numbers)) for a in accumulators]
+        if not all(proofs) or (numbers and not _shows_some(accumulators, rolled, inner)):
             continue
         assumes = any(p is not None and p.assumes_finite_factor for p in proofs)
         if not (strict and assumes):
             proven.append(predicate)
             assumed |= assumes
-            numbers = frozenset(n for p in proofs if p is not None for n in p.assumes_far)
             fills |= {predicate: numbers} if numbers else {}
     return Guards(tuple(proven), assumed, fills)
 
 
-def _shows_some(accumulators: Sequence[Accumulator], predicate: Expr, rolled: Axis, frames: AbstractSet[str]) -> bool:
-    """Is the number that a mask fills in far from all others? Where nothing is masked no term may be far, and each row must have an
-    element that no mask hides, of those by which an extreme becomes the frame of other terms."""
+def _shows_some(accumulators: Sequence[Accumulator], rolled: Axis, inner: AbstractSet[str]) -> bool:
+    """Returns whether numbers that are far stand for nothing but what is masked, and each row has an element that no mask hides.
+
+    Extremes must have one, by which they become the frames of other terms. Data that they read along the axis might be masked, too,
+    before it is handed over; what is computed in the tile is not.
+    """
     for a in accumulators:
-        visible = evaluate_under(a.term, {predicate: 1.0}, frames, far=True)
-        if visible.assumes_far:
+        masks = fills_of(a.term)
+        if masks is None:
             return False
-        if math.isinf(float(a.reducer.identity(a.dtype))):
-            choices = [n for n in postorder(a.term) if isinstance(n, Apply) and n.op == "select"]
-            masks = tuple(n.args[0] for n in choices if _hides(n.args[2]))
-            if not every_row_keeps(masks, rolled):
+        if a.reducer in (MAX, MIN):
+            along = (n.tensor for n in postorder(a.term) if isinstance(n, Read) and rolled in n.indices)
+            if not frozenset(along) <= inner or not every_row_keeps(masks.shown, rolled):
                 return False
     return True
-
-
-def _hides(otherwise: Expr) -> bool:
-    """Does a mask fill in an infinity, or a number that is far from all others?"""
-    value = evaluate_under(otherwise, {}, far=True).value
-    return isinstance(value, Far) or (isinstance(value, float) and math.isinf(value))
 
 
 def guards_of(group: Group, pass_index: int) -> Guards:
     """The guards of one pass of a group."""
     folds = [f for f in group.folds if f.pass_index == pass_index]
-    return guards(folds, group.rolled, inputs=frozenset(group.inputs), strict=group.strict)
+    inner = frozenset(n.name for n in group.inner)
+    return guards(folds, group.rolled, inputs=frozenset(group.inputs), inner=inner, strict=group.strict)
 
 
 def bounding_axes(group: Group) -> frozenset[Axis]:
@@ -195,8 +193,9 @@ def exceptions(group: Group) -> tuple[str, ...]:
         skipped = guards_of(group, pass_index)
         for predicate, numbers in skipped.fills.items():
             shown = " and ".join(f"{n:.4g}" for n in sorted(numbers))
+            side = "above" if max(numbers) < 0 else "below" if min(numbers) > 0 else "away from"
             found[f"where {predicate} is false stands {shown}: in every row the extreme of what is not masked is at least "
-                  f"{VANISHES:g} away from it"] = None  # fmt: skip
+                  f"{VANISHES:g} {side} it, and what is added to it is small beside it"] = None  # fmt: skip
         if skipped.assumes_finite_factor:
             where = " and ".join(map(str, skipped.predicates))
             found[f"where {where} is false the other values are finite and no divisor is zero: "
@@ -206,9 +205,9 @@ def exceptions(group: Group) -> tuple[str, ...]:
 
 def plan_loop(
     schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
-    inputs: AbstractSet[str] = frozenset(), strict: bool = False,
+    inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(), strict: bool = False,
 ) -> Plan:  # fmt: skip
-    """Segments that together visit every tile on which some term is not neutral (`inputs`, `strict`: as in `guards`)."""
+    """Segments that together visit every tile on which some term is not neutral (`inputs`, `inner`, `strict`: as in `guards`)."""
     tile, total = tile_of(rolled), rolled.extent
     grid = {a for a, _ in schedule.grid}
 
@@ -217,7 +216,7 @@ def plan_loop(
             return read(block_start(axis), (), "int32"), tile_of(axis)
         return integer(0), axis.extent
 
-    found = guards(folds, rolled, inputs=inputs, strict=strict)
+    found = guards(folds, rolled, inputs=inputs, inner=inner, strict=strict)
     predicates, assumed = found.predicates, found.assumes_finite_factor
     both = Extent(EVERYWHERE, EVERYWHERE)
     for predicate in predicates:

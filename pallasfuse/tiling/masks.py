@@ -12,7 +12,7 @@ from functools import partial
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, add, apply, const, convert, postorder, read
-from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.simplify import OPPOSITE, simplify
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +285,9 @@ def _extent(predicate: Expr, rolled: Axis, block: Block, inner: Callable[[Expr],
 
 
 def _negate(p: Expr) -> Expr | None:
-    opposite = {"ge": "lt", "gt": "le", "le": "gt", "lt": "ge"}
     match p:
         case Apply("ge" | "gt" | "le" | "lt" as op, (a, b)) if dtypes.is_integer(a.dtype):
-            return apply(opposite[op], a, b)
+            return apply(OPPOSITE[op], a, b)
         case Apply("not", (a,), "bool"):
             return a
         case Apply("and" | "or" as op, (a, b), "bool"):

@@ -33,9 +33,11 @@ class Passes(Values):
 
     def _rolled(self, folds: list[Fold], *, split: bool = False) -> None:
         """One pass over the rolled axis, or over the block's part of it."""
+        inner = frozenset(n.name for n in self.group.inner)
         plan = plan_loop(
-            self.schedule, self.rolled, self._tile, self.tails, folds, inputs=self.bounding, strict=self.group.strict
-        )
+            self.schedule, self.rolled, self._tile, self.tails, folds,
+            inputs=self.bounding, inner=inner, strict=self.group.strict,
+        )  # fmt: skip
         plan = plan.map(lambda bound: self._outer(bound, self.top))
         if split:
             plan = plan.part(self.part)

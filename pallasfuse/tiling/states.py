@@ -188,7 +188,8 @@ class _Progress(Lowering):
             return (index(axis), 1) if axis in rows else (integer(0), axis.extent)
 
         possible = EVERYWHERE
-        for predicate in guards(whole.folds, whole.rolled, strict=whole.strict).predicates:
+        inner = frozenset(n.name for n in whole.inner)
+        for predicate in guards(whole.folds, whole.rolled, inner=inner, strict=whole.strict).predicates:
             possible = intersect(possible, extent(predicate, whole.rolled, block).possible)
         total = integer(whole.rolled.extent)
         self.low = integer(0) if possible.low is None else maximum(possible.low, integer(0))

@@ -35,6 +35,7 @@ class Reals(FiniteFields):
         return Value(dtype, np.full_like(one, FINITE, np.int8), one.astype(bool), one, real=values)
 
     def constant(self, value: float | int | bool, dtype: str, rank: int) -> Value:
+        value = np.copysign(np.inf, value) if value in self.far else value
         return self.real(np.full((1,) * (rank + 1), value), dtype)
 
     def random(self, shape: Sequence[int], dtype: str) -> Value:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.expr import const
-from pallasfuse.ir.neutrality import is_far
 from pallasfuse.verification.constants import Constants
 from pallasfuse.verification.field import Array, Tower
 from pallasfuse.verification.value import FINITE, NAN, NEGATIVE_INFINITY, POSITIVE_INFINITY, ZERO, Value
@@ -23,10 +21,10 @@ _CLEAN = np.zeros(1, np.uint8)
 class Sources:
     """Makes `Value`s in one tower. `notes` collects what was not interpreted."""
 
-    def __init__(self, tower: Tower, literals: Collection[int] = (), *, far: bool = False) -> None:
+    def __init__(self, tower: Tower, literals: Collection[int] = (), *, far: Collection[float] = ()) -> None:
         """Makes values in one tower. literals: integers that inputs may be compared with; they are drawn among others.
 
-        far: constants that are taken to be far from all other numbers (`neutrality.is_far`) are infinities.
+        far: numbers that masks fill in, which are taken to be far from all others: they are infinities.
         """
         self.tower, self.far = tower, far
         self.literals = sorted({n + near for n in literals for near in (-1, 0, 1)})
@@ -46,7 +44,7 @@ class Sources:
         if not dtypes.is_float(dtype):
             return replace(self.real(np.full(shape, value), dtype), constant=True)
         value = float(value)
-        if self.far and is_far(const(value, dtype)):
+        if value in self.far:
             value = math.copysign(math.inf, value)
         residues = self.constants.embed(value if np.isfinite(value) else 0.0, dtype)
         full: Residues = [r.reshape((1,) * rank + r.shape[-1:]) for r in residues]

@@ -156,3 +156,79 @@ def test_scores_that_are_returned_keep_the_fill():
     fused = pf.fuse(both, target="xla", options=pf.FuseOptions(price=False))
     for have, want in zip(fused(*arrays), both(*arrays), strict=True):
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
+
+
+PADDED = np.arange(N) < 7
+
+
+def causal(s):
+    i = jnp.arange(s.shape[-2])[:, None]
+    return jnp.where(jnp.arange(s.shape[-1]) <= i, s, -1e9)
+
+
+def near(s):
+    return jnp.abs(jnp.arange(s.shape[-2])[:, None] - jnp.arange(s.shape[-1])) < 2
+
+
+SECOND_MASKS = {
+    "masked_fill": lambda s: causal(jnp.where(PADDED, -1e9, s)),
+    "-inf": lambda s: causal(jnp.where(PADDED, -jnp.inf, s)),
+    "added": lambda s: causal(s + jnp.where(near(s), -1e9, 0.0)),
+    "subtracted": lambda s: causal(s - 1e9 * near(s)),
+    "complement": lambda s: causal(s + (1 - PADDED.astype("float32")) * jnp.finfo("float32").min),
+    "floats": lambda s: causal(jnp.where(jnp.arange(s.shape[-2]).astype("float32")[:, None] < 3.0, -1e9, s)),
+    "an array": lambda s: causal(s + np.where(PADDED, np.float32(-3e38), 0)),
+    "both sides": lambda s: causal(jnp.minimum(s, jnp.where(near(s), -1e9, 1e9))),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_MASKS)
+def test_another_mask_may_hide_whole_rows_in_any_spelling(name):
+    """The first rows see nothing: the program makes them the mean of everything, or of nothing."""
+
+    def function(q, k, v):
+        return weigh(SECOND_MASKS[name](scores_of(q, k)), v)
+
+    arrays = values(4)
+    fused = tiled(function, *arrays)
+    assert fused.explain(*arrays).kernels[0].visited_share == 1
+    np.testing.assert_allclose(fused(*arrays), function(*arrays), rtol=2e-5, atol=2e-6)
+
+
+NUMBERS = {
+    "scaled": lambda s, v: weigh(causal(s), v * 1e9),
+    "added": lambda s, v: weigh(causal(s), v + 1e9),
+    "divided": lambda s, v: weigh(causal(s * v[:, 0, 0] / 1e9), v),
+    "moved": lambda s, v: weigh(causal(s - 1e9), v),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_large_numbers_beside_a_mask_are_numbers(name):
+    """Nothing is skipped, and the proof takes them for what they are."""
+
+    def function(q, k, v):
+        return NUMBERS[name](scores_of(q, k), v)
+
+    arrays = values(5)
+    fused = tiled(function, *arrays)
+    assert fused.explain(*arrays).kernels[0].visited_share == 1
+    report = pf.verify(fused, *arrays)
+    assert report.counterexample is None, str(report)
+    want = np.asarray(function(*arrays))
+    np.testing.assert_allclose(fused(*arrays), want, rtol=2e-5, atol=2e-6 * np.abs(want).max())
+
+
+def test_a_far_number_elsewhere_in_a_kernel_is_not_covered():
+    def function(q, k, v):
+        return weigh(causal(scores_of(q, k)), v) / 1e9
+
+    report = pf.verify(tiled(function, *values()), *values())
+    assert any("as far as what its masks fill in" in u for u in report.proof.uncovered)
+
+
+@pytest.mark.parametrize(("fill", "side"), [(-1e9, "above"), (1e9, "below")])
+def test_the_exception_says_on_which_side(fill, side):
+    function = CAUSAL["select" if fill < 0 else "smallest"]
+    (exception,) = [e for e in tiled(function, *values()).explain(*values()).exceptions if "stands" in e]
+    assert f"{side} it" in exception and f"stands {fill:g}".replace("e+09", "e+09") in exception

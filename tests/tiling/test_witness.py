@@ -66,3 +66,27 @@ def test_more_rows_than_are_looked_at():
     rows = [Axis(f"r{n}", 2048) for n in range(3)]
     mask = apply("ge", add(add(index(rows[0]), index(rows[1])), index(rows[2])), j)
     assert not every_row_keeps((mask,), COLUMNS)
+
+
+LONG, ACROSS = Axis("r", 300), Axis("c", 300)
+r, c = index(LONG), index(ACROSS)
+SAME = apply("eq", r, c)
+ROUNDED = {
+    "int32 wraps": (apply("ge", mul(r, number(100_000_000)), number(0)), False),
+    "uint32 wraps": (apply("lt", sub(convert(r, "uint32"), number(1, "uint32")), number(1000, "uint32")), False),
+    "uint8 wraps": (apply("lt", convert(c, "uint8"), convert(add(r, number(1)), "uint8")), False),
+    "bfloat16 rounds": (apply("lt", convert(c, "bfloat16"), convert(add(r, number(1)), "bfloat16")), False),
+    "arithmetic of floats": (
+        apply("lt", convert(c, "float32"), add(convert(r, "float32"), number(1.0, "float32"))),
+        False,
+    ),
+    "int32 is exact": (apply("ge", mul(r, number(1_000_000)), number(0)), True),
+    "float32 is exact": (apply("lt", convert(c, "float32"), convert(add(r, number(1)), "float32")), True),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_positions_are_computed_in_the_types_of_the_program(name):
+    """Where integers wrap around, a row may lose the element that is shown for it; where floats round, nothing is known."""
+    predicate, kept = ROUNDED[name]
+    assert every_row_keeps((SAME, predicate), ACROSS) == kept
