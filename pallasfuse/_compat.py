@@ -147,6 +147,15 @@ def plain_aval(aval: Any) -> Any:
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak, sharding=aval.sharding, manual_axis_type=varies)
 
 
+def struct_of(atom: Any) -> jax.ShapeDtypeStruct:
+    """Shape and type of a variable; inside a `shard_map` also how it varies over the mesh."""
+    aval = atom.aval
+    varies = getattr(aval, "mat", None)
+    if varies is None or varies.empty:
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding, manual_axis_type=varies)
+
+
 def _unnamed(jaxpr: Jaxpr) -> Any:
     """Returns the record of where a jaxpr comes from, without the names of its arguments."""
     return jaxpr.debug_info.with_unknown_names()

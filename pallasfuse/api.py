@@ -104,7 +104,7 @@ class FusedFunction[**P, R]:
         from pallasfuse.recovery import recover
 
         plan = self.trace(*args, **kwargs).fuse().tile().plan
-        if not plan.kernels:
+        if not plan.fuses:
             raise error
         self.renew()  # the program that failed is kept otherwise
         result, unfused = recover(

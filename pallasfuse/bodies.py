@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from pallasfuse import _compat
-from pallasfuse.jaxpr_frontend import flatten, left_by_user
+from pallasfuse.jaxpr_frontend import bodies, flatten, left_by_user
 from pallasfuse.loop_invariants import computed_outside, split
 
 type Run = Callable[..., list[Any]]
@@ -38,7 +38,7 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
         for inner in rebuilt.eqns:
             invars = [a if isinstance(a, Literal) else names.get(a, a) for a in inner.invars]
             outvars = [names.get(v, v) for v in inner.outvars]
-            eqns.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info))
+            eqns.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info, ctx=eqn.ctx))
     if len(eqns) == len(flat.eqns) and all(new is old for new, old in zip(eqns, flat.eqns, strict=True)):
         return jaxpr
     return _compat.replace_jaxpr(flat, constvars, consts, eqns, flat.outvars)
@@ -49,13 +49,12 @@ def _rebuilt(eqn: JaxprEqn, fused: FusedBody) -> Jaxpr | None:
     build = _BUILDERS.get(eqn.primitive.name)
     if build is None or eqn.effects:
         return None
-    avals = [jax.ShapeDtypeStruct(_compat.shape_of(a), _compat.dtype_of(a)) for a in eqn.invars]
-    try:
-        run = build(eqn, fused)
-        traced = None if run is None else jax.make_jaxpr(run)(*avals)
-    except Exception:  # an argument that only JAX itself can type: the loop stays as it is
+    run = build(eqn, fused)
+    if run is None:
         return None
-    if traced is None:
+    try:
+        traced = jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in eqn.invars))
+    except Exception:  # a type that only JAX itself can give: the loop stays as it is
         return None
     made = {v for e in traced.eqns for v in e.outvars}
     same_types = [_type(v) for v in traced.outvars] == [_type(v) for v in eqn.outvars]
@@ -97,7 +96,8 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     if found is None:
         return None
     inner, before = found
-    how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    sliced = len(eqn.invars) > constants + carried
+    how = {name: eqn.params[name] for name in ("reverse", "unroll", *(() if sliced else ("length",)))}
 
     def run(*operands: Any) -> list[Any]:
         given, init, xs = operands[:constants], operands[constants:][:carried], operands[constants + carried :]
@@ -159,17 +159,15 @@ def _place(eqn: JaxprEqn) -> str:
     return f"{eqn.primitive.name} at {_compat.source_summary(eqn)}"
 
 
+_REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "dot_general",
+                         "argmax", "argmin"})  # fmt: skip
+
+
 def _worth_it(body: Jaxpr) -> bool:
     """May there be something to fuse in a body? A kernel holds reductions that depend on each other, or loops of such bodies."""
     return not body.effects and _reductions(body) > 1
 
 
 def _reductions(jaxpr: Jaxpr) -> int:
-    count = 0
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        count += name.startswith("reduce_") or name in ("dot_general", "argmax", "argmin")
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, list | tuple) else (value,):
-                count += _reductions(inner) if isinstance(inner, Jaxpr) else 0
-    return count
+    here = sum(eqn.primitive.name in _REDUCTIONS for eqn in jaxpr.eqns)
+    return here + sum(_reductions(inner) for eqn in jaxpr.eqns for inner in bodies(eqn))

@@ -114,9 +114,9 @@ def find_failures(plan: Plan, device: Any) -> list[str]:
     found: list[str] = []
 
     def try_all() -> None:
-        bench = Bench(plan, device)
-        for subject in bench.subjects:
-            _first_that_compiles(bench, subject, found)
+        for bench in (Bench(p, device) for p in plan.all()):
+            for subject in bench.subjects:
+                _first_that_compiles(bench, subject, found)
 
     apart(try_all, device)
     return found

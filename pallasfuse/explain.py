@@ -70,7 +70,7 @@ def _verdicts(plan: Plan) -> list[str]:
 
 
 def _conditions(plan: Plan) -> list[str]:
-    return [f"{'exception' if c in plan.exceptions else 'condition'}: {c}" for c in plan.conditions]
+    return [f"{'exception' if c in plan.own_exceptions else 'condition'}: {c}" for c in plan.own_conditions]
 
 
 def _taken(kernel: Kernel) -> list[str]:

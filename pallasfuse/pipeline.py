@@ -119,11 +119,10 @@ class Plan(OfThisProcess):
     grouping: Grouping
     kernels: tuple[Kernel, ...]
     fallbacks: tuple[Fallback, ...]
-    conditions: tuple[str, ...]
-    """The ways, besides the order of summation, in which results may differ from the program: exceptions, and roundings that
-    move."""
-    exceptions: tuple[str, ...]
-    """Those conditions that name where a result may be NaN, infinite or finite though the program's is not."""
+    own_conditions: tuple[str, ...]
+    """As `conditions`, of what is outside the bodies of loops."""
+    own_exceptions: tuple[str, ...]
+    """As `exceptions`, of what is outside the bodies of loops."""
     steps: tuple[Step, ...]
     options: FuseOptions
     proof: Proof | None = None
@@ -138,6 +137,17 @@ class Plan(OfThisProcess):
         yield self
         for body in self.bodies:
             yield from body.plan.all()
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The ways, besides the order of summation, in which results may differ from the program: exceptions, and roundings that
+        move."""
+        return tuple(dict.fromkeys(c for plan in self.all() for c in plan.own_conditions))
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """Those conditions that name where a result may be NaN, infinite or finite though the program's is not."""
+        return tuple(dict.fromkeys(e for plan in self.all() for e in plan.own_exceptions))
 
     @property
     def fuses(self) -> bool:

@@ -26,6 +26,7 @@ from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.first_time import Once
 from pallasfuse.isolation import is_inside
+from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Body, Plan, make_plan
 from pallasfuse.sharding import result_specs, run_sharded
@@ -60,8 +61,9 @@ class FusedCall:
 
     def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:
         """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused."""
-        numbers, found = count(), list[Body]()
-        own = replace(self.options, tiles=(), parts=None, warps=None, stages=None)  # asked for by names of axes outside
+        numbers, found = count(), dict[int, Body]()
+        # tiles are asked for by names of axes outside, and who asks gets what was asked for, unchecked
+        own = replace(self.options, tiles=(), parts=None, warps=None, stages=None, check=wanted(self.options))
 
         def fused(body: Jaxpr, what: str) -> Callable[..., list[Any]] | None:
             number = next(numbers)
@@ -71,12 +73,14 @@ class FusedCall:
             plan = call.plan(target)
             if not plan.fuses:
                 return None
-            found.append(Body(number, what, plan))
+            found[id(call)] = Body(number, what, plan)
             return lambda *args: list(fused_p.bind(*args, call=call))
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
             return self.jaxpr, ()
-        return with_fused_bodies(self.jaxpr, fused, self.options.exclude), tuple(found)
+        jaxpr = with_fused_bodies(self.jaxpr, fused, self.options.exclude)
+        inside = {id(call) for eqn in jaxpr.eqns for body in bodies(eqn) for call in fused_calls(body)}
+        return jaxpr, tuple(body for call, body in found.items() if call in inside)
 
     def judged(self, target: Target, device: Any) -> Target:
         """The target, whose kernels are timed where a device is at hand and a check is wanted."""
@@ -244,7 +248,7 @@ def _lowerable(target: Target, platform: str, ctx: Any, call: FusedCall) -> tupl
     if not target.writes_kernels or (known and not _compat.is_exported(ctx)):
         return target, nullcontext()
     if call.options.target is None:
-        kernels = call.plan(target).kernels
+        kernels = [k for p in call.plan(target).all() for k in p.kernels]
         if known and not any(p.target.name in _NOT_EXPORTED for k in kernels for p in k.phases):
             return target, nullcontext()
         if kernels and call.warning.first("device"):

@@ -47,10 +47,11 @@ class Traced(OfThisProcess):
         """Choose groups and derive their folds. timed: as `Target.timed`."""
         call = self.call
         chosen = _target(target, call.options).judged(timed=timed)
-        jaxpr, bodies = FusedCall(call.jaxpr, call.options, call.name, Once()).with_bodies(chosen)
-        placements = Placements(
-            convert(jaxpr, exclude=call.options.exclude) if bodies else self.converted, chosen, call.options
-        )
+        # bodies are lowered as they are shown
+        shown = replace(call.options, target=chosen.name, check=False)
+        jaxpr, bodies = FusedCall(call.jaxpr, shown, call.name, Once()).with_bodies(chosen)
+        converted = convert(jaxpr, exclude=call.options.exclude, symbolic=True) if bodies else self.converted
+        placements = Placements(converted, chosen, call.options)
         return Fused(self, chosen, placements, choose_groups(placements), bodies)
 
     def lower(self, **options: Any) -> Any:

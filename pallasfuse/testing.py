@@ -138,7 +138,7 @@ class _Comparison:
         self.call = call
         given = rtol is not None or atol is not None
         self.given = Tolerance(rtol or 0.0, atol or 0.0, "as given") if given else None
-        if options is None and not any(plan.kernels for plan in call.plans):
+        if options is None and not any(plan.fuses for plan in call.plans):
             warnings.warn(f"{call.name}: no kernel was derived, so that nothing is tested: print(pallasfuse.fuse(...)"
                           ".explain(...)) says why", stacklevel=3)  # fmt: skip
 
@@ -169,7 +169,12 @@ class _Comparison:
             kernels = list({k.name: k for k in _kernels_of(jaxpr, n)}.values())
             by = ", ".join(map(_described, kernels)) or "XLA alone: no kernel takes part in it"
             lines += [f"{place}: {difference.text}", f"  computed by {by}"]
-        proofs = [f"the proof finds a counterexample, too: {c}" for p in call.plans if (c := _counterexample(p))]
+        proofs = [
+            f"the proof finds a counterexample, too: {c}"
+            for w in call.plans
+            for p in w.all()
+            if (c := _counterexample(p))
+        ]
         exceptions = dict.fromkeys(e for p in call.plans for e in p.exceptions)
         if exceptions and any(d.is_special for d in wrong.values()):
             proofs += ["the plan has exceptions, of which this may be one; FuseOptions(strict=True) has none:"]
@@ -189,7 +194,7 @@ class _Comparison:
 
     def prove(self) -> None:
         """Test the plans over finite fields."""
-        for plan in self.call.plans:
+        for plan in (p for whole in self.call.plans for p in whole.all()):
             if (found := _counterexample(plan)) is not None:
                 lines = [f"{self.call.name} is not what it was before it was fused: the proof finds a counterexample: {found}",
                          f"  the plan has {', '.join(map(_described, plan.kernels))}"]  # fmt: skip

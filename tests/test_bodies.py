@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import primitive, report
+from pallasfuse import bodies, check, pipeline, primitive, report
 from pallasfuse.options import FuseOptions
 from pallasfuse.proof import Counterexample
+from pallasfuse.targets import find
 
 WIDTH, ROWS = 16, 24
 
@@ -226,3 +227,98 @@ def test_scanned_modules():
     close(fused(variables, x), layers.apply(variables, x, None)[0], 1e-4)
     (body,) = fused.explain(variables, x).bodies
     assert sum(len(k.group.folds) == 3 for k in body.plan.kernels) == 1
+
+
+# --- what is around
+
+
+def test_exceptions_of_bodies_are_the_plans():
+    plan = everything(scanned).explain(*THREE)
+    (body,) = plan.bodies
+    assert set(body.plan.exceptions) <= set(plan.exceptions) <= set(plan.conditions) and plan.exceptions
+
+
+def test_stages_lower_bodies_for_the_target_that_they_show():
+    tiled = everything(scanned).trace(*THREE).fuse("interpret").tile()
+    assert all(k.target.name == "interpret" for p in tiled.plan.all() for k in p.kernels)
+    compiled = tiled.lower().compile()
+    close(compiled(*THREE), scanned(*THREE), 1e-4)
+
+
+def test_kernels_of_bodies_are_among_those_that_fail(monkeypatch, tmp_path):
+    monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))  # what fails is remembered
+    plan = everything(scanned).explain(*THREE)
+    monkeypatch.setattr(check, "compiled", lambda *_: "RuntimeError: shared memory")
+    found = check.find_failures(plan, jax.devices()[0])
+    assert len(found) == len({k.name for p in plan.all() for k in p.kernels})
+
+
+def test_symbolic_shapes():
+    """A body of known shapes is planned in a program whose own are not known."""
+
+    def each(xs, p):
+        return jax.lax.scan(lambda c, x: (c + layer(x, p).sum(), layer(x, p)), jnp.float32(0), xs)
+
+    (count,) = jax.export.symbolic_shape("b")
+    xs = jax.ShapeDtypeStruct((count, ROWS, WIDTH), jnp.float32)
+    plan = everything(each).explain(xs, parameters())
+    assert [len(b.plan.kernels) > 0 for b in plan.bodies] == [True]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_inside_a_shard_map(typed):
+    """Arrays that vary over a mesh have types of their own."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows_of, whole = jax.sharding.PartitionSpec("d"), jax.sharding.PartitionSpec()
+    fused = everything(scanned)
+    run = jax.shard_map(
+        lambda x, p: fused(x, p)[0], mesh=mesh, in_specs=(rows_of, whole), out_specs=rows_of, check_vma=typed
+    )
+    close(jax.jit(run)(*THREE), scanned(*THREE)[0])
+
+
+def test_a_loop_that_cannot_be_rebuilt_has_no_bodies(monkeypatch):
+    def refuses(*_, **__):
+        raise TypeError("no such scan")
+
+    monkeypatch.setattr(bodies.jax.lax, "scan", refuses)
+    plan = everything(repeated_by_while).explain(*ONE)
+    monkeypatch.undo()
+    assert plan.bodies  # a while loop is no scan
+    jaxpr = jax.make_jaxpr(scanned)(*THREE)
+    monkeypatch.setattr(bodies.jax.lax, "scan", refuses)
+    call = primitive.FusedCall(jaxpr, FuseOptions(price=False, check=False), "scanned", primitive.Once())
+    kept, found = call.with_bodies(find("xla"))
+    assert kept is jaxpr and found == ()
+
+
+def repeated_by_while(x, p):
+    return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, layer(s[1], p)), (0, x))[1]
+
+
+def test_a_body_that_is_proved_wrong_is_an_error(monkeypatch):
+    def wrong(plan, **_):
+        raise pf.VerificationError("a counterexample")
+
+    monkeypatch.setattr(pipeline, "prove_plan", wrong)
+    with pytest.raises(pf.VerificationError):
+        everything(scanned, verify="stages")(*THREE)
+
+
+def test_options_that_switch_the_check_off_do_so_in_bodies(monkeypatch):
+    monkeypatch.setenv("PALLASFUSE_CHECK", "1")
+    jaxpr = jax.make_jaxpr(scanned)(*THREE)
+    for options, checked in ((FuseOptions(parts=1), False), (FuseOptions(check=True), True)):
+        call = primitive.FusedCall(jaxpr, replace(options, price=False), "scanned", primitive.Once())
+        call.with_bodies(find("xla"))
+        assert [b.options.check for b in call.bodies.values()] == [checked]
+
+
+def test_metadata_of_a_loop_is_kept():
+    metadata = pytest.importorskip("jax.experimental.xla_metadata")
+
+    def marked(x, ps):
+        with metadata.set_xla_metadata(mark="here"):
+            return scanned(x, ps)
+
+    assert 'mark = "here"' in jax.jit(everything(marked)).lower(*THREE).as_text()
