@@ -74,7 +74,7 @@ class FusedCall:
             if not plan.fuses:
                 return None
             found[id(call)] = Body(number, what, plan)
-            return lambda *args: list(fused_p.bind(*args, call=call))
+            return functools.partial(bind, call)
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
             return self.jaxpr, ()
@@ -147,20 +147,21 @@ fused_p.multiple_results = True
 _compat.require_devices(fused_p)
 
 
-def _apply(*args: Any, call: FusedCall) -> Any:
-    return fused_p.bind(*args, call=call)
+def bind(call: FusedCall, *args: Any) -> list[Any]:
+    """Makes a fused call. JAX looks for the meshes of a program in the jaxprs that its equations have as parameters."""
+    return list(fused_p.bind(*args, call=call, jaxpr=call.jaxpr))
 
 
-def _impl(*args: Any, call: FusedCall) -> Any:
+def _impl(*args: Any, call: FusedCall, jaxpr: Jaxpr) -> Any:
     if jax.config.jax_disable_jit or jax.config.jax_debug_nans or jax.config.jax_debug_infs:
         return call.original(*args)  # JAX looks for the operation that made the NaN, one by one
-    return jax.jit(functools.partial(_apply, call=call))(*args)
+    return jax.jit(functools.partial(bind, call))(*args)
 
 
 fused_p.def_impl(_impl)
 
 
-def _abstract(*avals: Any, call: FusedCall) -> list[Any]:
+def _abstract(*avals: Any, call: FusedCall, jaxpr: Jaxpr) -> list[Any]:
     return [_compat.plain_aval(v.aval) for v in call.jaxpr.outvars]
 
 
@@ -211,7 +212,7 @@ def _capabilities() -> frozenset[str]:
         return frozenset()
 
 
-def _lower(ctx: Any, *nodes: Any, call: FusedCall, platform: str) -> Any:
+def _lower(ctx: Any, *nodes: Any, call: FusedCall, jaxpr: Jaxpr, platform: str) -> Any:
     runner = run_sharded if _compat.is_partitioned(ctx) else None
     at_hand = _compat.device_of(ctx)
     if _compat.has_symbolic_shapes(call.jaxpr) and call.warning.first("shapes"):
@@ -277,18 +278,18 @@ for _platform in PLATFORMS:
     mlir.register_lowering(fused_p, functools.partial(_lower, platform=_platform), platform=_platform)
 
 
-def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: FusedCall) -> tuple[list[Any], list[int]]:
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, call: FusedCall, jaxpr: Jaxpr) -> tuple[list[Any], list[int]]:
     axes = [d if _compat.is_mapped(d) else None for d in dims]
     batched = jax.vmap(call.original, in_axes=axes, out_axes=0)
-    jaxpr = jax.make_jaxpr(batched)(*args)
-    results = fused_p.bind(*args, call=FusedCall(jaxpr, call.options, call.name, call.warning))
+    traced = jax.make_jaxpr(batched)(*args)
+    results = bind(FusedCall(traced, call.options, call.name, call.warning), *args)
     return results, [0] * len(results)
 
 
 batching.primitive_batchers[fused_p] = _batch
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall) -> Any:
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall, jaxpr: Jaxpr) -> Any:
     if call.warning.first("gradient"):
         warnings.warn(f"{call.name}: differentiating a fused function computes the gradient of the original, unfused function: "
                       "it is right, but it does not save memory", stacklevel=2)  # fmt: skip
@@ -349,4 +350,4 @@ def call_typed(
 def call_fused(jaxpr: Jaxpr, options: FuseOptions, name: str, warning: Once, args: Sequence[Any]) -> list[Any]:
     """Bind the primitive. Constants that are still being traced become arguments."""
     closed, consts = _compat.hoist_traced_consts(jaxpr)
-    return list(fused_p.bind(*consts, *args, call=FusedCall(closed, options, name, warning)))
+    return bind(FusedCall(closed, options, name, warning), *consts, *args)

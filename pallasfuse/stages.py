@@ -13,7 +13,7 @@ from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Body, Placements, Plan, choose_groups, schedule_grouping
-from pallasfuse.primitive import FusedCall, for_device_at_hand, fused_p, target_for
+from pallasfuse.primitive import FusedCall, bind, for_device_at_hand, target_for
 from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target, find
 
@@ -109,7 +109,7 @@ class Tiled(OfThisProcess):
         )
 
         def run(*args: Any) -> Any:
-            return fused_p.bind(*args, call=fused)
+            return bind(fused, *args)
 
         return Lowered(call, jax.jit(run).lower(*call.arguments))
 

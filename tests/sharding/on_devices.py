@@ -243,6 +243,24 @@ def check_inside_shard_map():
         raise AssertionError("a result that varies was taken for a replicated one")
 
 
+def check_shard_map_inside():
+    """A mesh that only the fused function speaks of, with arguments on one device."""
+    mesh = jax.make_mesh((COUNT,), ("x",), axis_types=(AxisType.Auto,))
+    x = normal(8 * COUNT, 32)
+
+    def rows(x):
+        return jax.shard_map(lambda c: jax.nn.softmax(c, -1), mesh=mesh, in_specs=P("x"), out_specs=P("x"))(x)
+
+    def constrained(x):
+        return jax.nn.softmax(jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("x"))), -1)
+
+    for function in (rows, constrained):
+        want = jax.jit(function)(x)
+        for have in (pf.fuse(function)(x), jax.jit(pf.fuse(function))(x)):
+            np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
+            assert have.sharding.is_equivalent_to(want.sharding, want.ndim), have.sharding
+
+
 def check_merge():
     """States merged over two mesh axes, with tracked types and without."""
     f = pf.fold(attend, axis=(None, 1, 1), length=64)
@@ -313,6 +331,7 @@ if __name__ == "__main__":
         check_shares(case)
     check_parts_of_mesh_axes()
     check_inside_shard_map()
+    check_shard_map_inside()
     check_merge()
     if COUNT == 4:
         check_vmap()
