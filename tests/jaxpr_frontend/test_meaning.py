@@ -192,7 +192,7 @@ LEFT_TO_XLA = {
     "slice": "slices", "concatenate": "concatenations", "pad": "padding", "reverse": "reversals", "cumsum": "cumsum",
     "sort": "sort", "argmax": "argmax", "gather": "gather", "scan": "scan", "cond": "cond", "split": "slices",
     "complex": "complex", "refused_reshape": "neither splits nor merges", "conflicting_reshapes": "neither splits",
-    "rotary": "slices", "empty": "an axis is empty",
+    "rotary": "slices", "empty": "array without elements",
     "conflicting_operands": "split in different ways",
 }  # fmt: skip
 HAS_FLOAT32 = {"grouped"}  # it casts to float32 on the way, which the evaluator does not round

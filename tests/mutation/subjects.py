@@ -351,7 +351,7 @@ OWN: dict[str, Subject] = {
     "upper_triangle": Subject(masked_total(lambda i, j: j >= i - 1), ((13, 13),)),
     "narrow_window": Subject(masked_total(lambda i, j: (j <= i) & (i - j < 7)), ((29, 29),)),
     "by_distance": Subject(masked_total(lambda i, j: jnp.abs(i - j) < 7), ((29, 29),)),
-    "outside_half": Subject(masked_total(lambda i, j: ~(j > i + 9)), ((29, 29),)),
+    "neither": Subject(masked_total(lambda i, j: ~((j > i + 9) | (i.astype("float32") < -1.0))), ((29, 29),)),
     "stretched": Subject(masked_total(lambda i, j: 2 * j <= i + 9), ((29, 29),)),
     "stretched_by_ones": Subject(masked_total(lambda i, j: 2 * j <= i - 9), ((15, 15),), tile=1),
     "two_trips": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((5, 13),), tile=7),

@@ -139,12 +139,12 @@ def _some_accumulator(real: Any, folds: Any, *args: Any, **kwargs: Any) -> Any:
     return real(folds[-1:], *args, **kwargs)
 
 
-def _always_neutral(*_: Any) -> Contribution:
+def _always_neutral(*_: Any, **__: Any) -> Contribution:
     return Contribution(0.0, False)
 
 
-def _neutral_for_sums(real: Any, term: Any, reducer: Any, *rest: Any) -> Any:
-    return real(term, SUM, *rest)
+def _neutral_for_sums(real: Any, term: Any, reducer: Any, *rest: Any, **more: Any) -> Any:
+    return real(term, SUM, *rest, **more)
 
 
 def _less_as_at_most(real: Any, predicate: Any, *rest: Any) -> Any:
@@ -377,7 +377,7 @@ MUTANTS = (
         ),
         ("less_taken_as_at_most", instead_of(f"{_MASKS}:_extent", _less_as_at_most), "narrow_window"),
         ("one_side_of_a_distance", instead_of(f"{_MASKS}:_extent", _one_side), "by_distance"),
-        ("negation_in_the_other_direction", result_of(f"{_MASKS}:_negate", _other_direction), "outside_half"),
+        ("negation_in_the_other_direction", result_of(f"{_MASKS}:_negate", _other_direction), "neither"),
         ("division_truncates", value_at(f"{_MASKS}:_floor_div", _truncating), "stretched_by_ones"),
         ("union_keeps_one_part", value_at(f"{_MASKS}:_hull", lambda a, b: a), "sinks"),
         ("hull_taken_as_certain", value_at(f"{_MASKS}:_union_inside", _hull), "sinks"),
