@@ -4,10 +4,11 @@ A candidate starts from reductions over one axis (the folds), takes in the reduc
 (the inner nests), derives each fold, and absorbs the maps that follow. It is legal when no value leaves it and comes back.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.errors import Refusal
+from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
@@ -132,15 +133,23 @@ def _build(
     violation = _convexity_violation(graph, members, inner, inside)
     if violation is not None:
         return violation
-    folded = _derive_folds(graph, axis, members, inner, bodies)
-    if not isinstance(folded, _Folds):
-        return folded
     outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target)
     if not outputs:
         return members[-1].name, "nothing outside reads it"
     final = tuple(_with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else _as_store(graph.nests[n])
                   for n in outputs)  # fmt: skip
     inner_nests = tuple(_with_body(n, bodies) for n in inner)
+    folded_nests = tuple(_with_body(n, bodies) for n in members)
+    written = (*folded_nests, *inner_nests, *final)
+    computed = written if graph.strict or not widening.is_allowed() else widening.widened(written, outputs)
+    folded_nests, computed = computed[: len(folded_nests)], computed[len(folded_nests) :]
+    inner_nests, final = computed[: len(inner_nests)], computed[len(inner_nests) :]
+    folded = _derive_folds(graph, axis, folded_nests, inner_nests)
+    if not isinstance(folded, _Folds):
+        return folded
+    conditions = folded.conditions
+    if (*folded_nests, *inner_nests, *final) != written:
+        conditions = (*conditions, widening.CONDITION)
     reads = frozenset().union(*(n.reads for n in final), *(n.reads for n in inner_nests),
                               *(f.nest.reads for f in folded.folds))  # fmt: skip
     again = next((t for t in sorted(reads - inside) if graph.depends(t, inside)), None)
@@ -150,7 +159,7 @@ def _build(
         name=f"fused_{'_'.join(n.name for n in members)}",
         rolled=axis, parallel=core, folds=folded.folds, inner=inner_nests, outputs=final,
         inputs=tuple(d.name for d in graph.program.definitions() if d.name in reads - inside),
-        conditions=folded.conditions, exceptions=folded.exceptions, strict=graph.strict, source=members[0].source,
+        conditions=conditions, exceptions=folded.exceptions, strict=graph.strict, source=members[0].source,
     )  # fmt: skip
     passes = dict.fromkeys(inside, group.passes)
     work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
@@ -299,9 +308,9 @@ class _Folds:
 
 
 def _derive_folds(
-    graph: Graph, axis: Axis, members: list[Nest], inner: list[Nest], bodies: Mapping[str, Expr]
+    graph: Graph, axis: Axis, members: Collection[Nest], inner: Collection[Nest]
 ) -> _Folds | tuple[str, str]:
-    """Every member in the earliest pass that it can share."""
+    """Every member in the earliest pass that it can share. members, inner: with maps inlined."""
     own = {n.name: n for n in [*members, *inner]}
     ready: dict[str, int] = {}
     """The first pass in which a value may be read as finished (inner nests: computed) within the loop body."""
@@ -309,7 +318,7 @@ def _derive_folds(
     conditions: list[str] = []
     exceptions: list[str] = []
     for nest in sorted(own.values(), key=lambda n: graph.order[n.name]):
-        body = bodies[nest.name]
+        body = nest.body
         for node in postorder(body):
             if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor].axes:
                 return _member_above(members, graph, nest), f"{nest.name} reads {node} at other positions than its own"
@@ -318,7 +327,6 @@ def _derive_folds(
             # an inner nest reads folds only when they are finished
             ready[nest.name] = max((folds[t].pass_index + 1 if t in folds else ready[t] for t in inputs), default=0)
             continue
-        inlined = _with_body(nest, bodies)
         earliest = max((folds[t].pass_index if t in folds else ready[t] for t in inputs), default=0)
         last = max((folds[t].pass_index + 1 if t in folds else ready[t] for t in inputs), default=0)
         refusals: list[str] = []
@@ -328,14 +336,12 @@ def _derive_folds(
             unfinished = {t: f for t, f in folds.items() if f.pass_index == pass_index
                           and any(t == d or graph.depends(d, [t]) for d in direct)}  # fmt: skip
             got = (
-                fold_over(inlined, axis, pass_index, unfinished, graph.signs, strict=graph.strict)
-                if unfinished
-                else None
+                fold_over(nest, axis, pass_index, unfinished, graph.signs, strict=graph.strict) if unfinished else None
             )
             if isinstance(got, Refusal):
                 refusals.append(got.reason)
                 continue
-            fold = got.fold if got is not None else plain_fold(inlined, axis, pass_index)
+            fold = got.fold if got is not None else plain_fold(nest, axis, pass_index)
             finished = frozenset(t for t in inputs if t not in unfinished and (t in folds or graph.depends(t, folds)))
             folds[nest.name] = replace(fold, finished_reads=finished, refusals=tuple(refusals))
             if nest.picks:
@@ -348,8 +354,8 @@ def _derive_folds(
                   tuple(dict.fromkeys(conditions)), tuple(dict.fromkeys(exceptions)))  # fmt: skip
 
 
-def _member_above(members: list[Nest], graph: Graph, nest: Nest) -> str:
-    return next(m.name for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name]))
+def _member_above(members: Collection[Nest], graph: Graph, nest: Nest) -> str:
+    return next(m.name for m in reversed(tuple(members)) if m.name == nest.name or graph.depends(m.name, [nest.name]))
 
 
 def _absorb(
