@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pallasfuse.device import Device
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
 from pallasfuse.price.block_work import Access, BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
@@ -30,10 +31,12 @@ _CACHED_SHARE = 0.8
 """Of the cache, as much as stays until it is read again."""
 _REDUCTION_US = 0.15
 """A reduction over all threads of a block: shuffles, and a barrier."""
-_SCATTERED_CLOCKS = 3.0
+_SCATTERED_CLOCKS = 6.0
 """Clocks of a multiprocessor for one load of less than a sector."""
 _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""
+_COPY_ROWS = 8
+"""Of a small tile in which the copy engine moves matrices."""
 _THREADS = 2048
 """That live on a multiprocessor."""
 
@@ -109,6 +112,8 @@ def _one(
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
     chain_us = rounds * sum(_chain_us(w, device, emission) for w in works)
     launch_us = device.kernel_us + device.launch_us
+    copied = [b for p in programs for b in _copied(p)] if emission.warpgroups else []
+    copies_us = len(copied) * launch_us + 1e-3 * sum(copied) / device.memory_gb_s
     terms = (
         Term("device memory", unique, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
         Term("scattered loads", scattered, "sectors", scattered_us),
@@ -117,11 +122,30 @@ def _one(
         Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),
         Term("spilled registers", spilled, "B", spilled_us),
         Term("waiting for loads", rounds * sum(w.trips + w.loops + 1 for w in works), "trips", chain_us),
-        Term("launch", 1, "kernel", launch_us),
+        Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us),
     )  # fmt: skip
-    overlap = _ALONE if held is not None and min(occupancy, on_one) == 1 and works[0].trips > 1 else _OVERLAP
-    busy = sum(t.us**overlap for t in terms[:-1]) ** (1 / overlap)
-    return Price(busy + launch_us, terms)
+    alone = min(occupancy, on_one) == 1
+    overlap = _ALONE if alone and held is not None and works[0].trips > 1 else _OVERLAP
+    busy = sum(t.us**overlap for t in terms[:-2]) ** (1 / overlap)
+    return Price(busy + copies_us + launch_us, terms)
+
+
+def _copied(program: TileProgram) -> list[float]:
+    """The bytes that XLA reads and writes before and after a kernel for warpgroups, of each tensor that it copies.
+
+    Booleans become bytes; matrices whose rows are no multiple of `_COPY_ROWS`, and vectors that are none of their tile, are padded.
+    """
+    tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
+    found: dict[str, float] = {}
+    for s in every(program.body):
+        if not isinstance(s, Load | Store):
+            continue
+        kept = [a for a in s.indices if program.tile(a) > 1]
+        multiple = _COPY_ROWS if len(kept) == 2 else program.tile(kept[0]) if kept else 1
+        if tensors[s.tensor].dtype == "bool" or (kept and kept[0].extent % multiple):
+            elements = math.prod(a.extent for a in s.indices)
+            found[s.tensor] = 2.0 * elements * dtypes.itemsize_bytes(tensors[s.tensor].dtype)
+    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +200,24 @@ def _occupancy(
         return max(1, held.resident_blocks(device.shared_memory_bytes))
     if program.persistent:
         return 1
+    if emission.together:  # a block keeps what it loads
+        kept = sum(_by_tensor(work).values())
+        return max(1, min(_THREADS // (32 * work.warps), int(device.shared_memory_bytes // max(1.0, kept))))
     threads = 32 * work.warps + (128 if emission.warpgroups else 0)
     shared = sum(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups
     )
     by_shared = int(device.shared_memory_bytes // shared) if shared else 32
     return max(1, min(_THREADS // threads, by_shared, 16))
+
+
+def _by_tensor(work: BlockWork) -> dict[str, float]:
+    """The bytes that a block loads of each tensor, in the loop that loads most of it."""
+    found: dict[tuple[str, int], float] = {}
+    for a in work.accesses:
+        if not a.is_store:
+            found[a.tensor, a.loop] = found.get((a.tensor, a.loop), 0.0) + a.bytes
+    return {t: max(b for (other, _), b in found.items() if other == t) for t, _ in found}
 
 
 def _bytes_in_flight(work: BlockWork) -> float:
