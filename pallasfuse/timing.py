@@ -42,13 +42,15 @@ class Outcome:
     """The result of a race: the times of all contenders, and who has won.
 
     `seconds`: the median of what a call of each contender took. `faster`: those that beat the first contender clearly; `winner`:
-    the fastest of them, or the first contender. `rounds`: turns that every contender had which stayed to the end.
+    the fastest of them, or the first contender. `rounds`: turns that every contender had which stayed. `tied`: those that
+    are neither clearly faster nor clearly slower than the first contender.
     """
 
     seconds: Mapping[str, float]
     winner: str
     faster: frozenset[str]
     rounds: int
+    tied: frozenset[str] = frozenset()
 
 
 def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
@@ -71,7 +73,9 @@ def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
             running, look = _remaining(running, samples, reference), rounds + 1 + rounds // 4
     medians = {n: statistics.median(samples[n]) for n in names}
     ahead = [n for n in names if n != reference and is_ahead(samples[n], samples[reference])]
-    return Outcome(medians, min(ahead, key=medians.__getitem__, default=reference), frozenset(ahead), rounds)
+    tied = {n for n in names if n != reference and n not in ahead and not _faster(samples[reference], samples[n], 1.0)}
+    winner = min(ahead, key=medians.__getitem__, default=reference)
+    return Outcome(medians, winner, frozenset(ahead), rounds, frozenset(tied))
 
 
 def is_ahead(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -182,6 +182,23 @@ def test_kernels_are_not_measured_of_what_has_lost(kernels):
     assert asked == []
 
 
+@pytest.mark.parametrize(("seconds", "wins"), [((2e-6, 1e-6), True), ((2e-6, 2e-6), False)])
+def test_a_tie_of_short_programs_is_decided_by_their_kernels(kernels, monkeypatch, seconds, wins):
+    kernels(*seconds)
+    tie = timing.Outcome({"often": 9e-6, "once": 9e-6}, "often", frozenset(), 200, tied=frozenset({"once"}))
+    monkeypatch.setattr(timing, "race", lambda samplers, budget_s: tie)
+    found = compare({"often": often, "once": once}, [SMALL])
+    assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
+
+
+def test_a_tie_of_longer_programs_stays_one(kernels, monkeypatch):
+    asked = kernels(2e-6, 1e-6)
+    tie = timing.Outcome({"often": 0.2, "once": 0.2}, "often", frozenset(), 200, tied=frozenset({"once"}))
+    monkeypatch.setattr(timing, "race", lambda samplers, budget_s: tie)
+    assert compare({"often": often, "once": once}, [SMALL]).winner == "often"
+    assert asked == []
+
+
 def test_without_cupti_the_clock_decides(kernels):
     asked = kernels(None, None)
     found = compare({"often": often, "once": once}, [SMALL])

@@ -232,3 +232,13 @@ def test_repeated_repeats():
     jax.block_until_ready(jax.jit(timing.repeated(function, 7))(jnp.zeros(())))
     jax.effects_barrier()
     assert len(seen) == 7
+
+
+def test_ties_are_neither_faster_nor_slower():
+    def sampler(seconds):
+        return lambda: (seconds, 1)
+
+    found = timing.race({"a": sampler(1e-3), "b": sampler(1.01e-3), "c": sampler(2e-3)}, budget_s=0.1)
+    assert "c" not in found.tied
+    found = timing.race({"a": sampler(1e-3), "b": sampler(1e-3)}, budget_s=0.1)
+    assert (found.winner, found.tied) == ("a", {"b"})
