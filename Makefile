@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := -m pytest --quiet --numprocesses 2 --dist worksteal
 
-.PHONY: demo test test-deep test-latest test-aot lint fuzz accuracy bench-cpu bench-programs venv venv-latest venv-aot \
-  venv-programs clean
+.PHONY: demo test test-deep test-latest test-aot lint fuzz accuracy bench-cpu bench-programs docs venv venv-latest venv-aot \
+  venv-programs venv-docs clean
 
 demo: venv
 	$(BIN)/python examples/quickstart.py
@@ -56,6 +56,11 @@ bench-cpu: venv
 bench-programs: venv-programs
 	.venv-programs/bin/python benchmarks/programs.py $(NAMES) $(FLAGS) $(if $(OUT),--out $(OUT))
 
+# The site, in build/site: open build/site/index.html. No network is needed to read it.
+docs: venv-docs
+	.venv-docs/bin/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
 venv:
 	@scripts/setup_venv.sh .venv requirements/test-0.11.txt
 
@@ -68,7 +73,10 @@ venv-aot:
 venv-programs:
 	@scripts/setup_venv.sh .venv-programs requirements/test-0.11.txt requirements/programs.txt
 
+venv-docs:
+	@scripts/setup_venv.sh .venv-docs requirements/docs.txt
+
 clean:
-	rm -rf .venv .venv-latest .venv-aot .venv-programs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
+	rm -rf .venv .venv-latest .venv-aot .venv-programs .venv-docs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis \
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
