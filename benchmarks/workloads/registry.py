@@ -99,9 +99,16 @@ def add(name: str, group: str, build: Callable[[Size], Built]) -> None:
 
 
 def programs(prefixes: tuple[str, ...] = ()) -> Iterator[Program]:
-    """Every program whose name or group begins with one of the prefixes; all without any."""
+    """Every program whose name or group begins with one of the prefixes; all without any. A whole name stands for itself alone."""
+    whole = {p for p in prefixes if p in _REGISTRY}
+    begun = tuple(p for p in prefixes if p not in whole)
     for entry in _REGISTRY.values():
-        if not prefixes or entry.name.startswith(prefixes) or entry.group.startswith(prefixes):
+        if (
+            not prefixes
+            or entry.name in whole
+            or (begun and entry.name.startswith(begun))
+            or entry.group.startswith(prefixes)
+        ):
             yield entry
 
 
