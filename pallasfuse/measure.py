@@ -142,7 +142,7 @@ def _timed(
             samplers = lasting if len(lasting) == len(samplers) else samplers
     outcome = timing.race(samplers, budget_s=budget_s)
     ahead = outcome.faster
-    if not ahead and outcome.seconds[reference] < _SHORT_S:  # the start of each kernel may hide what the kernels take
+    if not ahead and outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
         ahead = outcome.tied
     if not ahead or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
         return outcome, {}

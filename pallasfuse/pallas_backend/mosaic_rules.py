@@ -182,7 +182,12 @@ def _check_product(program: TileProgram, shape: Shape, loads: dict[str, Load], s
     size = dict(zip(present(program, right.indices), box(program, shape, right), strict=True))
     n, k = size[columns], size[contracted]
     item = dtypes.itemsize_bytes(s.rhs.dtype)
-    together = swizzle(list(size.values())[-1] * item) // item
+    width = swizzle(list(size.values())[-1] * item)
+    if isinstance(s.lhs, Read) and s.lhs.tensor in loads:  # both lie in shared memory, where Pallas wants one layout
+        left = swizzle(box(program, shape, loads[s.lhs.tensor])[-1] * item)
+        if left != width:
+            raise Unsuited(f"the sides of {s.name} lie in shared memory with swizzles of {left} and {width} bytes")
+    together = width // item
     if n % COLUMN_MULTIPLE or n > MOST_COLUMNS or k % together:
         raise Unsuited(f"{s.name} has {n} columns over {k} elements, {together} of them together: no shape of wgmma")
 

@@ -31,7 +31,7 @@ _CACHED_SHARE = 0.8
 """Of the cache, as much as stays until it is read again."""
 _REDUCTION_US = 0.15
 """A reduction over all threads of a block: shuffles, and a barrier."""
-_SCATTERED_CLOCKS = 6.0
+_SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
 _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""

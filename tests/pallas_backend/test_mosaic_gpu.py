@@ -327,6 +327,17 @@ def reason(function, *shapes, dtype="bfloat16", **options):
 QKV = ((256, 2, 64), (256, 2, 64), (256, 2, 64))
 
 
+def test_operands_of_a_product_have_one_layout_in_shared_memory():
+    """Rows of 128 bytes and of 64: Mosaic finds no layout for their product."""
+
+    def two(x, w, b):
+        return x @ w, x @ b
+
+    assert "swizzles of 128 and 64 bytes" in reason(two, (64, 4096), (4096, 256), (4096, 32))
+    _, kernel = kernel_of(two, [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((64, 4096), (4096, 256), (4096, 64))])
+    assert kernel.target.name == "mosaic_gpu"
+
+
 def test_what_does_not_fit_goes_to_another_target_with_the_reason():
     assert "multiplies float32" in reason(plain, *QKV, dtype="float32")
     rolled = kernel_of(plain, [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in QKV])[1].schedule.rolled.name
