@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from pallasfuse import _compat
+from pallasfuse.algorithms import for_platform
 from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.options import FuseOptions
@@ -213,7 +214,7 @@ class FusedFunction[**P, R]:
         static_argnums = tuple(n for n in self._static_argnums if -len(args) <= n < len(args))
         make = jax.make_jaxpr(function, static_argnums=static_argnums, return_shape=True)
         jaxpr, shapes = make(*args, **{k: v for k, v in kwargs.items() if k not in static})
-        return jaxpr, jax.tree.structure(shapes)
+        return for_platform(jaxpr, jax.default_backend()), jax.tree.structure(shapes)
 
     def _run_in_loop(self, fixed: tuple[bool, ...], /, *args: Any, **kwargs: Any) -> Any:
         return self._run_with(fixed, args, kwargs)

@@ -10,6 +10,7 @@ from tests.users_programs import (
     modules,
     norms,
     other_operations,
+    published,
     rounding,
 )
 
@@ -23,6 +24,7 @@ _MODULES = (
     distances,
     rounding,
     other_operations,
+    published,
     modules,
 )
 PROGRAMS = {name: program for module in _MODULES for name, program in module.PROGRAMS.items()}
