@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 
 from pallasfuse import _compat
 from pallasfuse.constraints import constrained_operands, constrained_result
+from pallasfuse.emission.ranges import range_ends
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
@@ -141,6 +142,8 @@ def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str
             known |= stored
             continue
         for phase in own:
+            if phase.program.ranges:
+                known |= range_ends(phase.program.ranges, of(phase.program))
             stored |= emit(phase.target, phase.program, of(phase.program))
             known |= stored
     return stored
