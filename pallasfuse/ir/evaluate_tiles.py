@@ -70,10 +70,7 @@ def evaluate_tiles(
       InvalidProgramError: a tile leaves its axis where nothing says that it may, a value varies along an axis that it does
         not declare, loop tiles are not contiguous, or some element of an output is never written.
     """
-    made = {t.name for r in program.ranges for t in (r.left, r.right)}
-    wide: dict[str, Array] = {
-        t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs if t.name not in made
-    }
+    wide: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.given}
     return evaluate_tiles_over(program, wide, FLOAT64, move_last_block_back=move_last_block_back)
 
 

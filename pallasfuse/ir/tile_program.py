@@ -273,6 +273,12 @@ class TileProgram:
         return dict(self.tiles)[axis]
 
     @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The inputs without the ends of ranges, which are found from the others."""
+        made = {t.name for r in self.ranges for t in (r.left, r.right)}
+        return tuple(t for t in self.inputs if t.name not in made)
+
+    @property
     def order(self) -> tuple[Axis, ...]:
         return tuple(a for a, _ in self.tiles)
 

@@ -88,7 +88,7 @@ class GroupTest:
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
         program = self.instance.program
-        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batch, self.far)
+        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batches, self.far)
         for name, outcomes in self.decided.items():
             if len(outcomes) < 2:
                 self.record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
@@ -129,7 +129,7 @@ class GroupTest:
         """A few trials that only look for a mismatch."""
         program = self.instance.program
         before, self.record.comparisons = self.record.comparisons, {}
-        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batch, self.far)
+        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batches, self.far)
         wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
         self.record.comparisons = before | wrong
 
@@ -137,6 +137,11 @@ class GroupTest:
         fields = FiniteFields(tower(levels_of(self.replaced), _PROBES, seed, chain), far=self.far)
         self._batch(record, fields)
         return Tests(_PROBES, 0.0, _PROBES, fields.constants)
+
+    def _batches(self, record: Record, fields: FiniteFields) -> None:
+        """Batches with other bounds of loops each, where inputs decide them."""
+        for _ in range(_ROUNDS if self.bounding else 1):
+            self._batch(record, fields)
 
     def _batch(self, record: Record, fields: FiniteFields) -> None:
         group, instance, trials = self.group, self.instance, fields.tower.trials
