@@ -45,10 +45,11 @@ def examine(group: Group) -> Shape:
     streamed = streams(group)
     reused = [a for a in group.parallel if any(a not in r.indices for r in streamed)]
     products = any(_is_product(n) for n in [*(f.nest for f in group.folds), *group.inner])
-    best = max(reused, key=lambda a: (sum(a not in r.indices for r in streamed), a.extent), default=None)
     grid = frozenset(group.parallel)
     nests = [*(f.nest for f in group.folds), *group.inner]
     inner = {a for n in nests for a in (*n.axes, *n.reduced)} - grid - {group.rolled}
+    wide = [r for r in streamed if not inner.isdisjoint(r.indices)] or streamed  # operands, not masks or biases
+    best = max(reused, key=lambda a: (sum(a not in r.indices for r in wide), a.extent), default=None)
     size = max((volume(inner.intersection((*n.axes, *n.reduced))) for n in nests), default=1)
     missed = [r for r in streamed if best is not None and best not in r.indices]
     packed = tuple(a for a in reused if best is not None and all(a not in r.indices for r in missed))
