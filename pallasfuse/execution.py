@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 
 from pallasfuse import _compat
 from pallasfuse.constraints import constrained_operands, constrained_result
+from pallasfuse.emission.ranges import range_ends
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
@@ -40,7 +41,7 @@ type RunKernel = Callable[[Plan, Kernel, Mapping[str, Array]], Mapping[str, Arra
 
 
 def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run one kernel on arrays with one dimension per axis.
+    """Run one kernel on arrays with one dimension per axis; the ends of ranges that bound it are computed here.
 
     Raises:
       TargetError: the target has no emitter.
@@ -48,7 +49,7 @@ def emit(target: Target, program: TileProgram, inputs: Mapping[str, Array]) -> d
     emitter = _EMITTERS.get(target.name)
     if emitter is None:
         raise TargetError(f"target {target.name!r} has no emitter yet")
-    return emitter(program, inputs)
+    return emitter(program, {**inputs, **range_ends(program.ranges, inputs)})
 
 
 def lower_on(
@@ -131,7 +132,7 @@ def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str
     stored: dict[str, Array] = {}
 
     def of(program: TileProgram) -> dict[str, Array]:
-        return {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in program.inputs if t.name in known}
+        return {t.name: known[t.name].reshape([a.extent for a in t.axes]) for t in program.given if t.name in known}
 
     for name, own in groupby(phases, key=lambda p: p.target.name):
         if name in _TOGETHER:

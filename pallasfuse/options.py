@@ -27,8 +27,8 @@ class FuseOptions:
       check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand,
         but not where a target, tiles, parts, warps, stages or `strict` are asked for; True: then too; False: never.
       price: fuse what is predicted to be faster than XLA's kernels (the default). False fuses whatever saves kernels, also where
-        that is slower (together with check=False): to save memory, and for tests. `PALLASFUSE_PRICE=0` in the environment makes
-        False the default.
+        that is slower (together with check=False), and bounds loops by every mask over data: to save memory, and for tests.
+        `PALLASFUSE_PRICE=0` in the environment makes False the default.
     """
 
     target: str | None = None

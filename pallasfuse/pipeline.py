@@ -268,7 +268,7 @@ def _assembled(
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)
         if several:
-            exceptions |= dict.fromkeys(bounds.exceptions(kernel.group))
+            exceptions |= dict.fromkeys(bounds.exceptions(kernel.group, ranged=kernel.schedule.ranges))
     assert not (options.strict and exceptions), "a strict plan has no exceptions"
     plan = Plan(
         converted,

@@ -1,7 +1,7 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pallasfuse.emission import pallas_kernel
@@ -14,9 +14,11 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
+from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.choose import choose, fixed_axes, sums_beyond_tiles
 from pallasfuse.tiling.descent import cheapest
 from pallasfuse.tiling.eligibility import unsuited
@@ -198,19 +200,60 @@ def _fastest(
             best = schedule.time(share), schedule, phases
         if (share == 1.0 and schedule.parts == 1) or options.tiles:
             break  # the listed order decides where no mask does
+    if best is not None and not options.parts:
+        ranged = _with_ranges(chosen, target, tensors, options)
+        if ranged is not None and (not options.price or _us(ranged[1]) <= (1 + _PASS_SHARE) * _us(best[2])):
+            return *ranged, None
     if best is None:
         assert refused is not None
         return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
     return best[1], best[2], None
 
 
+_PASS_SHARE = 0.1
+"""Of a kernel's time, what the pass that finds its ranges may take: so much is lost where the masks hide nothing after all."""
+
+
+def _us(phases: Sequence[Phase]) -> float:
+    return price_kernel([(p.program, p.target) for p in phases]).us
+
+
+def _with_ranges(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> tuple[Schedule, tuple[Phase, ...]] | None:
+    """The first listed schedule by which masks over data bound the loop that the target can run, as its price likes it.
+
+    None where no such mask is known.
+    """
+    if target.static_bounds or target.cluster:
+        return None
+    if all(guards_of(chosen, p, ranged=True).visible is None for p in range(chosen.passes)):
+        return None
+    for candidate in choose(chosen, target, ranged=True):
+        schedule = _override(candidate, options, target)
+        phases, problem = _phases(chosen, schedule, target, tensors)
+        if problem is None and operations_per_score(phases[0].program) <= candidate.most_operations:
+            if not any(p.program.ranges for p in phases):
+                return None
+            if target.searches_tiles:
+                schedule, phases = _cheapest(chosen, schedule, phases, tensors, options)
+            keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
+            share = visited_shares([p.program for p in phases], schedule)[0]
+            return _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
+    return None
+
+
 def _cheapest(
     chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, tuple[Phase, ...]]:
-    """The schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower."""
+    """The schedule with the tiles that the price likes best, starting from a listed one; its exact price must be lower.
+
+    Along axes of ranges it stays: large tiles would cost nothing where masks hide nothing, and hide nothing.
+    """
     asked = {name for name, _ in options.tiles}
     listed = {**dict(schedule.grid), schedule.rolled: schedule.rolled_tile}
-    fixed = fixed_axes(chosen)
+    fixed = fixed_axes(chosen, ranged=schedule.ranges)
+    fixed |= frozenset(a for p in phases for r in p.program.ranges for a in (r.axis, *r.left.axes))
     free = [a for a in listed if a.name not in asked and a not in fixed]
     if not free or schedule.parts > 1 or len(phases) > 1:
         return schedule, phases
@@ -222,7 +265,7 @@ def _cheapest(
     whole = {a: a.extent if a in free else t for a, t in listed.items()}
     rows = {a: a.extent if a == schedule.rolled and a in free else t for a, t in listed.items()}
 
-    price = cpu.price_by_tiles(template[0].program, phase.target.device)
+    price = cpu.price_by_tiles(hiding_nothing(template[0].program), phase.target.device)
     best = cheapest([listed, rows, whole], lambda tiles: price(tiles).us, free)
     if best == listed:
         return schedule, phases

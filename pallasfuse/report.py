@@ -177,7 +177,7 @@ def _short_run(plan: Plan, seed: int) -> Counterexample | None:
     random = np.random.default_rng(seed)
     for target, program in short_kernels(plan.converted, parts_of(plan)):
         inputs = {}
-        for t in program.inputs:
+        for t in program.given:
             given = jax.ShapeDtypeStruct([a.extent for a in t.axes], jnp.dtype(t.dtype))
             values = drawn(given, random)
             inputs[t.name] = jnp.abs(values) + 0.5 if jnp.issubdtype(given.dtype, jnp.floating) else values

@@ -233,7 +233,7 @@ def _on_device(
     if group.rolled not in sizes:
         phases = place(own.group, target, own.tensors, options)
         left = {t.name for p in phases[:-1] for t in p.program.outputs}
-        wanted = {t.name: t for p in phases for t in p.program.inputs if t.name not in left}
+        wanted = {t.name: t for p in phases for t in p.program.given if t.name not in left}
         inputs = piece_inputs([*wanted.values()], own, arrays.__getitem__, starts)
         found = run_phases(phases, inputs)
         return [found[n] for n in outputs]

@@ -14,6 +14,7 @@ import numpy as np
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array, Domain, wide_type
+from pallasfuse.ir.evaluate import evaluate_nest
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.ir.tile_program import (
@@ -59,6 +60,8 @@ def evaluate_tiles(
 ) -> dict[str, Array]:
     """Every output of the kernel, by name, in float64 (int64, bool); `inputs[name]` has one dimension per axis.
 
+    The ends of ranges are computed here, whatever `inputs` says of them.
+
     Args:
       move_last_block_back: a grid block that does not fit overlaps its neighbour, as in the XLA backend. Else it overhangs: what
         lies outside a tensor is read as zero and never written, as in the Pallas backends.
@@ -67,7 +70,7 @@ def evaluate_tiles(
       InvalidProgramError: a tile leaves its axis where nothing says that it may, a value varies along an axis that it does
         not declare, loop tiles are not contiguous, or some element of an output is never written.
     """
-    wide: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.inputs}
+    wide: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.given}
     return evaluate_tiles_over(program, wide, FLOAT64, move_last_block_back=move_last_block_back)
 
 
@@ -85,7 +88,8 @@ class _Evaluation[V]:
         self.program, self.domain, self.move_last_block_back = program, domain, move_last_block_back
         self.dimension = {a: d for d, a in enumerate(program.order)}
         self.rank = len(self.dimension)
-        self.inputs = {t.name: inputs[t.name] for t in program.inputs}
+        known = dict(inputs) | {n.name: evaluate_nest(n, inputs, domain) for r in program.ranges for n in r.nests}
+        self.inputs = {t.name: known[t.name] for t in program.inputs}
         self.stores: dict[str, list[tuple[tuple[Array, ...], V]]] = {t.name: [] for t in program.outputs}
         self.written = {t.name: np.zeros([a.extent for a in t.axes], bool) for t in program.outputs}
 

@@ -33,6 +33,8 @@ class Schedule:
     """Time for the same visited elements, relative to the best tiling of its kind."""
     most_operations: int = 1 << 30
     """For programs with more of them for each element of a product (`operations_per_score`) there are better schedules."""
+    ranges: bool = False
+    """The loop is bounded by what masks over data leave, which a pass over the masks finds before the kernel runs."""
     start_trips: float = 0.0
     """The time that it takes to begin and to end a block, in trips."""
 
@@ -58,5 +60,6 @@ class Schedule:
             "warpgroups alternate" if self.alternate else "", "products a trip ahead" if self.ahead else "",
             "next operands awaited early" if self.eager else "", "persistent" if self.persistent else "",
             f"{self.interleave} side by side" if self.interleave > 1 else "",
+            "bounded by masks over data" if self.ranges else "",
         ]  # fmt: skip
         return ", ".join([f"{grid} ({self.rolled.name}:{self.rolled_tile})", *filter(None, switches)])

@@ -14,9 +14,9 @@ from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr
-from pallasfuse.ir.loop_program import Tensor
-from pallasfuse.ir.reducers import Reducer
+from pallasfuse.ir.expr import Expr, apply, const, index, read
+from pallasfuse.ir.loop_program import Nest, Tensor
+from pallasfuse.ir.reducers import MAX, Reducer
 
 
 def block_start(axis: Axis) -> str:
@@ -37,6 +37,50 @@ def before(axis: Axis) -> str:
 def to_visit(axis: Axis) -> str:
     """The scalar by which loop bodies read how many positions of `axis` the whole loop visits."""
     return f"to_visit.{axis.name}"
+
+
+def most(tensor: str) -> str:
+    """The scalar by which bounds read the largest value of a range's end, `left` or `right`, in the rows of the block."""
+    return f"{tensor}.most"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The interval of `axis` outside of which a predicate over data is false: in every row one, found before the kernel runs.
+
+    `left` counts the positions from the first at which it is true to the end of the axis, `right` those from the start to the last
+    one. Both are zero in a row where it is nowhere true. `all_if_none`: all of such a row is visited, not nothing.
+    """
+
+    axis: Axis
+    predicate: Expr
+    left: Tensor
+    right: Tensor
+    all_if_none: bool = False
+
+    @property
+    def nests(self) -> tuple[Nest, Nest]:
+        """The two reductions, which one pass over what the predicate reads computes."""
+        here, extent, one = index(self.axis), const(self.axis.extent, "int32"), const(1, "int32")
+        counts = apply("sub", extent, here), apply("add", here, one)
+        return tuple(
+            Nest(t.name, t.axes, apply("select", self.predicate, c, const(0, "int32")), t.dtype, (self.axis,), MAX)
+            for t, c in zip((self.left, self.right), counts, strict=True)
+        )  # type: ignore[return-value]
+
+    def visited(self, end: Expr, right: Expr) -> Expr:
+        """An end of what is visited of a row, counted like `left` or `right`, from its value."""
+        if not self.all_if_none:
+            return end
+        zero, extent = const(0, "int32"), const(self.axis.extent, "int32")
+        return apply("select", apply("eq", right, zero), extent, end)
+
+    def covers(self) -> Expr:
+        """The predicate over positions and the two ends that is true of what is visited for the sake of a row."""
+        here, extent = index(self.axis), const(self.axis.extent, "int32")
+        left, right = (read(t.name, t.axes, t.dtype) for t in (self.left, self.right))
+        after = apply("ge", here, apply("sub", extent, self.visited(left, right)))
+        return apply("and", after, apply("lt", here, self.visited(right, right)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +259,8 @@ class TileProgram:
     eager: bool = False
     """The operands that the next trip begins with are awaited while the last products of a trip run."""
     instead: Instead | None = None
+    ranges: tuple[Range, ...] = ()
+    """The ranges whose ends are inputs of the kernel: whoever runs it computes them first, from other inputs."""
     later: tuple[Statement, ...] = ()
     """Statements that turn a stored state into results once parts are merged, where they are known. They do not run here."""
 
@@ -225,6 +271,12 @@ class TileProgram:
 
     def tile(self, axis: Axis) -> int:
         return dict(self.tiles)[axis]
+
+    @property
+    def given(self) -> tuple[Tensor, ...]:
+        """The inputs without the ends of ranges, which are found from the others."""
+        made = {t.name for r in self.ranges for t in (r.left, r.right)}
+        return tuple(t for t in self.inputs if t.name not in made)
 
     @property
     def order(self) -> tuple[Axis, ...]:
@@ -241,6 +293,18 @@ def verify(program: TileProgram) -> TileProgram:
       InvalidProgramError: naming the statement and the value that is not in scope.
     """
     tensors = {t.name for t in program.inputs}
+    for r in program.ranges:
+        ends = {r.left.name, r.right.name}
+        need_first = r.predicate.tensors - (tensors - ends)
+        if (
+            need_first
+            or not ends <= tensors
+            or r.predicate.axes - {r.axis} != set(r.left.axes)
+            or r.left.axes != r.right.axes
+        ):
+            raise InvalidProgramError(
+                f"tile program {program.name}: the range of {r.predicate} is not what its inputs give"
+            )
     outputs = {t.name for t in program.outputs}
     stored: set[str] = set()
 
@@ -318,7 +382,17 @@ def _frame(program: TileProgram) -> tuple[object, ...]:
         bounds += [(g.start, g.stop, g.offset, g.tile) for g in segments]
         bodies = [g.body for g in segments] or [(s,)]
         moves += [(m.tensor, m.indices) for body in bodies for m in body if isinstance(m, Load | Store)]
-    return (program.inputs, program.outputs, program.grid, program.tiles, program.warps, program.stages, bounds, moves)
+    return (
+        program.inputs,
+        program.outputs,
+        program.ranges,
+        program.grid,
+        program.tiles,
+        program.warps,
+        program.stages,
+        bounds,
+        moves,
+    )
 
 
 def _names(axes: tuple[Axis, ...]) -> str:
@@ -354,7 +428,12 @@ def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
 def show(program: TileProgram) -> str:
     """The kernel as text: grid, loops with their bounds, loads, dots, reductions, carried values, stores."""
     grid = ", ".join(f"{a.name}:{a.extent}/{t}" for a, t in program.grid)
-    lines = [f"kernel {program.name} grid({grid})", *_lines(program.body, "  ")]
+    lines = [f"kernel {program.name} grid({grid})"]
+    lines += [
+        f"  {r.left.name}, {r.right.name}[{_names(r.left.axes)}] = range of {r.axis} where {r.predicate}"
+        for r in program.ranges
+    ]
+    lines += _lines(program.body, "  ")
     if program.instead is not None:
         lines.append(f"  where {program.instead.measure} >= {program.instead.limit:g} in a row, instead:")
         lines += _lines(program.instead.program.body, "    ")

@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.device import Device
+from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.ir.loop_program import LoopProgram, Tensor
+from pallasfuse.ir.tile_program import Range, TileProgram
 from pallasfuse.price import cpu, gpu, gpu_loops
+from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.terms import Price, total
+from pallasfuse.price.xla import price_xla
 from pallasfuse.resources import triton
 from pallasfuse.resources.block import Resources
 from pallasfuse.targets import Target
@@ -18,11 +23,23 @@ def _held(programs: Sequence[TileProgram], target: Target) -> list[Resources] | 
     return [triton.resources(p, target) for p in programs]
 
 
+def price_range(found: Range, device: Device) -> Price:
+    """The price of the pass that finds a range: both ends are one reduction, of what the predicate reads."""
+    reads = [n for n in postorder(found.predicate) if isinstance(n, Read)]
+    tensors = {r.tensor: Tensor(r.tensor, r.indices, r.dtype) for r in reads}
+    nest = found.nests[0]
+    return price_xla(LoopProgram(tuple(tensors.values()), (nest,), (nest.name,)), device)
+
+
 def price_kernel(phases: Sequence[tuple[TileProgram, Target]]) -> Price:
-    """The price of programs that run one after the other; those of a cluster are one kernel."""
+    """The price of programs that run one after the other; those of a cluster are one kernel.
+
+    Masks over data that bound a loop count as if they hid nothing, and the pass that finds what they leave is added.
+    """
     found = []
     for target, own in groupby(phases, key=lambda phase: phase[1]):
-        programs = [program for program, _ in own]
+        bounded = [program for program, _ in own]
+        programs = [hiding_nothing(p) for p in bounded]
         if target.platform == "cpu":
             found.append(cpu.price(programs, target.device))
         elif target.writes_kernels:
@@ -30,4 +47,5 @@ def price_kernel(phases: Sequence[tuple[TileProgram, Target]]) -> Price:
             found.append(gpu.price(programs, target.device, emission, _held(programs, target)))
         else:
             found.append(gpu_loops.price(programs, target.device))
+        found += [price_range(r, target.device) for p in bounded for r in p.ranges]
     return total(found)

@@ -10,6 +10,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Segment, TileProgram, block_start
+from pallasfuse.price.ranges import hiding_nothing
 
 _MAX_BLOCKS = 128
 """Blocks along one axis that are looked at; of more, an even sample."""
@@ -95,7 +96,7 @@ def visited_share(programs: Sequence[TileProgram], schedule: Schedule) -> float:
 
 def visited_shares(programs: Sequence[TileProgram], schedule: Schedule) -> list[float]:
     """The share of the tiles that each pass visits."""
-    loops = [(s, p) for p in programs for s in p.body if isinstance(s, Loop) and s.carries]
+    loops = [(s, p) for p in map(hiding_nothing, programs) for s in p.body if isinstance(s, Loop) and s.carries]
     return [_visited_share(loop, program, schedule) for loop, program in loops] or [1.0]
 
 

@@ -70,8 +70,9 @@ class GroupTest:
         """
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
         self.trips = trips
-        self.far = filled_numbers(group)
+        self.far = filled_numbers(group, ranged=any(p.ranges for _, phases in variants for p in phases))
         self.replaced = replaced_nests(instance.program, group)
+        self.ranged = any(p.ranges for _, phases in variants for p in phases)
         self.bounding = sorted(frozenset().union(*(_bounding(p) for _, phases in variants for p in phases)))
         """Inputs that bounds of loops read: one value in all trials of a batch."""
         self.decided: dict[str, set[bool]] = {}
@@ -87,7 +88,7 @@ class GroupTest:
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
         program = self.instance.program
-        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batch, self.far)
+        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batches, self.far)
         for name, outcomes in self.decided.items():
             if len(outcomes) < 2:
                 self.record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
@@ -128,7 +129,7 @@ class GroupTest:
         """A few trials that only look for a mismatch."""
         program = self.instance.program
         before, self.record.comparisons = self.record.comparisons, {}
-        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batch, self.far)
+        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batches, self.far)
         wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
         self.record.comparisons = before | wrong
 
@@ -137,20 +138,23 @@ class GroupTest:
         self._batch(record, fields)
         return Tests(_PROBES, 0.0, _PROBES, fields.constants)
 
+    def _batches(self, record: Record, fields: FiniteFields) -> None:
+        """Batches with other bounds of loops each, where inputs decide them."""
+        for _ in range(_ROUNDS if self.bounding else 1):
+            self._batch(record, fields)
+
     def _batch(self, record: Record, fields: FiniteFields) -> None:
         group, instance, trials = self.group, self.instance, fields.tower.trials
         defined = {d.name: d for d in instance.program.definitions()}
         tensors = {t: instance.draw(t, defined[t].axes, defined[t].dtype, fields) for t in group.inputs}
         for t in self.bounding:
-            shape = [a.extent for a in defined[t].axes]
-            drawn = fields.tower.generator.integers(-1, group.rolled.extent + 2, shape)
-            tensors[t] = fields.integers(drawn, defined[t].dtype)
+            tensors[t] = _one_value(defined[t].axes, defined[t].dtype, group.rolled.extent, fields)
         for nest in self.replaced:
             value = evaluate_nest(nest, tensors, fields).typed(nest.dtype)
             tensors[nest.name] = instance.assume(nest.name, value, fields)
             if _compares(nest.body) and value.real is not None and value.real.shape[-1] > 1:
                 self.decided.setdefault(nest.name, set()).update(np.unique(value.real).tolist())
-        for name, expected, found in masked_terms(group, tensors, fields):
+        for name, expected, found in masked_terms(group, tensors, fields, ranged=self.ranged):
             record.compare(f"masks of {group.name}", name, expected, found, trials)
         for split in (False, True):
             stage = f"folds of {group.name}" + (", combined" if split else "")
@@ -175,7 +179,18 @@ def _bounding(program: TileProgram) -> frozenset[str]:
     """The inputs that bounds of loops read."""
     bounds = [g for s in program.body if isinstance(s, Loop) for g in s.segments]
     read = frozenset().union(*(g.start.tensors | g.stop.tensors for g in bounds))
-    return frozenset(s.tensor for s in program.body if isinstance(s, Load) and s.name in read)
+    found = frozenset(s.tensor for s in program.body if isinstance(s, Load) and s.name in read)
+    return found.union(*(r.predicate.tensors for r in program.ranges))
+
+
+def _one_value(axes: Sequence[Axis], dtype: str, extent: int, fields: FiniteFields) -> Value:
+    """A tensor that bounds of loops read, the same in all trials: of masks over data, more or less is true."""
+    generator, shape = fields.tower.generator, [a.extent for a in axes]
+    if dtype == "bool" or dtypes.is_float(dtype):
+        drawn = generator.random(shape) < generator.choice([0.2, 0.5, 0.8])
+        wide = drawn if dtype == "bool" else drawn.astype(np.float64)
+        return fields.real(wide[..., None], dtype)
+    return fields.integers(generator.integers(-1, extent + 2, shape), dtype)
 
 
 def _compares(body: Expr) -> bool:
@@ -253,11 +268,14 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips).probe(seed)
 
 
-def filled_numbers(group: Group) -> frozenset[float]:
-    """Returns the numbers that masks fill in by which tiles are skipped; over fields they are infinities."""
+def filled_numbers(group: Group, *, ranged: bool) -> frozenset[float]:
+    """Returns the numbers that masks fill in by which tiles are skipped; over fields they are infinities.
+
+    ranged: as in `guards`.
+    """
     found: set[float] = set()
     for pass_index in range(group.passes):
-        if guards_of(group, pass_index).fills:
+        if guards_of(group, pass_index, ranged=ranged).fills:
             terms = [a.term for f in group.folds if f.pass_index == pass_index for a in f.accumulators]
             found.update(n for fills in map(fills_of, terms) if fills is not None for n in fills.numbers)
     return frozenset(found)
@@ -268,8 +286,9 @@ def masks_vary(part: Part, instance: Instance, record: Record) -> None:
 
     What it fills in must be no number of anything else, which would be an infinity with it.
     """
-    numbers, short = filled_numbers(part.group), instance.small.of(part.group)
-    if numbers != filled_numbers(short):
+    ranged, short = any(phase.program.ranges for phase in part.phases), instance.small.of(part.group)
+    numbers = filled_numbers(part.group, ranged=ranged)
+    if numbers != filled_numbers(short, ranged=ranged):
         record.uncovered[f"the masks of {part.group.name} hide other rows on short axes"] = None
     fills = [fills_of(e) for e in short.expressions()] if numbers else []
     if any(f is None for f in fills):
@@ -279,7 +298,7 @@ def masks_vary(part: Part, instance: Instance, record: Record) -> None:
 
 
 def masked_terms(
-    group: Group, tensors: Mapping[str, Value], fields: FiniteFields
+    group: Group, tensors: Mapping[str, Value], fields: FiniteFields, *, ranged: bool
 ) -> Iterator[tuple[str, Value, Value]]:
     """Yields (accumulator, identity, terms where a mask by which tiles are skipped is false), at random frames."""
     run = GroupRun(group, tensors, fields, split=False)
@@ -289,7 +308,9 @@ def masked_terms(
     known |= run.tensors
     for pass_index in range(group.passes):
         folds = [f for f in group.folds if f.pass_index == pass_index]
-        for predicate in guards_of(group, pass_index).predicates:
+        known_guards = guards_of(group, pass_index, ranged=ranged)
+        visible = () if known_guards.visible is None else (known_guards.visible,)
+        for predicate in dict.fromkeys((*known_guards.predicates, *visible)):
             for fold in folds:
                 frames = {f.name: run.random_frame(f) for f in fold.frames}
                 space = fold.nest.axes + fold.nest.reduced

@@ -11,6 +11,7 @@ from pallasfuse import _compat
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
+from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
 from pallasfuse.ir.tile_program import Loop
 from pallasfuse.jaxpr_frontend import Converted
@@ -25,7 +26,7 @@ from pallasfuse.verification.jaxprs import Equations
 from pallasfuse.verification.shrink import dims_of, shrinking
 from pallasfuse.verification.structure import Structure, terms
 from pallasfuse.verification.value import Value
-from pallasfuse.verification.visits import wrong_visits
+from pallasfuse.verification.visits import ranges_of, wrong_visits
 
 _MOST_TESTS = 1 << 10
 """The most tests of a single nest, which is of low degree."""
@@ -77,7 +78,10 @@ def bounds(part: Part, seed: int, record: Record) -> None:
         stage = f"bounds of {program.name}"
         record.stages[stage] = None
         # a loop that carries nothing stores outputs: every position counts
-        predicates = guards_of(part.group, pass_index).predicates if loop.carries else ()
+        predicates: tuple[Expr, ...] = ()
+        if loop.carries:
+            predicates = guards_of(part.group, pass_index, ranged=part.schedule.ranges).predicates
+            predicates += tuple(r.covers() for r in ranges_of(program, loop))
         wrong = wrong_visits(program, loop, predicates, generator)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)

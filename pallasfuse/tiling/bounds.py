@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, postorder, read, sub
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, const, postorder, read, sub, substitute
 from pallasfuse.ir.fold import Accumulator, Fold, Group
-from pallasfuse.ir.neutrality import VANISHES, Far, evaluate_under, fills_of, is_neutral
+from pallasfuse.ir.neutrality import VANISHES, Far, evaluate_under, fills_of, hides, is_neutral
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
@@ -25,6 +25,7 @@ from pallasfuse.tiling.masks import (
     minimum,
     narrows,
 )
+from pallasfuse.tiling.ranges import conjunction, is_exact
 from pallasfuse.tiling.witness import every_row_keeps
 
 
@@ -111,69 +112,117 @@ class Guards:
     predicates: tuple[Expr, ...] = ()
     assumes_finite_factor: bool = False
     fills: Mapping[Expr, frozenset[float]] = field(default_factory=dict)
+    ranged: tuple[Expr, ...] = ()
+    """Predicates, some of them over data: where one is false, every term is neutral. Empty where no range is asked for or known."""
+    all_if_none: bool = False
+    """Where they leave nothing of a row together, the terms count all the same: what is filled in is finite."""
+
+    @property
+    def visible(self) -> Expr | None:
+        """The predicate that has a range: outside of it every term is neutral."""
+        return conjunction(self.ranged) if self.ranged else None
 
 
 def guards(
     folds: Sequence[Fold], rolled: Axis, *, inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(),
-    strict: bool = False,
+    strict: bool = False, ranged: bool = False,
 ) -> Guards:  # fmt: skip
     """Finds the predicates outside of which every term of a pass is neutral.
 
     They bound the rolled axis by positions, and by what they read of `inputs`. `inner`: reductions that are computed in the tile.
     `strict`: only predicates that assume nothing. Frames are finite: the tile program guards them. Reductions that an earlier
-    pass has finished may be anything: a row that they make NaN must become NaN here too.
+    pass has finished may be anything: a row that they make NaN must become NaN here too. `ranged`: find what is visible by masks
+    over data, too.
     """
     accumulators = [a for f in folds for a in f.accumulators]
     frames = {frame.name for f in folds for frame in f.frames}
     finished = {r for f in folds for r in f.finished_reads}
     found: dict[Expr, list[Expr]] = {}
+    hidden: dict[Expr, Mapping[Expr, float]] = {}
     for node in postorder(*(a.term for a in accumulators)) if accumulators else ():
-        if (
-            isinstance(node, Apply)
-            and node.op == "select"
-            and node.args[0].tensors <= inputs
-            and narrows(node.args[0], rolled)
-        ):
-            found.setdefault(node.args[0], []).append(node.args[2])
-    proven, assumed = [], False
-    fills: dict[Expr, frozenset[float]] = {}
+        if not isinstance(node, Apply) or node.op != "select" or not node.args[0].tensors <= inputs:
+            continue
+        predicate, shown, other = node.args
+        if narrows(predicate, rolled) or (ranged and is_exact(predicate)):
+            found.setdefault(predicate, []).append(other)
+            hidden[predicate] = {predicate: 0.0}
+        if ranged and predicate.tensors and is_exact(predicate) and hides(shown):
+            found.setdefault(apply("not", predicate), []).append(shown)
+            hidden[apply("not", predicate)] = {predicate: 1.0}
+    neutral: dict[Expr, tuple[frozenset[float], bool]] = {}
     for predicate, otherwise in found.items():
         filled = [evaluate_under(o, {}, far=True).value for o in otherwise]
         numbers = frozenset(f.value for f in filled if isinstance(f, Far)) if not strict else frozenset()
-        hidden = {predicate: 0.0}
-        proofs = [is_neutral(a.term, a.reducer, hidden, frames, finished, far=bool(numbers)) for a in accumulators]
-        if not all(proofs) or (numbers and not _shows_some(accumulators, rolled, inner)):
-            continue
+        proofs = [
+            is_neutral(a.term, a.reducer, hidden[predicate], frames, finished, far=bool(numbers)) for a in accumulators
+        ]
         assumes = any(p is not None and p.assumes_finite_factor for p in proofs)
-        if not (strict and assumes):
-            proven.append(predicate)
-            assumed |= assumes
-            fills |= {predicate: numbers} if numbers else {}
-    return Guards(tuple(proven), assumed, fills)
+        if all(proofs) and not (strict and assumes):
+            neutral[predicate] = numbers, assumes
+    bounding = [
+        p for p, (numbers, _) in neutral.items()
+        if narrows(p, rolled) and (not numbers or _shows_some(accumulators, rolled, inner))
+    ]  # fmt: skip
+    joined = _joined(neutral, accumulators, rolled, inner) if ranged else []
+    used = [p for p in neutral if p in bounding or p in joined]
+    return Guards(
+        tuple(bounding), any(neutral[p][1] for p in used), {p: neutral[p][0] for p in used if neutral[p][0]},
+        tuple(joined), any(neutral[p][0] for p in joined),
+    )  # fmt: skip
 
 
-def _shows_some(accumulators: Sequence[Accumulator], rolled: Axis, inner: AbstractSet[str]) -> bool:
+def _joined(
+    neutral: Mapping[Expr, tuple[frozenset[float], bool]], accumulators: Sequence[Accumulator], rolled: Axis,
+    inner: AbstractSet[str],
+) -> list[Expr]:  # fmt: skip
+    """The predicates whose conjunction has a range, some over data.
+
+    Those that fill in finite numbers are among them only if no other mask hides the element that a row keeps by the conjunction.
+    """
+    exact = [p for p in neutral if is_exact(p)]
+    for joined in (exact, [p for p in exact if not neutral[p][0]]):
+        filled = any(neutral[p][0] for p in joined)
+        if any(p.tensors and rolled in p.axes for p in joined) and (
+            not filled or _shows_some(accumulators, rolled, inner, where=frozenset(joined))
+        ):
+            return joined
+    return []
+
+
+def _shows_some(
+    accumulators: Sequence[Accumulator], rolled: Axis, inner: AbstractSet[str], where: AbstractSet[Expr] | None = None
+) -> bool:
     """Returns whether numbers that are far stand for nothing but what is masked, and each row has an element that no mask hides.
 
     Extremes must have one, by which they become the frames of other terms. Data that they read along the axis might be masked, too,
-    before it is handed over; what is computed in the tile is not.
+    before it is handed over; what is computed in the tile is not. where: only rows count that have an element at which all of these
+    predicates are true.
     """
     for a in accumulators:
         masks = fills_of(a.term)
         if masks is None:
             return False
         if a.reducer in (MAX, MIN):
-            along = (n.tensor for n in postorder(a.term) if isinstance(n, Read) and rolled in n.indices)
-            if not frozenset(along) <= inner or not every_row_keeps(masks.shown, rolled):
+            term = a.term if where is None else _without(a.term, where)
+            along = (n.tensor for n in postorder(term) if isinstance(n, Read) and rolled in n.indices)
+            keeps = every_row_keeps(masks.shown, rolled) if where is None else where >= set(masks.shown)
+            if not frozenset(along) <= inner or not keeps:
                 return False
     return True
 
 
-def guards_of(group: Group, pass_index: int) -> Guards:
-    """The guards of one pass of a group."""
+def _without(term: Expr, true: AbstractSet[Expr]) -> Expr:
+    """A term where these predicates are true."""
+    known: dict[Expr, Expr] = {p: const(True, "bool") for p in true}
+    known |= {p.args[0]: const(False, "bool") for p in true if isinstance(p, Apply) and p.op == "not"}
+    return simplify(substitute(term, known))
+
+
+def guards_of(group: Group, pass_index: int, *, ranged: bool = False) -> Guards:
+    """The guards of one pass of a group. ranged: as in `guards`."""
     folds = [f for f in group.folds if f.pass_index == pass_index]
     inner = frozenset(n.name for n in group.inner)
-    return guards(folds, group.rolled, inputs=frozenset(group.inputs), inner=inner, strict=group.strict)
+    return guards(folds, group.rolled, inputs=frozenset(group.inputs), inner=inner, strict=group.strict, ranged=ranged)
 
 
 def bounding_axes(group: Group) -> frozenset[Axis]:
@@ -186,18 +235,19 @@ def bounding_axes(group: Group) -> frozenset[Axis]:
     return frozenset(found)
 
 
-def exceptions(group: Group) -> tuple[str, ...]:
-    """What skipping masked tiles assumes."""
+def exceptions(group: Group, *, ranged: bool = False) -> tuple[str, ...]:
+    """What skipping masked tiles assumes. ranged: as in `guards`."""
     found: dict[str, None] = {}
     for pass_index in range(group.passes):
-        skipped = guards_of(group, pass_index)
+        skipped = guards_of(group, pass_index, ranged=ranged)
         for predicate, numbers in skipped.fills.items():
             shown = " and ".join(f"{n:.4g}" for n in sorted(numbers))
             side = "above" if max(numbers) < 0 else "below" if min(numbers) > 0 else "away from"
             found[f"where {predicate} is false stands {shown}: in every row the extreme of what is not masked is at least "
                   f"{VANISHES:g} {side} it, and what is added to it is small beside it"] = None  # fmt: skip
         if skipped.assumes_finite_factor:
-            where = " and ".join(map(str, skipped.predicates))
+            over_data = () if skipped.visible is None else (skipped.visible,)
+            where = " and ".join(map(str, dict.fromkeys((*skipped.predicates, *over_data))))
             found[f"where {where} is false the other values are finite and no divisor is zero: "
                   "a masked 0 * inf, 0 / 0 or -inf + inf is skipped, and adds nothing instead of NaN"] = None  # fmt: skip
     return tuple(found)
@@ -206,8 +256,13 @@ def exceptions(group: Group) -> tuple[str, ...]:
 def plan_loop(
     schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
     inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(), strict: bool = False,
+    range_ends: Callable[[Expr, bool], tuple[Expr, Expr]] | None = None,
 ) -> Plan:  # fmt: skip
-    """Segments that together visit every tile on which some term is not neutral (`inputs`, `inner`, `strict`: as in `guards`)."""
+    """Segments that together visit every tile on which some term is not neutral (`inputs`, `inner`, `strict`: as in `guards`).
+
+    range_ends: makes the ends of a range known, the first position and the one after the last in the rows of a block, from what is
+    visible and whether rows without anything visible are visited. It is asked where a mask does not bound the loop by itself.
+    """
     tile, total = tile_of(rolled), rolled.extent
     grid = {a for a, _ in schedule.grid}
 
@@ -216,11 +271,14 @@ def plan_loop(
             return read(block_start(axis), (), "int32"), tile_of(axis)
         return integer(0), axis.extent
 
-    found = guards(folds, rolled, inputs=inputs, inner=inner, strict=strict)
+    found = guards(folds, rolled, inputs=inputs, inner=inner, strict=strict, ranged=range_ends is not None)
     predicates, assumed = found.predicates, found.assumes_finite_factor
     both = Extent(EVERYWHERE, EVERYWHERE)
     for predicate in predicates:
         both = both_hold(both, extent(predicate, rolled, block))
+    unbounded = any(p not in predicates or extent(p, rolled, block).certain is None for p in found.ranged)
+    if found.visible is not None and range_ends is not None and unbounded:
+        both = both_hold(both, Extent(Interval(*range_ends(found.visible, found.all_if_none)), None))
     whole_tiles = total // tile
     all_tiles = -(-total // tile)
     loop_tiles = whole_tiles if tails == "exact" else all_tiles
@@ -237,7 +295,7 @@ def plan_loop(
 
     has_edge = tails == "masked" and total % tile != 0
     if both.certain is None or (not predicates and not has_edge):
-        label = "masked" if predicates or has_edge else ""
+        label = "masked" if predicates or has_edge or both.certain is None else ""
         add_trip(start, body_stop, has_edge, frozenset(), label)
     else:
         sure_low, sure_high = _clip(both.certain, whole_tiles * tile)

@@ -45,18 +45,19 @@ def examine(group: Group) -> Shape:
     streamed = streams(group)
     reused = [a for a in group.parallel if any(a not in r.indices for r in streamed)]
     products = any(_is_product(n) for n in [*(f.nest for f in group.folds), *group.inner])
-    best = max(reused, key=lambda a: (sum(a not in r.indices for r in streamed), a.extent), default=None)
     grid = frozenset(group.parallel)
     nests = [*(f.nest for f in group.folds), *group.inner]
     inner = {a for n in nests for a in (*n.axes, *n.reduced)} - grid - {group.rolled}
+    wide = [r for r in streamed if not inner.isdisjoint(r.indices)] or streamed  # operands, not masks or biases
+    best = max(reused, key=lambda a: (sum(a not in r.indices for r in wide), a.extent), default=None)
     size = max((volume(inner.intersection((*n.axes, *n.reduced))) for n in nests), default=1)
     missed = [r for r in streamed if best is not None and best not in r.indices]
     packed = tuple(a for a in reused if best is not None and all(a not in r.indices for r in missed))
     return Shape(best, packed, products, size)
 
 
-def choose(group: Group, target: Target) -> list[Schedule]:
-    """Schedules for `target`, best first by prediction."""
+def choose(group: Group, target: Target, *, ranged: bool = False) -> list[Schedule]:
+    """Schedules for `target`, best first by prediction. ranged: those whose loops are bounded by the ranges of masks over data."""
     shape = examine(group)
     if target.slices_sums and shape.row is not None and sums_beyond_tiles(group, target):
         return _in_slices(group, shape, shape.row)
@@ -65,8 +66,16 @@ def choose(group: Group, target: Target) -> list[Schedule]:
     found = _for_gpu(group, shape, target) if target.platform == "gpu" else [_for_cpu(group, shape)]
     if target.static_bounds:
         return found
-    single = bounding_axes(group)
+    single = _single(group, shape, ranged=ranged)
+    if ranged:
+        found = [replace(s, ranges=True) for s in found]
     return [replace(s, grid=tuple((a, 1 if a in single else t) for a, t in s.grid)) for s in found] if single else found
+
+
+def _single(group: Group, shape: Shape, *, ranged: bool) -> frozenset[Axis]:
+    """The axes of which blocks have one position, as bounds from data differ along them; a range bounds blocks of rows together."""
+    rows = () if shape.row is None else (shape.row, *shape.packed)
+    return bounding_axes(group) - frozenset(rows if ranged else ())
 
 
 def _schedule(group: Group, tiles: dict[Axis, int], rolled_tile: int, warps: int = 4, stages: int = 2) -> Schedule:
@@ -99,7 +108,7 @@ def _calls_library(group: Group, shape: Shape, target: Target) -> bool:
     return bool(streams) and shape.row is not None and not any(rows & frozenset(r.indices) for r in streams)
 
 
-def fixed_axes(group: Group) -> frozenset[Axis]:
+def fixed_axes(group: Group, *, ranged: bool = False) -> frozenset[Axis]:
     """Returns the axes whose listed tiles are for more than speed, on a CPU.
 
     Tiles of a library's product bound the memory that it takes, bounds from data need single rows, and sums of few rows are
@@ -109,7 +118,7 @@ def fixed_axes(group: Group) -> frozenset[Axis]:
     if sums_beyond_tiles(group, XLA_CPU) or _calls_library(group, shape, XLA_CPU):
         return frozenset((*group.parallel, group.rolled))
     few = shape.has_products and shape.row is not None and shape.row.extent < _FEW_ROWS
-    return frozenset(bounding_axes(group)) | frozenset((group.rolled,) if few else ())
+    return _single(group, shape, ranged=ranged) | frozenset((group.rolled,) if few else ())
 
 
 def _for_library(group: Group, target: Target) -> Schedule:

@@ -39,6 +39,8 @@ def lower(
     Where the rolled axis is split (Neptune, section 4.3), every pass is a phase in which each block has a part of it and stores
     its state. What follows begins with the states of all parts. The last phase stores the results.
     """
+    if static_bounds or together:
+        schedule = replace(schedule, ranges=False)
     if schedule.parts == 1 or schedule.trips == 1:
         return (Lowering(group, schedule, tails, tensors, smallest_dot, multiple, static_bounds=static_bounds).run(),)
     along = any(group.rolled in n.axes for n in group.outputs)
@@ -115,12 +117,14 @@ class Lowering(Passes):
         unequal = bool(descending) and ends.isdisjoint(*(g.start.tensors for g in segments[:1]))
         outputs = tuple(t for t, _ in states) or tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
         names = dict.fromkeys(self.group.inputs if phase is None else loaded(self.top.statements))
+        for r in self.ranges:
+            names |= dict.fromkeys((*sorted(r.predicate.tensors), r.left.name, r.right.name))
         return verify(TileProgram(
             self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in names), outputs,
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
             _with_reuse(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate, descending,
             self.schedule.ahead, self.schedule.persistent, self._side_by_side() if unequal else 1, self.schedule.eager,
-            later=later,
+            ranges=tuple(self.ranges), later=later,
         ))  # fmt: skip
 
     def _later(self, folds: list[Fold], outputs: tuple[Nest, ...]) -> tuple[Statement, ...]:

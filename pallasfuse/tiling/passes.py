@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.expr import Expr, Read, apply, const, convert, postorder, read, substitute
+from pallasfuse.ir.expr import Expr, Read, apply, const, convert, postorder, read, sub, substitute
 from pallasfuse.ir.fold import OLD, Fold, Frame
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.simplify import simplify
-from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Reduce, Segment, before, to_visit, visited
+from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Range, Reduce, Segment, before, most, to_visit, visited
 from pallasfuse.tiling import guards
 from pallasfuse.tiling.bounds import Trip, plan_loop
+from pallasfuse.tiling.ranges import range_of
 from pallasfuse.tiling.values import Scope, Values
 
 
@@ -37,6 +38,7 @@ class Passes(Values):
         plan = plan_loop(
             self.schedule, self.rolled, self._tile, self.tails, folds,
             inputs=self.bounding, inner=inner, strict=self.group.strict,
+            range_ends=self._range_ends if self.schedule.ranges else None,
         )  # fmt: skip
         plan = plan.map(lambda bound: self._outer(bound, self.top))
         if split:
@@ -54,6 +56,28 @@ class Passes(Values):
             carries.append(Carry(frame.name + OLD, axes, dtype, const(frame.safe, dtype), frame.name))
         segments = tuple(self._segment(trip, folds) for trip in plan.trips)
         self.top.statements.append(Loop(self.rolled, tuple(carries), segments, plan.to_visit, plan.first, plan.split))
+
+    def _range_ends(self, visible: Expr, all_if_none: bool) -> tuple[Expr, Expr]:
+        """The first visible position in the rows of the block, and the one after the last, from the ends of a range."""
+        known = (r for r in self.ranges if r.predicate is visible and r.all_if_none == all_if_none)
+        found = next(known, None)
+        if found is None:
+            found = range_of(visible, self.rolled, number=len(self.ranges), all_if_none=all_if_none)
+            self.ranges.append(found)
+            self.tensors = {**self.tensors, found.left.name: found.left, found.right.name: found.right}
+            self._range_of_block(found)
+        left, right = (read(most(t.name), (), "int32") for t in (found.left, found.right))
+        return sub(const(self.rolled.extent, "int32"), left), right
+
+    def _range_of_block(self, found: Range) -> None:
+        """Both ends in the block: the largest of its rows, of which those outside their axes have none."""
+        left, right = (self._expr(read(t.name, t.axes, t.dtype), self.top) for t in (found.left, found.right))
+        rows = self._sorted(frozenset(found.left.axes))
+        outside = [a for a in rows if self.tails != "exact" and a.extent % self._tile(a)]
+        for tensor, end in ((found.left, left), (found.right, right)):
+            here = self._let(f"{tensor.name}.here", rows, found.visited(end, right), self.top)
+            value = self._in_range(here, outside, 0, self.top)
+            self.top.statements.append(Reduce(most(tensor.name), (), MAX, value, rows))
 
     def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
         fixed: dict[Expr, Expr] = {p: const(True, "bool") for p in trip.true}

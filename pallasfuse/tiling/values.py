@@ -12,7 +12,7 @@ from pallasfuse.ir.loop_program import Nest, Tensor
 from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
-from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Statement
+from pallasfuse.ir.tile_program import Contract, Let, Load, Range, Reduce, Statement
 from pallasfuse.targets import Tails, power_of_two
 from pallasfuse.tiling.products import Product, contracts, narrow, split_product
 
@@ -51,6 +51,8 @@ class Values:
         self.multiple, self.together = multiple, together
         self.bounding = frozenset() if static_bounds else frozenset(group.inputs)
         """Inputs that bounds of loops may read."""
+        self.ranges: list[Range] = []
+        """The ranges by which loops are bounded so far."""
         self.rolled = group.rolled
         self.part, self.parts = (Axis(f"{self.rolled.name}.{n}", schedule.parts) for n in ("part", "parts"))
         """Of a split rolled axis: the part of a grid block, and all parts, of which a block reads the states."""

@@ -14,7 +14,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array
 from pallasfuse.ir.evaluate import evaluate_over
 from pallasfuse.ir.expr import Apply, Expr, Index, Read, const, postorder, read, rebuild, substitute, with_args
-from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram, block_start
+from pallasfuse.ir.tile_program import Load, Loop, Range, Segment, TileProgram, block_start, most
 
 _MOST_BLOCKS = 48
 _MOST_POSITIONS = 512
@@ -69,8 +69,18 @@ def _wrong_in_block(
 
 def _loads(program: TileProgram, loop: Loop) -> list[Load]:
     """Returns the loads whose values the bounds of a loop read."""
-    names = frozenset().union(*(e.tensors for g in loop.segments for e in (g.start, g.stop)))
+    names = _read_by_bounds(loop)
     return [s for s in program.body if isinstance(s, Load) and s.name in names]
+
+
+def _read_by_bounds(loop: Loop) -> frozenset[str]:
+    return frozenset().union(*(e.tensors for g in loop.segments for e in (g.start, g.stop)))
+
+
+def ranges_of(program: TileProgram, loop: Loop) -> list[Range]:
+    """The ranges that bound a loop."""
+    names = _read_by_bounds(loop)
+    return [r for r in program.ranges if not names.isdisjoint({most(r.left.name), most(r.right.name)})]
 
 
 def _data(
@@ -78,6 +88,28 @@ def _data(
 ) -> Iterator[dict[str, int]]:
     """Values of what bounds, and the predicates where there are such bounds, read of inputs: some near the ends of tiles and of the
     axis, and the extremes of the type."""
+    ranges = ranges_of(program, loop)
+    for data in _numbers(program, loop, predicates, generator):
+        for _ in range(_MOST_DRAWS) if ranges else [None]:
+            drawn = [_ends(r, program.tile(loop.axis), generator) for r in ranges]
+            yield data | {name: end for ends in drawn for name, end in ends.items()}
+
+
+def _ends(r: Range, tile: int, generator: np.random.Generator) -> dict[str, int]:
+    """The ends of a range, in rows and in a block whose rows are alike: some intervals near the ends of tiles, and none."""
+    extent = r.axis.extent
+    near = [0, 1, tile - 1, tile, tile + 1, extent - tile, extent - 1, extent]
+    somewhere = generator.integers(0, extent + 1, 4).tolist()
+    first, last = sorted(min(max(int(n), 0), extent) for n in generator.choice(near + somewhere, 2))
+    left, right = (extent - first, last) if first < last else (0, 0)
+    everything = r.all_if_none and not right
+    whole = {most(t.name): extent if everything else n for t, n in ((r.left, left), (r.right, right))}
+    return {r.left.name: left, r.right.name: right, **whole}
+
+
+def _numbers(
+    program: TileProgram, loop: Loop, predicates: Sequence[Expr], generator: np.random.Generator
+) -> Iterator[dict[str, int]]:
     types = {load.tensor: load.dtype for load in _loads(program, loop)}
     if not types:
         yield {}
@@ -135,7 +167,7 @@ def _blocks(program: TileProgram, loop: Loop, generator: np.random.Generator) ->
 
 def _scalar(expr: Expr, starts: dict[Axis, int], loads: Sequence[Load], data: dict[str, int]) -> int:
     names = {block_start(a): np.asarray(s) for a, s in starts.items()}
-    values = {load.name: data[load.tensor] for load in loads}
+    values = data | {load.name: data[load.tensor] for load in loads}
     reads: dict[Expr, Expr] = {
         n: const(values[n.tensor], n.dtype) for n in postorder(expr) if isinstance(n, Read) and n.tensor in values
     }

@@ -7,6 +7,7 @@ import pytest
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.expr import add, apply, const, convert, index, mul, read, select, sub
 from pallasfuse.ir.loop_program import Tensor
@@ -17,12 +18,14 @@ from pallasfuse.ir.tile_program import (
     Let,
     Load,
     Loop,
+    Range,
     Reduce,
     Segment,
     Store,
     TileProgram,
     before,
     block_start,
+    most,
     to_visit,
     verify,
     visited,
@@ -223,3 +226,69 @@ def test_elements_that_are_never_written_are_named():
     loop = carried(copy, stop=2, visit=6)
     with pytest.raises(InvalidProgramError, match=r"z\[0, 6\] and 4 other elements are never written"):
         evaluate_tiles(replace(short, body=(replace(loop, carries=()),)), {"x": VALUE})
+
+
+# --- ranges
+
+MASK = Tensor("m", (I, J), "bool")
+LEFT, RIGHT = Tensor("j.left", (I,), "int32"), Tensor("j.right", (I,), "int32")
+SEEN = read("m", (I, J), "bool")
+
+
+def ends(side):
+    loaded = read(f"{side.name}.t", (I,), "int32")
+    return Load(loaded.tensor, side.name, (I,), "int32"), Reduce(most(side.name), (), MAX, loaded, (I,))
+
+
+def bounded(range_=None, inputs=(X, MASK, LEFT, RIGHT)):
+    """The sum of what a mask leaves, by a loop from the first to the last element of it in the rows of a block."""
+    left, right = (read(most(t.name), (), "int32") for t in (LEFT, RIGHT))
+    first, stop = sub(whole(7), left), right
+    mask = Load("m.t", "m", (I, J), "bool")
+    kept = select(read("m.t", (I, J), "bool"), XT, const(0.0, "float32"))
+    step = (
+        LOAD,
+        mask,
+        Reduce("r", (I,), SUM, kept, (J,)),
+        Let("s.next", (I,), add(SUMMED, read("r", (I,), "float32"))),
+    )
+    carry = Carry("s", (I,), "float32", const(0.0, "float32"), "s.next")
+    visit = apply("max", sub(stop, first), whole(0))
+    loop = Loop(J, (carry,), (Segment(first, stop, 0, 1, step, "masked"),), visit, first)
+    program = kernel(*ends(LEFT), *ends(RIGHT), loop, STORE, tiles=((I, 1), (J, 1)), inputs=inputs)
+    return replace(program, ranges=(range_ or Range(J, SEEN, LEFT, RIGHT),))
+
+
+@pytest.mark.parametrize("density", [0.0, 0.2, 0.6])
+def test_ends_of_ranges_are_computed_before_the_kernel(density):
+    mask = np.random.default_rng(2).random((5, 7)) < density
+    program = verify(bounded())
+    assert [t.name for t in program.given] == ["x", "m"]
+    found = evaluate_tiles(program, {"x": VALUE, "m": mask})
+    np.testing.assert_allclose(found["y"], np.where(mask, VALUE, 0).sum(1))
+    assert "j.left, j.right[i] = range of j where m[i, j]" in str(program)
+
+
+@pytest.mark.parametrize(
+    ("range_", "inputs"),
+    [
+        (Range(J, read("n", (I, J), "bool"), LEFT, RIGHT), (X, MASK, LEFT, RIGHT)),
+        (Range(J, read("j.left", (I,), "bool"), LEFT, RIGHT), (X, MASK, LEFT, RIGHT)),
+        (Range(J, SEEN, LEFT, Tensor("j.right", (), "int32")), (X, MASK, LEFT, RIGHT)),
+        (Range(J, read("m", (J, J), "bool"), LEFT, RIGHT), (X, MASK, LEFT, RIGHT)),
+    ],
+)
+def test_a_range_is_of_inputs_and_of_rows(range_, inputs):
+    with pytest.raises(InvalidProgramError, match="is not what its inputs give"):
+        verify(bounded(range_, inputs))
+
+
+def test_a_range_covers_what_lies_between_its_ends():
+    for all_if_none in (False, True):
+        covers = Range(J, SEEN, LEFT, RIGHT, all_if_none).covers()
+        for first, last in ((2, 5), (0, 7), (6, 7)):
+            at = {"j.left": np.full(5, 7 - first), "j.right": np.full(5, last)}
+            j = np.arange(7)
+            np.testing.assert_array_equal(evaluate_expr(covers, (I, J), at)[0], (j >= first) & (j < last))
+        nothing = {"j.left": np.zeros(5, int), "j.right": np.zeros(5, int)}
+        assert (evaluate_expr(covers, (I, J), nothing) == all_if_none).all()

@@ -147,7 +147,7 @@ def _tiles(planned: _Planned, name: str) -> tuple[str, str]:
     """The tile programs, at the extents of the program itself, in float64."""
     tensors = _evaluated(planned, name)
     for kernel in planned.plan.kernels:
-        inputs = {t.name: tensors[t.name] for t in kernel.program.inputs}
+        inputs = {t.name: tensors[t.name] for t in kernel.program.given}
         for back in (False, True) if planned.plan.target.tails == "exact" else (False,):
             try:
                 outputs = tile_interpreter.evaluate_tiles(kernel.program, inputs, move_last_block_back=back)

@@ -5,6 +5,7 @@ from tests.mutation import (
     emission_mutants,
     frontend_mutants,
     fusion_mutants,
+    range_mutants,
     repair_mutants,
     split_mutants,
     tiling_mutants,
@@ -17,5 +18,6 @@ MUTANTS = (
     *repair_mutants.MUTANTS,
     *tiling_mutants.MUTANTS,
     *split_mutants.MUTANTS,
+    *range_mutants.MUTANTS,
     *emission_mutants.MUTANTS,
 )

@@ -74,6 +74,45 @@ def up_to(x, n):
     return jnp.sum(jnp.exp(seen - jnp.max(seen, -1, keepdims=True)), -1)
 
 
+def masked_by_array(x, m):
+    seen = jnp.where(m, x, -jnp.inf)
+    return jnp.sum(jnp.exp(seen - jnp.max(seen, -1, keepdims=True)), -1)
+
+
+def filled_by_array(q, k, v, m):
+    return jax.nn.softmax(jnp.where(m, q @ k.T, -1e9), -1) @ v
+
+
+def filled_twice(q, k, v, m, x, y):
+    """The second mask adds numbers that are not whole, which no pass before the kernel may do."""
+    seen = jnp.where(x[:, None] + y > 0.0, jnp.where(m, q @ k.T, -1e9), -1e9)
+    return jax.nn.softmax(seen, -1) @ v
+
+
+def _band() -> Array:
+    """Rows that see a few columns, one that sees nothing, and one that sees its ends only."""
+    rows, columns = np.arange(5)[:, None], np.arange(13)
+    mask = (columns > 2 * rows) & (columns <= 2 * rows + 3)
+    mask[2], mask[4] = False, (columns == 0) | (columns == 12)
+    return mask
+
+
+def _masked() -> list[Array]:
+    return [np.random.default_rng(1).normal(size=(5, 13)).astype(np.float32), _band()]
+
+
+def _filled() -> list[Array]:
+    random = np.random.default_rng(1)
+    return [*(random.normal(size=s).astype(np.float32) for s in ((5, 3), (13, 3), (13, 2))), _band()]
+
+
+def _filled_twice() -> list[Array]:
+    """The second mask hides all that the first one leaves of row 1."""
+    x, y = np.ones(5, np.float32), np.zeros(13, np.float32)
+    x[1] = -1.0
+    return [*_filled(), x, y]
+
+
 def _last_ones() -> list[Array]:
     return [_lengths()[0], np.asarray([12, 2**31 - 1, 0, 3, 8], np.int32)]
 
@@ -424,6 +463,9 @@ OWN: dict[str, Subject] = {
     "split_triangle": Subject(PROGRAMS["causal"].function, PROGRAMS["causal"].shapes, parts=2),
     "up_to": Subject(up_to, (), data=_last_ones, tiles={"i": 1}),
     "by_length": Subject(by_length, (), data=_lengths, tiles={"i": 1}),
+    "masked_by_array": Subject(masked_by_array, (), data=_masked, tile=2),
+    "filled_by_array": Subject(filled_by_array, (), data=_filled, tile=2),
+    "filled_twice": Subject(filled_twice, (), data=_filled_twice, tile=2),
     "differentiated": Subject(
         lambda x, y: jnp.sum(jax.nn.softmax(x, axis=-1) * y * y),
         ((5, 13), (5, 13)),

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import pallasfuse as pf
 from benchmarks.cases import ATTENTION
 
 CASES = {case.name: case for case in ATTENTION}
@@ -31,6 +32,21 @@ def schedule(name, length):
 def test_products_a_trip_ahead_pay_in_long_loops_that_compute_little(name, length, ahead):
     chosen = schedule(name, length)
     assert (chosen.ahead, chosen.alternate, chosen.eager) == (ahead, not ahead, not ahead)
+
+
+@pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
+def test_rows_are_those_of_the_products_also_where_heads_share_a_mask(target):
+    """A mask varies along the queries, and heads share keys: tiles of heads would read the operands once for each query."""
+
+    def attention(q, k, v, mask):
+        return jax.nn.dot_product_attention(q, k, v, mask=mask)
+
+    q, k = (jax.ShapeDtypeStruct((1, 2048, heads, 128), jnp.bfloat16) for heads in (32, 8))
+    (kernel,) = (
+        pf.fuse(attention).explain(q, k, k, jax.ShapeDtypeStruct((1, 1, 2048, 2048), bool), target=target).kernels
+    )
+    tiles = {a.extent: t for a, t in kernel.schedule.grid}
+    assert tiles[2048] >= 128
 
 
 @pytest.mark.parametrize(("length", "heads"), [(2048, 16), (8192, 4), (32768, 1)])

@@ -1,0 +1,61 @@
+"""The pass before a kernel that is bounded by masks over data: the ends of ranges, as XLA computes them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallasfuse.emission.elementwise import TABLE, select
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.tile_program import Range
+
+Array = Any
+
+
+def range_ends(ranges: tuple[Range, ...], tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """The ends of ranges by name. `tensors[name]` has one dimension per axis.
+
+    Both ends of a range are one reduction of pairs: what the predicate reads is read once, and XLA stores no predicate.
+    """
+    found: dict[str, Array] = {}
+    for r in ranges:
+        space = (*r.left.axes, r.axis)
+        counts = [jnp.broadcast_to(_value(n.body, space, tensors), [a.extent for a in space]) for n in r.nests]
+        ends = lax.reduce(counts, [jnp.int32(0)] * 2, _larger, (len(space) - 1,))
+        found |= dict(zip((r.left.name, r.right.name), ends, strict=True))
+    return found
+
+
+def _larger(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+    return tuple(jnp.maximum(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _value(root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, Array]) -> Array:
+    """The value of an expression, with one dimension per axis of `space`, of one element where it does not vary."""
+    dimension = {a: d for d, a in enumerate(space)}
+    values: dict[Expr, Array] = {}
+
+    def along(axis: Axis, dtype: Any) -> Array:
+        shape = [axis.extent if a == axis else 1 for a in space]
+        return lax.broadcasted_iota(dtype, shape, dimension[axis])
+
+    for node in postorder(root):
+        match node:
+            case Const(value, dtype):
+                values[node] = np.array(value, jnp.dtype(dtype))[()]
+            case Index(axis, dtype):
+                values[node] = along(axis, jnp.dtype(dtype))
+            case Read(tensor, indices) if len(set(indices)) == len(indices):
+                order = sorted(range(len(indices)), key=lambda d, i=indices: dimension[i[d]])  # type: ignore[misc]
+                shape = [a.extent if a in indices else 1 for a in space]
+                values[node] = lax.transpose(tensors[tensor], order).reshape(shape)
+            case Read(tensor, indices):
+                values[node] = tensors[tensor][tuple(along(a, jnp.int32) for a in indices)]
+            case Apply("convert", (x,), dtype):
+                values[node] = lax.convert_element_type(values[x], jnp.dtype(dtype))
+            case Apply(op, args):
+                values[node] = (select if op == "select" else TABLE[op])(*(values[a] for a in args))
+    return values[root]

@@ -1,0 +1,46 @@
+"""Masks over data: which predicates a pass before the kernel can tell the same of as the kernel, and where they leave something.
+
+The pass finds an interval in every row (`ir.tile_program.Range`). A kernel skips what lies outside of the intervals of all its
+rows, so the pass must decide every element as the kernel does: by integers, booleans and comparisons, which no compiler rounds.
+"""
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, postorder
+from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.tile_program import Range
+
+_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_EXACT = _COMPARISONS | {"add", "sub", "mul", "neg", "abs", "sign", "max", "min", "select", "convert", "and", "or", "xor",
+                         "not"}  # fmt: skip
+
+
+def is_exact(predicate: Expr) -> bool:
+    """Has a predicate one value, whoever computes it? Numbers that are not integers are only compared, as they were stored."""
+    for node in postorder(predicate):
+        match node:
+            case Const() | Index() | Read():
+                pass
+            case Apply(op, args, dtype):
+                rounds = dtypes.is_float(dtype) or any(dtypes.is_float(a.dtype) for a in args)
+                compared = op in _COMPARISONS and all(isinstance(a, Const | Read) for a in args)
+                if op not in _EXACT or (rounds and not compared):
+                    return False
+    return predicate.dtype == "bool"
+
+
+def conjunction(predicates: Sequence[Expr]) -> Expr:
+    """The predicate that is true where all of them are."""
+    return simplify(reduce(lambda a, b: apply("and", a, b), predicates))
+
+
+def range_of(predicate: Expr, axis: Axis, *, number: int, all_if_none: bool) -> Range:
+    """The range of a predicate along an axis; its ends are named after the axis, and numbered."""
+    rows = tuple(sorted(predicate.axes - {axis}))
+    suffix = str(number) if number else ""
+    left, right = (Tensor(f"{axis.name}.{side}{suffix}", rows, "int32") for side in ("left", "right"))
+    return Range(axis, predicate, left, right, all_if_none)
