@@ -15,24 +15,47 @@ from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
-from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
 from pallasfuse.targets import Target
 from pallasfuse.tiling.lower import Phase
-from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
 
 Array = Any
 
+
+def _interpret(program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.pallas_backend import interpret
+
+    return interpret.run(program, inputs)
+
+
+def _triton(program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.triton_gpu import kernel
+
+    return kernel.run(program, inputs)
+
+
+def _mosaic_gpu(program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.pallas_backend import mosaic_gpu
+
+    return mosaic_gpu.run(program, inputs)
+
+
+def _mosaic_cluster(programs: Sequence[TileProgram], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.pallas_backend import cluster_gpu
+
+    return cluster_gpu.run(programs, inputs)
+
+
 _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Array]]] = {
     "xla": loops.run,
     "xla_gpu": loops.run,
-    "interpret": interpret.run,
-    "triton": triton_kernel.run,
-    "mosaic_gpu": mosaic_gpu.run,
+    "interpret": _interpret,
+    "triton": _triton,
+    "mosaic_gpu": _mosaic_gpu,
 }
 _TOGETHER: dict[str, Callable[[Sequence[TileProgram], Mapping[str, Array]], dict[str, Array]]] = {
-    "mosaic_cluster": cluster_gpu.run
+    "mosaic_cluster": _mosaic_cluster
 }
 """Runs all phases as one kernel, for the targets that do so, by the name of the target."""
 
