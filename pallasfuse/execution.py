@@ -4,7 +4,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import jax
 from jax import numpy as jnp
 from jax.extend.core import Literal as JaxprLiteral
 from jax.extend.core import Var
@@ -16,6 +18,7 @@ from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
 from pallasfuse.pipeline import Kernel, Plan, Step
+from pallasfuse.repetition import Original
 from pallasfuse.targets import Target
 from pallasfuse.tiling.lower import Phase
 from pallasfuse.xla_backend import loops
@@ -144,8 +147,30 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
 
 
 def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters."""
-    return run_phases(kernel.phases, arrays)
+    """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters.
+
+    Equal kernels of a plan are calls of one function, which is traced, lowered and optimised once.
+    """
+    if kernel.original is None or kernel.original not in plan.repeated:
+        return run_phases(kernel.phases, arrays)
+    results = _function(kernel.original)(*[arrays[name] for name in kernel.group.inputs])
+    return {nest.name: result for nest, result in zip(kernel.group.outputs, results, strict=True)}
+
+
+_functions: WeakKeyDictionary[Original, Callable[..., list[Array]]] = WeakKeyDictionary()
+
+
+def _function(original: Original) -> Callable[..., list[Array]]:
+    """A kernel as a function of its inputs, in their order: the same one at every call."""
+    if original not in _functions:
+        group, phases = original.group, original.placed.phases
+
+        def kernel(*inputs: Array) -> list[Array]:
+            found = run_phases(phases, dict(zip(group.inputs, inputs, strict=True)))
+            return [found[nest.name] for nest in group.outputs]
+
+        _functions[original] = jax.jit(kernel)
+    return _functions[original]
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:

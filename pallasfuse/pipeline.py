@@ -4,6 +4,7 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,7 +30,7 @@ from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.references import OfThisProcess
-from pallasfuse.repetition import Places, grouped
+from pallasfuse.repetition import Original, Places, grouped
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
@@ -69,6 +70,8 @@ class Kernel:
     """The kernel's time on its device, by terms."""
     replaced: Price
     """XLA's predicted time for what the kernel computes, beside the other kernels of the plan."""
+    original: Original | None = None
+    """The kernel in canonical names, which it has in common with equal ones; None where it runs in a way of its own."""
 
     @property
     def program(self) -> TileProgram:
@@ -159,6 +162,12 @@ class Plan(OfThisProcess):
         return self.converted.program
 
     @cached_property
+    def repeated(self) -> frozenset[Original]:
+        """The kernels, in canonical names, that this plan has several times."""
+        counts = Counter(k.original for k in self.kernels if k.original is not None)
+        return frozenset(original for original, count in counts.items() if count > 1)
+
+    @cached_property
     def text(self) -> str:
         from pallasfuse.explain import explain
 
@@ -230,7 +239,7 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
             return schedule_grouping(placements, without_group(grouping, chosen, placed))
         replaced = grouping.replaced[number] if grouping.replaced else NOTHING
         try:
-            kernels.append(_kernel(chosen, placed, replaced))
+            kernels.append(_kernel(chosen, placed, replaced, placements.original(chosen)))
         except Exception as error:
             reason = f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
             return schedule_grouping(placements, without_group(grouping, chosen, reason))
@@ -346,7 +355,7 @@ def without_group(grouping: Grouping, group: Group, reason: str) -> Grouping:
     return Grouping(tuple(grouping.groups[n] for n in kept), (*grouping.left, *left), replaced)
 
 
-def _kernel(chosen: Group, placed: Placed, replaced: Price) -> Kernel:
+def _kernel(chosen: Group, placed: Placed, replaced: Price, original: Original | None = None) -> Kernel:
     schedule, program = placed.schedule, placed.phases[0].program
     share = visited_share([p.program for p in placed.phases], schedule)
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
@@ -359,7 +368,7 @@ def _kernel(chosen: Group, placed: Placed, replaced: Price) -> Kernel:
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},
         {a.name: t for a, t in program.tiles if a in own}, repaired, work.flops, work.bytes_read, work.bytes_written,
         share, chosen, schedule, placed.phases, placed.declined,
-        price_kernel([(p.program, p.target) for p in placed.phases]), replaced,
+        price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original,
     )  # fmt: skip
 
 

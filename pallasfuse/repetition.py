@@ -20,6 +20,14 @@ from pallasfuse.price.terms import Price
 from pallasfuse.targets import Target
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Original:
+    """A group in canonical names and where it runs: one object for all groups that are equal up to names."""
+
+    group: Group
+    placed: Placed
+
+
 class Places:
     """Finds where the groups of one program run. Each group is lowered once, whoever asks."""
 
@@ -27,6 +35,7 @@ class Places:
         self.target, self.options = target, options
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
+        self._originals: dict[int, Original] = {}
 
     def placed(self, group: Group) -> Placed | str:
         """The group's kernel on the first target that has one, or why there is none."""
@@ -44,9 +53,15 @@ class Places:
         except Exception as error:
             return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
 
-    def adopt(self, group: Group, placed: Placed | str) -> None:
-        """Take it that a group runs there."""
+    def adopt(self, group: Group, placed: Placed | str, original: Original | None = None) -> None:
+        """Take it that a group runs there. original: what it was renamed from."""
         self._found[id(group)] = group, placed
+        if original is not None:
+            self._originals[id(group)] = original
+
+    def original(self, group: Group) -> Original | None:
+        """Returns what a group and its place were renamed from; None where it was planned in its own names."""
+        return self._originals.get(id(group))
 
     def _place(self, group: Group) -> Placed | str:
         try:
@@ -62,6 +77,7 @@ class _Planned:
 
     grouping: Grouping
     placed: tuple[Placed | str, ...]
+    originals: tuple[Original | None, ...]
 
 
 def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = frozenset()) -> Grouping:
@@ -87,12 +103,15 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
         if key not in known:
             own = Places(form.program, places.target, places.options)
             groups = _group(form.program, own, key[1])
-            known[key] = _Planned(groups, tuple(own.placed(g) for g in groups.groups))
+            placed = tuple(own.placed(g) for g in groups.groups)
+            pairs = zip(groups.groups, placed, strict=True)
+            originals = tuple(None if isinstance(p, str) else Original(g, p) for g, p in pairs)
+            known[key] = _Planned(groups, placed, originals)
         grouping, placed = restored((known[key].grouping, known[key].placed), form.names)
     except UnknownNameError:
         return _group(part, places, along)
-    for group, place in zip(grouping.groups, placed, strict=True):
-        places.adopt(group, place)
+    for group, place, original in zip(grouping.groups, placed, known[key].originals, strict=True):
+        places.adopt(group, place, original)
     return grouping
 
 
