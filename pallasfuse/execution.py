@@ -135,12 +135,12 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
     """Add to `values` what a step defines."""
     variable = plan.converted.variable
     if isinstance(step, Kernel):
-        given = {name: values[variable[name]] for name in step.group.inputs}
+        given = {name: values[variable[name]] for name in step.reads}
         arrays = constrained_operands(plan.converted, step, given)
         found = (run or run_kernel)(plan, step, arrays)
-        for nest in step.group.outputs:
-            result = found[nest.name].reshape(_compat.shape_of(variable[nest.name]))
-            values[variable[nest.name]] = constrained_result(plan.converted, nest.name, result)
+        for name in step.stores:
+            result = found[name].reshape(_compat.shape_of(variable[name]))
+            values[variable[name]] = constrained_result(plan.converted, name, result)
     else:
         results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
         values.update(zip(step.outvars, results, strict=True))
@@ -153,8 +153,8 @@ def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[
     """
     if kernel.original is None or kernel.original not in plan.repeated:
         return run_phases(kernel.phases, arrays)
-    results = _function(kernel.original)(*[arrays[name] for name in kernel.group.inputs])
-    return {nest.name: result for nest, result in zip(kernel.group.outputs, results, strict=True)}
+    results = _function(kernel.original)(*[arrays[name] for name in kernel.reads])
+    return dict(zip(kernel.stores, results, strict=True))
 
 
 _functions: WeakKeyDictionary[Original, Callable[..., list[Array]]] = WeakKeyDictionary()

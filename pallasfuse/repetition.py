@@ -4,6 +4,7 @@ Parts are equal up to the names of axes and tensors and their source lines. Thei
 (`ir/renaming.py`), so what a plan depends on is what all of them have.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pallasfuse.errors import InvalidProgramError
@@ -35,7 +36,7 @@ class Places:
         self.target, self.options = target, options
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
-        self._originals: dict[int, Original] = {}
+        self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
     def placed(self, group: Group) -> Placed | str:
         """The group's kernel on the first target that has one, or why there is none."""
@@ -53,15 +54,15 @@ class Places:
         except Exception as error:
             return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
 
-    def adopt(self, group: Group, placed: Placed | str, original: Original | None = None) -> None:
-        """Take it that a group runs there. original: what it was renamed from."""
+    def adopt(self, group: Group, placed: Placed | str, original: Original | None, names: Mapping[str, str]) -> None:
+        """Take it that a group runs there. original: what it was renamed from, by `names`."""
         self._found[id(group)] = group, placed
         if original is not None:
-            self._originals[id(group)] = original
+            self._originals[id(group)] = original, names
 
-    def original(self, group: Group) -> Original | None:
-        """Returns what a group and its place were renamed from; None where it was planned in its own names."""
-        return self._originals.get(id(group))
+    def original(self, group: Group) -> tuple[Original | None, Mapping[str, str]]:
+        """Returns what a group and its place were renamed from, and the names; None where it was planned in its own names."""
+        return self._originals.get(id(group), (None, {}))
 
     def _place(self, group: Group) -> Placed | str:
         try:
@@ -86,7 +87,7 @@ def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = fr
     `places` knows from then on where the groups of repeated segments run.
     """
     parts = list(segments(program))
-    if len(parts) == 1 or places.options.tiles:  # tiles are asked for by the names of axes
+    if places.options.tiles:  # they are asked for by the names of axes
         return joined([_group(part, places, along) for part in parts])
     known: dict[_Key, _Planned] = {}
     return joined([_grouped_once(part, places, along, known) for part in parts])
@@ -111,7 +112,7 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
     except UnknownNameError:
         return _group(part, places, along)
     for group, place, original in zip(grouping.groups, placed, known[key].originals, strict=True):
-        places.adopt(group, place, original)
+        places.adopt(group, place, original, form.names)
     return grouping
 
 
