@@ -295,7 +295,8 @@ class FusedFunction[**P, R]:
         with IMPORTS:
             from pallasfuse.check import check, wanted
         if target is not None or not wanted(self._options):
-            return self.trace(*args, **kwargs).fuse(target).tile().plan
+            made = None if target is not None else self._plan_of_call(args, kwargs, timed=False)
+            return made or self.trace(*args, **kwargs).fuse(target).tile().plan
         plan, device = self.planned(*args, **kwargs)
         return plan if device is None else check(plan, device, measure=False)
 
@@ -307,7 +308,22 @@ class FusedFunction[**P, R]:
         concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
         device = device_of(concrete)
         timed = device is not None and wanted(self._options)
-        return self.trace(*args, **kwargs).fuse(timed=timed).tile().plan, device
+        plan = self._plan_of_call(args, kwargs, timed=timed)
+        return plan or self.trace(*args, **kwargs).fuse(timed=timed).tile().plan, device
+
+    def _plan_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool) -> "Plan | None":
+        """The plan that a call has: JAX traces and we plan once, whoever is first. None where a call is more than one equation."""
+        with IMPORTS:
+            from pallasfuse.stages import target_at_hand
+        try:
+            (eqn,) = self._jitted.trace(*args, **kwargs).jaxpr.eqns
+            call = eqn.params["call"]
+        except Exception:  # `trace` says what is wrong with a function, and has more cases
+            return None
+        if eqn.primitive.name != "pallasfuse" or call.options != self._options:
+            return None
+        plan: Plan = call.plan(target_at_hand(None, self._options).judged(timed=timed))
+        return plan
 
     def renew(self) -> None:
         """Forget what was compiled, so that the next call uses what was measured since."""
@@ -336,6 +352,9 @@ class _MethodOfPytree[**P, R](FusedFunction[P, R]):
     def trace(self, *args: Any, **kwargs: Any) -> "Traced":
         traced = self._unbound.trace(self._instance, *args, **kwargs)
         return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
+
+    def _plan_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool) -> "Plan | None":
+        return self._unbound._plan_of_call((self._instance, *args), kwargs, timed=timed)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         return self._unbound.lower(self._instance, *args, **kwargs)

@@ -10,7 +10,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from pallasfuse import _compat
-from pallasfuse.jaxpr_frontend import bodies, flatten, left_by_user
+from pallasfuse.jaxpr_frontend import bodies, called, flatten, left_by_user
 from pallasfuse.loop_invariants import computed_outside, split
 
 type Run = Callable[..., list[Any]]
@@ -24,6 +24,8 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
 
     Whatever cannot be rebuilt stays as it is, and what the user leaves to XLA. exclude: as of `FuseOptions`.
     """
+    if not _has_bodies(jaxpr):  # to make a long program flat takes as long as the rest of a plan that was kept
+        return jaxpr
     flat = flatten(jaxpr)
     constvars, consts, eqns = list(flat.constvars), list(flat.consts), list[JaxprEqn]()
     for eqn in flat.eqns:
@@ -153,6 +155,19 @@ def _cond(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
 
 
 _BUILDERS: dict[str, Callable[[JaxprEqn, FusedBody], Run | None]] = {"scan": _scan, "while": _while, "cond": _cond}
+
+
+def _has_bodies(jaxpr: Jaxpr) -> bool:
+    """Is there a loop or a choice in a jaxpr, or in what it calls?"""
+    seen = set[int]()  # equal layers call one function
+
+    def within(part: Jaxpr) -> bool:
+        if id(part) in seen:
+            return False
+        seen.add(id(part))
+        return any(eqn.primitive.name in _BUILDERS or any(map(within, called(eqn))) for eqn in part.eqns)
+
+    return within(jaxpr)
 
 
 def _place(eqn: JaxprEqn) -> str:

@@ -19,7 +19,7 @@ from pallasfuse.execution import execute
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
-from pallasfuse.parts import primitives, way, whole_key
+from pallasfuse.parts import primitives, way_of_kernel, whole_key
 from pallasfuse.pipeline import Kernel, Plan, revised
 from pallasfuse.placement import Placed
 from pallasfuse.store import Record
@@ -307,7 +307,7 @@ def _whole(bench: Bench, plan: Plan, made: Made, measure: bool) -> Verdict | Non
     if unfit:
         return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None
     parts = _parts(bench)
-    kernels = ", ".join(f"{parts[k.name]} on {way(k.group, k.schedule, k.target)}" for k in plan.kernels)
+    kernels = ", ".join(f"{parts[k.name]} on {way_of_kernel(k)}" for k in plan.kernels)
     identity = {**bench.around, "of": "call", "program": whole_key(plan.converted.jaxpr), "kernels": kernels}
     known, seconds = bench.store.get(identity), 0.0
     if known is None and measure:

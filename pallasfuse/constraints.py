@@ -63,9 +63,9 @@ def _inside(converted: Converted, kernel: Kernel) -> list[JaxprEqn]:
     if not constraints:
         return []
     maker = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
-    given = {converted.variable[n] for n in kernel.group.inputs}
+    given = {converted.variable[n] for n in kernel.reads}
     seen = set[Var]()
-    stack = [converted.variable[n.name] for n in kernel.group.outputs]
+    stack = [converted.variable[n] for n in kernel.stores]
     while stack:
         var = stack.pop()
         if var not in seen and var not in given and var in maker:

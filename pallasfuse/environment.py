@@ -16,11 +16,14 @@ def environment(device: Any) -> dict[str, str]:
     return {
         "device": _device(device),
         "driver": str(getattr(device.client, "platform_version", "")),
-        "jax": jax.__version__,
-        "jaxlib": _jaxlib_version(),
-        "pallasfuse": _own_version(),
+        **versions(),
         "flags": os.environ.get("XLA_FLAGS", ""),
     }
+
+
+def versions() -> dict[str, str]:
+    """The versions of everything that a plan depends on."""
+    return {"jax": jax.__version__, "jaxlib": _jaxlib_version(), "pallasfuse": _own_version()}
 
 
 @cache

@@ -4,7 +4,9 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import jax
 from jax import numpy as jnp
 from jax.extend.core import Literal as JaxprLiteral
 from jax.extend.core import Var
@@ -16,24 +18,48 @@ from pallasfuse.emission.ranges import range_ends
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
-from pallasfuse.pallas_backend import cluster_gpu, interpret, mosaic_gpu
 from pallasfuse.pipeline import Kernel, Plan, Step
+from pallasfuse.repetition import Original
 from pallasfuse.targets import Target
 from pallasfuse.tiling.lower import Phase
-from pallasfuse.triton_gpu import kernel as triton_kernel
 from pallasfuse.xla_backend import loops
 
 Array = Any
 
+
+def _interpret(program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.pallas_backend import interpret
+
+    return interpret.run(program, inputs)
+
+
+def _triton(program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.triton_gpu import kernel
+
+    return kernel.run(program, inputs)
+
+
+def _mosaic_gpu(program: TileProgram, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.pallas_backend import mosaic_gpu
+
+    return mosaic_gpu.run(program, inputs)
+
+
+def _mosaic_cluster(programs: Sequence[TileProgram], inputs: Mapping[str, Array]) -> dict[str, Array]:
+    from pallasfuse.pallas_backend import cluster_gpu
+
+    return cluster_gpu.run(programs, inputs)
+
+
 _EMITTERS: dict[str, Callable[[TileProgram, Mapping[str, Array]], dict[str, Array]]] = {
     "xla": loops.run,
     "xla_gpu": loops.run,
-    "interpret": interpret.run,
-    "triton": triton_kernel.run,
-    "mosaic_gpu": mosaic_gpu.run,
+    "interpret": _interpret,
+    "triton": _triton,
+    "mosaic_gpu": _mosaic_gpu,
 }
 _TOGETHER: dict[str, Callable[[Sequence[TileProgram], Mapping[str, Array]], dict[str, Array]]] = {
-    "mosaic_cluster": cluster_gpu.run
+    "mosaic_cluster": _mosaic_cluster
 }
 """Runs all phases as one kernel, for the targets that do so, by the name of the target."""
 
@@ -110,20 +136,42 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
     """Add to `values` what a step defines."""
     variable = plan.converted.variable
     if isinstance(step, Kernel):
-        given = {name: values[variable[name]] for name in step.group.inputs}
+        given = {name: values[variable[name]] for name in step.reads}
         arrays = constrained_operands(plan.converted, step, given)
         found = (run or run_kernel)(plan, step, arrays)
-        for nest in step.group.outputs:
-            result = found[nest.name].reshape(_compat.shape_of(variable[nest.name]))
-            values[variable[nest.name]] = constrained_result(plan.converted, nest.name, result)
+        for name in step.stores:
+            result = found[name].reshape(_compat.shape_of(variable[name]))
+            values[variable[name]] = constrained_result(plan.converted, name, result)
     else:
         results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
         values.update(zip(step.outvars, results, strict=True))
 
 
 def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters."""
-    return run_phases(kernel.phases, arrays)
+    """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters.
+
+    Equal kernels of a plan are calls of one function, which is traced, lowered and optimised once.
+    """
+    if kernel.original is None or kernel.original not in plan.repeated:
+        return run_phases(kernel.phases, arrays)
+    results = _function(kernel.original)(*[arrays[name] for name in kernel.reads])
+    return dict(zip(kernel.stores, results, strict=True))
+
+
+_functions: WeakKeyDictionary[Original, Callable[..., list[Array]]] = WeakKeyDictionary()
+
+
+def _function(original: Original) -> Callable[..., list[Array]]:
+    """A kernel as a function of its inputs, in their order: the same one at every call."""
+    if original not in _functions:
+        group, phases = original.group, original.placed.phases
+
+        def kernel(*inputs: Array) -> list[Array]:
+            found = run_phases(phases, dict(zip(group.inputs, inputs, strict=True)))
+            return [found[nest.name] for nest in group.outputs]
+
+        _functions[original] = jax.jit(kernel)
+    return _functions[original]
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from pallasfuse.overview import LINES, overview
 from pallasfuse.pallas_backend.kernel_resources import resources
 from pallasfuse.resources.block import Resources
 from pallasfuse.verdicts import WHOLE_CALL
@@ -25,24 +26,52 @@ def _size(count: float) -> str:
     return f"{count:.3g} P"
 
 
+STAGES = ("program", "kernels", "checked", "bodies", "left", "conditions")
+
+
 def explain(plan: Plan) -> str:
     """The whole derivation of one plan."""
-    parts = [f"== loop program (target {plan.target.name})", _indent(str(plan.program))]
-    for number, kernel in enumerate(plan.kernels, 1):
-        parts += _kernel(number, kernel)
-    parts += ["== checked", *(f"  {line}" for line in _verdicts(plan))] if plan.verdicts else []
-    for body in plan.bodies:
-        parts += [f"== {body.what}", _indent(explain(body.plan))]
-    parts.append("== left to XLA" if plan.fallbacks else "== left to XLA: nothing but layout")
-    parts += [f"  {f}" for f in plan.fallbacks]
-    parts.append("== conditions")
-    parts += [f"  {line}" for line in _conditions(plan)] or ["  none: nothing was fused"]
-    return "\n".join(parts)
+    return "\n".join(line for stage in STAGES for line in _stage(plan, stage))
+
+
+def show(plan: Plan, stage: str, kernel: str | None = None) -> str:
+    """One stage of a derivation; kernel: of 'kernels' the one of this name.
+
+    Raises:
+      ValueError: there is no such stage, or no such kernel.
+    """
+    if stage not in STAGES:
+        raise ValueError(f"no stage {stage!r}: choose one of {', '.join(STAGES)}")
+    if kernel is None:
+        return "\n".join(_stage(plan, stage))
+    found = [(number, k) for number, k in enumerate(plan.kernels, 1) if k.name == kernel]
+    if not found or stage != "kernels":
+        raise ValueError(
+            f"no kernel {kernel!r} in stage {stage!r}: choose one of {', '.join(k.name for k in plan.kernels)}"
+        )
+    return "\n".join(line for number, k in found for line in _kernel(number, k))
+
+
+def _stage(plan: Plan, stage: str) -> list[str]:
+    match stage:
+        case "program":
+            return [f"== loop program (target {plan.target.name})", _indent(str(plan.program))]
+        case "kernels":
+            return [line for number, kernel in enumerate(plan.kernels, 1) for line in _kernel(number, kernel)]
+        case "checked":
+            return ["== checked", *(f"  {line}" for line in _verdicts(plan))] if plan.verdicts else []
+        case "bodies":
+            return [line for body in plan.bodies for line in (f"== {body.what}", _indent(explain(body.plan)))]
+        case "left":
+            head = "== left to XLA" if plan.fallbacks else "== left to XLA: nothing but layout"
+            return [head, *(f"  {f}" for f in plan.fallbacks)]
+        case _:
+            return ["== conditions", *([f"  {line}" for line in _conditions(plan)] or ["  none: nothing was fused"])]
 
 
 def summarize(plan: Plan) -> str:
-    """A few lines for each kernel, then what was left to XLA, then the conditions."""
-    lines = []
+    """A few lines for each kernel, then what was left to XLA, then the conditions; of a long plan an overview of one screen."""
+    lines: list[str] = []
     for kernel in plan.kernels:
         group = kernel.group
         lines.append(f"{kernel.name}: {kernel.strategy} over {group.rolled}, {kernel.schedule}")
@@ -57,7 +86,8 @@ def summarize(plan: Plan) -> str:
         lines += [f"{body.what}:", _indent(summarize(body.plan))]
     lines += [f"checked: {line}" for line in _verdicts(plan)]
     lines += [f"left to XLA: {f}" for f in plan.fallbacks] or ["left to XLA: nothing"]
-    return "\n".join([*lines, *_conditions(plan)])
+    lines += _conditions(plan)
+    return overview(plan) if sum(1 + line.count("\n") for line in lines) > LINES else "\n".join(lines)
 
 
 def _verdicts(plan: Plan) -> list[str]:

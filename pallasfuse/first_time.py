@@ -1,5 +1,8 @@
-"""What happens once: warnings, and the imports that wait for the first plan."""
+"""What happens once: warnings, the imports that wait for the first plan, and values that wait until they are asked for."""
 
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import Lock, RLock
 
 IMPORTS = RLock()
@@ -19,3 +22,34 @@ class Once:
             told = what in self._told
             self._told.add(what)
         return not told
+
+
+class Later[T]:
+    """A value that is made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: list[T] = []
+
+    @property
+    def value(self) -> T:
+        if not self._made:
+            self._made.append(self._make())  # of two threads that make it, both get the first one's
+        return self._made[0]
+
+
+def known[T](value: T) -> Later[T]:
+    """A value that is there already, where one may come later."""
+    return Later(lambda: value)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """A time in which Python looks for no cycles of garbage, for a short step that makes many objects."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

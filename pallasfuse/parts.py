@@ -57,6 +57,14 @@ def way(group: Group, schedule: Schedule, target: Target) -> str:
     return f"{target.name}: {text}"
 
 
+def way_of_kernel(kernel: Kernel) -> str:
+    """Returns `way` of a kernel of a plan: equal ones have one text, which is made of what they have in common."""
+    if kernel.original is None:
+        return way(kernel.group, kernel.schedule, kernel.target)
+    placed = kernel.original.placed
+    return way(kernel.original.group, placed.schedule, placed.phases[0].target)
+
+
 def primitives(jaxpr: Jaxpr) -> set[str]:
     """The names of all operations of a jaxpr, also inside others."""
     found: set[str] = set()
@@ -81,8 +89,8 @@ def producers(converted: Converted) -> Producers:
 
 def part_of(converted: Converted, kernel: Kernel, maker: Producers) -> Part:
     """Returns the equations that XLA would compute instead of a kernel: everything between its inputs and its outputs."""
-    names = {converted.variable[n]: n for n in kernel.group.inputs}
-    outputs = tuple(converted.variable[n.name] for n in kernel.group.outputs)
+    names = {converted.variable[n]: n for n in kernel.reads}
+    outputs = tuple(converted.variable[n] for n in kernel.stores)
     chosen: dict[int, JaxprEqn] = {}
     others: dict[Var, None] = {}
     stack = [v for v in outputs if v not in names]

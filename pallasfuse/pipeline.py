@@ -4,15 +4,18 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pallasfuse import _compat
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
+from pallasfuse.first_time import Later, known
 from pallasfuse.fusion.cost import together
 from pallasfuse.fusion.grouping import Grouping, Left, external_reasons
 from pallasfuse.ir.axes import Axis
@@ -29,7 +32,7 @@ from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.references import OfThisProcess
-from pallasfuse.repetition import Places, grouped
+from pallasfuse.repetition import Original, Places, grouped
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
@@ -69,11 +72,25 @@ class Kernel:
     """The kernel's time on its device, by terms."""
     replaced: Price
     """XLA's predicted time for what the kernel computes, beside the other kernels of the plan."""
+    original: Original | None = None
+    """The kernel in canonical names, which it has in common with equal ones; None where it runs in a way of its own."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names that those of `original` stand for."""
 
     @property
     def program(self) -> TileProgram:
         """The first phase; of a kernel that is not split, the only one."""
         return self.phases[0].program
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the tensors that it reads."""
+        return self.group.inputs
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The names of the tensors that it stores."""
+        return tuple(nest.name for nest in self.group.outputs)
 
     @property
     def target(self) -> Target:
@@ -116,9 +133,9 @@ class Plan(OfThisProcess):
 
     converted: Converted
     target: Target
-    grouping: Grouping
+    grouped: Later[Grouping]
     kernels: tuple[Kernel, ...]
-    fallbacks: tuple[Fallback, ...]
+    left: Later[tuple[Fallback, ...]]
     own_conditions: tuple[str, ...]
     """As `conditions`, of what is outside the bodies of loops."""
     own_exceptions: tuple[str, ...]
@@ -131,6 +148,16 @@ class Plan(OfThisProcess):
     """The measurements on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
     bodies: tuple[Body, ...] = ()
     """The bodies of loops and branches in which something is fused."""
+
+    @property
+    def grouping(self) -> Grouping:
+        """The groups that became kernels, and the reductions that did not."""
+        return self.grouped.value
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """What is left to XLA, with the reasons; without what is in the bodies of loops."""
+        return self.left.value
 
     def all(self) -> Iterator["Plan"]:
         """Yields this plan and those of the bodies inside it."""
@@ -159,6 +186,12 @@ class Plan(OfThisProcess):
         return self.converted.program
 
     @cached_property
+    def repeated(self) -> frozenset[Original]:
+        """The kernels, in canonical names, that this plan has several times."""
+        counts = Counter(k.original for k in self.kernels if k.original is not None)
+        return frozenset(original for original, count in counts.items() if count > 1)
+
+    @cached_property
     def text(self) -> str:
         from pallasfuse.explain import explain
 
@@ -166,10 +199,35 @@ class Plan(OfThisProcess):
 
     @property
     def summary(self) -> str:
-        """A few lines: kernels, repairs, bytes, fallbacks, conditions."""
+        """One screen: kernels, repairs, bytes, fallbacks, conditions; of a long plan what matters most."""
         from pallasfuse.explain import summarize
 
         return summarize(self)
+
+    def show(self, stage: str, kernel: str | None = None) -> str:
+        """One stage of the derivation: 'program', 'kernels' (all, or the one of a name), 'checked', 'bodies', 'left', 'conditions'.
+
+        Raises:
+          ValueError: there is no such stage or kernel.
+        """
+        from pallasfuse.explain import show
+
+        return show(self, stage, kernel)
+
+    def html(self, path: str | Path | None = None, *, kernel: str | None = None) -> str:
+        """The plan as a page that needs no other file, with the derivation of one kernel; also written to `path`.
+
+        kernel: the name of one; None: the one that takes longest.
+
+        Raises:
+          ValueError: there is no such kernel.
+        """
+        from pallasfuse.page import page
+
+        text = page(self, kernel)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def __str__(self) -> str:
         return self.text
@@ -230,7 +288,7 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
             return schedule_grouping(placements, without_group(grouping, chosen, placed))
         replaced = grouping.replaced[number] if grouping.replaced else NOTHING
         try:
-            kernels.append(_kernel(chosen, placed, replaced))
+            kernels.append(kernel_of(chosen, placed, replaced, *placements.original(chosen)))
         except Exception as error:
             reason = f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
             return schedule_grouping(placements, without_group(grouping, chosen, reason))
@@ -242,12 +300,12 @@ def _assembled(
 ) -> Plan:
     """The plan of these kernels, one for each group; everything else is left to XLA."""
     try:
-        steps = _steps(converted, kernels)
+        steps = steps_of(converted, kernels)
     except InvalidProgramError as error:
         reason = f"its kernel and another one would wait for each other ({error})"
         left = without_group(grouping, grouping.groups[-1], reason)
         return _assembled(converted, left, kernels[:-1], target, options)
-    fallbacks = _fallbacks(converted, grouping, steps, options)
+    fallbacks = fallbacks_of(converted, grouping, steps, options)
     refused = [f for f in fallbacks if not f.asked]
     if options.strict and refused:
         listed = "\n".join(f"  {f}" for f in refused)
@@ -273,9 +331,9 @@ def _assembled(
     plan = Plan(
         converted,
         target,
-        grouping,
+        known(grouping),
         tuple(kernels),
-        tuple(fallbacks),
+        known(tuple(fallbacks)),
         (*conditions, *exceptions),
         tuple(exceptions),
         tuple(steps),
@@ -301,7 +359,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
         if isinstance(change, str):
             grouping = without_group(grouping, kernel.group, change)
         else:
-            kernels.append(kernel if change is None else _kernel(kernel.group, change, kernel.replaced))
+            kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
     again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options)
     return replace(again, bodies=plan.bodies)
 
@@ -346,7 +404,14 @@ def without_group(grouping: Grouping, group: Group, reason: str) -> Grouping:
     return Grouping(tuple(grouping.groups[n] for n in kept), (*grouping.left, *left), replaced)
 
 
-def _kernel(chosen: Group, placed: Placed, replaced: Price) -> Kernel:
+def kernel_of(
+    chosen: Group,
+    placed: Placed,
+    replaced: Price,
+    original: Original | None = None,
+    names: Mapping[str, str] | None = None,
+) -> Kernel:
+    """The kernel of a group, run in one way. replaced, original, names: as in `Kernel`."""
     schedule, program = placed.schedule, placed.phases[0].program
     share = visited_share([p.program for p in placed.phases], schedule)
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
@@ -359,17 +424,16 @@ def _kernel(chosen: Group, placed: Placed, replaced: Price) -> Kernel:
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},
         {a.name: t for a, t in program.tiles if a in own}, repaired, work.flops, work.bytes_read, work.bytes_written,
         share, chosen, schedule, placed.phases, placed.declined,
-        price_kernel([(p.program, p.target) for p in placed.phases]), replaced,
+        price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {},
     )  # fmt: skip
 
 
-def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
+def steps_of(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
     """Returns the steps that must run, in an order that respects the data: kernels where they produce a value, equations
     elsewhere."""
     maker: dict[Var, Step] = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
     for kernel in kernels:
-        for nest in kernel.group.outputs:
-            maker[converted.variable[nest.name]] = kernel
+        maker |= {converted.variable[name]: kernel for name in kernel.stores}
     wanted: list[Any] = [v for v in converted.jaxpr.outvars if isinstance(v, Var)]
     roots = [maker[v] for v in wanted if v in maker] + [e for e in converted.jaxpr.eqns if e.effects]
     steps: list[Step] = []
@@ -396,7 +460,7 @@ def _steps(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
 
 def _operands(converted: Converted, step: Step) -> list[Var]:
     if isinstance(step, Kernel):
-        return [converted.variable[name] for name in step.group.inputs]
+        return [converted.variable[name] for name in step.reads]
     return [v for v in step.invars if isinstance(v, Var)]
 
 
@@ -404,8 +468,7 @@ def kernels_behind(plan: Plan, result: int) -> list[Kernel]:
     """The kernels that a result of a plan is computed by, directly or through others, the last one first."""
     maker: dict[Var, Step] = {}
     for step in plan.steps:
-        nests = step.group.outputs if isinstance(step, Kernel) else ()
-        made = [plan.converted.variable[n.name] for n in nests] if isinstance(step, Kernel) else step.outvars
+        made = [plan.converted.variable[n] for n in step.stores] if isinstance(step, Kernel) else step.outvars
         maker |= dict.fromkeys(made, step)
     wanted: list[Any] = [plan.converted.jaxpr.outvars[result]]
     behind: dict[int, Step] = {}
@@ -418,7 +481,10 @@ def kernels_behind(plan: Plan, result: int) -> list[Kernel]:
     return [step for step in behind.values() if isinstance(step, Kernel)]
 
 
-def _fallbacks(converted: Converted, grouping: Grouping, steps: Sequence[Step], options: FuseOptions) -> list[Fallback]:
+def fallbacks_of(
+    converted: Converted, grouping: Grouping, steps: Sequence[Step], options: FuseOptions
+) -> list[Fallback]:
+    """The steps that XLA keeps, with the reasons."""
     reasons = {left.name: left.reason for left in (*grouping.left, *external_reasons(converted.program))}
     by_variable = {var: name for name, var in converted.variable.items()}
     found = []

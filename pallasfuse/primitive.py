@@ -27,8 +27,9 @@ from pallasfuse.execution import execute, lower_on
 from pallasfuse.first_time import Once
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
+from pallasfuse.kept_plans import plan_of
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Body, Plan, make_plan
+from pallasfuse.pipeline import Body, Plan
 from pallasfuse.sharding import result_specs, run_sharded
 from pallasfuse.targets import Target, default_for, find
 
@@ -56,7 +57,7 @@ class FusedCall:
             key = target.name, target.timed, left
             if key not in self.plans:
                 jaxpr, bodies = self.with_bodies(target, left)
-                self.plans[key] = replace(make_plan(jaxpr, target, self.options), bodies=bodies)
+                self.plans[key] = replace(plan_of(jaxpr, target, self.options), bodies=bodies)
             return self.plans[key]
 
     def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:

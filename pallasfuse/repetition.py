@@ -4,6 +4,7 @@ Parts are equal up to the names of axes and tensors and their source lines. Thei
 (`ir/renaming.py`), so what a plan depends on is what all of them have.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pallasfuse.errors import InvalidProgramError
@@ -20,6 +21,14 @@ from pallasfuse.price.terms import Price
 from pallasfuse.targets import Target
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Original:
+    """A group in canonical names and where it runs: one object for all groups that are equal up to names."""
+
+    group: Group
+    placed: Placed
+
+
 class Places:
     """Finds where the groups of one program run. Each group is lowered once, whoever asks."""
 
@@ -27,6 +36,7 @@ class Places:
         self.target, self.options = target, options
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
+        self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
     def placed(self, group: Group) -> Placed | str:
         """The group's kernel on the first target that has one, or why there is none."""
@@ -44,9 +54,15 @@ class Places:
         except Exception as error:
             return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
 
-    def adopt(self, group: Group, placed: Placed | str) -> None:
-        """Take it that a group runs there."""
+    def adopt(self, group: Group, placed: Placed | str, original: Original | None, names: Mapping[str, str]) -> None:
+        """Take it that a group runs there. original: what it was renamed from, by `names`."""
         self._found[id(group)] = group, placed
+        if original is not None:
+            self._originals[id(group)] = original, names
+
+    def original(self, group: Group) -> tuple[Original | None, Mapping[str, str]]:
+        """Returns what a group and its place were renamed from, and the names; None where it was planned in its own names."""
+        return self._originals.get(id(group), (None, {}))
 
     def _place(self, group: Group) -> Placed | str:
         try:
@@ -62,6 +78,7 @@ class _Planned:
 
     grouping: Grouping
     placed: tuple[Placed | str, ...]
+    originals: tuple[Original | None, ...]
 
 
 def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = frozenset()) -> Grouping:
@@ -70,7 +87,7 @@ def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = fr
     `places` knows from then on where the groups of repeated segments run.
     """
     parts = list(segments(program))
-    if len(parts) == 1 or places.options.tiles:  # tiles are asked for by the names of axes
+    if places.options.tiles:  # they are asked for by the names of axes
         return joined([_group(part, places, along) for part in parts])
     known: dict[_Key, _Planned] = {}
     return joined([_grouped_once(part, places, along, known) for part in parts])
@@ -87,12 +104,15 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
         if key not in known:
             own = Places(form.program, places.target, places.options)
             groups = _group(form.program, own, key[1])
-            known[key] = _Planned(groups, tuple(own.placed(g) for g in groups.groups))
+            placed = tuple(own.placed(g) for g in groups.groups)
+            pairs = zip(groups.groups, placed, strict=True)
+            originals = tuple(None if isinstance(p, str) else Original(g, p) for g, p in pairs)
+            known[key] = _Planned(groups, placed, originals)
         grouping, placed = restored((known[key].grouping, known[key].placed), form.names)
     except UnknownNameError:
         return _group(part, places, along)
-    for group, place in zip(grouping.groups, placed, strict=True):
-        places.adopt(group, place)
+    for group, place, original in zip(grouping.groups, placed, known[key].originals, strict=True):
+        places.adopt(group, place, original, form.names)
     return grouping
 
 

@@ -46,7 +46,7 @@ class Traced(OfThisProcess):
     def fuse(self, target: str | None = None, *, timed: bool = False) -> "Fused":
         """Choose groups and derive their folds. timed: as `Target.timed`."""
         call = self.call
-        chosen = _target(target, call.options).judged(timed=timed)
+        chosen = target_at_hand(target, call.options).judged(timed=timed)
         # bodies are lowered as they are shown
         shown = replace(call.options, target=chosen.name, check=False)
         jaxpr, bodies = FusedCall(call.jaxpr, shown, call.name, Once()).with_bodies(chosen)
@@ -167,7 +167,8 @@ class Compiled(OfThisProcess):
         return self.compiled.memory_analysis()
 
 
-def _target(name: str | None, options: FuseOptions) -> Target:
+def target_at_hand(name: str | None, options: FuseOptions) -> Target:
+    """The target of a name, else the one that options ask for, else the best one here; for the device at hand."""
     name = name if name is not None else options.target
     return for_device_at_hand(find(name)) if name is not None else target_for(_platform(), options)
 

@@ -81,7 +81,7 @@ class Store:
         if found is None:
             return None
         if found[0] != dict(identity):
-            self._warn("foreign", f"{path} is not of what its name says: it is ignored, and may be deleted")
+            self.warn("foreign", f"{path} is not of what its name says: it is ignored, and may be deleted")
             return None
         return found[1]
 
@@ -94,10 +94,10 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            self._warn("read", f"{path} cannot be read ({error}): what it may hold is measured again")
+            self.warn("read", f"{path} cannot be read ({error}): what it may hold is measured again")
             return None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            self._warn("corrupt", f"{path} is damaged ({error}): it is ignored, and may be deleted")
+            self.warn("corrupt", f"{path} is damaged ({error}): it is ignored, and may be deleted")
             return None
         return identity, record
 
@@ -114,10 +114,10 @@ class Store:
                 Path(temporary).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            self._warn("write", f"{path.parent} cannot be written ({error}): what was measured is forgotten with this process. "
+            self.warn("write", f"{path.parent} cannot be written ({error}): what was measured is forgotten with this process. "
                                 f"{_FOLDER_VARIABLE} names another folder.")  # fmt: skip
 
-    def _warn(self, kind: str, message: str) -> None:
+    def warn(self, kind: str, message: str) -> None:
         """Warns once about each kind of trouble: a damaged folder is not a thousand warnings."""
         with self._lock:
             first = kind not in self._warned

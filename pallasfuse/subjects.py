@@ -9,7 +9,7 @@ from pallasfuse import _compat
 from pallasfuse.environment import environment
 from pallasfuse.execution import run_kernel
 from pallasfuse.measure import Function, Measured, is_shortage
-from pallasfuse.parts import Part, part_of, producers, way
+from pallasfuse.parts import Part, part_of, producers, way, way_of_kernel
 from pallasfuse.pipeline import Kernel, Plan, revised, ways
 from pallasfuse.placement import Placed
 from pallasfuse.store import Identity, Record, Store, current
@@ -44,7 +44,7 @@ class Subject:
     @cached_property
     def way(self) -> str:
         """Returns words that say how the kernel runs as it is planned. Equal kernels share them."""
-        return way(self.kernel.group, self.kernel.schedule, self.kernel.target)
+        return way_of_kernel(self.kernel)
 
     def way_of(self, placed: Placed) -> str:
         """Another way to run it, in such words."""
@@ -91,7 +91,7 @@ class Subject:
         def run(*arrays: Any) -> list[Any]:
             given = {n: x for n, x in zip(part.input_names, arrays, strict=True) if n is not None}
             found = run_kernel(plan, kernel, given)
-            return [found[n.name].reshape(shape) for n, shape in zip(kernel.group.outputs, shapes, strict=True)]
+            return [found[name].reshape(shape) for name, shape in zip(kernel.stores, shapes, strict=True)]
 
         return run
 

@@ -17,6 +17,7 @@ from tests.tiers import sample
 # Before JAX or pallasfuse are imported; child processes inherit both.
 os.environ.setdefault("PALLASFUSE_CHECK", "0")  # nothing is timed unless a test asks for it
 os.environ.setdefault("PALLASFUSE_PRICE", "0")  # whatever can be fused is, whether that is faster or not
+os.environ.setdefault("PALLASFUSE_KEEP_PLANS", "0")  # tests change passes, and a plan that was kept would not see it
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the process that started them
     os.environ["PALLASFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="pallasfuse_tests_")
     atexit.register(shutil.rmtree, os.environ["PALLASFUSE_CACHE_DIR"], ignore_errors=True)

@@ -154,8 +154,8 @@ def test_transformations():
 
 def test_a_body_is_planned_once_whoever_asks(monkeypatch):
     made = []
-    original = primitive.make_plan
-    monkeypatch.setattr(primitive, "make_plan", lambda *a: made.append(a) or original(*a))
+    original = primitive.plan_of
+    monkeypatch.setattr(primitive, "plan_of", lambda *a: made.append(a) or original(*a))
     close(everything(scanned)(*THREE), scanned(*THREE))
     assert len(made) == 2  # the program and its body, for three layers
 

@@ -86,3 +86,18 @@ with ThreadPoolExecutor(len(calls)) as pool:
     for done in [pool.submit(call) for call in calls]:
         done.result(timeout=120)
 """)
+
+
+def test_a_call_imports_no_backend_but_its_own():
+    """Pallas for GPUs takes longer to import than a kernel on the CPU to plan."""
+    loaded = run("""
+import sys
+import jax, jax.numpy as jnp
+import pallasfuse as pf
+
+f = pf.fuse(lambda x: x / x.sum(-1, keepdims=True), target="xla")
+f(jnp.ones((4, 64))).block_until_ready()
+print(*sys.modules)
+""").split()
+    assert "pallasfuse.execution" in loaded
+    assert not {"jax.experimental.pallas", "jax.experimental.mosaic", "sympy"} & set(loaded)

@@ -189,3 +189,19 @@ def test_a_program_with_a_name_like_a_canonical_one_is_planned_plainly(monkeypat
     expected = str(pf.fuse(model, target="xla").trace(*shapes).fuse().tile().plan)
     monkeypatch.setattr(repetition, "canonical", refuse)
     assert str(pf.fuse(model, target="xla").trace(*shapes).fuse().tile().plan) == expected
+
+
+def test_equal_kernels_are_calls_of_one_function():
+    """It is traced and lowered once, and computes what the plain function does with the weights of each layer."""
+    shapes = arguments(8, length=96)
+    fused = pf.fuse(model, options=FuseOptions(target="xla", price=False))
+    plan = fused.explain(*shapes)
+    assert len(plan.kernels) >= 8 and plan.repeated
+    several = [k for k in plan.kernels if k.original in plan.repeated]
+    text = fused.lower(*shapes).as_text()
+    assert text.count("call @kernel") == len(several)
+    assert text.count("func.func private @kernel") == len(plan.repeated) < len(several)
+    keys = iter(jax.random.split(jax.random.key(3), 1000))
+    values = jax.tree.map(lambda s: jax.random.normal(next(keys), s.shape, s.dtype) / 8, shapes)
+    expected = jax.jit(model)(*values)
+    assert jnp.abs(fused(*values) - expected).max() <= 1e-4 * jnp.abs(expected).max()

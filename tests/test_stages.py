@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
+from pallasfuse import primitive
 from tests.programs_by_name import attention, softmax
 
 X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
@@ -98,3 +99,25 @@ def test_the_jaxpr_of_a_trace_is_that_of_a_call():
     assert "pallasfuse" in str(traced.jaxpr)
     assert "reduce_max" in str(traced.call.jaxpr)
     same(traced.lower().compile()(X), softmax(X))
+
+
+def test_explain_and_then_a_call_trace_and_plan_once(monkeypatch):
+    """Whoever is first."""
+    made, traced = [], []
+    original = primitive.plan_of
+    monkeypatch.setattr(primitive, "plan_of", lambda *a: made.append(a) or original(*a))
+
+    x = jnp.linspace(-1, 1, 64 * 256).reshape(64, 256)
+    for options in (pf.FuseOptions(price=False), pf.FuseOptions(target="xla")):
+
+        def rows(x):
+            traced.append(x.shape)
+            return jax.nn.softmax(x, -1)
+
+        fused = pf.fuse(rows, options=options)
+        plan = fused.explain(jax.ShapeDtypeStruct(x.shape, x.dtype))
+        assert fused.explain(x) is plan
+        fused(x)
+        assert (len(made), len(traced)) == (1, 1)
+        made.clear()
+        traced.clear()

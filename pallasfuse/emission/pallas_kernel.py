@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision
@@ -39,6 +38,8 @@ class _PallasMachine:
         self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]
     ) -> tuple[Any, tuple[int, ...], Array | None]:
         """The reference at the current tile, its shape, and the mask of what lies inside the array (None: everything)."""
+        from jax.experimental import pallas as pl
+
         # a static position keeps its dimension: Pallas takes integers as slices, not as indices, in every mode
         kept = [a for a in indices if windows[a].size != 1 or isinstance(windows[a].start, int)]
         shape = tuple(windows[a].size for a in kept)
@@ -187,6 +188,8 @@ def call(
     program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: bool = False, compiler_params: Any = None
 ) -> dict[str, jax.Array]:
     """Every output of the kernel, by name. `inputs[name]` has one dimension per axis of the tensor."""
+    from jax.experimental import pallas as pl  # planning asks this module what fits, and needs no Pallas
+
     names_in, names_out = [t.name for t in program.inputs], [t.name for t in program.outputs]
     counts = [-(-a.extent // t) for a, t in program.grid]
 

@@ -1,8 +1,8 @@
 """A jaxpr to a loop program: calls inlined, dimensions unified to axes, one table from primitive to nest."""
 
-from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map, left_by_user
+from pallasfuse.jaxpr_frontend.conversion import convert, converted_later, is_layout, is_map, left_by_user
 from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
-from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, bodies, flatten, fused_calls
+from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, bodies, called, flatten, fused_calls
 
 __all__ = [
     "BATCHED_AS_BODY",
@@ -10,7 +10,9 @@ __all__ = [
     "Converted",
     "axes_of",
     "bodies",
+    "called",
     "convert",
+    "converted_later",
     "flatten",
     "fused_calls",
     "is_layout",

@@ -15,6 +15,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pallasfuse import _compat
 from pallasfuse.errors import Refusal, TraceError
+from pallasfuse.first_time import Later, known
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
@@ -79,28 +80,46 @@ def convert(
     unknown = _unknown_lengths(flattened)
     if unknown and not symbolic:
         raise TraceError(f"an array has the length {unknown[0]}: trace the function with static shapes")
+    names = tensor_names(flattened)
+    return _converted(jaxpr, flattened, names, known(_program(flattened, names, exclude)))
+
+
+def converted_later(jaxpr: Jaxpr, flattened: Jaxpr) -> Converted:
+    """As `convert` of a jaxpr that was flattened already: its loop program is made when it is asked for."""
+    names = tensor_names(flattened)
+    return _converted(jaxpr, flattened, names, Later(lambda: _program(flattened, names, ())))
+
+
+def _converted(original: Jaxpr, flattened: Jaxpr, names: Mapping[Var, str], program: Later[LoopProgram]) -> Converted:
+    results = tuple(a if isinstance(a, Literal) else names[a] for a in flattened.outvars)
+    return Converted(original, flattened, {name: var for var, name in names.items()}, results, program)
+
+
+def _program(flattened: Jaxpr, names: Mapping[Var, str], exclude: Sequence[str]) -> LoopProgram:
+    """The loop program of a flat jaxpr."""
+    unknown = _unknown_lengths(flattened)
     inputs = [*flattened.constvars, *flattened.invars]
     dims = Dimensions()
-    known = {var: _Known(flat(dims.fresh_shape(_lengths(var), dims.space()))) for var in inputs}
+    defined = {var: _Known(flat(dims.fresh_shape(_lengths(var), dims.space()))) for var in inputs}
     refused = _not_known_yet(unknown)
     steps: list[_Step] = []
     rules = _RULES | picking.rules(flattened)
     stored = _Stored(flattened)
     for eqn in flattened.eqns:
-        plan = refused or left_by_user(eqn, exclude) or stored.merged_by(eqn) or _plan(eqn, dims, known, rules)
+        plan = refused or left_by_user(eqn, exclude) or stored.merged_by(eqn) or _plan(eqn, dims, defined, rules)
         if isinstance(plan, Refusal):
             stored.variables.update(eqn.outvars)
         match plan:
             case Plan(kept=kept):
-                depth = max((known[a].depth for a in plan.reads(eqn) if isinstance(a, Var)), default=0)
+                depth = max((defined[a].depth for a in plan.reads(eqn) if isinstance(a, Var)), default=0)
                 outputs: tuple[_Known, ...] = (_Known(kept, depth + (plan.reducer is not None)),)
             case Refusal():
                 outputs = tuple(_Known(flat(dims.fresh_shape(_lengths(v), dims.space()))) for v in eqn.outvars)
             case _:
                 assert_never(plan)
-        known.update(zip(eqn.outvars, outputs, strict=True))
+        defined.update(zip(eqn.outvars, outputs, strict=True))
         steps.append(_Step(eqn, plan, tuple(o.symbols for o in outputs)))
-    return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps, jaxpr)
+    return _Naming(flattened, names, dims, {var: defined[var].symbols for var in inputs}).program(steps)
 
 
 class _Stored:
@@ -253,33 +272,28 @@ def _does_not_nest(eqn: JaxprEqn) -> str:
 class _Naming:
     """Names for the axes and tensors, in order of appearance, and the nests over them."""
 
-    def __init__(self, jaxpr: Jaxpr, dims: Dimensions, symbols: Mapping[Var, tuple[Symbol, ...]]) -> None:
+    def __init__(
+        self, jaxpr: Jaxpr, names: Mapping[Var, str], dims: Dimensions, symbols: Mapping[Var, tuple[Symbol, ...]]
+    ) -> None:
         self._jaxpr = jaxpr
         self._dims = dims
         self._symbols = symbols
-        self._tensor_names = _input_names(jaxpr)
+        self._tensor_names = names
         self._axes: dict[Symbol, Axis] = {}
-        taken = set(self._tensor_names.values())
-        self._axis_names = _axis_names(taken)
-        self._temporaries = (name for n in count() if (name := f"t{n}") not in taken)
+        self._axis_names = _axis_names({names[v] for v in symbols})
 
-    def converted(self, steps: Sequence[_Step], original: Jaxpr) -> Converted:
+    def program(self, steps: Sequence[_Step]) -> LoopProgram:
         inputs = tuple(
-            Tensor(name, self._over(self._symbols[var]), dtype_of(var)) for var, name in self._tensor_names.items()
+            Tensor(self._tensor_names[var], self._over(over), dtype_of(var)) for var, over in self._symbols.items()
         )
         nests: list[Nest | External] = []
         for step in steps:
             nests.extend(self._nests(step))
-        results = tuple(a if isinstance(a, Literal) else self._tensor_names[a] for a in self._jaxpr.outvars)
-        outputs = tuple(r for r in results if isinstance(r, str))
-        program = verify(LoopProgram(inputs, tuple(nests), tuple(dict.fromkeys(outputs))))
-        variable = {name: var for var, name in self._tensor_names.items()}
-        return Converted(original, self._jaxpr, program, variable, results)
+        outputs = (self._tensor_names[a] for a in self._jaxpr.outvars if not isinstance(a, Literal))
+        return verify(LoopProgram(inputs, tuple(nests), tuple(dict.fromkeys(outputs))))
 
     def _nests(self, step: _Step) -> Iterator[Nest | External]:
         source = Source(_compat.source_summary(step.eqn))
-        for var in step.eqn.outvars:
-            self._tensor_names[var] = next(self._temporaries)
         match step.plan:
             case Refusal(reason):
                 operands = tuple(dict.fromkeys(self._tensor_names[a] for a in step.eqn.invars if isinstance(a, Var)))
@@ -337,6 +351,14 @@ def _axis_names(taken: set[str]) -> Iterator[str]:
     for name in chain(letters, (f"a{n}" for n in count(1))):
         if name not in taken:
             yield name
+
+
+def tensor_names(jaxpr: Jaxpr) -> dict[Var, str]:
+    """The name of every tensor of a flat jaxpr's loop program: those of its inputs first, then of each equation's outputs."""
+    names = _input_names(jaxpr)
+    taken = set(names.values())
+    temporaries = (name for n in count() if (name := f"t{n}") not in taken)
+    return names | {var: next(temporaries) for eqn in jaxpr.eqns for var in eqn.outvars}
 
 
 def _input_names(jaxpr: Jaxpr) -> dict[Var, str]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from jax.extend.core import Jaxpr, Literal, Var
 
+from pallasfuse.first_time import Later
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import LoopProgram
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Converted:
     """A jaxpr and its loop program.
 
@@ -24,9 +25,14 @@ class Converted:
     original: Jaxpr
 
     jaxpr: Jaxpr
-    program: LoopProgram
     variable: Mapping[str, Var]
     results: tuple[str | Literal, ...]
+    made: Later[LoopProgram]
+    """The program. A plan that was kept runs without it."""
+
+    @property
+    def program(self) -> LoopProgram:
+        return self.made.value
 
 
 def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple[Axis, ...]]]:

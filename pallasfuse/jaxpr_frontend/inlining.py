@@ -115,6 +115,12 @@ def bodies(eqn: JaxprEqn) -> list[Jaxpr]:
     return [j for v in values for j in (v if isinstance(v, list | tuple) else (v,)) if isinstance(j, Jaxpr)]
 
 
+def called(eqn: JaxprEqn) -> list[Jaxpr]:
+    """The jaxprs among an equation's parameters, and that of a fused function."""
+    inside = getattr(eqn.params.get("call"), "jaxpr", None)
+    return [*bodies(eqn), *([inside] if isinstance(inside, Jaxpr) else [])]
+
+
 def _body(eqn: JaxprEqn, calls: Set[str]) -> Jaxpr | None:
     if eqn.primitive.name not in calls or left_function(eqn.params.get("name")) is not None:
         return None

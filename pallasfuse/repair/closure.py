@@ -2,15 +2,14 @@
 
 Design, section 3, rule 2. With g = sum_b a_b(r) b(c), one function of the span is the row of its coefficients a_b(r).
 The basis framed at r is g and its derivatives by the frames, until closed; M(r, r') = A(r') A(r)^-1.
+
+SymPy takes a third of a second to import, and is imported when something is derived: plans that were kept do without it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from random import Random
 from typing import Any
-
-from sympy import QQ, QQ_I, Symbol
-from sympy.polys.matrices import DomainMatrix
 
 from pallasfuse.repair import laurent
 from pallasfuse.repair.laurent import IMAGINARY, Generator, Monomial, Poly, Var
@@ -184,6 +183,8 @@ def transition(basis: Sequence[Row], aged: Callable[[Var], Var]) -> list[list[En
 
     `aged` maps a frame variable to its old value r; the frames themselves stand for the new value r'.
     """
+    from sympy.polys.matrices import DomainMatrix
+
     keys = sorted({key for row in basis for key in row}, key=laurent.monomial_order)
     columns = _pivots(basis, _Residues())
     if len(columns) < len(basis):
@@ -211,6 +212,8 @@ class _FractionSpace:
     """Rational functions over the generators of some polynomials, new and old."""
 
     def __init__(self, polys: Sequence[Poly], aged: Callable[[Var], Var]) -> None:
+        from sympy import QQ, QQ_I, Symbol
+
         exponents: dict[Generator, list[Fraction]] = {}
         complex_numbers = False
         for poly in polys:
@@ -232,16 +235,18 @@ class _FractionSpace:
                     self._units[version] = unit
                     self._generators.append(version)
                 self._positions[age][generator] = self._generators.index(version)
+        self._complex = complex_numbers
         self._numbers: Any = QQ_I if complex_numbers else QQ
+        self._rational: Any = QQ
         symbols = [Symbol(f"g{n}") for n in range(max(1, len(self._generators)))]
         self.domain: Any = self._numbers.frac_field(*symbols)
         self.field: Any = self.domain.field
 
     def _number(self, value: Fraction, imaginary: bool) -> Any:
-        exact = QQ(value.numerator, value.denominator)
-        if self._numbers is QQ:
+        exact = self._rational(value.numerator, value.denominator)
+        if not self._complex:
             return exact
-        return QQ_I(0, exact) if imaginary else QQ_I(exact, 0)
+        return self._numbers(0, exact) if imaginary else self._numbers(exact, 0)
 
     def element(self, a: Poly, age: int) -> Any:
         """The polynomial at the new (age 0) or old (age 1) values of the frames."""
@@ -279,7 +284,7 @@ class _FractionSpace:
             monomial = frozenset(
                 (g, n * self._units[g]) for g, n in zip(self._generators, exponents, strict=False) if n
             )
-            parts = ((value, False),) if self._numbers is QQ else ((value.x, False), (value.y, True))
+            parts = ((value.x, False), (value.y, True)) if self._complex else ((value, False),)
             for part, imaginary in parts:
                 if part:
                     coefficient = Fraction(int(part.numerator), int(part.denominator))
@@ -292,6 +297,8 @@ class _FractionSpace:
 
 def factors(a: Poly) -> tuple[Fraction, Monomial, list[tuple[Poly, int]]]:
     """a = number * monomial * product of polynomial ** n, over the rationals; no imaginary unit may occur."""
+    from sympy import QQ, Symbol
+
     generators = sorted({g for m in a for g, _ in m}, key=laurent.generator_order)
     shared: Mapping[Generator, Fraction] = {g: min(dict(m).get(g, Fraction(0)) for m in a) for g in generators}
     monomial = frozenset((g, e) for g, e in shared.items() if e)

@@ -243,7 +243,7 @@ MUTANTS = (
         "interpret",
     ),
     _mutant(
-        "steps_reversed", "pipeline", result_of("pallasfuse.pipeline:_steps", lambda s, *_: s[::-1]), "cross_entropy"
+        "steps_reversed", "pipeline", result_of("pallasfuse.pipeline:steps_of", lambda s, *_: s[::-1]), "cross_entropy"
     ),
     _mutant(
         "constants_swapped",

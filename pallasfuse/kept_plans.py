@@ -1,0 +1,273 @@
+"""Plans on disk: another process that traces the same program uses the plan, and neither searches nor derives.
+
+A record has the kernels of a plan in canonical names, equal ones once, and the names of each; the reductions that are left, with
+the reasons; the conditions. Everything else follows from the jaxpr: the order of the steps, and, when they are asked for, the
+loop program and source lines. The key is a hash of the flat jaxpr, of the names of its arguments, of the target with the numbers
+of its device, of the options, and of the versions of everything that plans. A record that does not fit is dropped.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, Var
+
+from pallasfuse import _compat
+from pallasfuse.environment import versions
+from pallasfuse.first_time import Later, without_collection
+from pallasfuse.fusion.grouping import Grouping, Left
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.encoding import EncodingError, decode, encode
+from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
+from pallasfuse.ir.loop_program import External, Nest, Source, Tensor
+from pallasfuse.ir.renaming import restored
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tile_program import (
+    Carry,
+    Contract,
+    Instead,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Split,
+    Store,
+    TileProgram,
+    verify,
+)
+from pallasfuse.jaxpr_frontend import Converted, converted_later, flatten
+from pallasfuse.leaving import left_function
+from pallasfuse.options import FuseOptions
+from pallasfuse.parts import whole_key
+from pallasfuse.pipeline import Kernel, Plan, fallbacks_of, kernel_of, make_plan, steps_of
+from pallasfuse.placement import Placed
+from pallasfuse.price.terms import Price, Term
+from pallasfuse.repetition import Original
+from pallasfuse.store import Identity, Record, current
+from pallasfuse.targets import Target
+from pallasfuse.tiling.lower import Phase
+
+_CLASSES: tuple[type, ...] = (
+    Accumulator, Axis, Carry, Contract, External, Fold, Frame, Group, Instead, Kernel, Let, Load, Loop, Nest, Phase, Price,
+    Reduce, Schedule, Segment, Source, Split, Store, Tensor, Term, TileProgram,
+)  # fmt: skip
+_SWITCH = "PALLASFUSE_KEEP_PLANS"
+_TOKEN = re.compile("«[ats][0-9]+»")
+_SOURCE = "«s"
+
+
+def plan_of(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
+    """The plan of a jaxpr, as `pipeline.make_plan`: the one that was kept, if there is one; else it is made, and kept.
+
+    Raises:
+      FusionError: as `make_plan`.
+    """
+    if not _may_be_kept(jaxpr, options):
+        return make_plan(jaxpr, target, options)
+    with without_collection():  # a collection in a process with a large model takes longer than to read a plan
+        flat = flatten(jaxpr)
+        identity = _identity(flat, target, options)
+        record = current().get(identity)
+        if record is not None:
+            try:
+                return _read(record, jaxpr, flat, target, options)
+            except Exception as error:  # whatever it is: a record that does not fit is none
+                what = f"{type(error).__name__}: {error}"
+                current().warn("plan", f"a plan that was kept does not fit ({what}): it is made anew")
+    plan = make_plan(jaxpr, target, options)
+    written = _written(plan)
+    if written is not None:
+        current().update(identity, lambda _: written)
+    return plan
+
+
+def _may_be_kept(jaxpr: Jaxpr, options: FuseOptions) -> bool:
+    """Does a plan depend on nothing but what the key has? Proofs are made each time; scopes are no part of the key."""
+    asked = options.strict or options.verify is not None or options.tiles or options.exclude
+    return not (
+        os.environ.get(_SWITCH) == "0" or asked or jaxpr.effects or _compat.has_symbolic_shapes(jaxpr)
+    )  # fmt: skip
+
+
+def _identity(flat: Jaxpr, target: Target, options: FuseOptions) -> Identity:
+    asked = [left_function(e.params.get("name")) is not None for e in flat.eqns]
+    around = (_compat.argument_names(flat), [n for n, left in enumerate(asked) if left], jax.config.jax_enable_x64)
+    return {
+        **versions(),
+        "of": "plan",
+        "program": whole_key(flat),
+        "names": hashlib.sha256(repr(around).encode()).hexdigest()[:32],
+        "target": f"{target.name} {hashlib.sha256(repr(_ordered(target)).encode()).hexdigest()[:32]}",
+        "options": repr(options),
+    }
+
+
+def _ordered(target: Target) -> list[Any]:
+    """The fields of a target as text that is the same in every process: sets have no order."""
+    values = [getattr(target, f.name) for f in fields(target)]
+    return [sorted(v) if isinstance(v, frozenset) else v for v in values]
+
+
+# --- writing
+
+
+def _written(plan: Plan) -> Record | None:
+    """The record of a plan; None where it has a kernel that was planned in its own names, or cannot be written."""
+    if any(k.original is None for k in plan.kernels):
+        return None
+    whole: dict[tuple[Original, Price], int] = {}
+    kernels = []
+    try:
+        forms: list[Kernel] = []
+        used: list[list[str]] = []
+        for kernel in plan.kernels:
+            assert kernel.original is not None
+            key = kernel.original, kernel.replaced
+            if key not in whole:
+                whole[key] = len(forms)
+                forms.append(kernel_of(kernel.original.group, kernel.original.placed, kernel.replaced))
+                text = json.dumps(encode(forms[-1], _CLASSES, _names_of(plan.target)), ensure_ascii=False)
+                used.append(sorted(set(_TOKEN.findall(text))))
+            kernels.append([whole[key], {t: _stands_for(t, kernel.names) for t in used[whole[key]]}])
+        nodes = encode(tuple(forms), _CLASSES, _names_of(plan.target))
+    except (EncodingError, KeyError):
+        return None
+    content = {
+        "nodes": nodes,
+        "kernels": kernels,
+        "left": [[left.name, left.reason] for left in plan.grouping.left],
+        "conditions": list(plan.own_conditions),
+        "exceptions": list(plan.own_exceptions),
+    }
+    return {"plan": content, "sum": _sum(content)}
+
+
+def _stands_for(token: str, names: Mapping[str, str]) -> str:
+    """What is kept of a token: a name, or for a source line the tensor that is defined there. Lines move, tensors do not."""
+    return names[token.replace(_SOURCE, "«t")] if token.startswith(_SOURCE) else names[token]
+
+
+def _sum(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _names_of(target: Target) -> dict[str, Target]:
+    """The target and those that stand in for it, by their names: a record never says what a target is."""
+    found: dict[str, Target] = {}
+    other: Target | None = target
+    while other is not None:
+        found[other.name] = other
+        other = other.fallback
+    return found
+
+
+# --- reading
+
+
+class _Kept(Kernel):
+    """A kernel of a record. What is not needed to run it gets its own names when it is asked for."""
+
+    def __init__(self, whole: Kernel, original: Original, names: Mapping[str, str]) -> None:
+        for name, value in (("original", original), ("names", names), ("_whole", whole)):
+            object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _FIELDS:
+            raise AttributeError(name)
+        value = restored(getattr(self._whole, name), self.names)
+        object.__setattr__(self, name, value)
+        return value
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(self.names[name] for name in self._whole.group.inputs)
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        return tuple(self.names[nest.name] for nest in self._whole.group.outputs)
+
+
+_FIELDS = frozenset(f.name for f in fields(Kernel))
+
+
+class _Names(dict[str, str]):
+    """The names that canonical ones stand for; source lines are looked up in the jaxpr, when they are asked for."""
+
+    def __init__(self, given: Mapping[str, str], lines: Later[Mapping[str, str]]) -> None:
+        super().__init__((k, v) for k, v in given.items() if not k.startswith(_SOURCE))
+        self._given, self._lines = given, lines
+
+    def __missing__(self, token: str) -> str:
+        return self._lines.value[self._given[token]]
+
+
+def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: FuseOptions) -> Plan:
+    """The plan of a record.
+
+    Raises:
+      EncodingError, KeyError and others: the record is damaged, or is not of this program.
+    """
+    content = record["plan"]
+    if record["sum"] != _sum(content):
+        raise EncodingError("its sum is not that of its contents")
+    converted = converted_later(jaxpr, flat)
+    lines: Later[Mapping[str, str]] = Later(lambda: dict(_lines(converted)))
+    whole = decode(content["nodes"], _CLASSES, _names_of(target))
+    originals = [_original(kernel) for kernel in whole]
+    kernels = tuple(_Kept(whole[n], originals[n], _Names(names, lines)) for n, names in content["kernels"])
+    for kernel in kernels:
+        _refuse_others(kernel, converted.variable)
+    steps = tuple(steps_of(converted, kernels))
+
+    def grouping() -> Grouping:
+        left = (Left(name, reason, Source(lines.value.get(name, ""))) for name, reason in content["left"])
+        return Grouping(tuple(k.group for k in kernels), tuple(left), tuple(k.replaced for k in kernels))
+
+    grouped = Later(grouping)
+    left = Later(lambda: tuple(fallbacks_of(converted, grouped.value, steps, options)))
+    conditions, exceptions = tuple(content["conditions"]), tuple(content["exceptions"])
+    return Plan(converted, target, grouped, kernels, left, conditions, exceptions, steps, options)
+
+
+def _original(kernel: Kernel) -> Original:
+    if not isinstance(kernel, Kernel):
+        raise EncodingError("it has something else among its kernels")
+    for phase in kernel.phases:
+        verify(phase.program)
+    return Original(kernel.group, Placed(kernel.schedule, kernel.phases, kernel.declined))
+
+
+def _refuse_others(kernel: _Kept, variable: Mapping[str, Var]) -> None:
+    """Raises an error where a kernel reads or stores what the program has not, or has otherwise."""
+    group, phases = kernel._whole.group, kernel._whole.phases
+    tensors = {t.name: t for p in phases for t in (*p.program.inputs, *p.program.outputs)}
+    ours = (*group.inputs, *(nest.name for nest in group.outputs))
+    for name, own in zip(ours, (*kernel.reads, *kernel.stores), strict=True):
+        var = variable[own]
+        size = 1
+        for axis in tensors[name].axes if name in tensors else ():
+            size *= axis.extent
+        if name in tensors and (size != _size(var) or tensors[name].dtype != str(_compat.dtype_of(var))):
+            raise EncodingError(f"{own} is of another shape or type")
+
+
+def _size(var: Var) -> int:
+    size = 1
+    for length in _compat.shape_of(var):
+        size *= length
+    return size
+
+
+def _lines(converted: Converted) -> Iterator[tuple[str, str]]:
+    """The source line of every tensor that an equation defines."""
+    name_of = {var: name for name, var in converted.variable.items()}
+    for eqn in converted.jaxpr.eqns:
+        summary = _compat.source_summary(eqn)
+        for var in eqn.outvars:
+            yield name_of[var], summary
