@@ -4,6 +4,7 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +21,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import Converted, convert, left_by_user
+from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, left_by_user
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import Placed, placements
@@ -29,7 +30,7 @@ from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.references import OfThisProcess
-from pallasfuse.repetition import Places, grouped
+from pallasfuse.repetition import Places, grouped, predicted_us
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.lower import Phase
@@ -182,7 +183,8 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
       FusionError: `options.strict` and something is left to XLA. A strict plan has no exceptions: what would need one
         takes another pass, or visits masked tiles too.
     """
-    return plan_converted(convert(jaxpr, exclude=options.exclude, symbolic=True), target, options)
+    converted = convert(jaxpr, exclude=options.exclude, symbolic=True)
+    return schedule_grouping(*choose_form(converted, target, options))
 
 
 def plan_converted(
@@ -214,6 +216,23 @@ def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset(
         except Exception as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
+
+
+def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
+    """The program with its groups, or that with its concatenated axes taken apart, if that is predicted to be faster."""
+    placements = Placements(converted, target, options)
+    grouping = choose_groups(placements)
+    try:
+        parts = None if converted.jaxpr.effects else convert_in_parts(converted, exclude=options.exclude)
+        if parts is not None:
+            others = Placements(parts, target, options)
+            groups = choose_groups(others)
+            if groups.groups and predicted_us(others, groups.groups) < predicted_us(placements, grouping.groups):
+                return others, groups
+    except Exception as error:  # never a crash: the program as it is written is planned already
+        warnings.warn(f"axes were not taken apart ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
+                      stacklevel=2)  # fmt: skip
+    return placements, grouping
 
 
 def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:

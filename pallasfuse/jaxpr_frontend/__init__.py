@@ -1,6 +1,6 @@
 """A jaxpr to a loop program: calls inlined, dimensions unified to axes, one table from primitive to nest."""
 
-from pallasfuse.jaxpr_frontend.conversion import convert, is_layout, is_map, left_by_user
+from pallasfuse.jaxpr_frontend.conversion import convert, convert_in_parts, is_layout, is_map, left_by_user
 from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
 from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, bodies, flatten, fused_calls
 
@@ -11,6 +11,7 @@ __all__ = [
     "axes_of",
     "bodies",
     "convert",
+    "convert_in_parts",
     "flatten",
     "fused_calls",
     "is_layout",

@@ -5,7 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 from string import ascii_lowercase
 from typing import Any, assert_never
@@ -20,6 +20,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
+from pallasfuse.jaxpr_frontend.axis_parts import in_parts
 from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls
@@ -79,6 +80,25 @@ def convert(
     unknown = _unknown_lengths(flattened)
     if unknown and not symbolic:
         raise TraceError(f"an array has the length {unknown[0]}: trace the function with static shapes")
+    return _converted(flattened, unknown, jaxpr, exclude)
+
+
+def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Converted | None:
+    """The same program with concatenated axes that are reduced taken apart (`axis_parts`); None where it has none.
+
+    Raises:
+      InvalidProgramError: as `convert`.
+    """
+    whole = converted.jaxpr
+    parts = None if _unknown_lengths(whole) else in_parts(whole, lambda eqn: left_by_user(eqn, exclude) is not None)
+    if parts is None:
+        return None
+    found = _converted(parts.jaxpr, (), converted.original, exclude)
+    return replace(found, whole=whole, replaced=parts.replaced)
+
+
+def _converted(flattened: Jaxpr, unknown: Sequence[str], original: Jaxpr, exclude: Sequence[str]) -> Converted:
+    """Converts a flat jaxpr, made of `original`."""
     inputs = [*flattened.constvars, *flattened.invars]
     dims = Dimensions()
     known = {var: _Known(flat(dims.fresh_shape(_lengths(var), dims.space()))) for var in inputs}
@@ -100,7 +120,7 @@ def convert(
                 assert_never(plan)
         known.update(zip(eqn.outvars, outputs, strict=True))
         steps.append(_Step(eqn, plan, tuple(o.symbols for o in outputs)))
-    return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps, jaxpr)
+    return _Naming(flattened, dims, {var: known[var].symbols for var in inputs}).converted(steps, original)
 
 
 class _Stored:
