@@ -20,7 +20,7 @@ from pallasfuse.options import FuseOptions
 if TYPE_CHECKING:
     from pallasfuse import repair as repair
     from pallasfuse import tuning
-    from pallasfuse.pipeline import Kernel, Plan
+    from pallasfuse.plan import Kernel, Plan
     from pallasfuse.report import Report, verify
     from pallasfuse.streaming import FoldState, StreamedFunction, fold
     from pallasfuse.tuning import Tuned, tune

@@ -25,7 +25,7 @@ from pallasfuse.references import portable, reference_to, restored
 from pallasfuse.targets import find
 
 if TYPE_CHECKING:
-    from pallasfuse.pipeline import Plan
+    from pallasfuse.plan import Plan
     from pallasfuse.stages import Traced
 
 

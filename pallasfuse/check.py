@@ -20,8 +20,9 @@ from pallasfuse.isolation import apart
 from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import primitives, way_of_kernel, whole_key
-from pallasfuse.pipeline import Kernel, Plan, revised
+from pallasfuse.pipeline import revised
 from pallasfuse.placement import Placed
+from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
 from pallasfuse.subjects import XLA, Bench, Subject, comparison
 from pallasfuse.verdicts import WHOLE_CALL, Verdict

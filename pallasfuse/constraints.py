@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pallasfuse import _compat
 from pallasfuse.ir.axes import Axis
 from pallasfuse.jaxpr_frontend import Converted, axes_of
-from pallasfuse.pipeline import Kernel
+from pallasfuse.plan import Kernel
 
 Array = Any
 _FREE = PartitionSpec.UNCONSTRAINED

@@ -18,7 +18,7 @@ from pallasfuse.emission.ranges import range_ends
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
-from pallasfuse.pipeline import Kernel, Plan, Step
+from pallasfuse.plan import Kernel, Plan, Step
 from pallasfuse.repetition import Original
 from pallasfuse.targets import Target
 from pallasfuse.tiling.lower import Phase

@@ -11,7 +11,7 @@ from pallasfuse.resources.block import Resources
 from pallasfuse.verdicts import WHOLE_CALL
 
 if TYPE_CHECKING:
-    from pallasfuse.pipeline import Kernel, Plan
+    from pallasfuse.plan import Kernel, Plan
 
 
 def _indent(text: str) -> str:

@@ -34,6 +34,7 @@ from pallasfuse.ir.tile_program import (
     Let,
     Load,
     Loop,
+    Range,
     Reduce,
     Segment,
     Split,
@@ -45,8 +46,9 @@ from pallasfuse.jaxpr_frontend import Converted, converted_later, flatten
 from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import whole_key
-from pallasfuse.pipeline import Kernel, Plan, fallbacks_of, kernel_of, make_plan, steps_of
+from pallasfuse.pipeline import fallbacks_of, kernel_of, make_plan, steps_of
 from pallasfuse.placement import Placed
+from pallasfuse.plan import Kernel, Plan
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.repetition import Original
 from pallasfuse.store import Identity, Record, current
@@ -55,7 +57,7 @@ from pallasfuse.tiling.lower import Phase
 
 _CLASSES: tuple[type, ...] = (
     Accumulator, Axis, Carry, Contract, External, Fold, Frame, Group, Instead, Kernel, Let, Load, Loop, Nest, Phase, Price,
-    Reduce, Schedule, Segment, Source, Split, Store, Tensor, Term, TileProgram,
+    Range, Reduce, Schedule, Segment, Source, Split, Store, Tensor, Term, TileProgram,
 )  # fmt: skip
 _SWITCH = "PALLASFUSE_KEEP_PLANS"
 _TOKEN = re.compile("«[ats][0-9]+»")
@@ -100,6 +102,7 @@ def _identity(flat: Jaxpr, target: Target, options: FuseOptions) -> Identity:
     around = (_compat.argument_names(flat), [n for n, left in enumerate(asked) if left], jax.config.jax_enable_x64)
     return {
         **versions(),
+        "flags": os.environ.get("XLA_FLAGS", ""),
         "of": "plan",
         "program": whole_key(flat),
         "names": hashlib.sha256(repr(around).encode()).hexdigest()[:32],
@@ -118,8 +121,8 @@ def _ordered(target: Target) -> list[Any]:
 
 
 def _written(plan: Plan) -> Record | None:
-    """The record of a plan; None where it has a kernel that was planned in its own names, or cannot be written."""
-    if any(k.original is None for k in plan.kernels):
+    """The record of a plan; None where it cannot be written, or is not of the program as it is written, in names that all share."""
+    if plan.converted.whole is not None or any(k.original is None for k in plan.kernels):
         return None
     whole: dict[tuple[Original, Price], int] = {}
     kernels = []

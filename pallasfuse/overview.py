@@ -17,7 +17,7 @@ from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel, 
 
 if TYPE_CHECKING:
     from pallasfuse.ir.schedule import Schedule
-    from pallasfuse.pipeline import Plan
+    from pallasfuse.plan import Plan
 
 LINES = 40
 """A screen. A plan that says everything in as many lines needs no overview."""

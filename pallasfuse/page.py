@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pallasfuse.explain import show, summarize
 
 if TYPE_CHECKING:
-    from pallasfuse.pipeline import Kernel, Plan
+    from pallasfuse.plan import Kernel, Plan
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222; }

@@ -23,7 +23,8 @@ from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import BATCHED_AS_BODY, Converted, axes_of, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Kernel, Plan, Step, plan_converted
+from pallasfuse.pipeline import plan_converted
+from pallasfuse.plan import Kernel, Plan, Step
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
 from pallasfuse.tiling.choose import choose

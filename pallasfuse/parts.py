@@ -14,7 +14,7 @@ from pallasfuse import _compat
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.jaxpr_frontend import Converted
-from pallasfuse.pipeline import Kernel
+from pallasfuse.plan import Kernel
 from pallasfuse.targets import Target
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

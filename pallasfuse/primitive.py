@@ -29,7 +29,7 @@ from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Body, Plan
+from pallasfuse.plan import Body, Plan
 from pallasfuse.sharding import result_specs, run_sharded
 from pallasfuse.targets import Target, default_for, find
 

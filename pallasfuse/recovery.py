@@ -9,7 +9,7 @@ import jax
 
 from pallasfuse.check import find_failures
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Plan
+from pallasfuse.plan import Plan
 
 
 def may_recover(options: FuseOptions, leaves: Sequence[Any]) -> bool:

@@ -4,11 +4,15 @@ Parts are equal up to the names of axes and tensors and their source lines. Thei
 (`ir/renaming.py`), so what a plan depends on is what all of them have.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pallasfuse.errors import InvalidProgramError
+from pallasfuse.fusion.deduplicate import deduplicate
+from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import Grouping, group_segment, joined
+from pallasfuse.fusion.judging import Judge
 from pallasfuse.fusion.segments import segments
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
@@ -18,6 +22,7 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.placement import Placed, placed_on
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
+from pallasfuse.price.xla import ONE_KERNEL
 from pallasfuse.targets import Target
 
 
@@ -33,7 +38,7 @@ class Places:
     """Finds where the groups of one program run. Each group is lowered once, whoever asks."""
 
     def __init__(self, program: LoopProgram, target: Target, options: FuseOptions) -> None:
-        self.target, self.options = target, options
+        self.program, self.target, self.options = program, target, options
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
@@ -119,3 +124,11 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
 def _group(program: LoopProgram, places: Places, along: frozenset[Axis]) -> Grouping:
     price = places.price if places.options.price else None
     return group_segment(program, places.target, price, strict=places.options.strict, along=along)
+
+
+def predicted_us(places: Places, groups: Sequence[Group]) -> float:
+    """The time that a program takes with these groups as kernels, and XLA for the rest."""
+    price = places.price if places.options.price else None
+    judge = Judge(Graph(deduplicate(places.program)), places.target, price)
+    kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
+    return judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * judge.margin for k in kernels)

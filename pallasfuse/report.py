@@ -14,7 +14,8 @@ from pallasfuse.api import FusedFunction
 from pallasfuse.errors import PallasfuseError
 from pallasfuse.execution import emit
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.pipeline import Plan, parts_of, prove_plan
+from pallasfuse.pipeline import parts_of, prove_plan
+from pallasfuse.plan import Plan
 from pallasfuse.proof import Counterexample, Proof, short_kernels
 from pallasfuse.stages import Tiled
 from pallasfuse.verification.reference import float64_results, largest_bytes, sensitivity

@@ -31,8 +31,8 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import axes_of, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.partial import is_part, piece_inputs
-from pallasfuse.pipeline import Kernel, Plan
 from pallasfuse.placement import phase_of_state, place
+from pallasfuse.plan import Kernel, Plan
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import states
 

@@ -12,7 +12,8 @@ from pallasfuse.first_time import Once
 from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Body, Placements, Plan, choose_groups, schedule_grouping
+from pallasfuse.pipeline import Placements, choose_form, schedule_grouping
+from pallasfuse.plan import Body, Plan
 from pallasfuse.primitive import FusedCall, bind, for_device_at_hand, target_for
 from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target, find
@@ -51,8 +52,7 @@ class Traced(OfThisProcess):
         shown = replace(call.options, target=chosen.name, check=False)
         jaxpr, bodies = FusedCall(call.jaxpr, shown, call.name, Once()).with_bodies(chosen)
         converted = convert(jaxpr, exclude=call.options.exclude, symbolic=True) if bodies else self.converted
-        placements = Placements(converted, chosen, call.options)
-        return Fused(self, chosen, placements, choose_groups(placements), bodies)
+        return Fused(self, chosen, *choose_form(converted, chosen, call.options), bodies)
 
     def lower(self, **options: Any) -> Any:
         """Lower what a call runs, as `jax.jit(f).trace(...).lower(**options)`: a `jax.stages.Lowered`."""

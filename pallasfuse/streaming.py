@@ -16,7 +16,7 @@ from pallasfuse import _compat
 from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.partial import MissingArgument, Partial, derive
-from pallasfuse.pipeline import Plan
+from pallasfuse.plan import Plan
 from pallasfuse.primitive import refuse_explicit_axes
 from pallasfuse.references import OfThisProcess, portable, reference_to, restored
 

@@ -10,8 +10,9 @@ from pallasfuse.environment import environment
 from pallasfuse.execution import run_kernel
 from pallasfuse.measure import Function, Measured, is_shortage
 from pallasfuse.parts import Part, part_of, producers, way, way_of_kernel
-from pallasfuse.pipeline import Kernel, Plan, revised, ways
+from pallasfuse.pipeline import revised, ways
 from pallasfuse.placement import Placed
+from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Identity, Record, Store, current
 
 XLA = "XLA's own"

@@ -19,7 +19,7 @@ from pallasfuse.api import FusedFunction
 from pallasfuse.check import BUDGET_S, check
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Made, Measured, compare
-from pallasfuse.pipeline import Kernel, Plan
+from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
 

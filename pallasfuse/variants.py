@@ -17,7 +17,7 @@ from pallasfuse.errors import TraceError
 from pallasfuse.jaxpr_frontend import fused_calls
 from pallasfuse.options import FuseOptions
 from pallasfuse.overrides import Override, overridden
-from pallasfuse.pipeline import Plan
+from pallasfuse.plan import Plan
 from pallasfuse.report import drawn
 from pallasfuse.tolerance import PlainFunction, PlainResults
 

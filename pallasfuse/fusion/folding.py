@@ -167,11 +167,7 @@ def fold_over(
         frames.append(frame)
         renamed[value] = read(frame.name, axes, value.dtype)
         frame_signs[frame.name] = sign
-        source = unfinished.get(_bounding(value))
-        is_bound = source is not None and source.nest.reducer in (MAX, MIN) and len(source.accumulators) == 1
-        bounds[renamed[value]] = (
-            Bound(source.nest.reducer, source.nest.body, isinstance(value, Apply)) if source and is_bound else None  # type: ignore[arg-type]
-        )
+        bounds[renamed[value]] = _bound(value, body, unfinished)
     framed = substitute(body, renamed)
     conditions, exceptions = list(hoisted.conditions), []
     if hoisted.factors:
@@ -231,7 +227,7 @@ def fold_over(
             # NaN absorbs: the program's own sum is NaN then, whatever follows
             added = evaluate_under(a.term, {predecessor.body: identity}, {f.name for f in frames}).value
             neutral &= isinstance(added, float) and (math.isnan(added) or added == float(a.reducer.identity(a.dtype)))
-    left = _where_empty(framed, nest.reducer, frames, unfinished)
+    left = _where_empty(framed, nest.reducer, frames, unfinished, neutral=neutral)
     if isinstance(left, Refusal):
         return left
     if left.doubt and strict:
@@ -275,7 +271,7 @@ class _Empty:
 
 
 def _where_empty(
-    framed: Expr, reducer: Reducer, frames: list[Frame], unfinished: Mapping[str, Fold]
+    framed: Expr, reducer: Reducer, frames: list[Frame], unfinished: Mapping[str, Fold], *, neutral: bool
 ) -> _Empty | Refusal:
     """Looks at the terms of a reduction where a frame is infinite, however masks turn out, since no repair leads there.
 
@@ -285,6 +281,7 @@ def _where_empty(
     finite = frozenset(f.name for f in frames)
     identity = float(reducer.identity(dtypes.accumulator(framed.dtype)))
     shown, doubts = [], dict[str, None]()
+    joined: set[str] = set()
     for name in sorted({e for f in frames for e in f.empties}):
         nest = unfinished[name].nest
         assert nest.reducer is not None
@@ -292,6 +289,9 @@ def _where_empty(
         assumed: dict[Expr, float] = {nest.body: at}
         for frame in frames:
             value = evaluate_under(frame.value, {read(name, nest.axes, nest.dtype): at}).value
+            if _is_joined(frame.value, name):
+                value = at  # so may be what it is joined with
+                joined.add(name)
             if isinstance(value, float):
                 assumed[read(frame.name, frame.axes, frame.value.dtype)] = value
         if all(math.isfinite(v) for e, v in assumed.items() if e is not nest.body):
@@ -300,16 +300,20 @@ def _where_empty(
         refusal = Refusal(f"where {name} has seen only masked elements, {framed} is not known to contribute nothing")
         if ways is None:
             return refusal
-        neutral = [found.value == identity for _, found in ways]
+        adds_nothing = [found.value == identity for _, found in ways]
         hidden = any(
-            n and evaluate_under(nest.body, way).value == at for n, (way, _) in zip(neutral, ways, strict=True)
+            n and evaluate_under(nest.body, way).value == at for n, (way, _) in zip(adds_nothing, ways, strict=True)
         )
-        if not hidden and not all(neutral):
+        if not hidden and not all(adds_nothing):
             continue
-        others = [found.value for n, (_, found) in zip(neutral, ways, strict=True) if not n]
+        others = [found.value for n, (_, found) in zip(adds_nothing, ways, strict=True) if not n]
         if not all(isinstance(v, float) and math.isnan(v) for v in others):
             return refusal
         shown.append(name)
+        if name in joined:
+            if not neutral:  # at a frame that is finite by what it is joined with
+                return refusal
+            doubts[f"where {name} is infinite, what it is joined with is a number below infinity"] = None
         if others:
             doubts[
                 f"where {name} is infinite, every element is masked: else the result is not NaN where the program's is"
@@ -317,6 +321,14 @@ def _where_empty(
         elif any(found.assumes_finite_factor for _, found in ways):
             doubts[f"where {name} is infinite, what its terms are multiplied by is finite"] = None
     return _Empty(tuple(shown), "; ".join(doubts))
+
+
+def _is_joined(value: Expr, name: str) -> bool:
+    """Is a frame the maximum or minimum of a reduction and of others, which may be infinite?"""
+    op = value.op if isinstance(value, Apply) else ""
+    joined = _joined(value, op) if op in ("max", "min") else []
+    others = [x for x in joined if not (isinstance(x, Read) and x.tensor == name)]
+    return len(others) < len(joined) and not any(isinstance(x, Const) and math.isfinite(x.value) for x in others)
 
 
 def _relies_on_sign(frame: Frame, accumulators: list[Accumulator]) -> bool:
@@ -332,20 +344,61 @@ def _in_range(frames: list[Frame], accumulators: list[Accumulator]) -> list[Fram
     return [replace(f, low=ranges[f.name][0], high=ranges[f.name][1]) if f.positive else f for f in frames]
 
 
-def _bounding(value: Expr) -> str:
-    """The tensor whose value the frame is wherever that is finite; empty if there is none."""
+def _bound(value: Expr, body: Expr, unfinished: Mapping[str, Fold]) -> Bound | None:
+    """The running maximum (or minimum) that bounds a frame of `body`; of several, one of values that `body` reads."""
+    found: list[Bound] = []
+    for tensor, reducer in _bounding(value):
+        source = unfinished.get(tensor)
+        if source is None or source.nest.reducer not in (MAX, MIN) or len(source.accumulators) != 1:
+            continue
+        if reducer in (None, source.nest.reducer):
+            found.append(Bound(source.nest.reducer, source.nest.body, isinstance(value, Apply)))
+    inside = set(postorder(body)) if len(found) > 1 else set()
+    return next((b for b in found if b.body in inside), found[0] if found else None)
+
+
+def _bounding(value: Expr) -> list[tuple[str, Reducer | None]]:
+    """The tensors whose value the frame is wherever that is finite, or that it is at least (MAX) or at most (MIN)."""
     match value:
         case Read(tensor):
-            return tensor
+            return [(tensor, None)]
         case Apply("select", (Apply("is_finite", (Read(tensor) as r,)), x, Const())) if x is r:
-            return tensor
-    return ""
+            return [(tensor, None)]
+        case Apply("max" | "min" as op, _):
+            return [(n.tensor, MAX if op == "max" else MIN) for n in _joined(value, op) if isinstance(n, Read)]
+    return []
+
+
+def _joined(value: Expr, op: str) -> list[Expr]:
+    """The values that `op` joins; conversions between float types aside."""
+    match value:
+        case Apply(name, args) if name == op:
+            return [n for a in args for n in _joined(a, op)]
+        case Apply("convert", (Apply(name) as x,)) if name == op and dtypes.is_float(value.dtype):
+            return _joined(x, op)
+    return [value]
 
 
 def _sums_only(hoisted: Hoisted, unfinished: Mapping[str, Fold]) -> bool:
-    """Returns whether no hoisted factor reads a maximum or minimum: those are there to bound the terms."""
-    reads = frozenset().union(*(f.value.tensors for f in hoisted.factors))
-    return all(unfinished[t].nest.reducer == SUM for t in reads if t in unfinished)
+    """Returns whether no hoisted factor reads a maximum or minimum: those are there to bound the terms.
+
+    One may be read by terms of a sum that is divided by, where these are exponentials that it keeps below one:
+    `l + exp(b - max(m, b))` bounds no more than `l` does.
+    """
+    stack = [part for f in hoisted.factors for part in (_joined(f.value, "add") if f.inverted else [f.value])]
+    whole = {f.value for f in hoisted.factors}
+    reads = (p.tensors for p in stack if p in whole or not _is_below_one(p))
+    return all(unfinished[t].nest.reducer == SUM for t in frozenset().union(*reads) if t in unfinished)
+
+
+def _is_below_one(value: Expr) -> bool:
+    """Is a value known to be an exponential of what is at most zero: of a number less a maximum of it and others?"""
+    match value:
+        case Apply("convert", (x,)) if dtypes.is_float(x.dtype) and dtypes.is_float(value.dtype):
+            return _is_below_one(x)
+        case Apply("exp" | "exp2", (Apply("sub", (x, largest)),)):
+            return x in _joined(largest, "max")
+    return False
 
 
 def _show_factors(hoisted: Hoisted) -> str:

@@ -5,7 +5,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 from string import ascii_lowercase
 from typing import Any, assert_never
@@ -21,6 +21,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
+from pallasfuse.jaxpr_frontend.axis_parts import in_parts
 from pallasfuse.jaxpr_frontend.converted import Converted
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls
@@ -82,6 +83,21 @@ def convert(
         raise TraceError(f"an array has the length {unknown[0]}: trace the function with static shapes")
     names = tensor_names(flattened)
     return _converted(jaxpr, flattened, names, known(_program(flattened, names, exclude)))
+
+
+def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Converted | None:
+    """The same program with concatenated axes that are reduced taken apart (`axis_parts`); None where it has none.
+
+    Raises:
+      InvalidProgramError: as `convert`.
+    """
+    whole = converted.jaxpr
+    parts = None if _unknown_lengths(whole) else in_parts(whole, lambda eqn: left_by_user(eqn, exclude) is not None)
+    if parts is None:
+        return None
+    names = tensor_names(parts.jaxpr)
+    found = _converted(converted.original, parts.jaxpr, names, known(_program(parts.jaxpr, names, exclude)))
+    return replace(found, whole=whole, replaced=parts.replaced)
 
 
 def converted_later(jaxpr: Jaxpr, flattened: Jaxpr) -> Converted:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jax.extend.core import Jaxpr, Literal, Var
 
@@ -19,7 +19,8 @@ class Converted:
     `variable[name]`, reshaped (row-major) to the extents of the tensor's axes, is the tensor; each equation's
     outputs are tensors of the program. `results[i]` is output i of the jaxpr: a tensor's name, or a literal or
     variable that no tensor stands for (an input passed through is named as the input tensor). `original` is the jaxpr
-    before that.
+    before that, and `whole` the flat one before concatenated axes were taken apart, if they were; of its variables, others stand
+    for those in `replaced`.
     """
 
     original: Jaxpr
@@ -29,6 +30,8 @@ class Converted:
     results: tuple[str | Literal, ...]
     made: Later[LoopProgram]
     """The program. A plan that was kept runs without it."""
+    whole: Jaxpr | None = None
+    replaced: Mapping[Var, Var | Literal] = field(default_factory=dict)
 
     @property
     def program(self) -> LoopProgram:

@@ -79,12 +79,12 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
             frame.env[old] = new
         eqns.append(eqn.replace(invars=atoms, outvars=outvars, source_info=source))
     results = [_resolve(env, a) for a in jaxpr.outvars]
-    live, used = _live(eqns, results)
+    needed, used = live(eqns, results)
     kept = [(var, value) for var, value in zip(constvars, consts, strict=True) if var in used]
     computed = {var: made for var, value in kept if (made := as_operations(value)) is not None}
-    live = [*(e for var, made in computed.items() for e in _computing(var, made, live)), *live]
+    needed = [*(e for var, made in computed.items() for e in _computing(var, made, needed)), *needed]
     kept = [(var, value) for var, value in kept if var not in computed]
-    return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], live, results)
+    return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], needed, results)
 
 
 def _computing(var: Var, operations: Jaxpr, users: Sequence[JaxprEqn]) -> list[JaxprEqn]:
@@ -141,7 +141,7 @@ def _bound(outvars: list[Var]) -> list[Var]:
     return [v if type(v) is Var else Var(v.aval) for v in outvars]
 
 
-def _live(eqns: list[JaxprEqn], results: list[Atom]) -> tuple[list[JaxprEqn], set[Var]]:
+def live(eqns: list[JaxprEqn], results: list[Atom]) -> tuple[list[JaxprEqn], set[Var]]:
     """The equations and the variables that a result or an effect depends on."""
     used = {a for a in results if isinstance(a, Var)}
     live = []

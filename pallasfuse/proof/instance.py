@@ -4,19 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from jax.extend.core import Var
 
+from pallasfuse._compat import shape_of
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
-from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.proof.result import Part, Record
 from pallasfuse.tiling.masks import is_positional
 from pallasfuse.verification.bound import miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import is_square
+from pallasfuse.verification.jaxprs import NEAR
 from pallasfuse.verification.shrink import Shrinking, compared_axes, shrinking, small_integers
 from pallasfuse.verification.value import ASSUMED, FINITE, Value
 from pallasfuse.verification.visits import is_constant
@@ -46,8 +49,9 @@ class Instance:
     def of(converted: Converted, parts: Sequence[Part], record: Record) -> "Instance | None":
         program = converted.program
         signs = Graph(program).signs
+        whole = _taken_apart(converted)
         for longest in (5, 3):
-            small = shrinking(program, _wanted(parts, max(longest, 3 + small_integers(program))))
+            small = shrinking(program, _wanted(parts, max(longest, 3 + small_integers(program))) | whole)
             if isinstance(small, Refusal):
                 if max((nest_volume(n) for n in program.nests), default=0) > MOST_ELEMENTS:
                     reason = f"the program has no instance over short axes ({small}): verify it with small arguments"
@@ -61,7 +65,7 @@ class Instance:
         assert isinstance(small, Shrinking)
         if any(constant_masks(p, small) for p in parts):
             least = {a: min(a.extent, 2 + small_integers(program)) for a in compared_axes(program)}
-            wanted = _wanted(parts, longest)
+            wanted = _wanted(parts, longest) | whole
             longer = shrinking(program, wanted | {a: max(n, wanted.get(a, 2)) for a, n in least.items()})
             small = longer if isinstance(longer, Shrinking) and _is_quick(program, parts, longer) else small
         return Instance(converted, small.of(program), small, signs)
@@ -86,6 +90,21 @@ class Instance:
         """An arbitrary value of a tensor; a positive one where that is a fact."""
         value = fields.random([a.extent for a in axes], dtype)
         return fields.squares(value) if self.signs.get(name) in ("positive", "nonnegative") and value.levels else value
+
+
+def _taken_apart(converted: Converted) -> dict[Axis, int]:
+    """The axes of which single elements are parts of a longer one: they stay as they are."""
+    found: dict[Axis, int] = {}
+    names = {v: n for n, v in converted.variable.items()}
+    axes = {d.name: d.axes for d in converted.program.definitions()}
+    slices = [e for e in converted.jaxpr.eqns if e.primitive.name == "slice"] if converted.whole is not None else []
+    for eqn in slices:
+        (source,), (result,) = eqn.invars, eqn.outvars
+        if not isinstance(source, Var):
+            continue
+        for n, (_, own) in zip(shape_of(result), axes_of(shape_of(source), axes[names[source]]), strict=True):
+            found |= {a: a.extent for a in own if n < a.extent <= NEAR}
+    return found
 
 
 def _is_quick(program: LoopProgram, parts: Sequence[Part], small: Shrinking) -> bool:

@@ -7,8 +7,9 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.groups import GroupTest, as_lowered, masks_vary, probe
 from pallasfuse.proof.instance import Instance, all_axes
+from pallasfuse.proof.parts_of_axes import parts_of_axes
 from pallasfuse.proof.result import Part, Proof, Record
-from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining
+from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining, short_shapes
 from pallasfuse.targets import Target
 
 
@@ -27,6 +28,7 @@ def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, s
             bounds(part, seed, record)
         instance = Instance.of(converted, parts, record)
         if instance is not None:
+            parts_of_axes(instance, short_shapes(instance), delta, seed, record)
             conversion(instance, delta, seed, record)
             for number, part in enumerate(parts):
                 if record.counterexample() is None:

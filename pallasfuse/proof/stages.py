@@ -36,7 +36,7 @@ def inlining(converted: Converted, record: Record) -> None:
     """Calls inlined, dead code dropped."""
     record.stages["inlining of calls"] = None
     inputs = [hash(("input", n)) for n in range(len(converted.original.invars))]
-    before, after = (terms(j, inputs) for j in (converted.original, converted.jaxpr))
+    before, after = (terms(j, inputs) for j in (converted.original, converted.whole or converted.jaxpr))
     for n, (a, b) in enumerate(zip(before, after, strict=True)):
         if a != b:
             record.wrong = Counterexample(
@@ -104,6 +104,17 @@ def conversion(instance: Instance, delta: float, seed: int, record: Record) -> N
     record.settle(tests.needed, tests.miss, tests.made)
 
 
+def short_shapes(instance: Instance) -> dict[Var, tuple[int, ...]]:
+    """The shapes of the variables of a converted jaxpr over short axes."""
+    converted = instance.converted
+    actual = {d.name: d for d in converted.program.definitions()}
+    shapes: dict[Var, tuple[int, ...]] = {}
+    for name, var in converted.variable.items():
+        dims = dims_of(_compat.shape_of(var), actual[name].axes)
+        shapes[var] = tuple(math.prod(instance.small.axis(a).extent for a in dim) for dim in dims)
+    return shapes
+
+
 def _convert(instance: Instance, fields: FiniteFields, record: Record) -> None:
     stage = "conversion to loops"
     record.stages[stage] = None
@@ -111,11 +122,7 @@ def _convert(instance: Instance, fields: FiniteFields, record: Record) -> None:
     maker = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
     names = {v: n for n, v in converted.variable.items()}
     defined = {d.name: d for d in instance.program.definitions()}
-    actual = {d.name: d for d in converted.program.definitions()}
-    shapes: dict[Var, tuple[int, ...]] = {}
-    for name, var in converted.variable.items():
-        dims = dims_of(_compat.shape_of(var), actual[name].axes)
-        shapes[var] = tuple(math.prod(instance.small.axis(a).extent for a in dim) for dim in dims)
+    shapes = short_shapes(instance)
     equations = Equations(fields, lambda atom: shapes[atom], instance.small.number)
     for nest in instance.program.nests:
         if isinstance(nest, External):

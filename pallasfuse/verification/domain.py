@@ -38,7 +38,7 @@ class FiniteFields(Numbers):
         return int(value.real.item())
 
     def finished(self, value: Value) -> Value:
-        return value.plain()
+        return value  # still the maximum of its members: joined with a number, it is that of all of them
 
     def reduce(
         self, reducer: Reducer, value: Value, dims: tuple[int, ...], dtype: str, *, joins: bool = False

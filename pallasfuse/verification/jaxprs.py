@@ -165,6 +165,22 @@ class Equations:
             return None
         return stack([a.full() for a in args], dim) if len(args) > 1 else args[0]
 
+    def _slice(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
+        ends = near_ends(eqn, args[0].shape)
+        return None if ends is None else args[0].take(tuple(slice(*e) for e in ends))
+
+    def _pad(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
+        result = args[0].full()
+        for dim, (low, high, inner) in enumerate(eqn.params["padding_config"]):
+            if min(low, high, inner) < 0 or inner:
+                return None
+            for number, before in ((int(low), True), (int(high), False)):
+                if number:
+                    shape = tuple(number if d == dim else n for d, n in enumerate(result.shape))
+                    border = args[1].reshape((1,) * len(shape)).broadcast(shape)
+                    result = stack([border, result] if before else [result, border], dim)
+        return result
+
     def _gather(self, eqn: JaxprEqn, args: list[Value]) -> Value | None:
         """Evaluates a gather of single elements, by comparing the position of each with the indices; None for any other gather."""
         array, indices = args
@@ -234,6 +250,34 @@ class Equations:
         if summed:
             product = self.fields.reduce(SUM, product, tuple(range(rank, rank + summed)), out)
         return self._shaped(product, eqn)
+
+
+NEAR = 16
+"""As far from an end of an axis as a place that stays there when the axis is shorter."""
+
+
+def near_ends(eqn: JaxprEqn, shape: Sequence[int]) -> list[tuple[int, int]] | None:
+    """From where to where a slice is of an operand of this shape, along each dimension; None where that cannot be said.
+
+    Of a shorter axis than the traced one, places count from the end that they are near.
+    """
+    found = []
+    strides = eqn.params["strides"] or (1,) * len(shape)
+    places = zip(
+        eqn.params["start_indices"],
+        eqn.params["limit_indices"],
+        strides,
+        traced_shape(eqn.invars[0]),
+        shape,
+        strict=True,
+    )
+    for start, limit, stride, traced, short in places:
+        ends = [p if short == traced or p < traced - p else short - (traced - p) for p in (int(start), int(limit))]
+        far = short != traced and any(NEAR < p < traced - NEAR for p in (int(start), int(limit)))
+        if int(stride) != 1 or far or not 0 <= ends[0] <= ends[1] <= short:
+            return None
+        found.append((ends[0], ends[1]))
+    return found
 
 
 def body_of(eqn: JaxprEqn) -> Jaxpr | None:

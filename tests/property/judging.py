@@ -25,7 +25,7 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.evaluate import evaluate as evaluate_loop_program
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.loop_program import External, Nest
-from pallasfuse.pipeline import Kernel, Plan
+from pallasfuse.plan import Kernel, Plan
 from pallasfuse.stages import Tiled
 from tests.property.balls import Arithmetic, Ball, exactly
 from tests.property.error_bounds import evaluate

@@ -137,8 +137,8 @@ def test_different_equations_are_told_apart(name):
 
 @pytest.mark.parametrize(
     "function",
-    [lax.sort, lambda x: lax.cumsum(x, 1), lambda x: x[:, 1:3], lambda x: lax.rev(x, (0,)),
-     lambda x: lax.pad(x, 0.0, ((1, 0, 0), (0, 0, 0)))],
+    [lax.sort, lambda x: lax.cumsum(x, 1), lambda x: lax.slice(x, (0, 0), (3, 4), (1, 2)), lambda x: lax.rev(x, (0,)),
+     lambda x: lax.pad(x, 0.0, ((0, 0, 1), (0, 0, 0))), lambda x: lax.pad(x, 0.0, ((-1, 0, 0), (0, 0, 0)))],
 )  # fmt: skip
 def test_what_has_no_rule_is_none(function):
     fields = finite_fields(2)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallasfuse.ir.reducers import MAX, MIN
-from pallasfuse.verification.value import ASSUMED, FINITE, NEGATIVE_INFINITY, POSITIVE_INFINITY
+from pallasfuse.verification.value import ASSUMED, FINITE, NEGATIVE_INFINITY, POSITIVE_INFINITY, stack
 from tests.verification.values import TRIALS, agree, differ, finite_fields, kinds_of, number, special
 
 pytestmark = pytest.mark.any_jax
@@ -169,10 +169,23 @@ def test_a_reduction_over_two_dimensions_is_one_over_both(reducer):
     assert (kinds_of(empty) == (NEGATIVE_INFINITY if reducer is MAX else POSITIVE_INFINITY)).all()
 
 
+def test_a_finished_maximum_joined_with_a_number_is_the_maximum_of_all():
+    """The frame `max(m, b)` of a loop is that of the finished m, which is what the loop's last one must be."""
+    fields = finite_fields(2)
+    x, b = fields.random((3,), "float32"), fields.random((1,), "float32")
+    finished = fields.finished(fields.reduce(MAX, x, (0,), "float32"))
+    every = fields.reduce(MAX, stack([x, b], 0), (0,), "float32")
+    assert agree(fields.apply("max", [finished, b], "float32"), every, at_least=TRIALS)
+    assert differ(finished, every)
+
+
 def test_a_reduction_takes_its_elements_as_they_are():
     """max over j of max(x_j, y_j) is a maximum of numbers, not of pairs: no law of maxima is used across a nest."""
     fields = finite_fields(2)
-    x = fields.random((3,), "float32")
-    finished = fields.finished(fields.reduce(MAX, x, (0,), "float32"))
-    assert not finished.members
+    x, y = (fields.random((3,), "float32") for _ in range(2))
+    pairs = fields.apply("max", [x, y], "float32")
+    both = fields.reduce(MAX, pairs, (0,), "float32").reshape(())
+    numbers = fields.reduce(MAX, stack([x, y], 0), (0,), "float32").reshape(())
+    assert differ(both, numbers)
+    finished = fields.finished(both)
     assert (kinds_of(finished) == FINITE).all()

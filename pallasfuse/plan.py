@@ -1,0 +1,216 @@
+"""`Plan`: what was decided about one jaxpr, as kernels and equations that XLA keeps."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from jax.extend.core import JaxprEqn
+
+from pallasfuse.first_time import Later
+from pallasfuse.fusion.grouping import Grouping
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.options import FuseOptions
+from pallasfuse.price.terms import Price
+from pallasfuse.proof import Proof
+from pallasfuse.references import OfThisProcess
+from pallasfuse.repetition import Original
+from pallasfuse.targets import Target
+from pallasfuse.tiling.lower import Phase
+from pallasfuse.verdicts import Verdict
+
+Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel of a plan.
+
+    `flops`, `bytes_read` and `bytes_written` are what the kernel does (masked tiles that are skipped do not count).
+    """
+
+    name: str
+    strategy: Strategy
+    axes: Mapping[str, int]
+    tiles: Mapping[str, int]
+    repairs: Mapping[str, str]
+    flops: float
+    bytes_read: float
+    bytes_written: float
+    visited_share: float
+    group: Group
+    schedule: Schedule
+    phases: tuple[Phase, ...]
+    """The tile programs that run one after the other: one, or with a split axis, those that make states and one that combines
+    them."""
+    declined: tuple[str, ...]
+    """Why the targets before that have no kernel for the group."""
+    price: Price
+    """The kernel's time on its device, by terms."""
+    replaced: Price
+    """XLA's predicted time for what the kernel computes, beside the other kernels of the plan."""
+    original: Original | None = None
+    """The kernel in canonical names, which it has in common with equal ones; None where it runs in a way of its own."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names that those of `original` stand for."""
+
+    @property
+    def program(self) -> TileProgram:
+        """The first phase; of a kernel that is not split, the only one."""
+        return self.phases[0].program
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the tensors that it reads."""
+        return self.group.inputs
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The names of the tensors that it stores."""
+        return tuple(nest.name for nest in self.group.outputs)
+
+    @property
+    def target(self) -> Target:
+        """Whose emitter runs it: the plan's target, or one that stands in for it."""
+        return self.phases[0].target
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """An operation that was left to XLA, with its place in the source and the reason."""
+
+    operation: str
+    source: str
+    reason: str
+    asked: bool = False
+    """The user asked for it, by `leave` or `FuseOptions.exclude`."""
+
+    def __str__(self) -> str:
+        return f"{self.operation} at {self.source}: {self.reason}"
+
+
+Step = Kernel | JaxprEqn
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a loop or a branch, which is planned by itself.
+
+    number: among those of a program, in its order. what: words that say which it is.
+    """
+
+    number: int
+    what: str
+    plan: "Plan"
+
+
+@dataclass(frozen=True)
+class Plan(OfThisProcess):
+    """Everything that was decided about one jaxpr for one target. `str(plan)` is the derivation, stage by stage."""
+
+    converted: Converted
+    target: Target
+    grouped: Later[Grouping]
+    kernels: tuple[Kernel, ...]
+    left: Later[tuple[Fallback, ...]]
+    own_conditions: tuple[str, ...]
+    """As `conditions`, of what is outside the bodies of loops."""
+    own_exceptions: tuple[str, ...]
+    """As `exceptions`, of what is outside the bodies of loops."""
+    steps: tuple[Step, ...]
+    options: FuseOptions
+    proof: Proof | None = None
+    """Made when `FuseOptions.verify` asks for it."""
+    verdicts: tuple[Verdict, ...] = ()
+    """The measurements on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
+    bodies: tuple[Body, ...] = ()
+    """The bodies of loops and branches in which something is fused."""
+
+    @property
+    def grouping(self) -> Grouping:
+        """The groups that became kernels, and the reductions that did not."""
+        return self.grouped.value
+
+    @property
+    def fallbacks(self) -> tuple[Fallback, ...]:
+        """What is left to XLA, with the reasons; without what is in the bodies of loops."""
+        return self.left.value
+
+    def all(self) -> Iterator["Plan"]:
+        """Yields this plan and those of the bodies inside it."""
+        yield self
+        for body in self.bodies:
+            yield from body.plan.all()
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The ways, besides the order of summation, in which results may differ from the program: exceptions, and roundings that
+        move."""
+        return tuple(dict.fromkeys(c for plan in self.all() for c in plan.own_conditions))
+
+    @property
+    def exceptions(self) -> tuple[str, ...]:
+        """Those conditions that name where a result may be NaN, infinite or finite though the program's is not."""
+        return tuple(dict.fromkeys(e for plan in self.all() for e in plan.own_exceptions))
+
+    @property
+    def fuses(self) -> bool:
+        """Is there a kernel, in the program or in the body of a loop?"""
+        return bool(self.kernels or self.bodies)
+
+    @property
+    def program(self) -> LoopProgram:
+        return self.converted.program
+
+    @cached_property
+    def repeated(self) -> frozenset[Original]:
+        """The kernels, in canonical names, that this plan has several times."""
+        counts = Counter(k.original for k in self.kernels if k.original is not None)
+        return frozenset(original for original, count in counts.items() if count > 1)
+
+    @cached_property
+    def text(self) -> str:
+        from pallasfuse.explain import explain
+
+        return explain(self)
+
+    @property
+    def summary(self) -> str:
+        """One screen: kernels, repairs, bytes, fallbacks, conditions; of a long plan what matters most."""
+        from pallasfuse.explain import summarize
+
+        return summarize(self)
+
+    def show(self, stage: str, kernel: str | None = None) -> str:
+        """One stage of the derivation: 'program', 'kernels' (all, or the one of a name), 'checked', 'bodies', 'left', 'conditions'.
+
+        Raises:
+          ValueError: there is no such stage or kernel.
+        """
+        from pallasfuse.explain import show
+
+        return show(self, stage, kernel)
+
+    def html(self, path: str | Path | None = None, *, kernel: str | None = None) -> str:
+        """The plan as a page that needs no other file, with the derivation of one kernel; also written to `path`.
+
+        kernel: the name of one; None: the one that takes longest.
+
+        Raises:
+          ValueError: there is no such kernel.
+        """
+        from pallasfuse.page import page
+
+        text = page(self, kernel)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def __str__(self) -> str:
+        return self.text
