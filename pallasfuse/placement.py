@@ -13,7 +13,7 @@ from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
 from pallasfuse.price import cpu
-from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.kernel import price_kernel, price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.targets import XLA_CPU, Target
@@ -103,7 +103,7 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
             schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
             found = Placed(schedule, phases, tuple(declined), reason)
             if reason is None:
-                return found
+                return _bounded_instead(chosen, found, tensors, options) or found
             refused = found
         declined.append(f"{candidate.name}: {reason}")
     if refused is None:
@@ -240,6 +240,35 @@ def _with_ranges(
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             share = visited_shares([p.program for p in phases], schedule)[0]
             return _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
+    return None
+
+
+_VISIBLE = 0.5
+"""The share of tiles that masks over data are taken to leave, where kernels that skip the others or do not are compared.
+
+As causal masks leave; of documents in one sequence it is far less.
+"""
+
+
+def _bounded_instead(
+    chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> Placed | None:
+    """A kernel on a target that stands in, whose loop is bounded by masks over data, where the loops of a kernel's own target are
+    planned ahead; None where it is not predicted to be faster."""
+    own = placed.phases[0].target
+    if not own.static_bounds or options.target is not None or options.tiles or options.parts:
+        return None
+    for target in _in_turn(own):
+        if target.static_bounds or target.cluster or unsuited(chosen, target) is not None:
+            continue
+        ranged = _with_ranges(chosen, target, tensors, options)
+        if ranged is None:
+            continue
+        passes_us = sum(price_range(r, target.device).us for p in ranged[1] for r in p.program.ranges)
+        if passes_us + _VISIBLE * (_us(ranged[1]) - passes_us) > _us(placed.phases):
+            return None
+        why = f"{own.name}: its loops are planned ahead, and masks over data bound those of {target.name}"
+        return Placed(*ranged, (*placed.declined, why))
     return None
 
 

@@ -1,0 +1,55 @@
+"""Which target runs a kernel whose masks only the data know."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import make_plan
+from pallasfuse.targets import MOSAIC_GPU
+
+LENGTH = 8192
+HEADS = [jax.ShapeDtypeStruct((1, LENGTH, 16, 128), jnp.bfloat16)] * 3
+
+
+def attention(visible, q, k, v):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) / 8
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(visible, scores, -1e9), -1).astype(q.dtype), v)
+
+
+def documents(number, q, k, v):
+    return attention((number[:, :, None] == number[:, None])[:, None], q, k, v)
+
+
+def causal(q, k, v):
+    return attention(jnp.arange(LENGTH)[:, None] >= jnp.arange(LENGTH), q, k, v)
+
+
+def unmasked(q, k, v):
+    return attention(True, q, k, v)
+
+
+def kernel_of(function, *arrays, **options):
+    plan = make_plan(jax.make_jaxpr(function)(*arrays).jaxpr, MOSAIC_GPU, FuseOptions(check=False, **options))
+    (kernel,) = plan.kernels
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("function", "mask"),
+    [
+        (documents, jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)),
+        (attention, jax.ShapeDtypeStruct((LENGTH, LENGTH), bool)),
+    ],
+)
+def test_kernels_that_skip_what_data_hide_run_instead_of_those_that_cannot(function, mask):
+    kernel = kernel_of(function, mask, *HEADS)
+    assert (kernel.target.name, kernel.schedule.ranges) == ("triton", True)
+    assert "its loops are planned ahead" in kernel.declined[0]
+    assert kernel_of(function, mask, *HEADS, target="mosaic_gpu").target.name == "mosaic_gpu"  # as it was asked for
+
+
+@pytest.mark.parametrize("function", [causal, unmasked])
+def test_where_no_data_hide_anything_the_own_target_stays(function):
+    kernel = kernel_of(function, *HEADS)
+    assert (kernel.target.name, kernel.schedule.ranges) == ("mosaic_gpu", False)
