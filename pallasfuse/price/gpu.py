@@ -35,6 +35,8 @@ _SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
 _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""
+_OF_LIBRARY_BY_WARPGROUPS, _OF_LIBRARY, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.45
+"""The share of the rate of the library's large products: of warpgroups, other kernels, and where rows do not fill the unit."""
 _COPY_ROWS = 8
 """Of a small tile in which the copy engine moves matrices."""
 _THREADS = 2048
@@ -97,7 +99,7 @@ def _one(
     scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
     shares = blocks / processors * uneven  # blocks that the busiest multiprocessor runs
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
-    matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission) for w in works for p in w.products)
+    matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission, device) for w in works for p in w.products)
     operations = [w.operations for w in works]
     vector_us = (
         shares * clock_us * sum(o.simple for o in operations) * processors / (device.vector_gop_s / device.clock_ghz)
@@ -227,17 +229,18 @@ def _bytes_in_flight(work: BlockWork) -> float:
     return max(first, work.loads_in_a_trip * (max(1, work.stages - 1) if any(a.pipelined for a in loads) else 1), 128.0)
 
 
-def _matrix_clocks(p: Product, emission: Emission) -> float:
-    """Clocks of a multiprocessor for the products of a block."""
-    rate = {"float16": 4096.0, "bfloat16": 4096.0, "int8": 8192.0, "uint8": 8192.0}.get(p.lhs_dtype, 2048.0)
-    if p.lhs_dtype in ("float32", "float64") and p.precise:
-        rate = 256.0
+def _matrix_clocks(p: Product, emission: Emission, device: Device) -> float:
+    """Clocks of a multiprocessor for the products of a block, from the rate of the library's large ones."""
+    kind = p.lhs_dtype if p.lhs_dtype in device.matmul_tflop_s else "tf32"
+    if p.lhs_dtype in ("float32", "float64"):
+        kind = "float32" if p.precise else "tf32"
+    rate = 1e3 * device.matmul_tflop_s[kind] / (device.multiprocessors * device.clock_ghz)
     wide = p.rows >= _MATRIX_ROWS
     rows = math.ceil(p.rows / _MATRIX_ROWS) * _MATRIX_ROWS if wide else math.ceil(p.rows / 16) * 16
-    efficiency = (0.8 if emission.warpgroups else 0.65) if wide else 0.35
+    share = (_OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else _OF_LIBRARY) if wide else _OF_LIBRARY_NARROW
     columns = math.ceil(p.columns / 8) * 8
     summed = math.ceil(p.summed / 16) * 16
-    return 2.0 * rows * columns * summed * p.batch * p.times / (rate * efficiency)
+    return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
 
 
 def _chain_us(work: BlockWork, device: Device, emission: Emission) -> float:
