@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError, TargetError
+from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import Contract, TileProgram, every
+from pallasfuse.ir.tile_program import Contract, Range, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
 from pallasfuse.price import cpu
@@ -25,6 +26,7 @@ from pallasfuse.tiling.eligibility import unsuited
 from pallasfuse.tiling.lower import Phase, lower_for
 from pallasfuse.tiling.smaller_tiles import smaller
 from pallasfuse.tiling.split import split
+from pallasfuse.tiling.units import COMPARISONS
 
 _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "interpret": pallas_kernel.product_too_large,
@@ -264,12 +266,31 @@ def _bounded_instead(
         ranged = _with_ranges(chosen, target, tensors, options)
         if ranged is None:
             continue
+        if not any(_compares_rows(r) for p in ranged[1] for r in p.program.ranges):
+            return None
         passes_us = sum(price_range(r, target.device).us for p in ranged[1] for r in p.program.ranges)
         if passes_us + _VISIBLE * (_us(ranged[1]) - passes_us) > _us(placed.phases):
             return None
         why = f"{own.name}: its loops are planned ahead, and masks over data bound those of {target.name}"
         return Placed(*ranged, (*placed.declined, why))
     return None
+
+
+def _compares_rows(found: Range) -> bool:
+    """Does a mask compare data of rows with positions along the loop, or with data there?
+
+    It hides most of a row, as documents do that are packed into one sequence. An array of truth values may hide nothing."""
+    for node in postorder(found.predicate):
+        if isinstance(node, Apply) and node.op in COMPARISONS:
+            for rows, columns in (node.args, node.args[::-1]):
+                if (
+                    rows.tensors
+                    and found.axis not in rows.axes
+                    and found.axis in columns.axes
+                    and rows.axes - columns.axes
+                ):
+                    return True
+    return False
 
 
 def _cheapest(

@@ -35,18 +35,24 @@ def kernel_of(function, *arrays, **options):
     return kernel
 
 
-@pytest.mark.parametrize(
-    ("function", "mask"),
-    [
-        (documents, jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)),
-        (attention, jax.ShapeDtypeStruct((LENGTH, LENGTH), bool)),
-    ],
-)
-def test_kernels_that_skip_what_data_hide_run_instead_of_those_that_cannot(function, mask):
-    kernel = kernel_of(function, mask, *HEADS)
+def up_to(last, q, k, v):
+    return attention((jnp.arange(LENGTH) <= last[:, :, None])[:, None], q, k, v)
+
+
+NUMBERS = jax.ShapeDtypeStruct((1, LENGTH), jnp.int32)
+
+
+@pytest.mark.parametrize("function", [documents, up_to])
+def test_kernels_that_skip_what_data_hide_run_instead_of_those_that_cannot(function):
+    kernel = kernel_of(function, NUMBERS, *HEADS)
     assert (kernel.target.name, kernel.schedule.ranges) == ("triton", True)
     assert "its loops are planned ahead" in kernel.declined[0]
-    assert kernel_of(function, mask, *HEADS, target="mosaic_gpu").target.name == "mosaic_gpu"  # as it was asked for
+    assert kernel_of(function, NUMBERS, *HEADS, target="mosaic_gpu").target.name == "mosaic_gpu"  # as it was asked for
+
+
+def test_an_array_may_hide_nothing():
+    kernel = kernel_of(attention, jax.ShapeDtypeStruct((LENGTH, LENGTH), bool), *HEADS)
+    assert (kernel.target.name, kernel.schedule.ranges) == ("mosaic_gpu", False)
 
 
 @pytest.mark.parametrize("function", [causal, unmasked])

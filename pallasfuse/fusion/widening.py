@@ -7,7 +7,8 @@ between two of them. float32 has the range of bfloat16, so that nothing becomes 
 Some roundings stay:
 - those that the program asks for, by a conversion from another type;
 - those of operands of matrix products, of what the kernel stores, and of what it reads;
-- those of values that a comparison, a rounding to integers or the like depends on: `x == max(x)` needs equal values on both sides.
+- those of values that a comparison (but for `is_finite`: the range is the same), a rounding to integers or the like depends on:
+  `x == max(x)` needs equal values on both sides.
   A maximum of values that are rounded is the rounded maximum, so values may be rounded on one way and not on the other.
 """
 
@@ -42,13 +43,11 @@ def widened(nests: Iterable[Nest], stored: Collection[str]) -> tuple[Nest, ...]:
     if not any(e.dtype == NARROW for n in nests for e in postorder(n.body)):
         return nests
     kept = frozenset(stored) | _looked_at(nests)
-    wide = frozenset(n.name for n in nests if n.is_reduction and n.dtype == NARROW and not n.picks) - kept
+    wide = frozenset(n.name for n in nests if n.is_reduction and n.dtype == NARROW) - kept
     rewrite = _Rewrite(wide)
     result = []
     for nest in nests:
-        if nest.picks:
-            body = nest.body
-        elif (operands := product_operands(nest)) is not None:
+        if (operands := product_operands(nest)) is not None:
             body = mul(*map(rewrite.rounded, operands))
         elif nest.is_reduction:
             body = rewrite.made(nest.body)
@@ -64,13 +63,12 @@ def _is_exact(node: Expr) -> bool:
         return False
     if node.op == "convert":
         return node.dtype != WIDE
-    return node.op in _JUMPS or node.dtype != NARROW
+    return node.op in _JUMPS or (node.dtype != NARROW and node.op != "is_finite")
 
 
 def _looked_at(nests: Iterable[Nest]) -> frozenset[str]:
     """The tensors on whose exact values something depends."""
-    roots = [n.body for n in nests if n.picks]
-    roots += [a for n in nests for node in postorder(n.body) if _is_exact(node) for a in node.args]
+    roots = [a for n in nests for node in postorder(n.body) if _is_exact(node) for a in node.args]
     return frozenset().union(*(r.tensors for r in roots)) if roots else frozenset()
 
 

@@ -45,7 +45,8 @@ def test_a_program_is_planned_at_the_smallest_size(group, name):
 
 
 def test_names_are_found_by_prefix_of_name_or_group():
-    assert [e.name for e in workloads.programs(("lora-1",))] == ["lora-1", "lora-16"]
+    assert [e.name for e in workloads.programs(("lora",))] == ["lora-1", "lora-8", "lora-16"]
+    assert [e.name for e in workloads.programs(("lora-1",))] == ["lora-1"]  # a whole name
     assert {e.group for e in workloads.programs(("held-out",))} == {"held-out"}
     assert len(list(workloads.programs(("held-out",)))) >= 10
     assert not list(workloads.programs(("no such program",)))

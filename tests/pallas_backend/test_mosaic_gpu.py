@@ -296,10 +296,11 @@ def test_every_variant_lowers_to_one_kernel(name):
     assert kernel.target.name == ("triton" if name == "few" else TARGET), kernel.declined
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["half scores", "half causal"])
-def test_rows_of_half_precision_are_carried_while_warpgroups_take_turns(name, dtype):
-    """What the loop carries passes a barrier of the optimiser, which takes no single half-precision value of a register."""
+def test_rows_of_half_precision_are_carried_while_warpgroups_take_turns(name, dtype="float16"):
+    """What the loop carries passes a barrier of the optimiser, which takes no single half-precision value of a register.
+
+    bfloat16 is computed in float32."""
     variant = replace(VARIANTS[name], heads=(16, 16), queries=2048, keys=2048)
     arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in jax.eval_shape(lambda: variant.arrays(dtype))]
     _, kernel = kernel_of(variant.function, arrays)
