@@ -21,9 +21,9 @@ import pallasfuse as pf
 from benchmarks import h100
 from benchmarks.cases import ATTENTION, DECODING, MORE_ATTENTION, OTHERS, AttentionCase, Case
 from pallasfuse import execution
+from pallasfuse.decisions import Phase
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.targets import Target
-from pallasfuse.tiling.lower import Phase
 from tests.losses import LOSSES
 from tests.pallas_backend.rows import ROWS
 from tests.pallas_backend.variants import VARIANTS

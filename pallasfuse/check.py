@@ -9,19 +9,19 @@ each kind of device; equal parts are one.
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
+from pallasfuse.decisions import Placed
 from pallasfuse.execution import execute
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import primitives, way_of_kernel, whole_key
-from pallasfuse.pipeline import revised
-from pallasfuse.placement import Placed
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
 from pallasfuse.subjects import XLA, Bench, Subject, comparison
@@ -79,7 +79,7 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
         change, verdict = _decision(bench, subject)
         verdicts += [] if verdict is None else [verdict]
         changes |= {} if change is None else {subject.kernel.name: change}
-    left, of_calls = _as_a_whole(bench, revised(plan, changes), verdicts, measure)
+    left, of_calls = _as_a_whole(bench, _revised(plan, changes), verdicts, measure)
     return replace(left, verdicts=(*verdicts, *of_calls))
 
 
@@ -98,13 +98,22 @@ def unchecked(plan: Plan, device: Any) -> Plan:
             others = ((p, known.get(subject.way_of(p))) for p, _ in islice(subject.others(), _OTHER_WAYS))
             instead = next((p for p, other in others if other is not None and "error" not in other), None)
             changes[subject.kernel.name] = instead or _does_not_run(entry)
-    return revised(plan, {n: c for n, c in changes.items() if c is not _GONE})
+    return _revised(plan, {n: c for n, c in changes.items() if c is not _GONE})
 
 
 def _with_bodies(plan: Plan, settle: Callable[[Plan], Plan]) -> Plan:
     """The plan with the bodies of its loops settled; those in which nothing is fused any more are left out."""
     bodies = [replace(b, plan=settle(b.plan)) for b in plan.bodies]
     return replace(plan, bodies=tuple(b for b in bodies if b.plan.fuses))
+
+
+def _revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
+    """As `pipeline.revised`, which is imported only where something changes."""
+    if not changes:
+        return plan
+    with IMPORTS:
+        from pallasfuse.pipeline import revised
+    return revised(plan, changes)
 
 
 _GONE = "a way to run it that there is no more"
@@ -282,7 +291,7 @@ def _as_a_whole(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: 
             found[-1] = replace(whole, reason=f"without {', '.join(given_up)}, then")
         times = _times(whole.ours_us, whole.xla_us)
         reason = f"the whole call is not faster than XLA's: {times}" if whole.ours_us is not None else whole.reason
-        plan = revised(plan, dict.fromkeys(given_up, reason))
+        plan = _revised(plan, dict.fromkeys(given_up, reason))
     return plan, found
 
 
@@ -337,7 +346,7 @@ def _not_measured(bench: Bench, found: Measured) -> Verdict:
 
 def _measure_whole(bench: Bench, plan: Plan, made: Made) -> Measured:
     free = replace(plan, options=replace(plan.options, strict=False, verify=None))
-    plain = revised(free, {k.name: "to compare" for k in plan.kernels})
+    plain = _revised(free, {k.name: "to compare" for k in plan.kernels})
     consts = list(plan.converted.jaxpr.consts)
     functions = {
         XLA: lambda *args: execute(plain, [*consts, *args]),

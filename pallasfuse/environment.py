@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -61,7 +62,20 @@ def _own_version() -> str:
     except PackageNotFoundError:
         named = "unknown"
     sources = hashlib.sha256()
-    folder = Path(__file__).parent
-    for file in sorted(f for f in folder.rglob("*") if f.suffix in (".py", ".json", ".toml")):
-        sources.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    folder = os.path.dirname(__file__)
+    for name, path in sorted(_sources(folder)):
+        with open(path, "rb") as file:
+            sources.update(name.encode() + b"\0" + file.read())
     return f"{named}+{sources.hexdigest()[:12]}"
+
+
+def _sources(folder: str) -> Iterator[tuple[str, str]]:
+    """Yields each file of the package below a folder, as its name there and its path.
+
+    Text, not `Path` objects: with those, it takes as long as to read a plan that was kept.
+    """
+    for where, _, files in os.walk(folder):
+        for file in files:
+            if file.endswith((".py", ".json", ".toml")):
+                path = os.path.join(where, file)
+                yield path[len(folder) + 1 :], path

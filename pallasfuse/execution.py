@@ -14,14 +14,13 @@ from jax.interpreters import mlir
 
 from pallasfuse import _compat
 from pallasfuse.constraints import constrained_operands, constrained_result
+from pallasfuse.decisions import Original, Phase
 from pallasfuse.emission.ranges import range_ends
 from pallasfuse.errors import FusionError, TargetError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
 from pallasfuse.plan import Kernel, Plan, Step
-from pallasfuse.repetition import Original
 from pallasfuse.targets import Target
-from pallasfuse.tiling.lower import Phase
 from pallasfuse.xla_backend import loops
 
 Array = Any

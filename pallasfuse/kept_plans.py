@@ -18,9 +18,9 @@ import jax
 from jax.extend.core import Jaxpr, Var
 
 from pallasfuse import _compat
+from pallasfuse.decisions import Grouping, Left, Original, Phase, Placed
 from pallasfuse.environment import versions
-from pallasfuse.first_time import Later, without_collection
-from pallasfuse.fusion.grouping import Grouping, Left
+from pallasfuse.first_time import IMPORTS, Later, without_collection
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
@@ -46,14 +46,11 @@ from pallasfuse.jaxpr_frontend import Converted, converted_later, flatten
 from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import whole_key
-from pallasfuse.pipeline import fallbacks_of, kernel_of, make_plan, steps_of
-from pallasfuse.placement import Placed
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.price.terms import Price, Term
-from pallasfuse.repetition import Original
+from pallasfuse.steps import fallbacks_of, steps_of
 from pallasfuse.store import Identity, Record, current
 from pallasfuse.targets import Target
-from pallasfuse.tiling.lower import Phase
 
 _CLASSES: tuple[type, ...] = (
     Accumulator, Axis, Carry, Contract, External, Fold, Frame, Group, Instead, Kernel, Let, Load, Loop, Nest, Phase, Price,
@@ -71,7 +68,7 @@ def plan_of(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
       FusionError: as `make_plan`.
     """
     if not _may_be_kept(jaxpr, options):
-        return make_plan(jaxpr, target, options)
+        return _made(jaxpr, target, options)
     with without_collection():  # a collection in a process with a large model takes longer than to read a plan
         flat = flatten(jaxpr)
         identity = _identity(flat, target, options)
@@ -82,11 +79,17 @@ def plan_of(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
             except Exception as error:  # whatever it is: a record that does not fit is none
                 what = f"{type(error).__name__}: {error}"
                 current().warn("plan", f"a plan that was kept does not fit ({what}): it is made anew")
-    plan = make_plan(jaxpr, target, options)
+    plan = _made(jaxpr, target, options)
     written = _written(plan)
     if written is not None:
         current().update(identity, lambda _: written)
     return plan
+
+
+def _made(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
+    with IMPORTS:  # takes longer than to read a plan that was kept
+        from pallasfuse.pipeline import make_plan
+    return make_plan(jaxpr, target, options)
 
 
 def _may_be_kept(jaxpr: Jaxpr, options: FuseOptions) -> bool:
@@ -122,6 +125,9 @@ def _ordered(target: Target) -> list[Any]:
 
 def _written(plan: Plan) -> Record | None:
     """The record of a plan; None where it cannot be written, or is not of the program as it is written, in names that all share."""
+    with IMPORTS:
+        from pallasfuse.pipeline import kernel_of
+
     if plan.converted.whole is not None or any(k.original is None for k in plan.kernels):
         return None
     whole: dict[tuple[Original, Price], int] = {}

@@ -12,31 +12,30 @@ from typing import Any
 from jax.extend.core import Jaxpr, Var
 
 from pallasfuse import _compat
+from pallasfuse.decisions import Grouping, Left, Original, Placed
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
 from pallasfuse.first_time import known
 from pallasfuse.fusion.cost import together
-from pallasfuse.fusion.grouping import Grouping, Left, external_reasons
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest, Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, left_by_user
+from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.placement import Placed, placements
-from pallasfuse.plan import Fallback, Kernel, Plan, Step, Strategy
+from pallasfuse.placement import placements
+from pallasfuse.plan import Kernel, Plan, Step, Strategy
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
-from pallasfuse.repetition import Original, Places, grouped, predicted_us
+from pallasfuse.repetition import Places, grouped, predicted_us
+from pallasfuse.steps import fallbacks_of, operands_of, steps_of
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 
 _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu": mosaic_rules.conditions}
 """Returns the ways in which a kernel rounds otherwise than its program, by the name of the target."""
-_LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
-                     "stop_gradient", "convert_element_type", "sharding_constraint"})  # fmt: skip
 
 
 def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
@@ -252,42 +251,6 @@ def kernel_of(
     )  # fmt: skip
 
 
-def steps_of(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
-    """Returns the steps that must run, in an order that respects the data: kernels where they produce a value, equations
-    elsewhere."""
-    maker: dict[Var, Step] = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
-    for kernel in kernels:
-        maker |= {converted.variable[name]: kernel for name in kernel.stores}
-    wanted: list[Any] = [v for v in converted.jaxpr.outvars if isinstance(v, Var)]
-    roots = [maker[v] for v in wanted if v in maker] + [e for e in converted.jaxpr.eqns if e.effects]
-    steps: list[Step] = []
-    state: dict[int, bool] = {}  # id -> finished
-    stack: list[tuple[Step, bool]] = [(r, False) for r in reversed(roots)]
-    while stack:
-        step, ready = stack.pop()
-        if ready:
-            if not state[id(step)]:
-                state[id(step)] = True
-                steps.append(step)
-            continue
-        if id(step) in state:
-            if not state[id(step)] and any(s is step and r for s, r in stack):
-                raise InvalidProgramError("plan: kernels wait for each other")
-            continue
-        state[id(step)] = False
-        stack.append((step, True))
-        stack.extend(
-            (maker[v], False) for v in _operands(converted, step) if v in maker and not state.get(id(maker[v]))
-        )
-    return steps
-
-
-def _operands(converted: Converted, step: Step) -> list[Var]:
-    if isinstance(step, Kernel):
-        return [converted.variable[name] for name in step.reads]
-    return [v for v in step.invars if isinstance(v, Var)]
-
-
 def kernels_behind(plan: Plan, result: int) -> list[Kernel]:
     """The kernels that a result of a plan is computed by, directly or through others, the last one first."""
     maker: dict[Var, Step] = {}
@@ -301,22 +264,5 @@ def kernels_behind(plan: Plan, result: int) -> list[Kernel]:
         step_of = maker.get(atom) if isinstance(atom, Var) else None
         if step_of is not None and id(step_of) not in behind:
             behind[id(step_of)] = step_of
-            wanted += _operands(plan.converted, step_of)
+            wanted += operands_of(plan.converted, step_of)
     return [step for step in behind.values() if isinstance(step, Kernel)]
-
-
-def fallbacks_of(
-    converted: Converted, grouping: Grouping, steps: Sequence[Step], options: FuseOptions
-) -> list[Fallback]:
-    """The steps that XLA keeps, with the reasons."""
-    reasons = {left.name: left.reason for left in (*grouping.left, *external_reasons(converted.program))}
-    by_variable = {var: name for name, var in converted.variable.items()}
-    found = []
-    for step in steps:
-        if isinstance(step, Kernel) or step.primitive.name in _LAYOUT:
-            continue
-        names = [by_variable[v] for v in step.outvars if v in by_variable]
-        reason = next((reasons[n] for n in names if n in reasons), "elementwise, outside every kernel: XLA fuses it")
-        asked = left_by_user(step, options.exclude) is not None
-        found.append(Fallback(step.primitive.name, _compat.source_summary(step) or "<unknown line>", reason, asked))
-    return found

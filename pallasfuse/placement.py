@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from pallasfuse.decisions import Phase, Placed
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError, TargetError
 from pallasfuse.ir.expr import Apply, postorder
@@ -23,7 +24,7 @@ from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.choose import choose, fixed_axes, sums_beyond_tiles
 from pallasfuse.tiling.descent import cheapest
 from pallasfuse.tiling.eligibility import unsuited
-from pallasfuse.tiling.lower import Phase, lower_for
+from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.smaller_tiles import smaller
 from pallasfuse.tiling.split import split
 from pallasfuse.tiling.units import COMPARISONS
@@ -34,17 +35,6 @@ _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "mosaic_gpu": mosaic_rules.problem,
 }
 """Why a target cannot run a kernel: one phase, where each is a kernel of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A group on the first target that has a kernel for it, and why others have none."""
-
-    schedule: Schedule
-    phases: tuple[Phase, ...]
-    declined: tuple[str, ...]
-    refused: str | None = None
-    """Why the target cannot run tiles that were asked for: its emitter will say so."""
 
 
 def place(group: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> tuple[Phase, ...]:

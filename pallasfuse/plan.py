@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jax.extend.core import JaxprEqn
 
+from pallasfuse.decisions import Grouping, Original, Phase
 from pallasfuse.first_time import Later
-from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.schedule import Schedule
@@ -18,12 +18,12 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.options import FuseOptions
 from pallasfuse.price.terms import Price
-from pallasfuse.proof import Proof
 from pallasfuse.references import OfThisProcess
-from pallasfuse.repetition import Original
 from pallasfuse.targets import Target
-from pallasfuse.tiling.lower import Phase
 from pallasfuse.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from pallasfuse.proof import Proof
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
 
@@ -125,7 +125,7 @@ class Plan(OfThisProcess):
     """As `exceptions`, of what is outside the bodies of loops."""
     steps: tuple[Step, ...]
     options: FuseOptions
-    proof: Proof | None = None
+    proof: "Proof | None" = None
     """Made when `FuseOptions.verify` asks for it."""
     verdicts: tuple[Verdict, ...] = ()
     """The measurements on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""

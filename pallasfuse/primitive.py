@@ -7,7 +7,7 @@ original function, with one warning.
 import functools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -24,13 +24,12 @@ from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
-from pallasfuse.first_time import Once
+from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.options import FuseOptions
-from pallasfuse.plan import Body, Plan
-from pallasfuse.sharding import result_specs, run_sharded
+from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.targets import Target, default_for, find
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -214,7 +213,7 @@ def _capabilities() -> frozenset[str]:
 
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, jaxpr: Jaxpr, platform: str) -> Any:
-    runner = run_sharded if _compat.is_partitioned(ctx) else None
+    runner = _run_sharded if _compat.is_partitioned(ctx) else None
     at_hand = _compat.device_of(ctx)
     if _compat.has_symbolic_shapes(call.jaxpr) and call.warning.first("shapes"):
         warnings.warn(f"{call.name} is not fused for symbolic shapes: XLA compiles it as it is. Static shapes are fused.",
@@ -230,6 +229,13 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, jaxpr: Jaxpr, platform: str) 
         return lower_on(
             target, run_on, ctx, nodes, name=call.name, asked=call.options.target is not None, mended=mended
         )
+
+
+def _run_sharded(plan: Plan, kernel: Kernel, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As `sharding.run_sharded`, which is imported only where arrays are sharded: it makes plans for pieces."""
+    with IMPORTS:
+        from pallasfuse.sharding import run_sharded
+    return run_sharded(plan, kernel, arrays)
 
 
 _NOT_EXPORTED = frozenset({"triton"})
@@ -330,6 +336,8 @@ def call_typed(
     Raises:
       TraceError: a type says that something is not reduced yet, or some mesh axes are manual.
     """
+    with IMPORTS:
+        from pallasfuse.sharding import result_specs
     given = [jax.typeof(x).sharding.spec for x in args]
     if AxisType.Manual in mesh.axis_types or any(s.unreduced or s.reduced for s in given):
         what = (

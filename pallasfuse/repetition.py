@@ -8,10 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pallasfuse.decisions import Grouping, Original, Placed
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.grouping import Grouping, group_segment, joined
+from pallasfuse.fusion.grouping import group_segment, joined
 from pallasfuse.fusion.judging import Judge
 from pallasfuse.fusion.segments import segments
 from pallasfuse.ir.axes import Axis
@@ -19,19 +20,11 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Tensor
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.options import FuseOptions
-from pallasfuse.placement import Placed, placed_on
+from pallasfuse.placement import placed_on
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL
 from pallasfuse.targets import Target
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Original:
-    """A group in canonical names and where it runs: one object for all groups that are equal up to names."""
-
-    group: Group
-    placed: Placed
 
 
 class Places:

@@ -8,8 +8,8 @@ import jax
 from jax.extend.core import Jaxpr
 
 from pallasfuse import _compat
+from pallasfuse.decisions import Grouping
 from pallasfuse.first_time import Once
-from pallasfuse.fusion.grouping import Grouping
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, choose_form, schedule_grouping

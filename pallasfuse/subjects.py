@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Any
 
 from pallasfuse import _compat
+from pallasfuse.decisions import Placed
 from pallasfuse.environment import environment
 from pallasfuse.execution import run_kernel
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.measure import Function, Measured, is_shortage
 from pallasfuse.parts import Part, part_of, producers, way, way_of_kernel
-from pallasfuse.pipeline import revised, ways
-from pallasfuse.placement import Placed
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Identity, Record, Store, current
 
@@ -74,6 +74,9 @@ class Subject:
 
     def others(self) -> Iterator[tuple[Placed, Kernel]]:
         """Other ways to run the kernel, the most promising first."""
+        with IMPORTS:
+            from pallasfuse.pipeline import revised, ways
+
         free = replace(self.plan, options=replace(self.plan.options, strict=False, verify=None))
         for placed in ways(self.plan, self.kernel):
             if self.way_of(placed) != self.way:
@@ -82,6 +85,9 @@ class Subject:
 
     def find(self, name: str) -> Placed | None:
         """The way to run the kernel that such words mean; None where there is none any more."""
+        with IMPORTS:
+            from pallasfuse.pipeline import ways
+
         return next((p for p in ways(self.plan, self.kernel) if self.way_of(p) == name), None)
 
     def function(self, kernel: Kernel) -> Function:

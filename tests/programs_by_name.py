@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallasfuse.fusion.grouping import Grouping, group
+from pallasfuse.decisions import Grouping
+from pallasfuse.fusion.grouping import group
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor, verify

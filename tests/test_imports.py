@@ -101,3 +101,43 @@ print(*sys.modules)
 """).split()
     assert "pallasfuse.execution" in loaded
     assert not {"jax.experimental.pallas", "jax.experimental.mosaic", "sympy"} & set(loaded)
+
+
+CALL = """
+import sys
+import jax, jax.numpy as jnp
+import pallasfuse as pf
+from pallasfuse import check
+from pallasfuse.measure import Measured
+
+def compare(functions, *_, **__):
+    assert {measures}, "measured again"
+    times = {{name: 2.0 - (name == "fused") for name in functions}}
+    return Measured(microseconds=times, faster=frozenset({{"fused"}}))
+
+check.compare = compare
+f = pf.fuse(lambda x: jax.nn.softmax(x), options=pf.FuseOptions(price=False, check={checked}))
+x = jnp.linspace(0, 1, 24).reshape(4, 6)
+assert jnp.allclose(f(x), jax.nn.softmax(x), rtol=1e-6)
+modules = set(sys.modules)
+plan = f.explain(x)
+assert plan.kernels and bool(plan.verdicts) == {checked}
+print(*modules)
+"""
+"""A call, and the modules that were imported by then."""
+PLANNING = ("fusion", "tiling", "placement", "pipeline", "repetition", "proof", "repair", "pallas_backend", "price.kernel",
+            "price.cpu")  # fmt: skip
+OF_PARTS = ("partial", "sharding")
+"""Modules that plan parts of kernels, or pieces of arrays."""
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_plan_that_was_kept_imports_nothing_that_makes_plans(tmp_path, monkeypatch, checked):
+    """Nor does a verdict that is known, where the kernel has won."""
+    monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
+    for name in ("PALLASFUSE_KEEP_PLANS", "PALLASFUSE_CHECK"):
+        monkeypatch.delenv(name, raising=False)
+    first, second = (set(run(CALL.format(checked=checked, measures=m)).split()) for m in (True, False))
+    assert {f"pallasfuse.{name}" for name in PLANNING} <= first
+    never = tuple(f"pallasfuse.{name}" for name in (*PLANNING, *OF_PARTS))
+    assert not {module for module in second if module.startswith(never)}

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from pallasfuse.decisions import Grouping, Left
 from pallasfuse.fusion.candidates import Candidate, Context, candidates, components, rebuild
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
@@ -12,28 +12,8 @@ from pallasfuse.fusion.segments import segments
 from pallasfuse.fusion.selection import select
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import External, LoopProgram, Source
-from pallasfuse.price.terms import Price
+from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.targets import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A reduction that stays with XLA."""
-
-    name: str
-    reason: str
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
-class Grouping:
-    """The chosen groups in execution order, and the reductions left to XLA with the reason for each."""
-
-    groups: tuple[Group, ...]
-    left: tuple[Left, ...]
-    replaced: tuple[Price, ...] = ()
-    """The price of what XLA would run instead of each group."""
 
 
 def group(
@@ -142,8 +122,3 @@ def _in_order(graph: Graph, groups: list[Group]) -> list[Group] | None:
             return None
         ordered.append(free)
     return [groups[i] for i in ordered]
-
-
-def external_reasons(program: LoopProgram) -> list[Left]:
-    """Lists the operations that the frontend could not convert, with its reasons."""
-    return [Left(n.name, n.reason, n.source) for n in program.nests if isinstance(n, External)]

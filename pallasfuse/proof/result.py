@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from pallasfuse.decisions import Phase
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.tiling.lower import Phase
 from pallasfuse.verification.bound import NEVER_ENOUGH
 from pallasfuse.verification.compare import Comparison
 from pallasfuse.verification.value import Value

@@ -1,7 +1,7 @@
 """`Group` + `Schedule` -> tile programs: one for a rolled axis, a phase after the other for a split one."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pallasfuse.ir.expr import Expr, Read, convert, read
 from pallasfuse.ir.fold import Fold, Group
@@ -16,14 +16,6 @@ from pallasfuse.tiling.values import Scope
 
 _COMBINED_ELEMENTS = 1 << 11
 """Elements of the states that one block combines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One tile program of a kernel, and the target whose emitter runs it."""
-
-    program: TileProgram
-    target: Target
 
 
 def lower(

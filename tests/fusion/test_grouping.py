@@ -8,7 +8,8 @@ import pytest
 from jax import lax
 
 from pallasfuse.fusion.cost import Work, apart, together
-from pallasfuse.fusion.grouping import external_reasons, group
+from pallasfuse.fusion.grouping import group
+from pallasfuse.steps import external_reasons
 from pallasfuse.targets import TRITON, XLA_CPU
 from tests.programs_by_name import FREE, attention, only_group, program, program_of, softmax, two_softmaxes
 

@@ -1,0 +1,59 @@
+"""Records of what was decided about a program: its groups, where each of them runs, and what stays with XLA.
+
+What decides is in `fusion`, `tiling` and `placement`. A plan that was kept needs the records, and imports nothing of that.
+"""
+
+from dataclasses import dataclass
+
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import Source
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.price.terms import Price
+from pallasfuse.targets import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One tile program of a kernel, and the target whose emitter runs it."""
+
+    program: TileProgram
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A group on the first target that has a kernel for it, and why others have none."""
+
+    schedule: Schedule
+    phases: tuple[Phase, ...]
+    declined: tuple[str, ...]
+    refused: str | None = None
+    """Why the target cannot run tiles that were asked for: its emitter will say so."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Original:
+    """A group in canonical names and where it runs: one object for all groups that are equal up to names."""
+
+    group: Group
+    placed: Placed
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A reduction that stays with XLA."""
+
+    name: str
+    reason: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The chosen groups in execution order, and the reductions left to XLA with the reason for each."""
+
+    groups: tuple[Group, ...]
+    left: tuple[Left, ...]
+    replaced: tuple[Price, ...] = ()
+    """The price of what XLA would run instead of each group."""

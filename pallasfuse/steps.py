@@ -1,0 +1,76 @@
+"""The steps of a plan: its kernels and the equations that XLA keeps, in an order that respects the data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import Var
+
+from pallasfuse import _compat
+from pallasfuse.decisions import Grouping, Left
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.loop_program import External, LoopProgram
+from pallasfuse.jaxpr_frontend import Converted, left_by_user
+from pallasfuse.options import FuseOptions
+from pallasfuse.plan import Fallback, Kernel, Step
+
+_LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
+                     "stop_gradient", "convert_element_type", "sharding_constraint"})  # fmt: skip
+
+
+def steps_of(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
+    """Returns the steps that must run, in an order that respects the data: kernels where they produce a value, equations
+    elsewhere."""
+    maker: dict[Var, Step] = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
+    for kernel in kernels:
+        maker |= {converted.variable[name]: kernel for name in kernel.stores}
+    wanted: list[Any] = [v for v in converted.jaxpr.outvars if isinstance(v, Var)]
+    roots = [maker[v] for v in wanted if v in maker] + [e for e in converted.jaxpr.eqns if e.effects]
+    steps: list[Step] = []
+    state: dict[int, bool] = {}  # id -> finished
+    stack: list[tuple[Step, bool]] = [(r, False) for r in reversed(roots)]
+    while stack:
+        step, ready = stack.pop()
+        if ready:
+            if not state[id(step)]:
+                state[id(step)] = True
+                steps.append(step)
+            continue
+        if id(step) in state:
+            if not state[id(step)] and any(s is step and r for s, r in stack):
+                raise InvalidProgramError("plan: kernels wait for each other")
+            continue
+        state[id(step)] = False
+        stack.append((step, True))
+        stack.extend(
+            (maker[v], False) for v in operands_of(converted, step) if v in maker and not state.get(id(maker[v]))
+        )
+    return steps
+
+
+def operands_of(converted: Converted, step: Step) -> list[Var]:
+    """The variables that a step reads."""
+    if isinstance(step, Kernel):
+        return [converted.variable[name] for name in step.reads]
+    return [v for v in step.invars if isinstance(v, Var)]
+
+
+def fallbacks_of(
+    converted: Converted, grouping: Grouping, steps: Sequence[Step], options: FuseOptions
+) -> list[Fallback]:
+    """The steps that XLA keeps, with the reasons."""
+    reasons = {left.name: left.reason for left in (*grouping.left, *external_reasons(converted.program))}
+    by_variable = {var: name for name, var in converted.variable.items()}
+    found = []
+    for step in steps:
+        if isinstance(step, Kernel) or step.primitive.name in _LAYOUT:
+            continue
+        names = [by_variable[v] for v in step.outvars if v in by_variable]
+        reason = next((reasons[n] for n in names if n in reasons), "elementwise, outside every kernel: XLA fuses it")
+        asked = left_by_user(step, options.exclude) is not None
+        found.append(Fallback(step.primitive.name, _compat.source_summary(step) or "<unknown line>", reason, asked))
+    return found
+
+
+def external_reasons(program: LoopProgram) -> list[Left]:
+    """Lists the operations that the frontend could not convert, with its reasons."""
+    return [Left(n.name, n.reason, n.source) for n in program.nests if isinstance(n, External)]
