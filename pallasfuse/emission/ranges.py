@@ -16,21 +16,23 @@ Array = Any
 
 
 def range_ends(ranges: tuple[Range, ...], tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """The ends of ranges by name. `tensors[name]` has one dimension per axis.
+    """What is found of ranges, by name. `tensors[name]` has one dimension per axis.
 
-    Both ends of a range are one reduction of pairs: what the predicate reads is read once, and XLA stores no predicate.
+    Both ends of a range and the count are one reduction of triples: what the predicate reads is read once, and XLA stores no
+    predicate.
     """
     found: dict[str, Array] = {}
     for r in ranges:
         space = (*r.left.axes, r.axis)
-        counts = [jnp.broadcast_to(_value(n.body, space, tensors), [a.extent for a in space]) for n in r.nests]
-        ends = lax.reduce(counts, [jnp.int32(0)] * 2, _larger, (len(space) - 1,))
-        found |= dict(zip((r.left.name, r.right.name), ends, strict=True))
+        terms = [jnp.broadcast_to(_value(n.body, space, tensors), [a.extent for a in space]) for n in r.nests]
+        results = lax.reduce(terms, [jnp.int32(0)] * 3, _joined, (len(space) - 1,))
+        found |= dict(zip((t.name for t in r.found), results, strict=True))
     return found
 
 
-def _larger(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
-    return tuple(jnp.maximum(x, y) for x, y in zip(a, b, strict=True))
+def _joined(a: tuple[Array, ...], b: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The larger of both ends, and the sum of the counts."""
+    return jnp.maximum(a[0], b[0]), jnp.maximum(a[1], b[1]), a[2] + b[2]
 
 
 def _value(root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, Array]) -> Array:

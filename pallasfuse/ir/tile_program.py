@@ -16,7 +16,7 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, apply, const, index, read
 from pallasfuse.ir.loop_program import Nest, Tensor
-from pallasfuse.ir.reducers import MAX, Reducer
+from pallasfuse.ir.reducers import MAX, SUM, Reducer
 
 
 def block_start(axis: Axis) -> str:
@@ -44,28 +44,40 @@ def most(tensor: str) -> str:
     return f"{tensor}.most"
 
 
+def least(tensor: str) -> str:
+    """The scalar by which bounds read the smallest value of a solid range's end, `left` or `right`, in the rows of the block."""
+    return f"{tensor}.least"
+
+
 @dataclass(frozen=True, slots=True)
 class Range:
     """The interval of `axis` outside of which a predicate over data is false: in every row one, found before the kernel runs.
 
     `left` counts the positions from the first at which it is true to the end of the axis, `right` those from the start to the last
     one. Both are zero in a row where it is nowhere true. `all_if_none`: all of such a row is visited, not nothing.
+    `count` is the number of positions at which it is true: a row is solid where these are all between the first and the last one.
     """
 
     axis: Axis
     predicate: Expr
     left: Tensor
     right: Tensor
+    count: Tensor
     all_if_none: bool = False
 
     @property
-    def nests(self) -> tuple[Nest, Nest]:
-        """The two reductions, which one pass over what the predicate reads computes."""
+    def found(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Everything that is found of a row before the kernel runs."""
+        return self.left, self.right, self.count
+
+    @property
+    def nests(self) -> tuple[Nest, Nest, Nest]:
+        """The reductions by which it is found, all in one pass over what the predicate reads."""
         here, extent, one = index(self.axis), const(self.axis.extent, "int32"), const(1, "int32")
-        counts = apply("sub", extent, here), apply("add", here, one)
+        terms: tuple[Expr, ...] = apply("sub", extent, here), apply("add", here, one), one
         return tuple(
-            Nest(t.name, t.axes, apply("select", self.predicate, c, const(0, "int32")), t.dtype, (self.axis,), MAX)
-            for t, c in zip((self.left, self.right), counts, strict=True)
+            Nest(t.name, t.axes, apply("select", self.predicate, n, const(0, "int32")), t.dtype, (self.axis,), reducer)
+            for t, n, reducer in zip(self.found, terms, (MAX, MAX, SUM), strict=True)
         )  # type: ignore[return-value]
 
     def visited(self, end: Expr, right: Expr) -> Expr:
@@ -81,6 +93,19 @@ class Range:
         left, right = (read(t.name, t.axes, t.dtype) for t in (self.left, self.right))
         after = apply("ge", here, apply("sub", extent, self.visited(left, right)))
         return apply("and", after, apply("lt", here, self.visited(right, right)))
+
+    def solid(self, end: Expr, left: Expr, right: Expr, count: Expr) -> Expr:
+        """An end of the range of a row, counted like `left` or `right`, where the row is solid; else that of an empty one, 0."""
+        extent = const(self.axis.extent, "int32")
+        is_solid = apply("eq", apply("add", count, extent), apply("add", left, right))
+        return apply("select", is_solid, end, const(0, "int32"))
+
+    def fills(self) -> Expr:
+        """The predicate over positions and what is found that implies `predicate`: true inside the ranges of solid rows."""
+        here, extent = index(self.axis), const(self.axis.extent, "int32")
+        left, right, count = (read(t.name, t.axes, t.dtype) for t in self.found)
+        after = apply("ge", here, apply("sub", extent, self.solid(left, left, right, count)))
+        return apply("and", after, apply("lt", here, self.solid(right, left, right, count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +285,7 @@ class TileProgram:
     """The operands that the next trip begins with are awaited while the last products of a trip run."""
     instead: Instead | None = None
     ranges: tuple[Range, ...] = ()
-    """The ranges whose ends are inputs of the kernel: whoever runs it computes them first, from other inputs."""
+    """The ranges of which the kernel reads what is found: whoever runs it computes them first, from other inputs."""
     later: tuple[Statement, ...] = ()
     """Statements that turn a stored state into results once parts are merged, where they are known. They do not run here."""
 
@@ -274,8 +299,8 @@ class TileProgram:
 
     @property
     def given(self) -> tuple[Tensor, ...]:
-        """The inputs without the ends of ranges, which are found from the others."""
-        made = {t.name for r in self.ranges for t in (r.left, r.right)}
+        """The inputs without what is found of ranges from the others."""
+        made = {t.name for r in self.ranges for t in r.found}
         return tuple(t for t in self.inputs if t.name not in made)
 
     @property
@@ -294,13 +319,13 @@ def verify(program: TileProgram) -> TileProgram:
     """
     tensors = {t.name for t in program.inputs}
     for r in program.ranges:
-        ends = {r.left.name, r.right.name}
+        ends = {t.name for t in r.found}
         need_first = r.predicate.tensors - (tensors - ends)
         if (
             need_first
             or not ends <= tensors
             or r.predicate.axes - {r.axis} != set(r.left.axes)
-            or r.left.axes != r.right.axes
+            or any(t.axes != r.left.axes for t in r.found)
         ):
             raise InvalidProgramError(
                 f"tile program {program.name}: the range of {r.predicate} is not what its inputs give"
@@ -430,7 +455,7 @@ def show(program: TileProgram) -> str:
     grid = ", ".join(f"{a.name}:{a.extent}/{t}" for a, t in program.grid)
     lines = [f"kernel {program.name} grid({grid})"]
     lines += [
-        f"  {r.left.name}, {r.right.name}[{_names(r.left.axes)}] = range of {r.axis} where {r.predicate}"
+        f"  {', '.join(t.name for t in r.found)}[{_names(r.left.axes)}] = range of {r.axis} where {r.predicate}"
         for r in program.ranges
     ]
     lines += _lines(program.body, "  ")

@@ -24,7 +24,7 @@ def _held(programs: Sequence[TileProgram], target: Target) -> list[Resources] | 
 
 
 def price_range(found: Range, device: Device) -> Price:
-    """The price of the pass that finds a range: both ends are one reduction, of what the predicate reads."""
+    """The price of the pass that finds a range: its ends and the count are one reduction, of what the predicate reads."""
     reads = [n for n in postorder(found.predicate) if isinstance(n, Read)]
     tensors = {r.tensor: Tensor(r.tensor, r.indices, r.dtype) for r in reads}
     nest = found.nests[0]

@@ -1,18 +1,25 @@
-"""Kernels that masks over data bound, as they are priced: as if the masks hid nothing."""
+"""Kernels that masks over data bound, as they are priced: as if the masks bounded nothing, and hid something of every row."""
 
 from dataclasses import replace
 
-from pallasfuse.ir.expr import Expr, const, read, substitute
+from pallasfuse.ir.expr import Const, Expr, const, read, substitute
 from pallasfuse.ir.simplify import simplify
-from pallasfuse.ir.tile_program import Let, Load, Loop, Reduce, Statement, TileProgram, most
+from pallasfuse.ir.tile_program import Let, Load, Loop, Reduce, Statement, TileProgram, least, most
 
 
 def hiding_nothing(program: TileProgram) -> TileProgram:
-    """The kernel of a program whose ranges hide nothing: loops as long as they can be, and nothing that finds their ends."""
-    ends = {t.name: r.axis.extent for r in program.ranges for t in (r.left, r.right)}
-    if not ends:
+    """The kernel of a program whose ranges hide nothing: loops as long as they can be, and nothing that finds their ends.
+
+    No row is taken to be solid: every tile applies its mask, as it has to where something is hidden between visible elements.
+    """
+    if not program.ranges:
         return program
-    most_of: dict[Expr, Expr] = {read(most(t), (), "int32"): const(n, "int32") for t, n in ends.items()}
+    ends = {t.name for r in program.ranges for t in r.found}
+    known: dict[Expr, Expr] = {}
+    for r in program.ranges:
+        for t in (r.left, r.right):
+            known[read(most(t.name), (), "int32")] = const(r.axis.extent, "int32")
+            known[read(least(t.name), (), "int32")] = const(0, "int32")
     names: set[str] = set()
     body: list[Statement] = []
     for s in program.body:
@@ -22,7 +29,7 @@ def hiding_nothing(program: TileProgram) -> TileProgram:
             case Let(name, _, value) | Reduce(name, _, _, value) if value.tensors and value.tensors <= names:
                 names.add(name)
             case Loop():
-                body.append(_with_bounds(s, most_of))
+                body.append(_with_bounds(s, known))
             case _:
                 body.append(s)
     return replace(program, body=tuple(body), inputs=program.given, ranges=(), instead=None)
@@ -32,6 +39,11 @@ def _with_bounds(loop: Loop, known: dict[Expr, Expr]) -> Loop:
     def bound(expr: Expr) -> Expr:
         return simplify(substitute(expr, known))
 
-    segments = tuple(replace(g, start=bound(g.start), stop=bound(g.stop)) for g in loop.segments)
+    bounded = [replace(g, start=bound(g.start), stop=bound(g.stop)) for g in loop.segments]
+    segments = tuple(g for g in bounded if not _is_empty(g.start, g.stop)) or tuple(bounded[:1])
     split = None if loop.split is None else replace(loop.split, here=bound(loop.split.here))
     return replace(loop, segments=segments, to_visit=bound(loop.to_visit), first=bound(loop.first), split=split)
+
+
+def _is_empty(start: Expr, stop: Expr) -> bool:
+    return isinstance(start, Const) and isinstance(stop, Const) and start.value >= stop.value

@@ -79,10 +79,14 @@ def bounds(part: Part, seed: int, record: Record) -> None:
         record.stages[stage] = None
         # a loop that carries nothing stores outputs: every position counts
         predicates: tuple[Expr, ...] = ()
+        sure: tuple[Expr, ...] = ()
         if loop.carries:
-            predicates = guards_of(part.group, pass_index, ranged=part.schedule.ranges).predicates
-            predicates += tuple(r.covers() for r in ranges_of(program, loop))
-        wrong = wrong_visits(program, loop, predicates, generator)
+            known, ranges = guards_of(part.group, pass_index, ranged=part.schedule.ranges), ranges_of(program, loop)
+            predicates = (*known.predicates, *(r.covers() for r in ranges))
+            # inside the ranges of solid rows everything is true that the pass before the kernel looked at
+            implied = known.ranged if any(r.predicate is known.visible for r in ranges) else ()
+            sure = (*(p for p in known.predicates if p not in implied), *(r.fills() for r in ranges))
+        wrong = wrong_visits(program, loop, predicates, generator, sure)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
 

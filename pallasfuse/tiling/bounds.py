@@ -213,9 +213,13 @@ def _shows_some(
 
 def _without(term: Expr, true: AbstractSet[Expr]) -> Expr:
     """A term where these predicates are true."""
+    return simplify(substitute(term, known_where(true)))
+
+
+def known_where(true: AbstractSet[Expr]) -> dict[Expr, Expr]:
+    """The values of predicates where these are true, some of which are negations of others."""
     known: dict[Expr, Expr] = {p: const(True, "bool") for p in true}
-    known |= {p.args[0]: const(False, "bool") for p in true if isinstance(p, Apply) and p.op == "not"}
-    return simplify(substitute(term, known))
+    return known | {p.args[0]: const(False, "bool") for p in true if isinstance(p, Apply) and p.op == "not"}
 
 
 def guards_of(group: Group, pass_index: int, *, ranged: bool = False) -> Guards:
@@ -256,12 +260,12 @@ def exceptions(group: Group, *, ranged: bool = False) -> tuple[str, ...]:
 def plan_loop(
     schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
     inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(), strict: bool = False,
-    range_ends: Callable[[Expr, bool], tuple[Expr, Expr]] | None = None,
+    range_ends: Callable[[Expr, bool], Extent] | None = None,
 ) -> Plan:  # fmt: skip
     """Segments that together visit every tile on which some term is not neutral (`inputs`, `inner`, `strict`: as in `guards`).
 
-    range_ends: makes the ends of a range known, the first position and the one after the last in the rows of a block, from what is
-    visible and whether rows without anything visible are visited. It is asked where a mask does not bound the loop by itself.
+    range_ends: makes the extent of a range known in the rows of a block, from what is visible and whether rows without anything
+    visible are visited. It is asked where a mask does not bound the loop by itself.
     """
     tile, total = tile_of(rolled), rolled.extent
     grid = {a for a, _ in schedule.grid}
@@ -274,11 +278,16 @@ def plan_loop(
     found = guards(folds, rolled, inputs=inputs, inner=inner, strict=strict, ranged=range_ends is not None)
     predicates, assumed = found.predicates, found.assumes_finite_factor
     both = Extent(EVERYWHERE, EVERYWHERE)
-    for predicate in predicates:
-        both = both_hold(both, extent(predicate, rolled, block))
     unbounded = any(p not in predicates or extent(p, rolled, block).certain is None for p in found.ranged)
+    by_range: frozenset[Expr] = frozenset()
     if found.visible is not None and range_ends is not None and unbounded:
-        both = both_hold(both, Extent(Interval(*range_ends(found.visible, found.all_if_none)), None))
+        both = range_ends(found.visible, found.all_if_none)
+        by_range = frozenset(found.ranged)
+    for predicate in predicates:
+        here = extent(predicate, rolled, block)
+        # what is solid has all of the predicates of the range, whatever is known of each
+        both = both_hold(both, replace(here, certain=EVERYWHERE) if predicate in by_range else here)
+    masks = by_range.union(predicates)
     whole_tiles = total // tile
     all_tiles = -(-total // tile)
     loop_tiles = whole_tiles if tails == "exact" else all_tiles
@@ -294,19 +303,18 @@ def plan_loop(
             trips.append(Trip(first, last, 0, tile, edge, true, label))
 
     has_edge = tails == "masked" and total % tile != 0
-    if both.certain is None or (not predicates and not has_edge):
-        label = "masked" if predicates or has_edge or both.certain is None else ""
+    if both.certain is None or (not masks and not has_edge):
+        label = "masked" if masks or has_edge or both.certain is None else ""
         add_trip(start, body_stop, has_edge, frozenset(), label)
     else:
         sure_low, sure_high = _clip(both.certain, whole_tiles * tile)
         from_start = low is sure_low and isinstance(low, Const) and low.value == 0
         middle = start if from_start else minimum(maximum(_tiles_covering(sure_low, tile), start), body_stop)
         after = minimum(maximum(_tiles_below(sure_high, tile), middle), body_stop)
-        true = frozenset(predicates)
         if not from_start:
             add_trip(start, middle, has_edge, frozenset(), "masked")
-        add_trip(middle, after, False, true, "unmasked" if predicates else "")
-        add_trip(after, body_stop, has_edge, frozenset(), "masked" if predicates else "edge")
+        add_trip(middle, after, False, masks, "unmasked" if masks else "")
+        add_trip(after, body_stop, has_edge, frozenset(), "masked" if masks else "edge")
     if tails == "exact" and total % tile:
         begun = body_stop if isinstance(start, Const) and start.value == 0 else maximum(body_stop, start)
         reached = (

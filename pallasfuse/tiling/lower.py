@@ -110,7 +110,7 @@ class Lowering(Passes):
         outputs = tuple(t for t, _ in states) or tuple(Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs)
         names = dict.fromkeys(self.group.inputs if phase is None else loaded(self.top.statements))
         for r in self.ranges:
-            names |= dict.fromkeys((*sorted(r.predicate.tensors), r.left.name, r.right.name))
+            names |= dict.fromkeys((*sorted(r.predicate.tensors), *(t.name for t in r.found)))
         return verify(TileProgram(
             self.group.name if phase is None else f"{self.group.name}_{phase}", tuple(self.tensors[t] for t in names), outputs,
             tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),

@@ -1,6 +1,6 @@
 """Passes over the rolled axis: the loop, the repairs in it, the combination of parts, and the values after it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, postorder, read, sub, substitute
@@ -8,9 +8,23 @@ from pallasfuse.ir.fold import OLD, Fold, Frame
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.simplify import simplify
-from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Range, Reduce, Segment, before, most, to_visit, visited
+from pallasfuse.ir.tile_program import (
+    Carry,
+    Let,
+    Load,
+    Loop,
+    Range,
+    Reduce,
+    Segment,
+    before,
+    least,
+    most,
+    to_visit,
+    visited,
+)
 from pallasfuse.tiling import guards
-from pallasfuse.tiling.bounds import Trip, plan_loop
+from pallasfuse.tiling.bounds import Trip, known_where, plan_loop
+from pallasfuse.tiling.masks import Extent, Interval
 from pallasfuse.tiling.ranges import range_of
 from pallasfuse.tiling.values import Scope, Values
 
@@ -57,30 +71,39 @@ class Passes(Values):
         segments = tuple(self._segment(trip, folds) for trip in plan.trips)
         self.top.statements.append(Loop(self.rolled, tuple(carries), segments, plan.to_visit, plan.first, plan.split))
 
-    def _range_ends(self, visible: Expr, all_if_none: bool) -> tuple[Expr, Expr]:
-        """The first visible position in the rows of the block, and the one after the last, from the ends of a range."""
+    def _range_ends(self, visible: Expr, all_if_none: bool) -> Extent:
+        """Where something is visible in the rows of the block, and where everything surely is, from the ends of a range."""
         known = (r for r in self.ranges if r.predicate is visible and r.all_if_none == all_if_none)
         found = next(known, None)
         if found is None:
             found = range_of(visible, self.rolled, number=len(self.ranges), all_if_none=all_if_none)
             self.ranges.append(found)
-            self.tensors = {**self.tensors, found.left.name: found.left, found.right.name: found.right}
+            self.tensors = {**self.tensors, **{t.name: t for t in found.found}}
             self._range_of_block(found)
-        left, right = (read(most(t.name), (), "int32") for t in (found.left, found.right))
-        return sub(const(self.rolled.extent, "int32"), left), right
+        extent = const(self.rolled.extent, "int32")
+
+        def between(of: Callable[[str], str]) -> Interval:
+            left, right = (read(of(t.name), (), "int32") for t in (found.left, found.right))
+            return Interval(sub(extent, left), right)
+
+        return Extent(between(most), between(least))
 
     def _range_of_block(self, found: Range) -> None:
-        """Both ends in the block: the largest of its rows, of which those outside their axes have none."""
-        left, right = (self._expr(read(t.name, t.axes, t.dtype), self.top) for t in (found.left, found.right))
+        """Both ends in the block, the largest of its rows, and those of what is solid, the smallest. Rows outside their axes do not
+        count."""
+        left, right, count = (self._expr(read(t.name, t.axes, t.dtype), self.top) for t in found.found)
         rows = self._sorted(frozenset(found.left.axes))
         outside = [a for a in rows if self.tails != "exact" and a.extent % self._tile(a)]
         for tensor, end in ((found.left, left), (found.right, right)):
             here = self._let(f"{tensor.name}.here", rows, found.visited(end, right), self.top)
             value = self._in_range(here, outside, 0, self.top)
             self.top.statements.append(Reduce(most(tensor.name), (), MAX, value, rows))
+            here = self._let(f"{tensor.name}.solid", rows, found.solid(end, left, right, count), self.top)
+            value = self._in_range(here, outside, self.rolled.extent, self.top)
+            self.top.statements.append(Reduce(least(tensor.name), (), MIN, value, rows))
 
     def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
-        fixed: dict[Expr, Expr] = {p: const(True, "bool") for p in trip.true}
+        fixed = known_where(trip.true)
         scope = Scope(parent=self.top, edge=trip.edge, fixed=fixed | self._at_safe_frames(folds))
         self._step(folds, scope)
         return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)

@@ -39,8 +39,8 @@ def conjunction(predicates: Sequence[Expr]) -> Expr:
 
 
 def range_of(predicate: Expr, axis: Axis, *, number: int, all_if_none: bool) -> Range:
-    """The range of a predicate along an axis; its ends are named after the axis, and numbered."""
+    """The range of a predicate along an axis; what is found of it is named after the axis, and numbered."""
     rows = tuple(sorted(predicate.axes - {axis}))
     suffix = str(number) if number else ""
-    left, right = (Tensor(f"{axis.name}.{side}{suffix}", rows, "int32") for side in ("left", "right"))
-    return Range(axis, predicate, left, right, all_if_none)
+    left, right, count = (Tensor(f"{axis.name}.{n}{suffix}", rows, "int32") for n in ("left", "right", "count"))
+    return Range(axis, predicate, left, right, count, all_if_none)

@@ -14,7 +14,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array
 from pallasfuse.ir.evaluate import evaluate_over
 from pallasfuse.ir.expr import Apply, Expr, Index, Read, const, postorder, read, rebuild, substitute, with_args
-from pallasfuse.ir.tile_program import Load, Loop, Range, Segment, TileProgram, block_start, most
+from pallasfuse.ir.tile_program import Load, Loop, Range, Segment, TileProgram, block_start, least, most
 
 _MOST_BLOCKS = 48
 _MOST_POSITIONS = 512
@@ -22,28 +22,31 @@ _MOST_DRAWS = 8
 
 
 def wrong_visits(
-    program: TileProgram, loop: Loop, predicates: Sequence[Expr], generator: np.random.Generator
-) -> str | None:
+    program: TileProgram, loop: Loop, predicates: Sequence[Expr], generator: np.random.Generator,
+    sure: Sequence[Expr] | None = None,
+) -> str | None:  # fmt: skip
     """A description of a position that the loop treats wrongly; None when there is none.
 
-    `predicates`: an element of the loop counts only where all of them are true. Of what bounds read, some values are tried.
+    `predicates`: an element of the loop counts only where all of them are true. `sure`: nothing is masked where all of these are;
+    if None, where all of those. Of what bounds read, some values are tried.
     """
+    sure = predicates if sure is None else sure
     for starts in _blocks(program, loop, generator):
         for data in _data(program, loop, predicates, generator):
             for unknown in (True, False):
-                known = [_known(p, data, unknown=unknown) for p in predicates]
-                wrong = _wrong_in_block(program, loop, known, starts, data, generator)
+                known = [[_known(p, data, unknown=unknown) for p in of] for of in (predicates, sure)]
+                wrong = _wrong_in_block(program, loop, known[0], known[1], starts, data, generator)
                 if wrong is not None:
                     where = ", ".join(f"{tensor} = {value}" for tensor, value in data.items())
                     return f"{wrong} (where {where})" if where else wrong
-                if known == [_known(p, data, unknown=not unknown) for p in predicates]:
+                if known == [[_known(p, data, unknown=not unknown) for p in of] for of in (predicates, sure)]:
                     break
     return None
 
 
 def _wrong_in_block(
-    program: TileProgram, loop: Loop, predicates: Sequence[Expr], starts: dict[Axis, int], data: dict[str, int],
-    generator: np.random.Generator,
+    program: TileProgram, loop: Loop, predicates: Sequence[Expr], sure: Sequence[Expr], starts: dict[Axis, int],
+    data: dict[str, int], generator: np.random.Generator,
 ) -> str | None:  # fmt: skip
     split = loop.split
     parts = [starts] if split is None else [{**starts, split.part: n} for n in range(split.part.extent)]
@@ -59,7 +62,7 @@ def _wrong_in_block(
     for segment, begin, end in runs:
         if segment.label == "unmasked":
             inside = _sample([(begin, end)], segment.tile, generator)
-            wrong = _where(program, loop, starts, predicates, inside, False)
+            wrong = _where(program, loop, starts, sure, inside, False)
             if wrong is not None:
                 return f"{wrong} is masked, but the mask was dropped"
         if not segment.edge and end > loop.axis.extent:
@@ -96,15 +99,21 @@ def _data(
 
 
 def _ends(r: Range, tile: int, generator: np.random.Generator) -> dict[str, int]:
-    """The ends of a range, in rows and in a block whose rows are alike: some intervals near the ends of tiles, and none."""
+    """The ends of a range, in rows and in a block whose rows are alike: some intervals near the ends of tiles, and none.
+
+    Something is hidden inside of some of them.
+    """
     extent = r.axis.extent
     near = [0, 1, tile - 1, tile, tile + 1, extent - tile, extent - 1, extent]
     somewhere = generator.integers(0, extent + 1, 4).tolist()
     first, last = sorted(min(max(int(n), 0), extent) for n in generator.choice(near + somewhere, 2))
     left, right = (extent - first, last) if first < last else (0, 0)
     everything = r.all_if_none and not right
-    whole = {most(t.name): extent if everything else n for t, n in ((r.left, left), (r.right, right))}
-    return {r.left.name: left, r.right.name: right, **whole}
+    solid = first < last and bool(generator.random() < 0.7)
+    count = max(0, last - first) if solid else max(0, last - first - 1)
+    block = {most(t.name): extent if everything else n for t, n in ((r.left, left), (r.right, right))}
+    block |= {least(t.name): n if solid else 0 for t, n in ((r.left, left), (r.right, right))}
+    return {r.left.name: left, r.right.name: right, r.count.name: count, **block}
 
 
 def _numbers(

@@ -50,7 +50,7 @@ def test_ends_are_those_of_the_nests(name):
     for seed in range(4):
         arrays = tensors(seed)
         ends = jax.jit(lambda known: range_ends((found,), known))({k: jnp.asarray(x) for k, x in arrays.items()})
-        assert set(ends) == {"j.left", "j.right"}
+        assert set(ends) == {"j.left", "j.right", "j.count"}
         for nest in found.nests:
             want = evaluate_nest(nest, {k: np.asarray(x) for k, x in arrays.items()}, FLOAT64)
             assert ends[nest.name].dtype == jnp.int32
@@ -58,7 +58,7 @@ def test_ends_are_those_of_the_nests(name):
 
 
 def test_what_it_reads_is_read_once_and_no_predicate_is_stored():
-    """One reduction of pairs: XLA's kernels hold nothing as large as the mask."""
+    """One reduction of triples: XLA's kernels hold nothing as large as the mask."""
     segments = jnp.arange(4096, dtype=jnp.int32) // 512
     wide, other = Axis("j", 4096), Axis("i", 4096)
     predicate = apply("eq", read("s", (other,), "int32"), read("s", (wide,), "int32"))
@@ -68,3 +68,4 @@ def test_what_it_reads_is_read_once_and_no_predicate_is_stored():
     ends = compiled(segments)
     np.testing.assert_array_equal(ends["j.right1"], (segments + 1) * 512)
     np.testing.assert_array_equal(ends["j.left1"], 4096 - segments * 512)
+    np.testing.assert_array_equal(ends["j.count1"], np.full(4096, 512))

@@ -7,7 +7,8 @@ import pytest
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.evaluate import evaluate_expr
+from pallasfuse.ir.domain import FLOAT64
+from pallasfuse.ir.evaluate import evaluate_expr, evaluate_nest
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.expr import add, apply, const, convert, index, mul, read, select, sub
 from pallasfuse.ir.loop_program import Tensor
@@ -231,7 +232,7 @@ def test_elements_that_are_never_written_are_named():
 # --- ranges
 
 MASK = Tensor("m", (I, J), "bool")
-LEFT, RIGHT = Tensor("j.left", (I,), "int32"), Tensor("j.right", (I,), "int32")
+LEFT, RIGHT, COUNT = (Tensor(f"j.{n}", (I,), "int32") for n in ("left", "right", "count"))
 SEEN = read("m", (I, J), "bool")
 
 
@@ -240,7 +241,7 @@ def ends(side):
     return Load(loaded.tensor, side.name, (I,), "int32"), Reduce(most(side.name), (), MAX, loaded, (I,))
 
 
-def bounded(range_=None, inputs=(X, MASK, LEFT, RIGHT)):
+def bounded(range_=None, inputs=(X, MASK, LEFT, RIGHT, COUNT)):
     """The sum of what a mask leaves, by a loop from the first to the last element of it in the rows of a block."""
     left, right = (read(most(t.name), (), "int32") for t in (LEFT, RIGHT))
     first, stop = sub(whole(7), left), right
@@ -256,7 +257,7 @@ def bounded(range_=None, inputs=(X, MASK, LEFT, RIGHT)):
     visit = apply("max", sub(stop, first), whole(0))
     loop = Loop(J, (carry,), (Segment(first, stop, 0, 1, step, "masked"),), visit, first)
     program = kernel(*ends(LEFT), *ends(RIGHT), loop, STORE, tiles=((I, 1), (J, 1)), inputs=inputs)
-    return replace(program, ranges=(range_ or Range(J, SEEN, LEFT, RIGHT),))
+    return replace(program, ranges=(range_ or Range(J, SEEN, LEFT, RIGHT, COUNT),))
 
 
 @pytest.mark.parametrize("density", [0.0, 0.2, 0.6])
@@ -266,16 +267,18 @@ def test_ends_of_ranges_are_computed_before_the_kernel(density):
     assert [t.name for t in program.given] == ["x", "m"]
     found = evaluate_tiles(program, {"x": VALUE, "m": mask})
     np.testing.assert_allclose(found["y"], np.where(mask, VALUE, 0).sum(1))
-    assert "j.left, j.right[i] = range of j where m[i, j]" in str(program)
+    assert "j.left, j.right, j.count[i] = range of j where m[i, j]" in str(program)
 
 
 @pytest.mark.parametrize(
     ("range_", "inputs"),
     [
-        (Range(J, read("n", (I, J), "bool"), LEFT, RIGHT), (X, MASK, LEFT, RIGHT)),
-        (Range(J, read("j.left", (I,), "bool"), LEFT, RIGHT), (X, MASK, LEFT, RIGHT)),
-        (Range(J, SEEN, LEFT, Tensor("j.right", (), "int32")), (X, MASK, LEFT, RIGHT)),
-        (Range(J, read("m", (J, J), "bool"), LEFT, RIGHT), (X, MASK, LEFT, RIGHT)),
+        (Range(J, read("n", (I, J), "bool"), LEFT, RIGHT, COUNT), (X, MASK, LEFT, RIGHT, COUNT)),
+        (Range(J, read("j.left", (I,), "bool"), LEFT, RIGHT, COUNT), (X, MASK, LEFT, RIGHT, COUNT)),
+        (Range(J, SEEN, LEFT, Tensor("j.right", (), "int32"), COUNT), (X, MASK, LEFT, RIGHT, COUNT)),
+        (Range(J, SEEN, LEFT, RIGHT, Tensor("j.count", (), "int32")), (X, MASK, LEFT, RIGHT, COUNT)),
+        (Range(J, SEEN, LEFT, RIGHT, COUNT), (X, MASK, LEFT, RIGHT)),
+        (Range(J, read("m", (J, J), "bool"), LEFT, RIGHT, COUNT), (X, MASK, LEFT, RIGHT, COUNT)),
     ],
 )
 def test_a_range_is_of_inputs_and_of_rows(range_, inputs):
@@ -285,10 +288,19 @@ def test_a_range_is_of_inputs_and_of_rows(range_, inputs):
 
 def test_a_range_covers_what_lies_between_its_ends():
     for all_if_none in (False, True):
-        covers = Range(J, SEEN, LEFT, RIGHT, all_if_none).covers()
+        covers = Range(J, SEEN, LEFT, RIGHT, COUNT, all_if_none).covers()
         for first, last in ((2, 5), (0, 7), (6, 7)):
             at = {"j.left": np.full(5, 7 - first), "j.right": np.full(5, last)}
             j = np.arange(7)
             np.testing.assert_array_equal(evaluate_expr(covers, (I, J), at)[0], (j >= first) & (j < last))
         nothing = {"j.left": np.zeros(5, int), "j.right": np.zeros(5, int)}
         assert (evaluate_expr(covers, (I, J), nothing) == all_if_none).all()
+
+
+def test_a_range_fills_the_rows_that_are_solid():
+    mask = np.array([[0, 1, 1, 0, 0, 0, 0], [1] * 7, [0] * 7, [0, 1, 0, 1, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1]], bool)
+    found = Range(J, SEEN, LEFT, RIGHT, COUNT, all_if_none=True)
+    at = {n.name: evaluate_nest(n, {"m": mask}, FLOAT64) for n in found.nests}
+    np.testing.assert_array_equal(at["j.count"], mask.sum(1))
+    want = np.where(np.arange(5)[:, None] == 3, False, mask)
+    np.testing.assert_array_equal(evaluate_expr(found.fills(), (I, J), at), want)

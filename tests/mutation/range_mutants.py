@@ -5,8 +5,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallasfuse.ir.expr import Apply, add, apply, const, index
-from pallasfuse.ir.reducers import MIN
+from pallasfuse.ir.expr import Apply, add, apply, const, index, sub
+from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import Load, Reduce, Statement
 from tests.mutation.planting import Mutant, Plant, in_tiles, instead_of, value_at
 
@@ -32,8 +32,26 @@ def _other_end(s: Statement) -> Statement:
 
 
 def _begins_late(real: Any, self: Any, *args: Any) -> Any:
-    first, last = real(self, *args)
-    return add(first, const(1, "int32")), last
+    found = real(self, *args)
+    return replace(found, possible=replace(found.possible, low=add(found.possible.low, const(1, "int32"))))
+
+
+def _solid_too_long(real: Any, self: Any, *args: Any) -> Any:
+    found = real(self, *args)
+    return replace(found, certain=replace(found.certain, high=add(found.certain.high, const(1, "int32"))))
+
+
+def _solid_too_early(real: Any, self: Any, *args: Any) -> Any:
+    found = real(self, *args)
+    return replace(found, certain=replace(found.certain, low=sub(found.certain.low, const(1, "int32"))))
+
+
+def _most_solid_of_block(s: Statement) -> Statement:
+    return replace(s, reducer=MAX) if isinstance(s, Reduce) and s.name.endswith(".least") else s
+
+
+def _always_solid(real: Any, self: Any, end: Any, *rest: Any) -> Any:
+    return end
 
 
 def _negated(real: Any, predicates: Any) -> Any:
@@ -50,7 +68,15 @@ def _witnessed(real: Any, *args: Any, **kwargs: Any) -> bool:
 
 
 def _least(a: Any, b: Any) -> Any:
-    return tuple(jnp.minimum(x, y) for x, y in zip(a, b, strict=True))
+    return (*(jnp.minimum(x, y) for x, y in zip(a[:2], b[:2], strict=True)), a[2] + b[2])
+
+
+def _one_more(a: Any, b: Any) -> Any:
+    return (
+        jnp.maximum(a[0], b[0]),
+        jnp.maximum(a[1], b[1]),
+        jnp.maximum(jnp.maximum(a[0], b[0]) + jnp.maximum(a[1], b[1]) - 13, 0),
+    )
 
 
 MUTANTS = tuple(
@@ -74,6 +100,24 @@ MUTANTS = tuple(
             "xla",
         ),
         ("other_masks_show_the_same", instead_of(f"{_BOUNDS}:_shows_some", _witnessed), "filled_twice", "xla"),
-        ("least_ends_emitted", value_at("pallasfuse.emission.ranges:_larger", _least), "masked_by_array", "xla"),
+        ("least_ends_emitted", value_at("pallasfuse.emission.ranges:_joined", _least), "masked_by_array", "xla"),
+        (
+            "solid_range_too_long",
+            instead_of("pallasfuse.tiling.passes:Passes._range_ends", _solid_too_long),
+            "masked_by_array",
+        ),
+        (
+            "solid_range_too_early",
+            instead_of("pallasfuse.tiling.passes:Passes._range_ends", _solid_too_early),
+            "filled_by_array",
+        ),
+        ("solid_by_one_row_of_block", in_tiles(_most_solid_of_block), "masked_by_array", "xla"),
+        ("gaps_are_solid", instead_of(f"{_TILES}:Range.solid", _always_solid), "masked_by_array", "xla"),
+        (
+            "gaps_emitted_as_solid",
+            value_at("pallasfuse.emission.ranges:_joined", _one_more),
+            "masked_by_array",
+            "xla",
+        ),
     )
 )

@@ -15,9 +15,9 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64
 from pallasfuse.ir.evaluate import evaluate, evaluate_nest
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.expr import add, apply, const, convert, index, read
+from pallasfuse.ir.expr import Index, add, apply, const, convert, index, postorder, read
 from pallasfuse.ir.loop_program import verify
-from pallasfuse.ir.tile_program import Loop, block_start, most
+from pallasfuse.ir.tile_program import Load, Loop, block_start, expressions, least, most
 from pallasfuse.jaxpr_frontend import convert as converted
 from pallasfuse.price.visited_tiles import trips
 from pallasfuse.tiling.bounds import guards_of
@@ -122,22 +122,30 @@ def test_any_mask_in_any_tiles_means_the_same(name, seed, rows, columns, machine
         check(programs, known, back=back)
 
 
-def visited(program, known):
-    """The number of tiles that the loops of a kernel visit, and that of all tiles."""
+def blocks(program, known):
+    """The loop of a kernel that carries something, and in every block what its bounds read."""
     ends = {n.name: evaluate_nest(n, known, FLOAT64) for r in program.ranges for n in r.nests}
     (loop,) = [s for s in program.body if isinstance(s, Loop) and s.carries]
     ((axis, tile),) = program.grid
-    seen = 0
     for begin in range(0, axis.extent, tile):
         start = min(begin, axis.extent - tile)
         at = {block_start(axis): start}
         for r in program.ranges:
             window = slice(start, start + tile) if r.left.axes else ()
-            left, right = (ends[t.name][window] for t in (r.left, r.right))
+            left, right, count = (ends[t.name][window] for t in r.found)
+            solid = (right > 0) & (count == left + right - r.axis.extent)
             for t, end in ((r.left, left), (r.right, right)):
                 here = np.where(right == 0, r.axis.extent, end) if r.all_if_none else end
                 at[most(t.name)] = int(np.max(here))
-        seen += trips(loop, at)
+                at[least(t.name)] = int(np.min(np.where(solid, end, 0)))
+        yield loop, at
+
+
+def visited(program, known):
+    """The number of tiles that the loops of a kernel visit, and that of all tiles."""
+    ((axis, tile),) = program.grid
+    loop, _ = next(blocks(program, known))
+    seen = sum(trips(loop, at) for _, at in blocks(program, known))
     return seen, -(-axis.extent // tile) * -(-loop.axis.extent // program.tile(loop.axis))
 
 
@@ -166,6 +174,69 @@ def test_rows_without_a_visible_element_are_visited_where_the_fill_is_finite(nam
     assert program.ranges[0].all_if_none == bool(share)
     nothing = np.zeros((ROWS, COLUMNS), bool)
     assert visited(program, values_of(name, nothing))[0] == share * ROWS * COLUMNS
+
+
+def with_mask(program, known):
+    """The number of tiles in which the mask is loaded."""
+    return sum(
+        trips(replace(loop, segments=(g,)), at)
+        for loop, at in blocks(program, known)
+        for g in loop.segments
+        if any(isinstance(s, Load) and s.dtype == "bool" for s in g.body)
+    )
+
+
+COLUMN, ROW = np.arange(COLUMNS), np.arange(ROWS)[:, None]
+SHAPES = {
+    "triangle": COLUMN <= 2 * ROW, "band": (COLUMN <= 2 * ROW) & (COLUMN > 2 * ROW - 6), "everything": COLUMN >= 0 * ROW,
+    "documents": COLUMN // 4 == ROW // 2, "a row with a gap": (ROW != 3) | (COLUMN != 6), "nothing": COLUMN < 0 * ROW,
+    "one row sees nothing": (ROW != 2) & (COLUMN < 9),
+}  # fmt: skip
+
+
+def edges(mask, rows, columns, fill):
+    """By hand: the visited whole tiles with something hidden, of blocks whose rows hide something between visible elements all."""
+    found = 0
+    for begin in range(0, ROWS, rows):
+        start = min(begin, ROWS - rows)
+        block = mask[start : start + rows]
+        seen = block.any(1)
+        if not seen.any() and not fill:
+            continue
+        first = min((int(np.argmax(r)) for r in block if r.any()), default=0)
+        last = max((COLUMNS - int(np.argmax(r[::-1])) for r in block if r.any()), default=0)
+        if fill and not seen.all():
+            first, last = 0, COLUMNS
+        solid = all(r.any() and r[int(np.argmax(r)) : COLUMNS - int(np.argmax(r[::-1]))].all() for r in block)
+        for at in range(first // columns * columns, last, columns):
+            tile = block[:, at : at + columns]
+            found += not (solid and tile.all() and tile.shape[1] == columns)
+    return found
+
+
+@pytest.mark.parametrize("tiles", [(1, 1), (2, 2), (3, 4)])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["hidden", "filled", "hidden_where", "added"])
+def test_the_mask_is_loaded_on_the_edges_only(name, shape, tiles):
+    mask = SHAPES[shape]
+    known = values_of(name, ~mask if name == "hidden_where" else mask)
+    ((program,),) = lowered(name, *tiles)
+    loop, _ = next(blocks(program, known))
+    assert [g.label for g in loop.segments][:3] == ["masked", "unmasked", "masked"]
+    assert with_mask(program, known) == edges(mask, *tiles, fill=name != "hidden")
+    check([program], known)
+
+
+def test_positions_are_part_of_what_is_solid():
+    """Where a mask over data hides nothing, the tiles below the diagonal have neither mask."""
+    known = values_of("twice", SHAPES["everything"])
+    ((program,),) = lowered("twice", 2, 3)
+    assert with_mask(program, known) == edges(SHAPES["triangle"], 2, 3, fill=True)
+    (loop,) = [s for s in program.body if isinstance(s, Loop) and s.carries]
+    (middle,) = [g for g in loop.segments if g.label == "unmasked"]
+    used = [n for s in middle.body for e in expressions(s) for n in postorder(e)]
+    assert not any(isinstance(n, Index) or (n.dtype == "bool" and loop.axis in n.axes) for n in used)
+    check([program], known)
 
 
 def test_without_ranges_everything_is_visited():
