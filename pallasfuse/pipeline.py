@@ -15,6 +15,7 @@ from pallasfuse import _compat
 from pallasfuse.decisions import Grouping, Left, Original, Placed
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
 from pallasfuse.first_time import known
+from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
@@ -148,6 +149,8 @@ def _assembled(
         several = kernel.schedule.trips > 1
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)
+        elif widening.EXCEPTION in kernel.group.exceptions:  # but for its roundings
+            exceptions |= {widening.EXCEPTION: None}
         if several:
             exceptions |= dict.fromkeys(bounds.exceptions(kernel.group, ranged=kernel.schedule.ranges))
     assert not (options.strict and exceptions), "a strict plan has no exceptions"

@@ -141,15 +141,17 @@ def _build(
     inner_nests = tuple(_with_body(n, bodies) for n in inner)
     folded_nests = tuple(_with_body(n, bodies) for n in members)
     written = (*folded_nests, *inner_nests, *final)
-    computed = written if graph.strict or not widening.is_allowed() else widening.widened(written, outputs)
+    exact = graph.strict or not widening.is_allowed()
+    computed = written if exact else widening.widened(written, outputs, graph.compared())
     folded_nests, computed = computed[: len(folded_nests)], computed[len(folded_nests) :]
     inner_nests, final = computed[: len(inner_nests)], computed[len(inner_nests) :]
     folded = _derive_folds(graph, axis, folded_nests, inner_nests)
     if not isinstance(folded, _Folds):
         return folded
-    conditions = folded.conditions
+    conditions, exceptions = folded.conditions, folded.exceptions
     if (*folded_nests, *inner_nests, *final) != written:
         conditions = (*conditions, widening.CONDITION)
+        exceptions = (*exceptions, widening.EXCEPTION) if widening.may_cancel(written) else exceptions
     reads = frozenset().union(*(n.reads for n in final), *(n.reads for n in inner_nests),
                               *(f.nest.reads for f in folded.folds))  # fmt: skip
     again = next((t for t in sorted(reads - inside) if graph.depends(t, inside)), None)
@@ -159,7 +161,7 @@ def _build(
         name=f"fused_{'_'.join(n.name for n in members)}",
         rolled=axis, parallel=core, folds=folded.folds, inner=inner_nests, outputs=final,
         inputs=tuple(d.name for d in graph.program.definitions() if d.name in reads - inside),
-        conditions=conditions, exceptions=folded.exceptions, strict=graph.strict, source=members[0].source,
+        conditions=conditions, exceptions=exceptions, strict=graph.strict, source=members[0].source,
     )  # fmt: skip
     passes = dict.fromkeys(inside, group.passes)
     work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)

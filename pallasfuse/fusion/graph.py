@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.fusion.widening import compared
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
@@ -28,12 +29,19 @@ class Graph:
         self.outputs = frozenset(program.outputs)
         self.signs = _reduction_signs(program)
         self._inlined: dict[frozenset[str], dict[str, Expr]] = {}
+        self._compared: frozenset[str] | None = None
 
     def inlined(self, keep: frozenset[str] = frozenset()) -> Mapping[str, Expr]:
         """Every nest's body, over inputs, reductions, external tensors and the maps named in `keep`."""
         if keep not in self._inlined:
             self._inlined[keep] = inline_maps(self.program, keep)
         return self._inlined[keep]
+
+    def compared(self) -> frozenset[str]:
+        """The tensors on whose exact bfloat16 values something depends."""
+        if self._compared is None:
+            self._compared = compared(self.inlined().values())
+        return self._compared
 
     def roots(self) -> list[Nest]:
         """What XLA would compute as a kernel of its own: reductions, outputs and operands of external tensors."""

@@ -4,12 +4,11 @@ A program in bfloat16 rounds after every operation. XLA drops the roundings betw
 `xla_allow_excess_precision`, on by default), and so do we: a conversion to bfloat16 and back costs as much as the arithmetic
 between two of them. float32 has the range of bfloat16, so that nothing becomes infinite or zero which was not.
 
-Some roundings stay:
-- those that the program asks for, by a conversion from another type;
-- those of operands of matrix products, of what the kernel stores, and of what it reads;
-- those of values that a comparison (but for `is_finite`: the range is the same), a rounding to integers or the like depends on:
-  `x == max(x)` needs equal values on both sides.
-  A maximum of values that are rounded is the rounded maximum, so values may be rounded on one way and not on the other.
+Some roundings stay: those that the program asks for, by a conversion from another type; those of operands of matrix products, of
+what the kernel stores, and of what it reads.
+
+A kernel stays as it is where a comparison, a rounding to integers or the like depends on a value that it computes: `x == max(x)`
+needs equal values on both sides, wherever they are computed. `is_finite` is none of these: the range is the same.
 """
 
 import os
@@ -24,26 +23,43 @@ from pallasfuse.ir.loop_program import Nest
 NARROW, WIDE = "bfloat16", "float32"
 CONDITION = "bfloat16 arithmetic between the loads and the stores of a kernel is float32 arithmetic"
 
+EXCEPTION = (
+    "differences of bfloat16 values under a quotient, root or logarithm: their rounding decides whether they vanish"
+)
+
 _JUMPS = frozenset({"rem", "nextafter", "sign", "floor", "ceil", "round_even", "round_away"})
 """Functions whose results do not follow their arguments continuously."""
+_EDGED = frozenset(
+    {"log", "log1p", "sqrt", "rsqrt", "pow", "integer_pow", "atanh", "acosh", "asin", "acos", "erf_inv", "div"}
+)
+"""Functions that are infinite or NaN beside numbers where they are not, by their last argument; powers by their first."""
 
 
 def is_allowed() -> bool:
     """Returns whether XLA drops roundings, too: users who tell it not to want those of their program."""
-    flags = os.environ.get("XLA_FLAGS", "").lower()
-    return not re.search(r"xla_allow_excess_precision=(false|0)\b", flags)
+    flags = re.findall(r"xla_allow_excess_precision(?:=(\w+))?", os.environ.get("XLA_FLAGS", "").lower())
+    return not flags or flags[-1] not in ("false", "0")
 
 
-def widened(nests: Iterable[Nest], stored: Collection[str]) -> tuple[Nest, ...]:
-    """Returns the nests of one kernel with their arithmetic of bfloat16 in float32; the same nests where there is none.
+def compared(bodies: Iterable[Expr]) -> frozenset[str]:
+    """Returns the tensors on whose exact values something in a program depends. bodies: of its nests, with maps inlined."""
+    roots = [
+        a for body in bodies for node in postorder(body) if _is_exact(node) for a in node.args if a.dtype == NARROW
+    ]
+    return frozenset().union(*(r.tensors for r in roots)) if roots else frozenset()
 
-    nests: with maps inlined. stored: names of those whose values leave the kernel.
+
+def widened(nests: Iterable[Nest], stored: Collection[str], compared: Collection[str]) -> tuple[Nest, ...]:
+    """Returns the nests of one kernel with their arithmetic of bfloat16 in float32; the same nests where nothing is to be done.
+
+    nests: with maps inlined. stored: names of those whose values leave the kernel. compared: as found in the whole program.
     """
     nests = tuple(nests)
-    if not any(e.dtype == NARROW for n in nests for e in postorder(n.body)):
+    own = frozenset(n.name for n in nests if n.is_reduction)
+    narrow = any(e.dtype == NARROW for n in nests for e in postorder(n.body))
+    if not narrow or own & frozenset(compared) or any(_compares(n.body) for n in nests):
         return nests
-    kept = frozenset(stored) | _looked_at(nests)
-    wide = frozenset(n.name for n in nests if n.is_reduction and n.dtype == NARROW) - kept
+    wide = frozenset(n.name for n in nests if n.is_reduction and n.dtype == NARROW) - frozenset(stored)
     rewrite = _Rewrite(wide)
     result = []
     for nest in nests:
@@ -57,6 +73,16 @@ def widened(nests: Iterable[Nest], stored: Collection[str]) -> tuple[Nest, ...]:
     return tuple(result)
 
 
+def may_cancel(nests: Iterable[Nest]) -> bool:
+    """Returns whether roundings decide if something is finite: a function with an edge is taken of a difference of bfloat16."""
+    for node in (e for n in nests for e in postorder(n.body)):
+        if isinstance(node, Apply) and node.op in _EDGED:
+            looked_at = node.args[0 if "pow" in node.op else -1]
+            if any(isinstance(e, Apply) and e.op in ("add", "sub") and e.dtype == NARROW for e in postorder(looked_at)):
+                return True
+    return False
+
+
 def _is_exact(node: Expr) -> bool:
     """Do the arguments of an operation need the program's own rounding?"""
     if not isinstance(node, Apply) or not any(a.dtype == NARROW for a in node.args):
@@ -66,10 +92,11 @@ def _is_exact(node: Expr) -> bool:
     return node.op in _JUMPS or (node.dtype != NARROW and node.op != "is_finite")
 
 
-def _looked_at(nests: Iterable[Nest]) -> frozenset[str]:
-    """The tensors on whose exact values something depends."""
-    roots = [a for n in nests for node in postorder(n.body) if _is_exact(node) for a in node.args]
-    return frozenset().union(*(r.tensors for r in roots)) if roots else frozenset()
+def _compares(body: Expr) -> bool:
+    """Does something need the exact value of what is computed in an expression? What is only read has one value for all."""
+    return any(
+        isinstance(a, Apply) and a.dtype == NARROW for node in postorder(body) if _is_exact(node) for a in node.args
+    )
 
 
 @dataclass(slots=True)

@@ -440,9 +440,10 @@ def _converted(dtype: str, x: Any) -> Any:
 
 
 def _positions(iota: JaxprEqn, shape: Sequence[int], first: int) -> Any:
-    """The positions of an iota, counted from `first` on."""
-    result = iota.primitive.bind(**{**iota.params, "shape": tuple(shape)})
-    return result + np.asarray(first, result.dtype) if first else result
+    """The positions of an iota, counted from `first` on: as integers, since a float may not have them all."""
+    dtype = iota.params["dtype"]
+    result = iota.primitive.bind(**{**iota.params, "shape": tuple(shape), "dtype": np.dtype(np.int32)})
+    return lax.convert_element_type(result + np.int32(first), dtype)
 
 
 def _longest_first(atom: _Atom, dim: int, cut: _Cut) -> list[tuple[int, int]]:

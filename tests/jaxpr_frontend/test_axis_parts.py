@@ -354,3 +354,16 @@ def test_the_proof_finds_mistakes(name, monkeypatch):
         monkeypatch.setattr(where, method, wrong(getattr(where, method)))
     found = prove_plan(planned(in_parts(function, arguments))).counterexample
     assert found is not None and found.stage == "parts of axes"
+
+
+@pytest.mark.parametrize("target", ["xla", "interpret"])
+def test_positions_of_parts_are_whole_numbers(target):
+    """bfloat16 has no 257: 256 + 1 is 256, but the position 257 of an iota is rounded to 258."""
+
+    def picked(x):
+        y = jnp.pad(x, ((0, 0), (1, 0)))
+        return jnp.max(jnp.where(jax.lax.iota(jnp.bfloat16, 301) == 258.0, y, -jnp.inf), 1)
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 300)), jnp.float32)
+    got = pf.fuse(picked, options=pf.FuseOptions(check=False, price=False, target=target))(x)
+    np.testing.assert_array_equal(got, picked(x))

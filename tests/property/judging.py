@@ -22,7 +22,9 @@ import numpy as np
 
 import pallasfuse as pf
 from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir import domain
 from pallasfuse.ir.evaluate import evaluate as evaluate_loop_program
+from pallasfuse.ir.evaluate import evaluate_nest
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.plan import Kernel, Plan
@@ -293,7 +295,8 @@ class Case:
 def _evaluate(kernel: Kernel, known: Mapping[str, Any], *, back: bool) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
     for phase in kernel.phases:
-        inputs = {t.name: {**known, **outputs}[t.name] for t in phase.program.inputs}
+        ends = {n.name: evaluate_nest(n, known, domain.FLOAT64) for r in phase.program.ranges for n in r.nests}
+        inputs = {t.name: {**known, **ends, **outputs}[t.name] for t in phase.program.inputs}
         outputs |= evaluate_tiles(phase.program, inputs, move_last_block_back=back)
     return {n.name: outputs[n.name] for n in kernel.group.outputs}
 
