@@ -1,6 +1,7 @@
 """Records of what was decided about a program: its groups, where each of them runs, and what stays with XLA.
 
-What decides is in `fusion`, `tiling` and `placement`. A plan that was kept needs the records, and imports nothing of that.
+The decisions are made in `fusion`, `tiling` and `placement`. A plan that was kept on disk needs these records only, and imports no
+planner.
 """
 
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class Placed:
     phases: tuple[Phase, ...]
     declined: tuple[str, ...]
     refused: str | None = None
-    """Why the target cannot run tiles that were asked for: its emitter will say so."""
+    """The reason why the target cannot run tiles that the user asked for; its emitter raises it. None where it can."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

@@ -1,4 +1,4 @@
-"""What happens once: warnings, the imports that wait for the first plan, and values that wait until they are asked for."""
+"""Helpers for what a process does once: warnings, the imports that wait for the first plan, and values that wait until they are asked for."""
 
 import gc
 from collections.abc import Callable, Iterator

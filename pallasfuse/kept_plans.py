@@ -158,7 +158,7 @@ def _written(plan: Plan) -> Record | None:
 
 
 def _stands_for(token: str, names: Mapping[str, str]) -> str:
-    """What is kept of a token: a name, or for a source line the tensor that is defined there. Lines move, tensors do not."""
+    """Returns what a record keeps of a token: a name, or for a source line the tensor that is defined there. Lines move."""
     return names[token.replace(_SOURCE, "«t")] if token.startswith(_SOURCE) else names[token]
 
 

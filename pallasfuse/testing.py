@@ -89,8 +89,8 @@ def equivalence(
     """Turns a function that returns arguments of `fn`, as a tuple, into a class of tests: one for each variant, one for the proof.
 
     ```
-    @equivalence(attention)
-    def TestAttention():
+    @equivalence(model)
+    def TestModel():
         return q, k, v
     ```
 

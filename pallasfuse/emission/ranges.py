@@ -16,7 +16,7 @@ Array = Any
 
 
 def range_ends(ranges: tuple[Range, ...], tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """What is found of ranges, by name. `tensors[name]` has one dimension per axis.
+    """Computes the ends of ranges and how much is visible between them, by name. `tensors[name]` has one dimension per axis.
 
     Both ends of a range and the count are one reduction of triples: what the predicate reads is read once, and XLA stores no
     predicate.

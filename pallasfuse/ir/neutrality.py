@@ -126,7 +126,7 @@ def hides(value: Expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fills:
-    """What masks fill into an expression: `shown`, predicates that are true where none does, and the numbers that they fill in."""
+    """The numbers that masks fill into an expression: `shown`, predicates that are true where none does; and the numbers."""
 
     shown: tuple[Expr, ...]
     numbers: frozenset[float]

@@ -271,7 +271,7 @@ class _Parts:
         return self.instead.get(atom, atom) if isinstance(atom, Var) else atom
 
     def _in_parts(self, eqn: JaxprEqn) -> _Atom | None:
-        """What the result of a reduction of something cut, or of a slice of it, is computed by instead; None for all others."""
+        """Returns what replaces an equation that reduces or slices something cut; None for all other equations."""
         if len(eqn.outvars) != 1 or eqn.effects:
             return None
         name = eqn.primitive.name
@@ -330,7 +330,7 @@ class _Parts:
     # --- parts of variables
 
     def part(self, atom: _Atom, dim: int, start: int, stop: int, depth: int = 0) -> _Atom:
-        """What stands for `atom[start:stop]` along a dimension."""
+        """Returns the variable that stands for `atom[start:stop]` along a dimension."""
         if (start, stop) == (0, shape_of(atom)[dim]):
             return self._now(atom)
         key = atom, dim, start, stop

@@ -23,6 +23,8 @@ from pallasfuse.verification.value import Value
 
 STAGE = "parts of axes"
 _MOST_TESTS = 1 << 10
+_MOVES = frozenset({"broadcast_in_dim", "slice"})
+"""Equations whose results are no random numbers of their own: a part may be cut from what they read instead."""
 type _Shape = tuple[int, ...]
 type _Makers = Mapping[Var, JaxprEqn]
 
@@ -146,7 +148,8 @@ def _compare(instance: Instance, shapes: Mapping[Any, _Shape], fields: FiniteFie
         if atom not in values:
             eqn = makers.get(atom)
             drawn = atom in shared or (atom in others and atom not in joined)
-            if drawn or eqn is None or len(eqn.outvars) != 1:
+            moved = eqn is not None and eqn.primitive.name in _MOVES
+            if (drawn and not moved) or eqn is None or len(eqn.outvars) != 1:
                 if atom not in shared:
                     shared[atom] = fields.random(shapes[atom], str(_compat.dtype_of(atom)))
                 values[atom] = shared[atom]

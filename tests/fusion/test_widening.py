@@ -112,7 +112,7 @@ def test_roundings_that_decide_what_is_finite_are_exceptions():
 
     x = jax.ShapeDtypeStruct((8, 512), jnp.bfloat16)
     plan = pf.fuse(spread, options=OPTIONS).trace(x).fuse().tile().plan
-    assert (widening.CONDITION in plan.conditions) == (widening.EXCEPTION in plan.exceptions)
+    assert widening.CONDITION in plan.conditions and widening.EXCEPTION in plan.exceptions
     plan = (
         pf.fuse(weights_in_bfloat16, options=OPTIONS).trace(*arrays((64, 16), (128, 16), (128, 16))).fuse().tile().plan
     )
