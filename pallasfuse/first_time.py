@@ -1,4 +1,4 @@
-"""Things that a process does once: warnings, the imports that wait for the first plan, values that wait until they are asked for."""
+"""Things that a process does once: warnings, imports that wait for the first plan, values that wait until they are asked for."""
 
 import gc
 from collections.abc import Callable, Iterator
