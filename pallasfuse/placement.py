@@ -95,7 +95,10 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
             schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
             found = Placed(schedule, phases, tuple(declined), reason)
             if reason is None:
-                return _bounded_instead(chosen, found, tensors, options) or found
+                instead = _bounded_instead(chosen, found, tensors, options)
+                if instead is None and candidate != target:
+                    instead = _by_one_block(chosen, found, tensors, options)
+                return instead or found
             refused = found
         declined.append(f"{candidate.name}: {reason}")
     if refused is None:
@@ -103,6 +106,18 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     assert refused.refused is not None
     # tiles that were asked for are refused by the last target's emitter, with the reason
     return refused if options.tiles else refused.refused
+
+
+def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | None:
+    """Instead of a cluster for each row, a block on the target that stands in, where that is predicted to be faster."""
+    cluster = placed.phases[0].target
+    if not cluster.cluster or cluster.fallback is None:
+        return None
+    other = placed_on(chosen, cluster.fallback, tensors, options)
+    if isinstance(other, str) or other.refused is not None or _us(other.phases) >= _us(placed.phases):
+        return None
+    why = f"{cluster.name}: one block for each row is predicted to be faster"
+    return replace(other, declined=(*placed.declined, why, *other.declined))
 
 
 def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
@@ -188,9 +203,10 @@ def _fastest(
         if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
-        if best is None or schedule.time(share) < best[0]:
-            best = schedule.time(share), schedule, phases
-        if (share == 1.0 and schedule.parts == 1) or options.tiles:
+        time = _us(phases) if target.cluster else schedule.time(share)
+        if best is None or time < best[0] * (_CLEARLY if target.cluster else 1.0):
+            best = time, schedule, phases
+        if (share == 1.0 and schedule.parts == 1 and not target.cluster) or options.tiles:
             break  # the listed order decides where no mask does
     if best is not None and not options.parts:
         ranged = _with_ranges(chosen, target, tensors, options)
@@ -202,6 +218,8 @@ def _fastest(
     return best[1], best[2], None
 
 
+_CLEARLY = 0.98
+"""Clusters are listed the simplest first: another one's price is less than so much of it."""
 _PASS_SHARE = 0.1
 """Of a kernel's time, what the pass that finds its ranges may take: so much is lost where the masks hide nothing after all."""
 

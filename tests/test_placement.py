@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import pallasfuse as pf
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
 from pallasfuse.targets import MOSAIC_GPU
@@ -59,3 +60,12 @@ def test_an_array_may_hide_nothing():
 def test_where_no_data_hide_anything_the_own_target_stays(function):
     kernel = kernel_of(function, *HEADS)
     assert (kernel.target.name, kernel.schedule.ranges) == ("mosaic_gpu", False)
+
+
+def test_a_cluster_is_as_its_price_likes_it():
+    """Rows of 128256 fit into four blocks with room for others beside them; the price is asked about all sizes and tiles."""
+    x = jax.ShapeDtypeStruct((4096, 128256), jnp.bfloat16)
+    plan = pf.fuse(lambda x: jax.nn.softmax(x, -1), options=pf.FuseOptions(check=False)).explain(x, target="mosaic_gpu")
+    (kernel,) = plan.kernels
+    assert kernel.target.name == "mosaic_cluster"
+    assert (kernel.schedule.parts, kernel.schedule.rolled_tile) == (4, 8192)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
+from pallasfuse.price import gpu_clusters
 from pallasfuse.price.block_work import Access, BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
@@ -29,8 +30,8 @@ _MOST_SPILLED_BYTES = 1 << 12
 """Of a thread: more than that the compiler avoids by computing values again."""
 _CACHED_SHARE = 0.8
 """Of the cache, as much as stays until it is read again."""
-_REDUCTION_US = 0.15
-"""A reduction over all threads of a block: shuffles, and a barrier."""
+_REDUCED_CLOCKS = 10.0
+"""Clocks of a multiprocessor that each warp takes in a reduction over all threads of a block: shuffles, and a barrier."""
 _SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
 _MATRIX_ROWS = 64
@@ -41,6 +42,8 @@ _COPY_ROWS = 8
 """Of a small tile in which the copy engine moves matrices."""
 _THREADS = 2048
 """That live on a multiprocessor."""
+_BLOCKS = 16
+"""Blocks on a multiprocessor, beyond which more are no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,9 @@ def price(
 ) -> Price:
     """The price of the programs of one kernel, one after the other."""
     works = [examine(p) for p in programs]
-    if emission.together:
-        return _one(programs, works, device, emission, None)
     of_each: Sequence[Resources | None] = held if held is not None else [None] * len(programs)
+    if emission.together:
+        return _one(programs, works, device, emission, max((r for r in of_each if r), key=_registers, default=None))
     prices = [_one([p], [w], device, emission, r) for p, w, r in zip(programs, works, of_each, strict=True)]
     return sum(prices[1:], prices[0])
 
@@ -104,6 +107,7 @@ def _one(
     vector_us = (
         shares * clock_us * sum(o.simple for o in operations) * processors / (device.vector_gop_s / device.clock_ghz)
     )
+    vector_us += shares * clock_us * _REDUCED_CLOCKS * sum(w.reductions * w.warps for w in works)
     special_us = (
         shares * clock_us * sum(o.special for o in operations) * processors / (device.special_gop_s / device.clock_ghz)
     )
@@ -112,7 +116,8 @@ def _one(
         0.0 if held is None else float(min(held.spilled_bytes, _MOST_SPILLED_BYTES) * held.threads) * trips * blocks
     )
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
-    chain_us = rounds * sum(_chain_us(w, device, emission) for w in works)
+    block_us = gpu_clusters.block_us(programs, works) if emission.together else sum(_chain_us(w, device) for w in works)
+    chain_us = rounds * block_us
     launch_us = device.kernel_us + device.launch_us
     copied = [b for p in programs for b in _copied(p)] if emission.warpgroups else []
     copies_us = len(copied) * launch_us + 1e-3 * sum(copied) / device.memory_gb_s
@@ -126,10 +131,20 @@ def _one(
         Term("waiting for loads", rounds * sum(w.trips + w.loops + 1 for w in works), "trips", chain_us),
         Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us),
     )  # fmt: skip
-    alone = min(occupancy, on_one) == 1
-    overlap = _ALONE if alone and held is not None and works[0].trips > 1 else _OVERLAP
+    overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
     busy = sum(t.us**overlap for t in terms[:-2]) ** (1 / overlap)
     return Price(busy + copies_us + launch_us, terms)
+
+
+def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources | None) -> float:
+    """The exponent by which the resources of a kernel overlap. resident: blocks on a multiprocessor."""
+    if emission.together:
+        return gpu_clusters.OVERLAP
+    return _ALONE if resident == 1 and held is not None and work.trips > 1 else _OVERLAP
+
+
+def _registers(held: Resources) -> int:
+    return held.registers
 
 
 def _copied(program: TileProgram) -> list[float]:
@@ -202,24 +217,14 @@ def _occupancy(
         return max(1, held.resident_blocks(device.shared_memory_bytes))
     if program.persistent:
         return 1
-    if emission.together:  # a block keeps what it loads
-        kept = sum(_by_tensor(work).values())
-        return max(1, min(_THREADS // (32 * work.warps), int(device.shared_memory_bytes // max(1.0, kept))))
+    if emission.together:
+        return gpu_clusters.resident_blocks(work, device, held)
     threads = 32 * work.warps + (128 if emission.warpgroups else 0)
     shared = sum(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups
     )
-    by_shared = int(device.shared_memory_bytes // shared) if shared else 32
-    return max(1, min(_THREADS // threads, by_shared, 16))
-
-
-def _by_tensor(work: BlockWork) -> dict[str, float]:
-    """The bytes that a block loads of each tensor, in the loop that loads most of it."""
-    found: dict[tuple[str, int], float] = {}
-    for a in work.accesses:
-        if not a.is_store:
-            found[a.tensor, a.loop] = found.get((a.tensor, a.loop), 0.0) + a.bytes
-    return {t: max(b for (other, _), b in found.items() if other == t) for t, _ in found}
+    by_shared = int(device.shared_memory_bytes // shared) if shared else _BLOCKS
+    return max(1, min(_THREADS // threads, by_shared, _BLOCKS))
 
 
 def _bytes_in_flight(work: BlockWork) -> float:
@@ -243,8 +248,8 @@ def _matrix_clocks(p: Product, emission: Emission, device: Device) -> float:
     return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
 
 
-def _chain_us(work: BlockWork, device: Device, emission: Emission) -> float:
+def _chain_us(work: BlockWork, device: Device) -> float:
     """The least time of a block: its trips wait for their loads, one after the other."""
     pipelined = any(a.pipelined for a in work.accesses)
     wait = device.trip_us if pipelined else device.latency_us
-    return (1 + work.loops) * device.latency_us + work.trips * wait + work.reductions * _REDUCTION_US
+    return (1 + work.loops) * device.latency_us + work.trips * wait

@@ -13,8 +13,8 @@ from pallasfuse.tiling.choose import REGISTER_ELEMENTS, examine, streams
 _BLOCK_BYTES = 72 << 10
 """Of shared memory, so that three blocks live on a multiprocessor: while one computes, others load and store."""
 _TILE = 1 << 13
-"""Elements of a tile: each thread has 64. Measured on an H100 with rows of 32768 and 128256 (float16): several tiles for a block,
-each awaited when its turn comes, reach the rate of a copy; one large tile for each of more blocks, two thirds of it."""
+"""Elements of a tile: each thread has 64."""
+_LEAST_TILE = 1 << 11
 _WARPS = 4
 """One warpgroup for each block."""
 
@@ -70,14 +70,24 @@ def _blocks(group: Group, target: Target) -> int:
 
 
 def schedules(group: Group, target: Target) -> list[Schedule]:
-    """One: as few blocks as possible, whose tiles share their part out evenly."""
-    extent, blocks = group.rolled.extent, _blocks(group, target)
+    """Clusters of every size that can hold a row, whose tiles share out the part of a block evenly. Their prices decide.
+
+    First comes the one with as few blocks as possible of which several fit a multiprocessor, and large tiles.
+    """
+    extent, few = group.rolled.extent, _blocks(group, target)
     grid = tuple((a, 1) for a in group.parallel)
-    return [Schedule(grid, group.rolled, even_tile(extent, blocks, target), warps=_WARPS, stages=1, parts=blocks)]
+    sizes = [few, *(n for n in _powers_of_two(1, target.cluster) if n != few)]
+    most = _powers_of_two(_LEAST_TILE, _TILE)[::-1]
+    found = dict.fromkeys((blocks, even_tile(extent, blocks, target, m)) for blocks in sizes for m in most)
+    return [Schedule(grid, group.rolled, tile, warps=_WARPS, stages=1, parts=blocks) for blocks, tile in found]
 
 
-def even_tile(extent: int, blocks: int, target: Target) -> int:
-    """The tile by which every block has as many, or one less."""
+def _powers_of_two(first: int, last: int) -> list[int]:
+    return [first << n for n in range((last // first).bit_length())]
+
+
+def even_tile(extent: int, blocks: int, target: Target, most: int = _TILE) -> int:
+    """The tile by which every block has as many, or one less. most: elements that a tile may have, about."""
     part = -(-extent // blocks)
-    tile = -(-part // -(-part // _TILE))
+    tile = -(-part // -(-part // most))
     return -(-tile // target.tile_multiple) * target.tile_multiple

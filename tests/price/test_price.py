@@ -184,3 +184,32 @@ def test_an_unknown_device_gets_careful_numbers():
     unknown = device.find("a device of tomorrow", "gpu")
     assert unknown.memory_gb_s == min(H100.memory_gb_s, H200.memory_gb_s)
     assert unknown.price_error > max(H100.price_error, H200.price_error)
+
+
+def wide_softmax(columns, parts, tile):
+    """The price of a softmax of long rows in clusters, on an H200."""
+    x = jax.ShapeDtypeStruct((4096, columns), jnp.bfloat16)
+    options = pf.FuseOptions(target="mosaic_cluster", check=False, price=False, parts=parts, tiles=(("j", tile),))
+    (kernel,) = pf.fuse(lambda x: jax.nn.softmax(x, -1), options=options).explain(x).kernels
+    return price_kernel([(p.program, p.target.on(H200)) for p in kernel.phases]).us
+
+
+def test_clusters_as_measured():
+    """Microseconds on an H200 of rows of 128256: the best cluster has four blocks with several tiles."""
+    measured = {(2, 8192): 858, (4, 16384): 712, (4, 8192): 605, (4, 2048): 709, (8, 16384): 988, (16, 8192): 1070}
+    predicted = {s: wide_softmax(128256, *s) for s in measured}
+    assert min(predicted, key=predicted.get) == (4, 8192)
+    for schedule, us in measured.items():
+        assert 0.5 < predicted[schedule] / us < 2, schedule
+
+
+def test_every_warp_takes_part_in_a_reduction():
+    """With four times as many warps, the same short tiles take longer."""
+    x = jax.ShapeDtypeStruct((32768, 4096), jnp.bfloat16)
+    found = []
+    for warps in (2, 8):
+        options = pf.FuseOptions(target="triton", check=False, price=False, warps=warps, tiles=(("j", 1024),))
+        (kernel,) = pf.fuse(lambda x: jax.nn.logsumexp(x, -1), options=options).explain(x).kernels
+        price = price_kernel([(p.program, p.target.on(H200)) for p in kernel.phases])
+        found.append(next(t.us for t in price.terms if t.name == "vector units"))
+    assert found[1] > 1.3 * found[0]
