@@ -38,6 +38,7 @@ from pallasfuse.tiling.lower import lower_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.folds import GroupRun
+from pallasfuse.verification.ranges import decided
 from pallasfuse.verification.shrink import integers_of, shrinking
 from pallasfuse.verification.value import Value
 
@@ -89,8 +90,9 @@ class GroupTest:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
         program = self.instance.program
         tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batches, self.far)
+        always = decided(self.instance.converted.program) & decided(program)
         for name, outcomes in self.decided.items():
-            if len(outcomes) < 2:
+            if len(outcomes) < 2 and name not in always:
                 self.record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
         self.record.settle(tests.needed, tests.miss, tests.made)
 
