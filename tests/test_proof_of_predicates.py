@@ -40,8 +40,11 @@ def proof_of(predicate):
     def masked(x, p, a, b):
         return jax.nn.softmax(jnp.where(predicate(p, a, b), x, -jnp.inf), axis=-1)
 
-    types = ((64, KEYS), "float32"), ((), "int32"), ((KEYS,), "int32"), ((64,), "int32")
-    converted = convert(jax.make_jaxpr(masked)(*(jax.ShapeDtypeStruct(*t) for t in types)))
+    return proof_of_function(masked, ((64, KEYS), "float32"), ((), "int32"), ((KEYS,), "int32"), ((64,), "int32"))
+
+
+def proof_of_function(function, *types):
+    converted = convert(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(*t) for t in types)))
     placements = Placements(converted, XLA_CPU, FuseOptions(price=False))
     plan = schedule_grouping(placements, choose_groups(placements))
     assert plan.kernels
@@ -59,3 +62,13 @@ def test_a_predicate_that_no_test_decides_is_not_covered():
     assert not proof.holds
     assert proof.counterexample is None
     assert any("was False in every test" in line for line in proof.uncovered)
+
+
+def test_what_the_sign_of_a_number_decides_is_given():
+    def entropy(x):
+        p = jnp.exp(jax.nn.log_softmax(x, axis=-1))
+        return jnp.sum(jnp.where(p > 0, p * jnp.log(p), 0.0), axis=-1)
+
+    proof = proof_of_function(entropy, ((64, KEYS), "float32"))
+    assert proof.holds, (proof.uncovered, proof.counterexample)
+    assert any(line.endswith(" is True") for line in proof.assumed)
