@@ -69,6 +69,13 @@ def replace_jaxpr(
     return result
 
 
+def within_scopes_of(jaxpr: Jaxpr, outer: JaxprEqn) -> Jaxpr:
+    """`jaxpr`, whose equations say that they are inside the scopes around an equation, too: that of the loop whose body it is."""
+    stack = outer.source_info.name_stack
+    eqns = [e.replace(source_info=inside_scopes(e.source_info, e, stack)[0]) for e in jaxpr.eqns]
+    return replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, eqns, jaxpr.outvars)
+
+
 def bind(eqn: JaxprEqn, values: Sequence[Any]) -> list[Any]:
     """Run one equation on values; always a list of results."""
     bind_params = eqn.primitive.get_bind_params(eqn.params)  # type: ignore[no-untyped-call]

@@ -29,7 +29,7 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
     flat = flatten(jaxpr)
     constvars, consts, eqns = list(flat.constvars), list(flat.consts), list[JaxprEqn]()
     for eqn in flat.eqns:
-        rebuilt = None if left_by_user(eqn, exclude) else _rebuilt(eqn, fused)
+        rebuilt = None if left_by_user(eqn, exclude) else _rebuilt(eqn, _in_scopes_of(eqn, fused) if exclude else fused)
         if rebuilt is None:
             eqns.append(eqn)
             continue
@@ -40,10 +40,16 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
         for inner in rebuilt.eqns:
             invars = [a if isinstance(a, Literal) else names.get(a, a) for a in inner.invars]
             outvars = [names.get(v, v) for v in inner.outvars]
-            eqns.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info, ctx=eqn.ctx))
+            source, _ = _compat.inside_scopes(eqn.source_info, inner, eqn.source_info.name_stack)
+            eqns.append(inner.replace(invars=invars, outvars=outvars, source_info=source, ctx=eqn.ctx))
     if len(eqns) == len(flat.eqns) and all(new is old for new, old in zip(eqns, flat.eqns, strict=True)):
         return jaxpr
     return _compat.replace_jaxpr(flat, constvars, consts, eqns, flat.outvars)
+
+
+def _in_scopes_of(eqn: JaxprEqn, fused: FusedBody) -> FusedBody:
+    """As `fused`, of bodies whose equations say in which scopes the loop is: JAX begins anew in each body."""
+    return lambda body, what: fused(_compat.within_scopes_of(body, eqn), what)
 
 
 def _rebuilt(eqn: JaxprEqn, fused: FusedBody) -> Jaxpr | None:

@@ -193,6 +193,11 @@ class _Kept(Kernel):
         object.__setattr__(self, name, value)
         return value
 
+    __class__ = property(lambda self: Kernel)  # type: ignore[assignment]  # what `==` compares and `dataclasses.replace` makes
+
+    def __reduce__(self) -> tuple[type[Kernel], tuple[Any, ...]]:
+        return Kernel, tuple(getattr(self, f.name) for f in fields(Kernel))
+
     @property
     def reads(self) -> tuple[str, ...]:
         return tuple(self.names[name] for name in self._whole.group.inputs)
@@ -205,15 +210,24 @@ class _Kept(Kernel):
 _FIELDS = frozenset(f.name for f in fields(Kernel))
 
 
-class _Names(dict[str, str]):
+class _Names(Mapping[str, str]):
     """The names that canonical ones stand for; source lines are looked up in the jaxpr, when they are asked for."""
 
     def __init__(self, given: Mapping[str, str], lines: Later[Mapping[str, str]]) -> None:
-        super().__init__((k, v) for k, v in given.items() if not k.startswith(_SOURCE))
         self._given, self._lines = given, lines
 
-    def __missing__(self, token: str) -> str:
-        return self._lines.value[self._given[token]]
+    def __getitem__(self, token: str) -> str:
+        name = self._given[token]
+        return self._lines.value[name] if token.startswith(_SOURCE) else name
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __reduce__(self) -> tuple[type[dict[str, str]], tuple[dict[str, str]]]:
+        return dict, (dict(self),)
 
 
 def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: FuseOptions) -> Plan:

@@ -55,9 +55,9 @@ class Kernel:
     """The kernel's time on its device, by terms."""
     replaced: Price
     """XLA's predicted time for what the kernel computes, beside the other kernels of the plan."""
-    original: Original | None = None
+    original: Original | None = field(default=None, compare=False)
     """The kernel in canonical names, which it has in common with equal ones; None where it runs in a way of its own."""
-    names: Mapping[str, str] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The names that those of `original` stand for."""
 
     @property

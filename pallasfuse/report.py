@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -121,10 +121,14 @@ def verify(
     plan = tiled.plan
     proof = _proved(plan, delta, seed)
     leaves = fused.leaves(args, kwargs)
-    errors, not_measured, wrong = _measure(tiled, leaves, seed)
-    counterexample = proof.counterexample or wrong
+    measured = _measure(tiled, leaves, seed)
+    if measured.excepted:
+        proof = replace(proof, holds=False, uncovered=(*proof.uncovered, *measured.excepted))
+    counterexample = proof.counterexample or measured.counterexample
     equivalent = proof.holds and counterexample is None
-    return Report(tiled.traced.call.name, equivalent, plan, proof, errors, not_measured, counterexample)
+    return Report(
+        tiled.traced.call.name, equivalent, plan, proof, measured.errors, measured.not_measured, counterexample
+    )
 
 
 def _proved(plan: Plan, delta: float, seed: int) -> Proof:
@@ -135,32 +139,41 @@ def _proved(plan: Plan, delta: float, seed: int) -> Proof:
     return proof
 
 
-def _measure(
-    tiled: Tiled, leaves: Sequence[Any], seed: int
-) -> tuple[tuple[OutputError, ...], str, Counterexample | None]:
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What running a plan and its original has shown. `excepted`: differences that the exceptions of the plan allow."""
+
+    errors: tuple[OutputError, ...] = ()
+    not_measured: str = ""
+    counterexample: Counterexample | None = None
+    excepted: tuple[str, ...] = ()
+
+
+def _measure(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
     """Run the plan and the original, and compare both with float64."""
     plan, call = tiled.plan, tiled.traced.call
     jaxpr = tiled.traced.converted.jaxpr
     if jaxpr.effects:
-        return (), "the function has side effects", None
+        return _Measured(not_measured="the function has side effects")
     platform = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu", "gpu", "cuda", "rocm", "tpu")}
     if jax.default_backend() not in platform[plan.target.platform]:
-        return (), f"no device for target {plan.target.name}", None
+        return _Measured(not_measured=f"no device for target {plan.target.name}")
     needed = largest_bytes(jaxpr)
     if needed > _MOST_BYTES:
         reason = f"the unfused program needs {needed / 2**30:.1f} GiB for one value in float64; the kernels ran over short axes"
-        return (), reason, _short_run(plan, seed)
+        return _Measured(not_measured=reason, counterexample=_short_run(plan, seed))
     arrays = [drawn(x, np.random.default_rng((seed, n))) for n, x in enumerate(leaves)]
     try:
         have = jax.tree.leaves(tiled.lower().compile().flat(*arrays))
     except PallasfuseError as error:
-        return (), f"the kernel could not be compiled: {error}", None
+        return _Measured(not_measured=f"the kernel could not be compiled: {error}")
     try:
         own = [np.asarray(x) for x in jax.jit(call.original)(*arrays)]
         truth = float64_results(jaxpr, [*jaxpr.consts, *arrays])
     except Exception as error:  # keys of random numbers and other things that have no float64 counterpart
-        return (), f"the program has no float64 evaluation ({type(error).__name__})", None
+        return _Measured(not_measured=f"the program has no float64 evaluation ({type(error).__name__})")
     errors: list[OutputError] = []
+    excepted: list[str] = []
     moved: Sequence[np.ndarray] | None = None
     for n, (ours, theirs, exact) in enumerate(zip(map(np.asarray, have), own, truth, strict=True)):
         name = f"result {n}" if len(have) > 1 else "result"
@@ -168,9 +181,11 @@ def _measure(
         if wrong is not None:
             moved = sensitivity(jaxpr, [*jaxpr.consts, *arrays], truth, seed) if moved is None else moved
             wrong = _compare(name, ours, theirs, exact, [], moved[n])
-        if wrong is not None:
-            return tuple(errors), "", wrong
-    return tuple(errors), "", None
+        if wrong is not None and plan.exceptions and not np.isfinite([ours[wrong.index], theirs[wrong.index]]).all():
+            excepted.append(f"{wrong}, which the exceptions of the plan allow (Plan.exceptions)")
+        elif wrong is not None:
+            return _Measured(tuple(errors), counterexample=wrong, excepted=tuple(excepted))
+    return _Measured(tuple(errors), excepted=tuple(excepted))
 
 
 def _short_run(plan: Plan, seed: int) -> Counterexample | None:

@@ -1,8 +1,11 @@
 """Plans on disk: another process has the same plan without planning, and nothing but a plan of this very program is used."""
 
+import copy
+import dataclasses
 import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import warnings
@@ -231,6 +234,27 @@ def test_source_lines_are_those_of_the_program_at_hand(kept, planned):
     lines = [int(str(p.kernels[0].group.source).split(":")[1].split()[0]) for p in (first, second)]
     assert lines[0] < lines[1]
     assert str(second.kernels[0].group.source) in str(second)
+
+
+def test_a_kernel_that_was_kept_is_a_kernel_like_others(kept):
+    def both(x, y):
+        return softmax(x), jax.nn.log_softmax(y, -1)
+
+    (made, other), (found, _) = (plan_of(both, ROWS, ROWS).kernels for _ in range(2))
+    assert type(found) is not type(made)
+    assert found == made
+    assert made == found
+    assert found != other
+    for kernel in (made, found):
+        assert copy.copy(kernel) == kernel
+        assert copy.deepcopy(kernel) == kernel
+        assert pickle.loads(pickle.dumps(kernel)) == kernel
+        changed = dataclasses.replace(kernel, flops=1.0)
+        assert changed.flops == 1.0
+        assert changed != kernel
+        assert changed.reads == kernel.reads
+        assert pickle.loads(pickle.dumps(changed)).names == dict(kernel.names)
+        assert dataclasses.asdict(kernel)["name"] == kernel.name
 
 
 def test_a_folder_that_cannot_be_written_is_no_obstacle(kept, tmp_path, monkeypatch):

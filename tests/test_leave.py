@@ -176,6 +176,61 @@ def test_scopes_of_calls_that_are_inlined():
     assert pf.fuse(function, options=pf.FuseOptions(exclude=("deep/outer",))).explain(X).kernels
 
 
+def looped(kind):
+    """A loop inside the scope `outer`, whose body has another scope `inner` with a softmax of its own."""
+
+    def step(y):
+        with jax.named_scope("inner"):
+            y = softmax(y * 2.0)
+        return y + softmax(y + 1.0)
+
+    def scanned(x):
+        return jax.lax.scan(lambda y, _: (step(y), None), x, None, length=3)[0]
+
+    loops = {
+        "scan": scanned,
+        "while": lambda x: jax.lax.while_loop(lambda c: c[1] < 3, lambda c: (step(c[0]), c[1] + 1), (x, 0))[0],
+        "cond": lambda x: jax.lax.cond(x[0, 0] > 0, step, lambda x: x * 2.0, x),
+        "nested": lambda x: jax.lax.scan(lambda y, _: (scanned(y), None), x, None, length=2)[0],
+    }
+
+    def function(x):
+        with jax.named_scope("outer"):
+            return jax.jit(loops[kind])(x)
+
+    return function
+
+
+@pytest.mark.parametrize("kind", ["scan", "while", "cond", "nested"])
+def test_scopes_around_a_loop_and_in_its_body(kind):
+    function = looped(kind)
+
+    def kernels_without(*exclude):
+        plan = pf.fuse(function, options=pf.FuseOptions(exclude=exclude, price=False)).explain(X)
+        return sum(maxima(p) for p in plan.all())
+
+    assert kernels_without() == kernels_without("inner/outer") == kernels_without("other/inner") == 2
+    assert kernels_without("outer") == 0
+    assert kernels_without("inner") == kernels_without("outer/inner") == 1
+    fused = pf.fuse(function, options=pf.FuseOptions(exclude=("outer/inner",), price=False))
+    same(fused(X), function(X))
+
+
+@pytest.mark.parametrize("exclude", [(), ("outer",), ("inner",), ("outer/inner",)])
+def test_scopes_of_what_a_loop_need_not_repeat(exclude):
+    def function(x, w):
+        def step(y, _):
+            with jax.named_scope("inner"):
+                table = softmax(w)
+            return softmax(y) + table, None
+
+        with jax.named_scope("outer"):
+            return jax.lax.scan(step, x, None, length=3)[0]
+
+    plan = pf.fuse(function, options=pf.FuseOptions(exclude=exclude, price=False)).explain(X, X)
+    assert sum(maxima(p) for p in plan.all()) == {(): 2, ("outer",): 0}.get(exclude, 1)
+
+
 def test_scopes_of_a_batched_call():
     def function(x):
         with jax.named_scope("first"):

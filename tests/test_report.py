@@ -89,6 +89,23 @@ def test_half_precision_is_measured_in_its_own_ulp():
     assert found.errors[0].fused_max_ulp <= 4
 
 
+def test_what_the_exceptions_of_a_plan_allow_is_no_counterexample():
+    x = np.concatenate([X[:, :60], np.full((1, 60), 3e38, "float32")])
+
+    def deviation(x):
+        return jnp.std(x, -1)
+
+    options = FuseOptions(target="xla", price=False)
+    found = pf.verify(pf.fuse(deviation, options=options), x)
+    assert found.plan.exceptions
+    assert found.counterexample is None
+    assert not found.equivalent
+    assert "not covered: execution: result[6] is nan, expected inf, which the exceptions of the plan allow" in str(
+        found
+    )
+    assert pf.verify(pf.fuse(deviation, options=replace(options, strict=True)), x).equivalent
+
+
 def test_huge_shapes_do_not_allocate():
     shapes = [jax.ShapeDtypeStruct((8192, 64), jnp.float32)] * 3
     fused = pf.fuse(causal)

@@ -8,7 +8,7 @@ identity, and a memo keyed by expression visits a shared subexpression once. Bui
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
 from pallasfuse.errors import InvalidProgramError
@@ -16,8 +16,20 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.ops import OPS
 
 
+class _Interned:
+    """Base of the nodes: a copy of one is itself, and so is what a pickle of it becomes in the process that made it."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Const:
+class Const(_Interned):
     """A literal."""
 
     value: float | int | bool
@@ -26,12 +38,15 @@ class Const:
     axes: ClassVar[frozenset[Axis]] = frozenset()
     tensors: ClassVar[frozenset[str]] = frozenset()
 
+    def __reduce__(self) -> "tuple[Callable[..., Expr], tuple[Any, ...]]":
+        return const, (self.value, self.dtype)
+
     def __str__(self) -> str:
         return show(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Index:
+class Index(_Interned):
     """The integer position along an axis."""
 
     axis: Axis
@@ -43,12 +58,15 @@ class Index:
     def __post_init__(self) -> None:
         object.__setattr__(self, "axes", frozenset((self.axis,)))
 
+    def __reduce__(self) -> "tuple[Callable[..., Expr], tuple[Any, ...]]":
+        return index, (self.axis, self.dtype)
+
     def __str__(self) -> str:
         return show(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Read:
+class Read(_Interned):
     """One element of a tensor: `indices[d]` is the axis that runs over dimension d."""
 
     tensor: str
@@ -62,12 +80,15 @@ class Read:
         object.__setattr__(self, "axes", frozenset(self.indices))
         object.__setattr__(self, "tensors", frozenset((self.tensor,)))
 
+    def __reduce__(self) -> "tuple[Callable[..., Expr], tuple[Any, ...]]":
+        return read, (self.tensor, self.indices, self.dtype)
+
     def __str__(self) -> str:
         return show(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Apply:
+class Apply(_Interned):
     """A scalar operation of `ir.ops.OPS`. `axes` and `tensors` are those of its whole subtree."""
 
     op: str
@@ -75,6 +96,9 @@ class Apply:
     dtype: str
     axes: frozenset[Axis]
     tensors: frozenset[str]
+
+    def __reduce__(self) -> "tuple[Callable[..., Expr], tuple[Any, ...]]":
+        return _applied, (self.op, self.args, self.dtype)
 
     def __str__(self) -> str:
         return show(self)
@@ -124,6 +148,10 @@ def apply(op: str, *args: Expr, dtype: str | None = None) -> Apply:
         return Apply(op, args, result, axes, tensors)
 
     return _intern(("apply", op, args, result), make)
+
+
+def _applied(op: str, args: tuple[Expr, ...], dtype: str) -> Apply:
+    return apply(op, *args, dtype=dtype)
 
 
 def convert(x: Expr, dtype: str) -> Expr:

@@ -13,7 +13,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
-from pallasfuse.ir.expr import Apply, Expr
+from pallasfuse.ir.expr import Apply, Const, Expr
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.neutrality import fills_of
@@ -31,6 +31,7 @@ from pallasfuse.proof.instance import (
     replaced_nests,
 )
 from pallasfuse.proof.result import Counterexample, Part, Record
+from pallasfuse.repair.signs import Sign, infer_sign
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.bounds import guards_of
@@ -38,6 +39,7 @@ from pallasfuse.tiling.lower import lower_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.folds import GroupRun
+from pallasfuse.verification.ranges import decided
 from pallasfuse.verification.shrink import integers_of, shrinking
 from pallasfuse.verification.value import Value
 
@@ -50,6 +52,13 @@ _MOST_BLOCKS = 400
 _ROUNDS = 6
 """Batches of trials, where each has other bounds of loops."""
 _BATCH_ELEMENTS = 1 << 21
+_OUTCOMES: dict[Sign, dict[str, bool]] = {
+    "positive": {"gt": True, "ge": True, "lt": False, "le": False},
+    "nonnegative": {"ge": True, "lt": False},
+    "negative": {"gt": False, "ge": False, "lt": True, "le": True},
+    "nonpositive": {"le": True, "gt": False},
+}
+"""Comparisons with zero that a sign decides, but for numbers that underflow."""
 
 
 class GroupTest:
@@ -89,9 +98,15 @@ class GroupTest:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
         program = self.instance.program
         tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batches, self.far)
+        always = decided(self.instance.converted.program) & decided(program)
+        bodies = {n.name: n.body for n in self.replaced}
         for name, outcomes in self.decided.items():
-            if len(outcomes) < 2:
-                self.record.uncovered[f"the predicate {name} was {outcomes.pop()} in every test"] = None
+            if len(outcomes) == 1 and name not in always:
+                (outcome,) = outcomes
+                if _of_sign(bodies[name], self.instance.signs) == outcome:
+                    self.record.given[f"{name} is {outcome}"] = None
+                else:
+                    self.record.uncovered[f"the predicate {name} was {outcome} in every test"] = None
         self.record.settle(tests.needed, tests.miss, tests.made)
 
     def _over_fields(self, delta: float, seed: int, record: Record, chain: Chain) -> Tests:
@@ -201,6 +216,14 @@ def _compares(body: Expr) -> bool:
         case Apply("eq" | "ne", (a, _)):
             return not dtypes.is_float(a.dtype)
     return False
+
+
+def _of_sign(body: Expr, signs: Mapping[str, Sign]) -> bool | None:
+    """The outcome of a comparison with zero that the other side's sign decides; None where it decides none."""
+    match body:
+        case Apply(op, (x, Const(0))):
+            return _OUTCOMES.get(infer_sign(x, signs), {}).get(op)
+    return None
 
 
 def as_lowered(converted: Converted, part: Part, record: Record) -> None:

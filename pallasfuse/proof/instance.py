@@ -15,6 +15,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
 from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.proof.result import Part, Record
+from pallasfuse.repair.signs import Sign
 from pallasfuse.tiling.masks import is_positional
 from pallasfuse.verification.bound import miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
@@ -43,7 +44,7 @@ class Instance:
     converted: Converted
     program: LoopProgram
     small: Shrinking
-    signs: Mapping[str, str]
+    signs: Mapping[str, Sign]
 
     @staticmethod
     def of(converted: Converted, parts: Sequence[Part], record: Record) -> "Instance | None":

@@ -75,6 +75,7 @@ class Record:
     comparisons: dict[tuple[str, str], Comparison] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     uncovered: dict[str, None] = field(default_factory=dict)
+    given: dict[str, None] = field(default_factory=dict)
     stages: dict[str, None] = field(default_factory=dict)
     wrong: Counterexample | None = None
     bound: float = 0.0

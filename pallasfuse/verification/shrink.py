@@ -164,7 +164,25 @@ def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: froz
         if isinstance(nest, Nest) and volume(nest.reduced) > 1 and volume(nest.reduced) not in _COEFFICIENTS:
             counts[volume(nest.reduced)] = math.prod(extents[a.extent] for a in nest.reduced)
     kept_integers = {k: v for k, v in integers.items() if k > _KEPT or k in extents or k == v}
-    return Shrinking(extents, kept_integers, counts)
+    found = Shrinking(extents, kept_integers, counts)
+    return replace(found, integers=kept_integers | _apart(program, found)) if _has_remainders(program) else found
+
+
+def _apart(program: LoopProgram, small: Shrinking) -> dict[int, int]:
+    """Maps literals that stand for no extents so that what is less stays less, with a number between them if there was one: a
+    remainder is compared with such numbers."""
+    largest, last = max(small.extents, default=0), 0
+    literals = {abs(n) for n in integers_of(program)}
+    found: dict[int, int] = {0: 0}
+    for n in sorted(n for n in literals if 0 < n < largest and n not in small.integers):
+        found[n] = max(int(small.number(n, "int64")), found[last] + min(n - last, 2))
+        last = n
+    return found
+
+
+def _has_remainders(program: LoopProgram) -> bool:
+    return any(n.op == "rem" for nest in program.nests if isinstance(nest, Nest)
+               for n in postorder(nest.body) if isinstance(n, Apply))  # fmt: skip
 
 
 def _computed_of(program: LoopProgram) -> frozenset[int]:

@@ -14,6 +14,8 @@ from pallasfuse.verification.value import FINITE, NAN, NEGATIVE_INFINITY, POSITI
 
 type Residues = list[Array | None]
 
+_FAR = 8
+"""Some integers are drawn from a range that is this many times as wide as the largest literal."""
 _NO = np.zeros(1, bool)
 _CLEAN = np.zeros(1, np.uint8)
 
@@ -70,15 +72,24 @@ class Sources:
         if dtype == "bool":
             return Value(dtype, kind, bad, taint, real=generator.random((*shape, self.tower.trials)) < 0.5)
         if dtypes.is_integer(dtype):
-            low = 0 if dtype.startswith("u") else -3
-            drawn = generator.integers(low, 6, (*shape, self.tower.trials))
-            bounds = np.iinfo(dtype)
-            near = [n for n in self.literals if bounds.min <= n <= bounds.max]
-            if near:
-                drawn = np.where(generator.random(drawn.shape) < 0.5, drawn, generator.choice(near, drawn.shape))
+            drawn = self._integers((*shape, self.tower.trials), dtype)
             return Value(dtype, kind, bad, taint, real=drawn)
         levels = tuple(self.tower.random(p, shape) for p in self.tower.primes)
         return Value(dtype, kind, bad, taint, levels, self.tower.random(self.tower.chain.turn, shape))
+
+    def _integers(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """Numbers about zero, numbers near the literals of a program, and some far beyond them: predicates of sums and remainders
+        have both outcomes, too."""
+        generator, bounds = self.tower.generator, np.iinfo(dtype)
+        least, most = int(bounds.min), int(bounds.max)
+        drawn = generator.integers(max(-3, least), 6, shape)
+        near = [n for n in self.literals if least <= n <= most]
+        if not near:
+            return drawn
+        far = min(_FAR * max(map(abs, near)), most)
+        kinds = generator.random(shape)
+        drawn = np.where(kinds < 0.5, drawn, generator.choice(near, shape))
+        return np.where(kinds < 0.9, drawn, generator.integers(max(-far, least), far, shape, endpoint=True))
 
     def squares(self, value: Value) -> Value:
         """Positive numbers, from any."""

@@ -1,6 +1,8 @@
 """Scalar expressions: interning, text, substitution, renaming."""
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -179,6 +181,14 @@ def test_postorder_visits_shared_parts_once_and_arguments_first():
     assert len(order) == len(set(order)) == 5
     for node in order:
         assert all(order.index(arg) < order.index(node) for arg in node.args)
+
+
+def test_copies_and_pickles_are_the_expression_itself():
+    body = apply(
+        "select", apply("lt", index(I), const(3, "int32")), read("x", (I,), "float32"), const(float("nan"), "float32")
+    )
+    for made in (copy.copy(body), copy.deepcopy(body), pickle.loads(pickle.dumps(body))):
+        assert made is body
 
 
 def test_long_chains_need_no_recursion():

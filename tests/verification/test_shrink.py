@@ -187,3 +187,13 @@ def test_a_number_that_is_also_computed_of_a_long_extent_is_refused():
     _, small = shrinking_of(lambda x: computing(4096)(64.0 * x), (5, 4096))
     assert isinstance(small, Refusal)
     assert "64" in str(small)
+
+
+def test_numbers_that_a_remainder_is_compared_with_stay_apart():
+    def masked(x, p):
+        return jnp.sum(jnp.where((jnp.arange(512) + p) % 8 > 6, x, 0.0))
+
+    loops = convert(jax.make_jaxpr(masked)(jnp.zeros(512), 0)).program
+    small, _ = shrunk(loops, 4)
+    assert small.number(8, "int32") - small.number(6, "int32") >= 2
+    assert small.number(-8, "int32") == -small.number(8, "int32")
