@@ -40,6 +40,8 @@ _OF_LIBRARY_BY_WARPGROUPS, _OF_LIBRARY, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.45
 """The share of the rate of the library's large products: of warpgroups, other kernels, and where rows do not fill the unit."""
 _COPY_ROWS = 8
 """Of a small tile in which the copy engine moves matrices."""
+_STARTED_US = 1.2
+"""What a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
 _THREADS = 2048
 """That live on a multiprocessor."""
 _BLOCKS = 16
@@ -118,7 +120,7 @@ def _one(
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
     block_us = gpu_clusters.block_us(programs, works) if emission.together else sum(_chain_us(w, device) for w in works)
     chain_us = rounds * block_us
-    launch_us = device.kernel_us + device.launch_us
+    launch_us = device.kernel_us + device.launch_us + (_STARTED_US if emission.warpgroups else 0.0)
     copied = [b for p in programs for b in _copied(p)] if emission.warpgroups else []
     copies_us = len(copied) * launch_us + 1e-3 * sum(copied) / device.memory_gb_s
     terms = (
