@@ -201,6 +201,10 @@ class _Kept(Kernel):
     def stores(self) -> tuple[str, ...]:
         return tuple(self.names[nest.name] for nest in self._whole.group.outputs)
 
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        return tuple(self.names[fold.name] for fold in self._whole.group.folds if fold.name in self.names)
+
 
 _FIELDS = frozenset(f.name for f in fields(Kernel))
 
