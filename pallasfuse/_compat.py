@@ -11,8 +11,14 @@ import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src import profiler as jax_profiler
 from jax._src.lax import parallel
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, PartitionSpec
+
+# as of `jax.extend.core`, with which Pallas is imported: that takes as long as all of `import pallasfuse`
+Jaxpr = core.Jaxpr
+JaxprEqn = core.JaxprEqn
+Literal = core.Literal
+Primitive = core.Primitive
+Var = core.Var
 
 
 def is_mapped(dimension: Any) -> bool:

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 
 import jax
 from jax import numpy as jnp
-from jax.extend.core import Literal as JaxprLiteral
-from jax.extend.core import Var
 from jax.interpreters import mlir
 
 from pallasfuse import _compat
+from pallasfuse._compat import Literal as JaxprLiteral
+from pallasfuse._compat import Var
 from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.decisions import Original, Phase
 from pallasfuse.emission.ranges import range_ends

@@ -7,9 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from jax.extend.core import JaxprEqn, Var
-
 from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn, Var
 from pallasfuse.decisions import Grouping, Original, Phase
 from pallasfuse.first_time import Later
 from pallasfuse.ir.fold import Group

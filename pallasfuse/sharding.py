@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, Primitive
 from pallasfuse.execution import emit, lower_on, run_phases
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.dtypes import itemsize_bytes
