@@ -4,15 +4,21 @@ What belongs to kernels for GPUs is imported by the functions that need it: it t
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src import profiler as jax_profiler
 from jax._src.lax import parallel
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.sharding import NamedSharding, PartitionSpec
+
+# as of `jax.extend.core`, with which Pallas is imported: that takes as long as all of `import pallasfuse`
+Jaxpr = core.Jaxpr
+JaxprEqn = core.JaxprEqn
+Literal = core.Literal
+Primitive = core.Primitive
+Var = core.Var
 
 
 def is_mapped(dimension: Any) -> bool:
@@ -28,6 +34,30 @@ def source_summary(eqn: JaxprEqn) -> str:
 def scopes_of(eqn: JaxprEqn) -> str:
     """The names of `jax.named_scope` around an equation, from the outermost on, joined by slashes."""
     return "/".join(s.name for s in eqn.source_info.name_stack.stack if type(s).__name__ == "Scope")
+
+
+def common_scopes(eqns: Iterable[JaxprEqn]) -> Any:
+    """The innermost scope that is around all of these equations, with those around it, as a stack of names."""
+    stacks = [eqn.source_info.name_stack for eqn in eqns]
+    shared = 0
+    for names in zip(*(s.stack for s in stacks), strict=False):
+        if len(set(names)) > 1:
+            break
+        shared += 1
+    return stacks[0][:shared] if stacks else source_info_util.NameStack()
+
+
+def current_scopes() -> Any:
+    """The names of `jax.named_scope` around what is traced at present, as a stack."""
+    return source_info_util.current_name_stack()
+
+
+def in_scopes(*scopes: Any) -> Any:
+    """Returns a context in which operations are inside these scopes, besides the current ones: stacks of names, or names."""
+    stack = source_info_util.current_name_stack()
+    for scope in scopes:
+        stack = stack.extend(scope) if isinstance(scope, str) else stack + scope
+    return source_info_util.set_name_stack(stack)
 
 
 def inside_scopes(source: Any, eqn: JaxprEqn, outer: Any) -> tuple[Any, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr
+
+from pallasfuse._compat import Jaxpr
 
 _MOST_ELEMENTS = 1 << 20
 """Larger arrays are not looked at."""

@@ -6,10 +6,10 @@ that is left of this is the algorithm.
 
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn
 from jax.lax import DotAlgorithmPreset
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn
 
 
 def for_platform(jaxpr: Jaxpr, platform: str) -> Jaxpr:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, left_by_user
 from pallasfuse.loop_invariants import computed_outside, split
 

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jax.extend.core import JaxprEqn, Var
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn, Var
 from pallasfuse.ir.axes import Axis
 from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.plan import Kernel

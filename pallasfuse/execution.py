@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 
 import jax
 from jax import numpy as jnp
-from jax.extend.core import Literal as JaxprLiteral
-from jax.extend.core import Var
 from jax.interpreters import mlir
 
 from pallasfuse import _compat
+from pallasfuse._compat import Literal as JaxprLiteral
+from pallasfuse._compat import Var
 from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.decisions import Original, Phase
 from pallasfuse.emission.ranges import range_ends
@@ -132,15 +132,17 @@ def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None
 
 
 def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | None = None) -> None:
-    """Add to `values` what a step defines."""
+    """Add to `values` what a step defines. A kernel's operations are in the user's scopes around what it replaces, and in one more
+    of its name."""
     variable = plan.converted.variable
     if isinstance(step, Kernel):
         given = {name: values[variable[name]] for name in step.reads}
-        arrays = constrained_operands(plan.converted, step, given)
-        found = (run or run_kernel)(plan, step, arrays)
-        for name in step.stores:
-            result = found[name].reshape(_compat.shape_of(variable[name]))
-            values[variable[name]] = constrained_result(plan.converted, name, result)
+        with _compat.in_scopes(plan.scopes_of(step), step.name):
+            arrays = constrained_operands(plan.converted, step, given)
+            found = (run or run_kernel)(plan, step, arrays)
+            for name in step.stores:
+                result = found[name].reshape(_compat.shape_of(variable[name]))
+                values[variable[name]] = constrained_result(plan.converted, name, result)
     else:
         results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
         values.update(zip(step.outvars, results, strict=True))

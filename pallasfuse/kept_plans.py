@@ -15,16 +15,16 @@ from dataclasses import fields
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, Var
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, Var
 from pallasfuse.decisions import Grouping, Left, Original, Phase, Placed
 from pallasfuse.environment import versions
 from pallasfuse.first_time import IMPORTS, Later, without_collection
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
-from pallasfuse.ir.loop_program import External, Nest, Source, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
 from pallasfuse.ir.renaming import restored
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import (
@@ -42,7 +42,9 @@ from pallasfuse.ir.tile_program import (
     TileProgram,
     verify,
 )
-from pallasfuse.jaxpr_frontend import Converted, converted_later, flatten
+from pallasfuse.jaxpr_frontend import Converted, flatten
+from pallasfuse.jaxpr_frontend.converted import of_flat
+from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import whole_key
@@ -206,6 +208,10 @@ class _Kept(Kernel):
     def stores(self) -> tuple[str, ...]:
         return tuple(self.names[nest.name] for nest in self._whole.group.outputs)
 
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        return tuple(self.names[fold.name] for fold in self._whole.group.folds if fold.name in self.names)
+
 
 _FIELDS = frozenset(f.name for f in fields(Kernel))
 
@@ -239,7 +245,7 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     content = record["plan"]
     if record["sum"] != _sum(content):
         raise EncodingError("its sum is not that of its contents")
-    converted = converted_later(jaxpr, flat)
+    converted = _converted(jaxpr, flat)
     lines: Later[Mapping[str, str]] = Later(lambda: dict(_lines(converted)))
     whole = decode(content["nodes"], _CLASSES, _names_of(target))
     originals = [_original(kernel) for kernel in whole]
@@ -256,6 +262,18 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     left = Later(lambda: tuple(fallbacks_of(converted, grouped.value, steps, options)))
     conditions, exceptions = tuple(content["conditions"]), tuple(content["exceptions"])
     return Plan(converted, target, grouped, kernels, left, conditions, exceptions, steps, options)
+
+
+def _converted(jaxpr: Jaxpr, flat: Jaxpr) -> Converted:
+    """A jaxpr that was flattened already; its loop program is made when it is asked for."""
+    names = tensor_names(flat)
+
+    def program() -> LoopProgram:
+        with IMPORTS:
+            from pallasfuse.jaxpr_frontend.conversion import program_of
+        return program_of(flat, names, ())
+
+    return of_flat(jaxpr, flat, names, Later(program))
 
 
 def _original(kernel: Kernel) -> Original:

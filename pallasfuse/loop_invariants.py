@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from pallasfuse import _compat
-from pallasfuse.jaxpr_frontend import PLAIN_CALLS, flatten, is_layout, is_map
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse.first_time import IMPORTS
+from pallasfuse.jaxpr_frontend import PLAIN_CALLS, flatten
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,9 @@ class Split:
 
 def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
     """Splits off what depends only on constants and on arguments that do not change. None: nothing does."""
+    with IMPORTS:  # most programs have no loop around a fused call
+        from pallasfuse.jaxpr_frontend.conversion import is_layout, is_map
+
     flat = flatten(jaxpr, PLAIN_CALLS)  # what has a derivative of its own keeps it
     constants = zip(flat.constvars, flat.consts, strict=True)
     cost: dict[Var, float] = {v: _bytes(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}

@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Jaxpr, JaxprEqn, Var
-from jax.extend.core import Literal as JaxprLiteral
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse._compat import Literal as JaxprLiteral
 from pallasfuse.errors import FusionError
 from pallasfuse.execution import emit, run_step
 from pallasfuse.ir.axes import Axis

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax.extend.core import Jaxpr, Var
-
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, Var
 from pallasfuse.decisions import Grouping, Left, Original, Placed
 from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
 from pallasfuse.first_time import known

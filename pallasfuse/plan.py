@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from jax.extend.core import JaxprEqn
-
+from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn, Var
 from pallasfuse.decisions import Grouping, Original, Phase
 from pallasfuse.first_time import Later
 from pallasfuse.ir.fold import Group
@@ -74,6 +74,11 @@ class Kernel:
     def stores(self) -> tuple[str, ...]:
         """The names of the tensors that it stores."""
         return tuple(nest.name for nest in self.group.outputs)
+
+    @property
+    def reductions(self) -> tuple[str, ...]:
+        """The names of the tensors that its folds compute."""
+        return tuple(fold.name for fold in self.group.folds)
 
     @property
     def target(self) -> Target:
@@ -173,6 +178,19 @@ class Plan(OfThisProcess):
         """The kernels, in canonical names, that this plan has several times."""
         counts = Counter(k.original for k in self.kernels if k.original is not None)
         return frozenset(original for original, count in counts.items() if count > 1)
+
+    @cached_property
+    def _makers(self) -> Mapping[Var, JaxprEqn]:
+        return {v: e for e in self.converted.jaxpr.eqns for v in e.outvars}
+
+    def scopes_of(self, kernel: Kernel) -> Any:
+        """The scopes of the user, as of `jax.named_scope`, around all reductions of a kernel: the longest stack that they share.
+
+        What a kernel computes besides, element by element, may be of other scopes: a mask that all layers share, say.
+        """
+        variable = self.converted.variable
+        made = (self._makers.get(variable[name]) for name in kernel.reductions if name in variable)
+        return _compat.common_scopes(eqn for eqn in made if eqn is not None)
 
     @cached_property
     def text(self) -> str:

@@ -15,11 +15,11 @@ from threading import Lock
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
+from pallasfuse._compat import Jaxpr, Primitive
 from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.extend.core import Jaxpr, Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, Primitive
 from pallasfuse.execution import emit, lower_on, run_phases
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.dtypes import itemsize_bytes
@@ -97,9 +97,12 @@ class _Program:
     plan: Plan
     run: Callable[..., list[Array]]
     results: list[ShapedArray]
+    scopes: Any
+    """The names of scopes around the kernel: the partitioner asks for the program outside of them."""
 
     def __call__(self, *given: Array) -> list[Array]:
-        return list(_program_p.bind(*given, program=self))
+        with _compat.in_scopes(self.scopes):
+            return list(_program_p.bind(*given, program=self))
 
 
 _program_p = Primitive("pallasfuse_piece")
@@ -125,12 +128,13 @@ def run_sharded(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> Mapp
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
     group = kernel.group
     names = [n.name for n in group.outputs]
+    scopes = _compat.current_scopes()
 
     def program(run: Callable[..., list[Array]], sizes: Mapping[Axis, int]) -> _Program:
         results = [
             ShapedArray([sizes.get(a, a.extent) for a in tensors[n].axes], jnp.dtype(tensors[n].dtype)) for n in names
         ]
-        return _Program(kernel.name, plan, run, results)
+        return _Program(kernel.name, plan, run, results, scopes)
 
     def whole(target: Target, *given: Array) -> list[Array]:
         phases = kernel.phases if target is plan.target else place(group, target, tensors, plan.options)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr
 from pallasfuse.decisions import Grouping
 from pallasfuse.first_time import Once
 from pallasfuse.jaxpr_frontend import Converted, convert

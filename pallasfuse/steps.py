@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import Var
-
 from pallasfuse import _compat
+from pallasfuse._compat import Var
 from pallasfuse.decisions import Grouping, Left
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.loop_program import External, LoopProgram

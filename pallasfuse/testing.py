@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import Jaxpr
-from jax.extend.core import Literal as JaxprLiteral
+
+from pallasfuse._compat import Jaxpr
+from pallasfuse._compat import Literal as JaxprLiteral
 
 try:
     import chex

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr
 
+from pallasfuse._compat import Jaxpr
 from pallasfuse.api import FusedFunction, fuse
 from pallasfuse.errors import TraceError
 from pallasfuse.jaxpr_frontend import fused_calls

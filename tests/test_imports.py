@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-LATER = ("sympy", "tqdm", "jax.experimental.pallas", "jax.experimental.mosaic", "jax._src.pallas.triton",
+LATER = ("sympy", "tqdm", "jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic", "jax._src.pallas.triton",
          "jaxlib.mlir.dialects.nvvm", "pallasfuse.primitive", "pallasfuse.pipeline", "pallasfuse.repair",
          "pallasfuse.pallas_backend")  # fmt: skip
 
@@ -40,6 +40,16 @@ print(*sys.modules)
 @pytest.mark.parametrize("name", ["fold", "Plan", "verify", "tune", "tuning", "repair", "FoldState"])
 def test_every_name_is_found_when_it_is_asked_for(name):
     assert run(f"import pallasfuse; print(bool(pallasfuse.{name}), '{name}' in dir(pallasfuse))").endswith("True\n")
+
+
+def test_names_of_jaxprs_are_those_of_jax_extend():
+    """They are imported from another place, which takes less time."""
+    run("""
+from jax.extend import core
+from pallasfuse import _compat
+for name in ("Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"):
+    assert getattr(core, name) is getattr(_compat, name)
+""")
 
 
 def test_all_names_together():
@@ -125,8 +135,8 @@ assert plan.kernels and bool(plan.verdicts) == {checked}
 print(*modules)
 """
 """A call, and the modules that were imported by then."""
-PLANNING = ("fusion", "tiling", "placement", "pipeline", "repetition", "proof", "repair", "pallas_backend", "price.kernel",
-            "price.cpu")  # fmt: skip
+PLANNING = ("jaxpr_frontend.conversion", "fusion", "tiling", "placement", "pipeline", "repetition", "proof", "repair",
+            "pallas_backend", "price.kernel", "price.cpu")  # fmt: skip
 OF_PARTS = ("partial", "sharding")
 """Modules that plan parts of kernels, or pieces of arrays."""
 

@@ -135,6 +135,8 @@ class Interpreter:
 
     def value(self, root: Expr, scope: Scope) -> Tile:
         """The tile of an elementwise expression."""
+        if root in scope.memo:
+            return scope.memo[root]
         for node in postorder(root):
             if node not in scope.memo:
                 scope.memo[node] = self.evaluate(node, scope)

@@ -17,6 +17,7 @@ from pallasfuse.emission.elementwise import dot_precision
 from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Loop, Statement, TileProgram
 
 SMALLEST_DOT = 16
@@ -209,7 +210,7 @@ def call(
         out_shape=out_shape,
         grid=(prod(counts),),
         interpret=interpret,
-        name=program.name[:60],
+        name=readable(program.name)[:60],
         compiler_params=compiler_params,
     )(*arrays)
     return {t.name: r.reshape(tuple(a.extent for a in t.axes)) for t, r in zip(program.outputs, results, strict=True)}

@@ -16,6 +16,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tens
 
 _OPEN, _CLOSE = "«", "»"
 _TOKEN = re.compile(f"{_OPEN}[ats][0-9]+{_CLOSE}")
+_NUMBERED = re.compile(f"{_OPEN}([ats])0*([0-9]+){_CLOSE}")
 
 
 class UnknownNameError(ValueError):
@@ -44,6 +45,11 @@ def canonical(program: LoopProgram) -> Canonical:
     nests = tuple(naming.nest(n) for n in program.nests)
     outputs = tuple(naming.tensors[name] for name in program.outputs)
     return Canonical(LoopProgram(inputs, nests, outputs), naming.names, naming.axes)
+
+
+def readable(text: str) -> str:
+    """A text for people and compilers, in which canonical names are plain: `«t0007»` becomes `t7`."""
+    return _NUMBERED.sub(r"\1\2", text)
 
 
 class _Naming:

@@ -1,15 +1,21 @@
 """A jaxpr to a loop program: calls inlined, dimensions unified to axes, one table from primitive to nest."""
 
-from pallasfuse.jaxpr_frontend.conversion import (
-    convert,
-    convert_in_parts,
-    converted_later,
-    is_layout,
-    is_map,
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
+from pallasfuse.jaxpr_frontend.inlining import (
+    BATCHED_AS_BODY,
+    PLAIN_CALLS,
+    bodies,
+    called,
+    flatten,
+    fused_calls,
     left_by_user,
 )
-from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
-from pallasfuse.jaxpr_frontend.inlining import BATCHED_AS_BODY, PLAIN_CALLS, bodies, called, flatten, fused_calls
+
+if TYPE_CHECKING:
+    from pallasfuse.jaxpr_frontend.conversion import convert, convert_in_parts
 
 __all__ = [
     "BATCHED_AS_BODY",
@@ -20,10 +26,16 @@ __all__ = [
     "called",
     "convert",
     "convert_in_parts",
-    "converted_later",
     "flatten",
     "fused_calls",
-    "is_layout",
-    "is_map",
     "left_by_user",
 ]
+
+_LATER = frozenset({"convert", "convert_in_parts"})
+"""Names whose module is imported when they are first asked for: a plan that was kept needs no loop program."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.conversion"), name)

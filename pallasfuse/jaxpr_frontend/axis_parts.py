@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.ir import dtypes
 from pallasfuse.jaxpr_frontend import elementwise
 from pallasfuse.jaxpr_frontend.inlining import live

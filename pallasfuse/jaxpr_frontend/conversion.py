@@ -1,8 +1,6 @@
 """Conversion turns a jaxpr into a loop program: one nest per equation, over axes that the whole program shares."""
 
-import keyword
 import operator
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -11,22 +9,22 @@ from string import ascii_lowercase
 from typing import Any, assert_never
 
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.errors import Refusal, TraceError
-from pallasfuse.first_time import Later, known
+from pallasfuse.first_time import known
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
 from pallasfuse.jaxpr_frontend.axis_parts import in_parts
-from pallasfuse.jaxpr_frontend.converted import Converted
+from pallasfuse.jaxpr_frontend.converted import Converted, of_flat
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
-from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls
+from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
+from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
-from pallasfuse.leaving import left_function
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
@@ -82,7 +80,7 @@ def convert(
     if unknown and not symbolic:
         raise TraceError(f"an array has the length {unknown[0]}: trace the function with static shapes")
     names = tensor_names(flattened)
-    return _converted(jaxpr, flattened, names, known(_program(flattened, names, exclude)))
+    return of_flat(jaxpr, flattened, names, known(program_of(flattened, names, exclude)))
 
 
 def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Converted | None:
@@ -96,22 +94,11 @@ def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Co
     if parts is None:
         return None
     names = tensor_names(parts.jaxpr)
-    found = _converted(converted.original, parts.jaxpr, names, known(_program(parts.jaxpr, names, exclude)))
+    found = of_flat(converted.original, parts.jaxpr, names, known(program_of(parts.jaxpr, names, exclude)))
     return replace(found, whole=whole, replaced=parts.replaced)
 
 
-def converted_later(jaxpr: Jaxpr, flattened: Jaxpr) -> Converted:
-    """As `convert` of a jaxpr that was flattened already: its loop program is made when it is asked for."""
-    names = tensor_names(flattened)
-    return _converted(jaxpr, flattened, names, Later(lambda: _program(flattened, names, ())))
-
-
-def _converted(original: Jaxpr, flattened: Jaxpr, names: Mapping[Var, str], program: Later[LoopProgram]) -> Converted:
-    results = tuple(a if isinstance(a, Literal) else names[a] for a in flattened.outvars)
-    return Converted(original, flattened, {name: var for var, name in names.items()}, results, program)
-
-
-def _program(flattened: Jaxpr, names: Mapping[Var, str], exclude: Sequence[str]) -> LoopProgram:
+def program_of(flattened: Jaxpr, names: Mapping[Var, str], exclude: Sequence[str]) -> LoopProgram:
     """The loop program of a flat jaxpr."""
     unknown = _unknown_lengths(flattened)
     inputs = [*flattened.constvars, *flattened.invars]
@@ -159,16 +146,6 @@ class _Stored:
         if operand in self.variables and self._uses[operand] == 1 and after < before:
             return Refusal("reshape of what XLA stores: it moves nothing")
         return None
-
-
-def left_by_user(eqn: JaxprEqn, exclude: Sequence[str]) -> Refusal | None:
-    """Returns why an equation is left to XLA, where the user asks for it; exclude: scopes, as of `FuseOptions`."""
-    function = left_function(eqn.params.get("name"))
-    if function is not None:
-        return Refusal(f"pallasfuse.leave({function}) asks for XLA")
-    scopes = f"/{_compat.scopes_of(eqn)}/" if exclude else ""
-    found = next((name for name in exclude if f"/{name.strip('/')}/" in scopes), None)
-    return None if found is None else Refusal(f"FuseOptions(exclude={found!r}) asks for XLA")
 
 
 def _not_known_yet(unknown: Sequence[str]) -> Refusal | None:
@@ -367,26 +344,3 @@ def _axis_names(taken: set[str]) -> Iterator[str]:
     for name in chain(letters, (f"a{n}" for n in count(1))):
         if name not in taken:
             yield name
-
-
-def tensor_names(jaxpr: Jaxpr) -> dict[Var, str]:
-    """The name of every tensor of a flat jaxpr's loop program: those of its inputs first, then of each equation's outputs."""
-    names = _input_names(jaxpr)
-    taken = set(names.values())
-    temporaries = (name for n in count() if (name := f"t{n}") not in taken)
-    return names | {var: next(temporaries) for eqn in jaxpr.eqns for var in eqn.outvars}
-
-
-def _input_names(jaxpr: Jaxpr) -> dict[Var, str]:
-    """Inputs are named like the arguments of the function where that gives short, distinct names; else x0, x1, ..."""
-    names: dict[Var, str] = {var: f"c{n}" for n, var in enumerate(jaxpr.constvars)}
-    taken = set(names.values())
-    paths = _compat.argument_names(jaxpr)
-    for n, var in enumerate(jaxpr.invars):
-        path = paths[n] if len(paths) == len(jaxpr.invars) else ""
-        name = re.sub(r"\W+", "_", path).strip("_")
-        if not name.isidentifier() or keyword.iskeyword(name) or name in taken or len(name) > 40:
-            name = next(x for k in count(n) if (x := f"x{k}") not in taken)
-        names[var] = name
-        taken.add(name)
-    return names

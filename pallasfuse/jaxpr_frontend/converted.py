@@ -4,8 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jax.extend.core import Jaxpr, Literal, Var
-
+from pallasfuse._compat import Jaxpr, Literal, Var
 from pallasfuse.first_time import Later
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import LoopProgram
@@ -36,6 +35,12 @@ class Converted:
     @property
     def program(self) -> LoopProgram:
         return self.made.value
+
+
+def of_flat(original: Jaxpr, flattened: Jaxpr, names: Mapping[Var, str], program: Later[LoopProgram]) -> Converted:
+    """A jaxpr that was flattened, with the names of its tensors and its loop program. original: the jaxpr before that."""
+    results = tuple(a if isinstance(a, Literal) else names[a] for a in flattened.outvars)
+    return Converted(original, flattened, {name: var for var, name in names.items()}, results, program)
 
 
 def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple[Axis, ...]]]:

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from math import inf
 
-from jax.extend.core import JaxprEqn
-
 from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn
 from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Const, Expr, apply, const, convert, select

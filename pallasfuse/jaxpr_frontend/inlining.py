@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.affine_constants import as_operations
+from pallasfuse.errors import Refusal
 from pallasfuse.leaving import left_function
 
 type Atom = Var | Literal
@@ -97,6 +97,16 @@ def _computing(var: Var, operations: Jaxpr, users: Sequence[JaxprEqn]) -> list[J
         outvars = [names[v] for v in eqn.outvars]
         eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=source or eqn.source_info))
     return eqns
+
+
+def left_by_user(eqn: JaxprEqn, exclude: Sequence[str]) -> Refusal | None:
+    """Returns why an equation is left to XLA, where the user asks for it; exclude: scopes, as of `FuseOptions`."""
+    function = left_function(eqn.params.get("name"))
+    if function is not None:
+        return Refusal(f"pallasfuse.leave({function}) asks for XLA")
+    scopes = f"/{_compat.scopes_of(eqn)}/" if exclude else ""
+    found = next((name for name in exclude if f"/{name.strip('/')}/" in scopes), None)
+    return None if found is None else Refusal(f"FuseOptions(exclude={found!r}) asks for XLA")
 
 
 def fused_calls(jaxpr: Jaxpr) -> Iterator[Any]:

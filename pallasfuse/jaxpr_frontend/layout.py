@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from jax.extend.core import JaxprEqn
-
+from pallasfuse._compat import JaxprEqn
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.expr import Expr, convert
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jax.lax import GatherScatterMode
 
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, apply, const, convert, select

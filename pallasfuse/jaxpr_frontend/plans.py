@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from jax.extend.core import JaxprEqn
-
+from pallasfuse._compat import JaxprEqn
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.reducers import Reducer

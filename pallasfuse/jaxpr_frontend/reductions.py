@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from jax.extend.core import JaxprEqn
 from jax.lax import Precision
 
+from pallasfuse._compat import JaxprEqn
 from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, convert, mul

@@ -24,6 +24,7 @@ from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Load, TileProgram
 from pallasfuse.pallas_backend.cluster_compute import PART, Phase
 from pallasfuse.pallas_backend.cluster_rules import Shape, boards, examine, slots, word
@@ -54,7 +55,7 @@ def run(
         grid=(kernel.rows,),
         grid_names=(ROW,),
         **cluster,
-        kernel_name=programs[0].name.removesuffix("_0")[:60],
+        kernel_name=readable(programs[0].name.removesuffix("_0"))[:60],
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else False,
     )(*arrays)
     found = dict(zip((t.name for t in shape.results), results, strict=False))

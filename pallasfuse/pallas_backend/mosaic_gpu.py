@@ -21,6 +21,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram
 from pallasfuse.pallas_backend import mosaic_space
 from pallasfuse.pallas_backend.assignment import assignment
@@ -52,7 +53,7 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: boo
         grid_names=(BLOCK,),
         num_threads=shape.warpgroups + 1,
         thread_name=WARPGROUP,
-        kernel_name=program.name[:60],
+        kernel_name=readable(program.name)[:60],
         compiler_params=plgpu.CompilerParams(approx_math=may_approximate(program)),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else False,
     )(*arrays)

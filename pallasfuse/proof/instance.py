@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from jax.extend.core import Var
 
-from pallasfuse._compat import shape_of
+from pallasfuse._compat import Var, shape_of
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import Axis

@@ -7,9 +7,8 @@ the jaxpr before has follow from theirs, equation by equation.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.deciding import Tests, decide

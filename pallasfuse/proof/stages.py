@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Literal, Var
 
 from pallasfuse import _compat
+from pallasfuse._compat import Literal, Var
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program

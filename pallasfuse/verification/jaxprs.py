@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import REDUCERS, SUM
 from pallasfuse.verification.domain import FiniteFields

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
 _ROUNDINGS = 4

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import Jaxpr, Literal, Var
 
+from pallasfuse._compat import Jaxpr, Literal, Var
 from pallasfuse.affine_constants import as_operations
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.verification.field import Array, mix

@@ -4,7 +4,7 @@ Grid blocks run one after the other; each writes its part of the outputs in plac
 moved back so that it overlaps its neighbour (it computes the same values again), the last loop tile is smaller.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,10 @@ from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision
 from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile, Window
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.dtypes import is_integer
 from pallasfuse.ir.expr import Apply, Const, Expr, Index
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.intervals import interval, within
+from pallasfuse.ir.tile_program import Loop, Store, TileProgram, block_start
 
 
 class _XlaMachine:
@@ -24,12 +26,19 @@ class _XlaMachine:
 
     def __init__(self, inputs: Mapping[str, jax.Array], outputs: dict[str, jax.Array]) -> None:
         self.inputs, self.outputs = inputs, outputs
+        self.stored: frozenset[str] = frozenset()
+        """The outputs that the loop stores which is being run: it carries no others."""
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
-        return lax.dynamic_slice(self.inputs[tensor], _starts(indices, windows), [windows[a].size for a in indices])
+        sizes = [windows[a].size for a in indices]
+        # no position is negative, and each that might be costs three operations in every kernel
+        return lax.dynamic_slice(self.inputs[tensor], _starts(indices, windows), sizes, allow_negative_indices=False)
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
-        self.outputs[tensor] = lax.dynamic_update_slice(self.outputs[tensor], value, _starts(indices, windows))
+        starts = _starts(indices, windows)
+        self.outputs[tensor] = lax.dynamic_update_slice(
+            self.outputs[tensor], value, starts, allow_negative_indices=False
+        )
 
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
         batch = tuple(a for a in lhs.axes if a in rhs.axes and a not in over)
@@ -55,23 +64,56 @@ class _XlaMachine:
         body: Callable[[Array, tuple[Array, ...]], tuple[Array, ...]],
         init: tuple[Array, ...],
     ) -> tuple[Array, ...]:
-        names = list(self.outputs)
+        names = [n for n in self.outputs if n in self.stored]
 
         def step(trip: Array, state: tuple[tuple[Array, ...], tuple[Array, ...]]) -> Any:
             carried, written = state
-            self.outputs = dict(zip(names, written, strict=True))
+            self.outputs = self.outputs | dict(zip(names, written, strict=True))
             carried = self._alike(body(trip, carried))
             return carried, self._alike(tuple(self.outputs[n] for n in names))
 
         carried: tuple[Array, ...]
         outputs = tuple(self.outputs[n] for n in names)
         carried, written = lax.fori_loop(start, stop, step, (self._alike(init), self._alike(outputs)))
-        self.outputs = dict(zip(names, written, strict=True))
+        self.outputs = self.outputs | dict(zip(names, written, strict=True))
         return carried
 
 
 class _XlaInterpreter(Interpreter):
-    """As any interpreter, but XLA can take one element of a tile without a look at the others."""
+    """As any interpreter, but XLA can take one element of a tile without a look at the others.
+
+    Every kernel of a program is compiled where it is called: XLA copies what is called several times. How long that takes is the
+    number of operations, most of which are scalars: so bounds of loops are written as shortly as can be.
+    """
+
+    def __init__(self, program: TileProgram, machine: _XlaMachine) -> None:
+        super().__init__(program, machine)
+        self.xla = machine
+        self._known = {block_start(a): (0, max(0, a.extent - t)) for a, t in program.grid}
+
+    def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
+        for bound in (loop.first, loop.to_visit, *(b for s in loop.segments for b in (s.start, s.stop))):
+            if bound not in scope.memo:
+                scope.memo[bound] = self.value(within(bound, self._known), scope)
+        return super().initial_state(loop, scope)
+
+    def _loop(self, loop: Loop, scope: Scope) -> None:
+        around, self.xla.stored = self.xla.stored, frozenset(_stored(loop))
+        super()._loop(loop, scope)
+        self.xla.stored = around
+
+    def evaluate(self, node: Expr, scope: Scope) -> Tile:
+        match node:
+            case Apply("div", (x, Const(value)), dtype) if (
+                is_integer(dtype) and value > 0 and int(value).bit_count() == 1
+            ):
+                found = interval(x, self._known)
+                if found is not None and found[0] >= 0:  # a division of what may be negative takes five operations
+                    tile = scope.memo[x]
+                    return Tile(
+                        lax.shift_right_logical(tile.array, jnp.asarray(int(value).bit_length() - 1, dtype)), tile.axes
+                    )
+        return super().evaluate(node, scope)
 
     def _reduce(self, axes: tuple[Axis, ...], reducer: str, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile:
         picked = self._picked(value, over, scope) if reducer == "sum" else None
@@ -105,8 +147,35 @@ class _XlaInterpreter(Interpreter):
         return Tile(jnp.where(inside, jnp.squeeze(element, along), jnp.zeros((), tile.array.dtype)), rows)
 
 
+def _stored(loop: Loop) -> Iterator[str]:
+    """The outputs that are stored inside a loop."""
+    for statement in (s for segment in loop.segments for s in segment.body):
+        if isinstance(statement, Store):
+            yield statement.tensor
+        elif isinstance(statement, Loop):
+            yield from _stored(statement)
+
+
 def _starts(indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> list[Array]:
     return [jnp.asarray(windows[a].start, jnp.int32) for a in indices]
+
+
+def _positions(number: Array, counts: Sequence[int]) -> list[Array]:
+    """The position of a numbered block along every grid axis; the last one runs fastest."""
+    found: list[Array] = [jnp.int32(0)] * len(counts)
+    several = [n for n, count in enumerate(counts) if count > 1]
+    rest = number
+    for n in reversed(several):
+        if n == several[0]:
+            found[n] = rest
+            break
+        unsigned, count = (
+            lax.convert_element_type(rest, jnp.uint32),
+            jnp.uint32(counts[n]),
+        )  # fewer operations than signed
+        found[n] = lax.convert_element_type(lax.rem(unsigned, count), jnp.int32)
+        rest = lax.convert_element_type(lax.div(unsigned, count), jnp.int32)
+    return found
 
 
 def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -119,11 +188,8 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.
 
     def block(number: Array, written: tuple[Array, ...]) -> tuple[Array, ...]:
         starts: dict[Axis, Array] = {}
-        rest = number
-        for (axis, tile), count in reversed(list(zip(program.grid, counts, strict=True))):
-            position = lax.rem(rest, jnp.int32(count))
-            rest = lax.div(rest, jnp.int32(count))
-            start = position * jnp.int32(tile)
+        for (axis, tile), position in zip(program.grid, _positions(number, counts), strict=True):
+            start = position if tile == 1 else position * jnp.int32(tile)
             starts[axis] = jnp.minimum(start, jnp.int32(axis.extent - tile)) if axis.extent % tile else start
         machine = _XlaMachine(inputs, dict(zip(outputs, written, strict=True)))
         _XlaInterpreter(program, machine).run_block(starts)

@@ -8,7 +8,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import const, index, mul, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
 from pallasfuse.ir.reducers import MAX, SUM
-from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
+from pallasfuse.ir.renaming import UnknownNameError, canonical, readable, restored
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.targets import TRITON
 from tests.programs_by_name import PROGRAMS, program
@@ -108,3 +108,7 @@ def test_a_reason_with_such_a_name_has_no_canonical_form():
     nest = External("t0", (I,), "float32", ("x",), "no rule for «t000000»")
     with pytest.raises(UnknownNameError):
         canonical(LoopProgram((Tensor("x", (I,), "float32"),), (nest,), ("t0",)))
+
+
+def test_names_for_compilers_have_no_marks():
+    assert readable("fused_«t000020»_«t000000»_0, «a000003» and t7") == "fused_t20_t0_0, a3 and t7"

@@ -139,6 +139,19 @@ def check_shares(name):
         sharding._SMALL_STATES = small
 
 
+def check_scopes():
+    """The program of one device, for which the partitioner asks, is in the scopes of the kernel."""
+
+    def layer(q, k, v):
+        with jax.named_scope("layer_7"):
+            return attend(q, k, v)
+
+    placed = [jax.device_put(x, NamedSharding(MESH, P("a"))) for x in QKV]
+    text = jax.jit(pf.fuse(layer, target="xla")).lower(*placed).compile().as_text()
+    names = re.findall(r' exponential\(.*op_name="([^"]*)"', text)
+    assert names and all(re.search(r"/layer_7/fused_t\w+/", name) for name in names), names
+
+
 def check_parts_of_mesh_axes():
     """Eight heads over all devices, which share two pairs of keys and values: a mesh axis is cut where no name says how."""
     q, k, v = normal(2, 8, 32, 16, seed=1), normal(2, 2, 32, 16, seed=2), normal(2, 2, 32, 16, seed=3)
@@ -329,6 +342,7 @@ if __name__ == "__main__":
         check(case, "interpret")
     for case in MERGED_BY_SHARES if ALL else ("lengths",):
         check_shares(case)
+    check_scopes()
     check_parts_of_mesh_axes()
     check_inside_shard_map()
     check_shard_map_inside()
