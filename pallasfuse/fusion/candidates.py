@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion import widening
+from pallasfuse.fusion import relaying, widening
 from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
@@ -31,6 +31,8 @@ class Candidate:
     covers: frozenset[str]
     """Reductions computed inside."""
     least_us: float
+    relaid: frozenset[str] = frozenset()
+    """Transposes that stay outside of the kernel, which reads what they store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Context:
 def rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
     group = candidate.group
     members = sorted((graph.nests[f.name] for f in group.folds), key=lambda n: graph.order[n.name])
-    built = _build(graph, group.rolled, members, group.parallel, target, context)
+    built = _build(graph, group.rolled, members, group.parallel, target, context, candidate.relaid)
     return built if isinstance(built, Candidate) else None
 
 
@@ -77,9 +79,14 @@ def candidates(
             if names in seen:
                 break
             seen.add(names)
-            built = _build(graph, axis, chosen, tuple(a for a in chosen[0].axes if a in core), target)
+            parallel = tuple(a for a in chosen[0].axes if a in core)
+            built = _build(graph, axis, chosen, parallel, target)
             if isinstance(built, Candidate):
                 yield built
+                transposed = relaying.transposes(graph, built.group)
+                relaid = _build(graph, axis, chosen, parallel, target, relaid=transposed) if transposed else None
+                if isinstance(relaid, Candidate):
+                    yield relaid
                 chosen = chosen[:-1]
                 continue
             name, reason = built
@@ -89,9 +96,10 @@ def candidates(
 
 
 def _build(
-    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = Context()
-) -> Candidate | tuple[str, str]:
-    """The candidate with exactly these folds, or (the member that prevents it, why)."""
+    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = Context(),
+    relaid: frozenset[str] = frozenset(),
+) -> Candidate | tuple[str, str]:  # fmt: skip
+    """The candidate with exactly these folds, or (the member that prevents it, why). relaid: as of `Candidate`."""
     names = frozenset(n.name for n in members)
     too_long = next((a for a in (*core, axis) if a.extent > MOST_POSITIONS), None)
     if too_long is not None or volume(core) > MOST_POSITIONS:
@@ -108,7 +116,7 @@ def _build(
 
     rejected: dict[str, str] = {}
     while True:
-        keep = _materialized_maps(graph, frozenset(rejected), names) | context.made
+        keep = _materialized_maps(graph, frozenset(rejected), names) | context.made | relaid
         bodies = graph.inlined(keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
         moved = _moved([*members, *inner], bodies)
@@ -166,7 +174,7 @@ def _build(
     passes = dict.fromkeys(inside, group.passes)
     work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
     least = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).least_us(target.device)
-    return Candidate(group, inside, least)
+    return Candidate(group, inside, least, relaid & reads)
 
 
 def _unsupported(nest: Nest, target: Target) -> str | None:

@@ -73,9 +73,13 @@ def _memory(name: str, moved: float, device: Device) -> Term:
     return Term(name, moved, "B", 1e-3 * (cached / device.cache_gb_s + (moved - cached) / device.memory_gb_s))
 
 
+def _strided(elements: float, cores: int) -> Term:
+    return Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements / cores)
+
+
 def _copied(copy: Copy, device: Device) -> Price:
     elements = 0.0 if copy.in_rows else copy.moved_bytes / 8
-    strided = Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements)
+    strided = _strided(elements, device.multiprocessors)
     moved, thunk = _memory("memory", copy.moved_bytes, device), _thunk(device.multiprocessors, device)
     return Price(max(moved.us, strided.us) + thunk.us, (moved, strided, thunk))
 
@@ -98,11 +102,11 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     work += Operations(
         float(sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction))
     )
-    cores = _cores_for(work.simple + work.special, device)
     strided = fusion.strided_elements
+    cores = _cores_for(work.simple + work.special + strided, device)
     sums = float(sum(math.prod(a.extent for a in n.axes) for n in fusion.roots if n.is_reduction))
     terms = (
-        *_arithmetic(work, cores, device), Term("strided reads", strided, "elements", 1e-3 * _STRIDED_NS * strided),
+        *_arithmetic(work, cores, device), _strided(strided, cores),
         Term("sums of lanes", sums, "", 1e-3 * _LAST_SUM_NS * sums / cores),
         _memory("memory", fusion.read_bytes + fusion.written_bytes, device),
     )  # fmt: skip

@@ -29,12 +29,14 @@ class Habits:
     """Elements of a row that is reduced and read again in one kernel; 0: never."""
     shares_reads: bool
     """Reductions of the same values are one kernel."""
+    strides_batches: bool = True
+    """A library reads batches of matrices wherever they lie; else only those that lie one after the other."""
 
 
 def habits_on(device: Device) -> Habits:
     """XLA's habits for a device."""
     on_gpu = device.platform == "gpu"
-    return Habits(duplicates_maps=on_gpu, longest_row=device.longest_row, shares_reads=on_gpu)
+    return Habits(on_gpu, device.longest_row, shares_reads=on_gpu, strides_batches=on_gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,8 @@ class LoopFusion:
     """Bytes."""
     is_row: bool = False
     """Several reductions and maps along a row that stays on the chip."""
-    results: frozenset[str] = frozenset()
-    """Tensors that are results of the program: their layout is given."""
+    in_order: frozenset[str] = frozenset()
+    """Tensors whose layout is given: results of the program, and what other kernels read."""
 
     @property
     def written_bytes(self) -> float:
@@ -99,10 +101,10 @@ class LoopFusion:
     def strided_elements(self) -> float:
         """The elements that a loop over its results reads in strides: neighbours of a result come from places that are apart.
 
-        Only of results of the program: XLA chooses the layout of any other one as its readers like it.
+        Only of results whose layout is given: XLA chooses that of any other one as its readers like it.
         """
         found = 0.0
-        for nest in (n for n in self.roots if n.name in self.results):
+        for nest in (n for n in self.roots if n.name in self.in_order):
             inner = next((a for a in reversed(nest.axes) if a.extent > 1), None)
             for (_, indices), moved in self.reads.items():
                 last = next((a for a in reversed(indices) if a.extent > 1), None)
@@ -190,9 +192,9 @@ def xla_kernels(
                 stored = Nest(f"{node.name}.operand{len(stored_operands)}", axes, core, core.dtype)
                 above[stored.name] = _with_ancestors(core.tensors, above)
                 _fuse(stored, core, fusions, habits, above)
-        kernels.append(_product(node, operands))
+        kernels.append(_product(node, operands, habits))
     for fusion in fusions:
-        fusion.results = frozenset(program.outputs)
+        fusion.in_order = read.union(program.outputs)
     return [*kernels, *fusions]
 
 
@@ -327,7 +329,7 @@ def _shares_kernel(
     return together and same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
 
 
-def _product(node: Nest, operands: tuple[Expr, Expr]) -> LibraryProduct:
+def _product(node: Nest, operands: tuple[Expr, Expr], habits: Habits) -> LibraryProduct:
     over = frozenset(node.reduced)
     lhs, rhs = operands
     batch = lhs.axes & rhs.axes - over
@@ -336,7 +338,7 @@ def _product(node: Nest, operands: tuple[Expr, Expr]) -> LibraryProduct:
     copies = tuple(
         Copy(2.0 * volume(c.indices) * dtypes.itemsize_bytes(c.dtype), not c.indices or c.indices[-1] not in batch)
         for c, own in zip(cores, (rows, columns), strict=True)
-        if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over)
+        if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
     )
     read = sum(float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype)) for c in cores)
     written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
@@ -348,10 +350,12 @@ def _product(node: Nest, operands: tuple[Expr, Expr]) -> LibraryProduct:
 
 
 def _is_matrix(
-    indices: Sequence[Axis], batch: frozenset[Axis], own: frozenset[Axis], over: frozenset[Axis]
+    indices: Sequence[Axis], batch: frozenset[Axis], own: frozenset[Axis], over: frozenset[Axis], habits: Habits
 ) -> bool:  # fmt: skip
     """Can a library read the tensor as a batch of matrices? Its own axes, the contracted ones and the batch must each be
-    neighbours in memory, and the last dimension no batch."""
+    neighbours in memory, and the last dimension no batch; on some platforms the batch comes first."""
     kinds = ["batch" if a in batch else "own" if a in own else "over" for a in indices if a.extent > 1]
     runs = [k for n, k in enumerate(kinds) if n == 0 or kinds[n - 1] != k]
+    if not habits.strides_batches and "batch" in runs[1:]:
+        return False
     return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")

@@ -178,6 +178,15 @@ def _positions(number: Array, counts: Sequence[int]) -> list[Array]:
     return found
 
 
+def _in_order(array: jax.Array) -> jax.Array:
+    """Returns an array whose elements XLA must bring into row-major order before a loop reads them.
+
+    For a transpose, XLA would choose the layout in which it is a mere copy, write that copy, and then another one in the order of
+    the loop. A flat value has one layout only. The barrier keeps the reshapes apart. Where nothing is out of order, all is free.
+    """
+    return lax.optimization_barrier(array.reshape(-1)).reshape(array.shape) if array.ndim > 1 else array
+
+
 def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     """Every output of the kernel, by name. `inputs[name]` has one dimension per axis of the tensor."""
     outputs = {t.name: jnp.zeros([a.extent for a in t.axes], jnp.dtype(t.dtype)) for t in program.outputs}
@@ -198,5 +207,6 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.
     initial = tuple(_compat.varying_alike(tuple(outputs.values()), tuple(inputs.values())))
     if total == 1:
         return dict(zip(outputs, block(jnp.int32(0), initial), strict=True))
+    inputs = {name: _in_order(array) for name, array in inputs.items()}
     written = lax.fori_loop(jnp.int32(0), jnp.int32(total), block, initial)
     return dict(zip(outputs, written, strict=True))

@@ -8,6 +8,7 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import device
+from pallasfuse.ir.expr import Apply
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
@@ -137,6 +138,51 @@ def test_a_transposed_operand_is_copied():
 
     assert copies(one, (8, 64, 32), (8, 32, 16)) == 0
     assert copies(other, (64, 8, 32), (32, 16, 8)) == 1
+
+
+def test_a_library_on_a_cpu_reads_batches_one_after_the_other():
+    def scores(q, k):
+        return jnp.einsum("ihd,jhd->hij", q, k)
+
+    def in_order(q, k):
+        return jnp.einsum("hid,hjd->hij", q, k)
+
+    def copies(f, *shapes, device):
+        (product,) = xla_kernels(program(f, *(struct(*s) for s in shapes)), habits_on(device))
+        return len(product.copies)
+
+    cpu = XLA_CPU.device
+    assert copies(scores, (128, 8, 64), (96, 8, 64), device=cpu) == 2
+    assert copies(scores, (128, 8, 64), (96, 8, 64), device=H100) == 0
+    assert copies(in_order, (8, 128, 64), (8, 96, 64), device=cpu) == 0
+    assert copies(scores, (128, 1, 64), (96, 1, 64), device=cpu) == 0  # one matrix
+
+
+def test_what_a_kernel_reads_is_in_order():
+    """A transpose that XLA lays out as it likes is free; one that a kernel reads is written with strided reads."""
+
+    def function(x):
+        return softmax(x.transpose(2, 0, 1) * 2)
+
+    whole = program(function, struct(256, 512, 8, dtype=jnp.float32))
+    read = next(n for n in whole.nests if not n.reduced and isinstance(n.body, Apply) and n.body.op == "mul").name
+    made = frozenset(whole.outputs)
+    price = price_xla(whole, XLA_CPU.device, made, frozenset({read}))
+    strided = term(price, "strided reads")
+    assert strided.amount == 256 * 512 * 8
+    assert price.us > strided.us > 0.5 * price.us
+
+
+def test_loops_that_read_in_strides_are_spread_over_the_cores():
+    transposed = program(lambda x: x.transpose(1, 0), struct(1024, 1024, dtype=jnp.float32))
+    of_two, of_four = (
+        term(price_xla(transposed, replace(XLA_CPU.device, multiprocessors=n)), "strided reads").us for n in (2, 4)
+    )
+    assert of_two == pytest.approx(2 * of_four)
+    few = program(lambda x: x.transpose(1, 0), struct(64, 64, dtype=jnp.float32))
+    assert (
+        len({term(price_xla(few, replace(XLA_CPU.device, multiprocessors=n)), "strided reads").us for n in (2, 4)}) == 1
+    )
 
 
 def test_what_another_kernel_reads_is_still_computed():
