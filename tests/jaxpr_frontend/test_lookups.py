@@ -77,10 +77,14 @@ OTHERS = {
     "nothing": (lambda x, t: read(x[t[:, :0]]).sum(), 0),
     "integers that are filled": (lambda x, t: jnp.take(x.astype(jnp.int32), t, axis=0, mode="fill").sum(-1), 0),
     "parts of rows": (lambda x, t: read(lax.gather(x, t[..., None], PART, (1, 2, 3, 5), mode="clip")), 0),
+    "joined with what stands before its rows": (
+        lambda x, t: read(lax.gather(x, t[..., None], BEHIND, (7, 4, 1, 5), mode="clip").reshape(2, 28, 4, 5)), 1,
+    ),
     "a part that is sliced away": (lambda x, t: read(x[t][..., :2]), 1),
     "another order before it is joined": (lambda x, t: read(jnp.swapaxes(x[t], 1, 2).reshape(2, 4, 60)), 1),
     "another type before it is joined": (lambda x, t: read(x[t].astype(jnp.bfloat16).reshape(2, 16, 15)), 1),
-}
+}  # fmt: skip
+BEHIND = lax.GatherDimensionNumbers((2, 3, 4), (2,), (2,))
 PART = lax.GatherDimensionNumbers((2, 3, 4), (0,), (0,))
 
 
@@ -90,4 +94,4 @@ def test_others_stay(case):
     function, count = OTHERS[case]
     found = lookups(function, PAGES, TABLE)
     assert len(found) == count
-    assert all(x.block == 1 and [a.extent for a in x.result.axes] == [2, 4, 4, 3, 5] for x in found)
+    assert all(x.block == 1 and len(x.result.axes) == 5 for x in found)
