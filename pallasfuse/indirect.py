@@ -27,7 +27,7 @@ def unable(phases: Sequence[Phase], lookup: Lookup) -> str | None:
         if name not in {t.name for t in program.inputs}:
             continue
         if not phase.target.looks_up:
-            return f"kernels for {phase.target.name} read tiles that lie where their positions say"
+            return f"kernels for {phase.target.name} take tiles from stored arrays only"
         if program.instead is not None or any(name in r.predicate.tensors for r in program.ranges):
             return "what bounds its loop is found before the kernel runs, from the rows as they are stored"
         if lookup.result not in program.inputs:

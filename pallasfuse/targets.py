@@ -110,7 +110,7 @@ class Target:
 
 _CPU, _GPU = assumed("cpu"), assumed("gpu")
 XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, searches_tiles=True, looks_up=True)
-INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16)
+INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True)
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),

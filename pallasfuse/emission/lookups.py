@@ -65,7 +65,7 @@ def tile_of(
     source, table = (shaped(arrays[t.name], t.axes) for t in (lookup.source, lookup.table))
     block = lookup.block if by_blocks else 1
     entries = _entries(lookup, table, window, by_blocks=by_blocks)
-    rows = _in_range(entries, lookup.count) * jnp.int32(lookup.block)
+    rows = in_range(entries, lookup.count) * jnp.int32(lookup.block)
     over = list(lookup.table.axes)  # the axis of each dimension of `rows`
     if lookup.along is not None:
         over[over.index(lookup.blocks)] = lookup.along  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ def tile_of(
     found = _gathered(lookup, source, rows, over, block, window)
     if lookup.fill is None:
         return found
-    inside = _is_inside(entries, lookup.count)
+    inside = is_inside(entries, lookup.count)
     if block > 1:
         inside = jnp.repeat(inside, block, axis=over.index(lookup.along))  # type: ignore[arg-type]
     order = [over.index(a) for a in lookup.result.axes if a in over]
@@ -92,14 +92,14 @@ def _along(vector: Array, dim: int, rank: int) -> Array:
     return vector.reshape([-1 if d == dim else 1 for d in range(rank)])
 
 
-def _in_range(entries: Array, count: int) -> Array:
+def in_range(entries: Array, count: int) -> Array:
     """Entries as numbers of blocks: those beyond an end mean the first or the last one."""
     if np.iinfo(entries.dtype).max >= count - 1:
         entries = jnp.minimum(entries, jnp.asarray(count - 1, entries.dtype))
     return jnp.maximum(entries, jnp.zeros((), entries.dtype)).astype(jnp.int32)
 
 
-def _is_inside(entries: Array, count: int) -> Array:
+def is_inside(entries: Array, count: int) -> Array:
     """Are entries numbers of blocks?"""
     inside = entries >= jnp.zeros((), entries.dtype)
     if np.iinfo(entries.dtype).max >= count:

@@ -107,9 +107,16 @@ MUTANTS = (
         "pages",
     ),
     _mutant(
+        "first_pages_in_kernels",
+        "emission/pallas_kernel",
+        instead_of(f"{_PALLAS}._looked_up", lambda real, self, x, i, w, a: real(self, x, i, _first_row_only(w), a)),
+        "pages",
+        "interpret",
+    ),
+    _mutant(
         "filled_where_in_range",
         "emission/lookups",
-        result_of(f"{_LOOKUPS}:_is_inside", lambda inside, *_: ~inside),
+        result_of(f"{_LOOKUPS}:is_inside", lambda inside, *_: ~inside),
         "whole pages",
     ),
     _mutant(
