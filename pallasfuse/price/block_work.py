@@ -42,6 +42,8 @@ class Access:
     is_store: bool = False
     loop: int = 0
     """The number of the loop that it is in; 0: outside."""
+    gathered: bool = False
+    """The rows of a tile come from places that a table says, and make an array of their own."""
 
     @property
     def bytes(self) -> float:
@@ -344,7 +346,9 @@ def _looked_up(
     elements = math.prod(tile.values())
     unique = min(math.prod(a.extent for a in t.axes) for t in (lookup.result, lookup.source))
     size = dtypes.itemsize_bytes(lookup.source.dtype)
-    read = Access(lookup.source.name, elements * size, run * size, unique * size, times, False, loop=loop)
+    read = Access(
+        lookup.source.name, elements * size, run * size, unique * size, times, False, loop=loop, gathered=True
+    )
     entries = [tile[a] if a in tile else -(-tile[lookup.along] // lookup.block) for a in lookup.table.axes]  # type: ignore[index]
     size = dtypes.itemsize_bytes(lookup.table.dtype)
     every = math.prod(a.extent for a in lookup.table.axes)
