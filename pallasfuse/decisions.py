@@ -4,9 +4,11 @@ The decisions are made in `fusion`, `tiling` and `placement`. A plan that was ke
 planner.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pallasfuse.ir.fold import Group
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import Source
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
@@ -32,6 +34,22 @@ class Placed:
     refused: str | None = None
     """The reason why the target cannot run tiles that the user asked for; its emitter raises it. None where it can."""
 
+    @property
+    def lookups(self) -> dict[str, Lookup]:
+        """The inputs of the group that its kernel reads from other tensors, by tables."""
+        return lookups_of(self.phases)
+
+
+def lookups_of(phases: Iterable[Phase]) -> dict[str, Lookup]:
+    """What the phases of a kernel look up, by the names of the tensors that they need not have."""
+    return {x.result.name: x for p in phases for x in p.program.lookups}
+
+
+def reads_of(inputs: Iterable[str], lookups: Mapping[str, Lookup]) -> tuple[str, ...]:
+    """The names of what a kernel reads for the inputs of its group, where some of them are looked up."""
+    parts = ((lookups[n].source.name, lookups[n].table.name) if n in lookups else (n,) for n in inputs)
+    return tuple(dict.fromkeys(name for names in parts for name in names))
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Original:
@@ -39,6 +57,11 @@ class Original:
 
     group: Group
     placed: Placed
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """As `Kernel.reads`, in canonical names."""
+        return reads_of(self.group.inputs, self.placed.lookups)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,10 +165,10 @@ _functions: WeakKeyDictionary[Original, Callable[..., list[Array]]] = WeakKeyDic
 def _function(original: Original) -> Callable[..., list[Array]]:
     """A kernel as a function of its inputs, in their order: the same one at every call."""
     if original not in _functions:
-        group, phases = original.group, original.placed.phases
+        group, phases, reads = original.group, original.placed.phases, original.reads
 
         def kernel(*inputs: Array) -> list[Array]:
-            found = run_phases(phases, dict(zip(group.inputs, inputs, strict=True)))
+            found = run_phases(phases, dict(zip(reads, inputs, strict=True)))
             return [found[nest.name] for nest in group.outputs]
 
         _functions[original] = jax.jit(kernel)

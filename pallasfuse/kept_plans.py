@@ -24,6 +24,7 @@ from pallasfuse.first_time import IMPORTS, Later, without_collection
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
 from pallasfuse.ir.renaming import restored
 from pallasfuse.ir.schedule import Schedule
@@ -55,7 +56,7 @@ from pallasfuse.store import Identity, Record, current
 from pallasfuse.targets import Target
 
 _CLASSES: tuple[type, ...] = (
-    Accumulator, Axis, Carry, Contract, External, Fold, Frame, Group, Instead, Kernel, Let, Load, Loop, Nest, Phase, Price,
+    Accumulator, Axis, Carry, Contract, External, Fold, Frame, Group, Instead, Kernel, Let, Load, Lookup, Loop, Nest, Phase, Price,
     Range, Reduce, Schedule, Segment, Source, Split, Store, Tensor, Term, TileProgram,
 )  # fmt: skip
 _SWITCH = "PALLASFUSE_KEEP_PLANS"
@@ -202,7 +203,7 @@ class _Kept(Kernel):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        return tuple(self.names[name] for name in self._whole.group.inputs)
+        return tuple(self.names[name] for name in self._whole.reads)
 
     @property
     def stores(self) -> tuple[str, ...]:
@@ -287,8 +288,8 @@ def _original(kernel: Kernel) -> Original:
 def _refuse_others(kernel: _Kept, variable: Mapping[str, Var]) -> None:
     """Raises an error where a kernel reads or stores what the program has not, or has otherwise."""
     group, phases = kernel._whole.group, kernel._whole.phases
-    tensors = {t.name: t for p in phases for t in (*p.program.inputs, *p.program.outputs)}
-    ours = (*group.inputs, *(nest.name for nest in group.outputs))
+    tensors = {t.name: t for p in phases for t in (*p.program.given, *p.program.outputs)}
+    ours = (*kernel._whole.reads, *(nest.name for nest in group.outputs))
     for name, own in zip(ours, (*kernel.reads, *kernel.stores), strict=True):
         var = variable[own]
         size = 1

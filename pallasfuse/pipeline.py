@@ -16,6 +16,7 @@ from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, Tra
 from pallasfuse.first_time import known
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
+from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest, Tensor
@@ -30,7 +31,7 @@ from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.repetition import Places, grouped, predicted_us
-from pallasfuse.steps import fallbacks_of, operands_of, steps_of
+from pallasfuse.steps import fallbacks_of, gathered_anyway, operands_of, steps_of
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 
@@ -52,8 +53,9 @@ def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
 def plan_converted(
     converted: Converted, target: Target, options: FuseOptions, *, along: frozenset[Axis] = frozenset()
 ) -> Plan:
-    """Plans a program that was converted already. Otherwise as `make_plan`; along: as in `fusion.grouping.group`."""
-    placements = Placements(converted, target, options)
+    """Plans a program that was converted already, whose kernels read nothing but what is stored. Otherwise as `make_plan`;
+    along: as in `fusion.grouping.group`."""
+    placements = Placements(converted, target, options, looks_up=False)
     grouping = choose_groups(placements, along=along)
     return schedule_grouping(placements, grouping)
 
@@ -61,8 +63,8 @@ def plan_converted(
 class Placements(Places):
     """Finds where the groups of a converted function run."""
 
-    def __init__(self, converted: Converted, target: Target, options: FuseOptions) -> None:
-        super().__init__(converted.program, target, options)
+    def __init__(self, converted: Converted, target: Target, options: FuseOptions, *, looks_up: bool = True) -> None:
+        super().__init__(converted.program, target, options, looks_up=looks_up)
         self.converted = converted
 
 
@@ -123,6 +125,8 @@ def _assembled(
 ) -> Plan:
     """The plan of these kernels, one for each group; everything else is left to XLA."""
     try:
+        anyway = gathered_anyway(converted, kernels)
+        kernels = [_without(k, anyway) for k in kernels]
         steps = steps_of(converted, kernels)
     except InvalidProgramError as error:
         reason = f"its kernel and another one would wait for each other ({error})"
@@ -170,6 +174,16 @@ def _assembled(
     return plan if untested else _verified(plan, options)
 
 
+def _without(kernel: Kernel, stored: frozenset[str]) -> Kernel:
+    """The kernel without lookups of tensors that are stored."""
+    kept = [x for name, x in kernel.lookups.items() if name not in stored]
+    phases = with_lookups(kernel.phases, kept)
+    if len(kept) == len(kernel.lookups):
+        return kernel
+    price = price_kernel([(p.program, p.target) for p in phases])
+    return replace(kernel, phases=phases, price=price, original=None, names={})
+
+
 def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
     """A plan with some of its kernels, by name, run in another way or, for a reason, left to XLA.
 
@@ -190,9 +204,12 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
 
 
 def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
-    """Ways to run one kernel of a plan, as it is planned first, and then the most promising ones."""
+    """Ways to run one kernel of a plan, as it is planned first, and then the most promising ones. They look up what it looks up, if
+    they can."""
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
-    return placements(kernel.group, plan.target, tensors, plan.options)
+    for placed in placements(kernel.group, plan.target, tensors, plan.options):
+        able = [x for x in kernel.lookups.values() if unable(placed.phases, x) is None]
+        yield replace(placed, phases=with_lookups(placed.phases, able))
 
 
 def parts_of(plan: Plan) -> list[Part]:

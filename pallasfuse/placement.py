@@ -1,14 +1,16 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pallasfuse.decisions import Phase, Placed
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError, TargetError
+from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.fold import Group
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, Range, TileProgram, every
@@ -18,6 +20,7 @@ from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel, price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
+from pallasfuse.price.xla import price_gather
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
@@ -118,6 +121,21 @@ def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], 
         return None
     why = f"{cluster.name}: one block for each row is predicted to be faster"
     return replace(other, declined=(*placed.declined, why, *other.declined))
+
+
+def looking_up(placed: Placed, inputs: Iterable[str], known: Mapping[str, Lookup], *, price: bool) -> Placed:
+    """The kernel of a group with these inputs, which looks up those of `known` that it can.
+
+    price: only what it loses less by than the gather takes.
+    """
+    taken: list[Lookup] = []
+    for name in inputs:
+        if name in known and unable(placed.phases, known[name]) is None:
+            more = [*taken, known[name]]
+            saved_us = price_gather(known[name], placed.phases[0].target.device).us
+            if not price or _us(with_lookups(placed.phases, more)) < _us(with_lookups(placed.phases, taken)) + saved_us:
+                taken = more
+    return replace(placed, phases=with_lookups(placed.phases, taken)) if taken else placed
 
 
 def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn, Var
-from pallasfuse.decisions import Grouping, Original, Phase
+from pallasfuse.decisions import Grouping, Original, Phase, lookups_of, reads_of
 from pallasfuse.first_time import Later
 from pallasfuse.ir.fold import Group
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import TileProgram
@@ -67,8 +68,13 @@ class Kernel:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of the tensors that it reads."""
-        return self.group.inputs
+        """The names of the tensors that it reads: of what it looks up, where that stands, and the table."""
+        return reads_of(self.group.inputs, self.lookups)
+
+    @property
+    def lookups(self) -> dict[str, Lookup]:
+        """The inputs of the group that the kernel reads from other tensors, by tables."""
+        return lookups_of(self.phases)
 
     @property
     def stores(self) -> tuple[str, ...]:

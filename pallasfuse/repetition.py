@@ -8,19 +8,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pallasfuse.decisions import Grouping, Original, Placed
+from pallasfuse.decisions import Grouping, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group_segment, joined
 from pallasfuse.fusion.judging import Judge
 from pallasfuse.fusion.segments import segments
+from pallasfuse.indirect import lookups_in
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Tensor
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.options import FuseOptions
-from pallasfuse.placement import placed_on
+from pallasfuse.placement import looking_up, placed_on
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL
@@ -30,8 +31,10 @@ from pallasfuse.targets import Target
 class Places:
     """Finds where the groups of one program run. Each group is lowered once, whoever asks."""
 
-    def __init__(self, program: LoopProgram, target: Target, options: FuseOptions) -> None:
-        self.program, self.target, self.options = program, target, options
+    def __init__(self, program: LoopProgram, target: Target, options: FuseOptions, *, looks_up: bool = True) -> None:
+        """looks_up: may kernels look up what XLA would gather?"""
+        self.program, self.target, self.options, self.looks_up = program, target, options, looks_up
+        self._lookups = lookups_in(program) if looks_up else {}
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
@@ -52,6 +55,11 @@ class Places:
         except Exception as error:
             return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
 
+    def reads(self, group: Group) -> tuple[str, ...]:
+        """The names of what the group's kernel reads; before it is placed, as if it looked up whatever may be."""
+        placed = self._found[id(group)][1] if id(group) in self._found else None
+        return reads_of(group.inputs, placed.lookups if isinstance(placed, Placed) else self._lookups)
+
     def adopt(self, group: Group, placed: Placed | str, original: Original | None, names: Mapping[str, str]) -> None:
         """Take it that a group runs there. original: what it was renamed from, by `names`."""
         self._found[id(group)] = group, placed
@@ -64,7 +72,10 @@ class Places:
 
     def _place(self, group: Group) -> Placed | str:
         try:
-            return placed_on(group, self.target, self._tensors, self.options)
+            placed = placed_on(group, self.target, self._tensors, self.options)
+            if isinstance(placed, str) or not self._lookups:
+                return placed
+            return looking_up(placed, group.inputs, self._lookups, price=self.options.price)
         except (InvalidProgramError, AssertionError) as error:
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
@@ -100,7 +111,7 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
         form = canonical(part)
         key = form.program, frozenset(form.axes[a] for a in along if a in form.axes)
         if key not in known:
-            own = Places(form.program, places.target, places.options)
+            own = Places(form.program, places.target, places.options, looks_up=places.looks_up)
             groups = _group(form.program, own, key[1])
             placed = tuple(own.placed(g) for g in groups.groups)
             pairs = zip(groups.groups, placed, strict=True)
@@ -115,13 +126,13 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
 
 
 def _group(program: LoopProgram, places: Places, along: frozenset[Axis]) -> Grouping:
-    price = places.price if places.options.price else None
-    return group_segment(program, places.target, price, strict=places.options.strict, along=along)
+    price, reads = (places.price, places.reads) if places.options.price else (None, None)
+    return group_segment(program, places.target, price, reads, strict=places.options.strict, along=along)
 
 
 def predicted_us(places: Places, groups: Sequence[Group]) -> float:
     """The time that a program takes with these groups as kernels, and XLA for the rest."""
     price = places.price if places.options.price else None
-    judge = Judge(Graph(deduplicate(places.program)), places.target, price)
     kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
+    judge = Judge(Graph(deduplicate(places.program)), places.target, price, None if price is None else places.reads)
     return judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * judge.margin for k in kernels)

@@ -9,7 +9,7 @@ gathered. Everything else that a kernel reads is replicated.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, Primitive
+from pallasfuse.emission.lookups import stored
 from pallasfuse.execution import emit, lower_on, run_phases
+from pallasfuse.indirect import with_lookups
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
@@ -144,6 +146,8 @@ def run_sharded(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> Mapp
     shardable = _Shardable.of(group, tensors)
     if not shardable.axes:
         return run_phases(kernel.phases, arrays)
+    arrays = {**arrays, **stored([*kernel.lookups.values()], arrays)}  # which rows lie on which device is not known
+    kernel = replace(kernel, phases=with_lookups(kernel.phases, ()))
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
         mesh_axes = _chosen(shardable, mesh, arguments, results)

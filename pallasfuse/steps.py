@@ -7,6 +7,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Var
 from pallasfuse.decisions import Grouping, Left
 from pallasfuse.errors import InvalidProgramError
+from pallasfuse.indirect import lookups_in, why_stored
 from pallasfuse.ir.loop_program import External, LoopProgram
 from pallasfuse.jaxpr_frontend import Converted, left_by_user
 from pallasfuse.options import FuseOptions
@@ -46,6 +47,24 @@ def steps_of(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
     return steps
 
 
+def gathered_anyway(converted: Converted, kernels: Sequence[Kernel]) -> frozenset[str]:
+    """The tensors that kernels look up though XLA gathers them all the same, because something else needs them."""
+    wanted = {name for k in kernels for name in k.lookups}
+    if not wanted:
+        return frozenset()
+    computed = {id(step) for step in steps_of(converted, kernels)}
+    maker = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
+
+    def is_gathered(name: str) -> bool:
+        eqn = maker[converted.variable[name]]
+        (operand, *_) = eqn.invars
+        if eqn.primitive.name != "gather" and isinstance(operand, Var):  # another shape of what is gathered
+            eqn = maker[operand]
+        return id(eqn) in computed
+
+    return frozenset(filter(is_gathered, wanted))
+
+
 def operands_of(converted: Converted, step: Step) -> list[Var]:
     """The variables that a step reads."""
     if isinstance(step, Kernel):
@@ -58,6 +77,7 @@ def fallbacks_of(
 ) -> list[Fallback]:
     """The steps that XLA keeps, with the reasons."""
     reasons = {left.name: left.reason for left in (*grouping.left, *external_reasons(converted.program))}
+    reasons |= _not_looked_up(converted.program, [s for s in steps if isinstance(s, Kernel)])
     by_variable = {var: name for name, var in converted.variable.items()}
     found = []
     for step in steps:
@@ -67,6 +87,18 @@ def fallbacks_of(
         reason = next((reasons[n] for n in names if n in reasons), "elementwise, outside every kernel: XLA fuses it")
         asked = left_by_user(step, options.exclude) is not None
         found.append(Fallback(step.primitive.name, _compat.source_summary(step) or "<unknown line>", reason, asked))
+    return found
+
+
+def _not_looked_up(program: LoopProgram, kernels: Sequence[Kernel]) -> dict[str, str]:
+    """Why the kernels that read what a gather stores do not read it where it comes from, by the gather's name."""
+    found: dict[str, str] = {}
+    for name, lookup in lookups_in(program).items():
+        kernel = next((k for k in kernels if name in k.group.inputs and name not in k.lookups), None)
+        nest = next(n for n in program.nests if n.name == name)
+        if kernel is not None and isinstance(nest, External):
+            why = f"gather of rows that {kernel.name} reads: {why_stored(kernel.phases, lookup)}"
+            found[nest.operands[0] if nest.moves_nothing else name] = why
     return found
 
 

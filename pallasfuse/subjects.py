@@ -7,6 +7,7 @@ from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse.decisions import Placed
+from pallasfuse.emission.lookups import stored
 from pallasfuse.environment import environment
 from pallasfuse.execution import run_kernel
 from pallasfuse.first_time import IMPORTS
@@ -92,11 +93,12 @@ class Subject:
 
     def function(self, kernel: Kernel) -> Function:
         """The kernel, run in one way, as a function of the inputs of its part, with the outputs of that."""
-        plan, part = self.plan, self.part
+        plan, part, own = self.plan, self.part, self.kernel.lookups
         shapes = [_compat.shape_of(plan.converted.variable[n.name]) for n in kernel.group.outputs]
 
         def run(*arrays: Any) -> list[Any]:
             given = {n: x for n, x in zip(part.input_names, arrays, strict=True) if n is not None}
+            given |= stored([x for n, x in own.items() if n not in kernel.lookups], given)
             found = run_kernel(plan, kernel, given)
             return [found[name].reshape(shape) for name, shape in zip(kernel.stores, shapes, strict=True)]
 

@@ -56,6 +56,8 @@ class Target:
     """It has kernels for groups with such a product only: whatever else is faster without it."""
     searches_tiles: bool = False
     """Its tiles are found by their prices, from listed ones on."""
+    looks_up: bool = False
+    """Its kernels can read rows of a tensor by a table of indices (`ir.lookup`)."""
     timed: bool = False
     """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
     unsupported_ops: frozenset[str] = frozenset()
@@ -107,8 +109,8 @@ class Target:
 
 
 _CPU, _GPU = assumed("cpu"), assumed("gpu")
-XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, searches_tiles=True)
-INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16)
+XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, searches_tiles=True, looks_up=True)
+INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True)
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
@@ -129,7 +131,7 @@ MOSAIC_CLUSTER = replace(
 
 XLA_GPU = replace(
     TRITON, name="xla_gpu", tails="exact", smallest_dot=1, otherwise="", only_long_products=True,
-    unsupported_ops=frozenset(), unsupported_reducers=frozenset(),
+    unsupported_ops=frozenset(), unsupported_reducers=frozenset(), looks_up=True,
 )  # fmt: skip
 """Loops of XLA: a tile is large, and the product in it is XLA's own."""
 

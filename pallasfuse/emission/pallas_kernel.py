@@ -4,7 +4,7 @@ Grid blocks are numbered on one grid dimension. Tiles have full, power-of-two si
 zero and never written.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -13,10 +13,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasfuse import _compat
-from pallasfuse.emission.elementwise import dot_precision
+from pallasfuse.emission.elementwise import dot_precision, select
 from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
+from pallasfuse.emission.lookups import in_range, is_inside, shaped
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Loop, Statement, TileProgram
 
@@ -32,8 +34,10 @@ LARGEST_PRODUCT = 1 << 18
 class _PallasMachine:
     """Loads from and stores to references of whole arrays."""
 
-    def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+    def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], lookups: Sequence[Lookup] = ()) -> None:
+        """inputs: also the tables and the sources of lookups, by `_table` and `_source` of the name of what is looked up."""
         self.inputs, self.outputs = inputs, outputs
+        self.lookups = {x.result.name: x for x in lookups}
 
     def _view(
         self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]
@@ -64,8 +68,45 @@ class _PallasMachine:
         return ref.at[tuple(at)], shape, mask
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+        if tensor in self.lookups:
+            return self._looked_up(self.lookups[tensor], indices, windows, again)
         ref, _, mask = self._view(self.inputs[tensor], indices, windows)
         return _compat.masked_load(ref, mask, _EVICTION.get(again))
+
+    def _looked_up(
+        self, lookup: Lookup, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str
+    ) -> Array:
+        """The tile of a looked-up tensor: every dimension of the source has an index for each element, so the tile is in the order
+        of the result's axes whatever the order of the source's. What lies outside is neither read there nor in the table."""
+        window = {a: windows[b] for a, b in zip(lookup.result.axes, indices, strict=True)}
+        kept = [a for a in lookup.result.axes if window[a].size != 1]
+        shape = tuple(window[a].size for a in kept)
+        mask: Array | None = None
+        zero = lax.broadcasted_iota(jnp.int32, [1] * max(1, len(kept)), 0)  # an index must be no number of Python
+        at: dict[Axis, Array] = {}
+        for axis, own in window.items():
+            at[axis] = zero + own.start if isinstance(own.start, int) else own.start
+            if axis in kept:
+                along = [own.size if a == axis else 1 for a in kept]
+                at[axis] = lax.broadcasted_iota(jnp.int32, along, kept.index(axis)) + own.start
+            if own.overhangs and axis in kept:
+                inside = jnp.broadcast_to(at[axis] < axis.extent, shape)
+                mask = inside if mask is None else mask & inside
+                at[axis] = jnp.minimum(at[axis], axis.extent - 1)
+        row: Array = 0
+        if lookup.along is not None and lookup.blocks is not None:
+            along_rows = jnp.asarray(at[lookup.along], jnp.int32)
+            at[lookup.blocks], row = (
+                f(along_rows, jnp.full_like(along_rows, lookup.block)) for f in (lax.div, lax.rem)
+            )
+        table = self.inputs[_table(lookup)]
+        entry = _compat.masked_load(table.at[tuple(at[a] for a in lookup.table.axes) or (zero,)], None)
+        at[lookup.rows] = in_range(entry, lookup.count) * lookup.block + row
+        source = self.inputs[_source(lookup)].at[tuple(at[a] for a in lookup.source.axes)]
+        found = _compat.masked_load(source, mask, _EVICTION.get(again))
+        if lookup.fill is not None:
+            found = select(is_inside(entry, lookup.count), found, jnp.asarray(lookup.fill.value, found.dtype))
+        return found
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
         ref, shape, mask = self._view(self.outputs[tensor], indices, windows)
@@ -94,6 +135,14 @@ class _PallasMachine:
     ) -> tuple[Array, ...]:
         result: tuple[Array, ...] = lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, init)
         return result
+
+
+def _source(lookup: Lookup) -> str:
+    return f"{lookup.result.name}.source"
+
+
+def _table(lookup: Lookup) -> str:
+    return f"{lookup.result.name}.table"
 
 
 def _is_matrix_product(over: Collection[Axis], left: Collection[Axis], right: Collection[Axis]) -> bool:
@@ -191,17 +240,25 @@ def call(
     """Every output of the kernel, by name. `inputs[name]` has one dimension per axis of the tensor."""
     from jax.experimental import pallas as pl  # planning asks this module what fits, and needs no Pallas
 
-    names_in, names_out = [t.name for t in program.inputs], [t.name for t in program.outputs]
+    known = {t.name: inputs[t.name] for t in program.inputs if all(t != x.result for x in program.lookups)}
+    for x in program.lookups:
+        known |= {
+            _source(x): shaped(inputs[x.source.name], x.source.axes),
+            _table(x): shaped(inputs[x.table.name], x.table.axes),
+        }
+    names_in, names_out = [*known], [t.name for t in program.outputs]
     counts = [-(-a.extent // t) for a, t in program.grid]
 
     def body(*refs: Any) -> None:
         machine = _PallasMachine(
-            dict(zip(names_in, refs, strict=False)), dict(zip(names_out, refs[len(names_in) :], strict=True))
+            dict(zip(names_in, refs, strict=False)),
+            dict(zip(names_out, refs[len(names_in) :], strict=True)),
+            program.lookups,
         )
         Interpreter(program, machine).run_block(block_starts(program, pl.program_id(0)))
 
     # scalars have no tile: they travel as arrays of one element
-    arrays = [inputs[n].reshape((1,)) if inputs[n].ndim == 0 else inputs[n] for n in names_in]
+    arrays = [x.reshape((1,)) if x.ndim == 0 else x for x in known.values()]
     out_shape = [
         jax.ShapeDtypeStruct(tuple(a.extent for a in t.axes) or (1,), jnp.dtype(t.dtype)) for t in program.outputs
     ]

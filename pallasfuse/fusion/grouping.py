@@ -7,7 +7,7 @@ from pallasfuse.decisions import Grouping, Left
 from pallasfuse.fusion.candidates import Candidate, Context, candidates, components, rebuild
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.judging import Judge, KernelPrice, others_than, why_not, worth_it
+from pallasfuse.fusion.judging import Judge, KernelPrice, KernelReads, others_than, why_not, worth_it
 from pallasfuse.fusion.segments import segments
 from pallasfuse.fusion.selection import select
 from pallasfuse.ir.axes import Axis
@@ -37,17 +37,17 @@ def joined(parts: Sequence[Grouping]) -> Grouping:
 
 
 def group_segment(
-    program: LoopProgram, target: Target, price: KernelPrice | None = None, *, strict: bool = False,
-    along: frozenset[Axis] = frozenset(),
+    program: LoopProgram, target: Target, price: KernelPrice | None = None, reads: KernelReads | None = None, *,
+    strict: bool = False, along: frozenset[Axis] = frozenset(),
 ) -> Grouping:  # fmt: skip
-    """Choose the groups of one segment, as `group`."""
+    """Choose the groups of one segment, as `group`. reads: what the kernel of a group reads, which may be less than its inputs."""
     graph = Graph(deduplicate(program), strict=strict, along=along)
     reasons: dict[str, str] = {}
     found: list[Candidate] = []
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in components(graph, axis):
             found.extend(candidates(graph, axis, members, target, reasons))
-    judge = Judge(graph, target, price)
+    judge = Judge(graph, target, price, reads)
     numbers, savings = select(
         [judge.bound(c) for c in found], [c.covers for c in found], lambda n: judge.saving(found[n])
     )

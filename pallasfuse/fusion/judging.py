@@ -13,13 +13,18 @@ from pallasfuse.targets import Target
 
 KernelPrice = Callable[[Group], Price | str]
 """The price of the kernel that a group becomes, or why no target has one."""
+KernelReads = Callable[[Group], tuple[str, ...]]
+"""The names of what the kernel reads, as far as is known: at first as little as it may be."""
 
 
 class Judge:
     """The savings of candidates: what XLA would take for what they replace, less their kernels. Without prices, every kernel
     counts as one, and traffic decides between equals."""
 
-    def __init__(self, graph: Graph, target: Target, price: KernelPrice | None) -> None:
+    def __init__(
+        self, graph: Graph, target: Target, price: KernelPrice | None, reads: KernelReads | None = None
+    ) -> None:
+        self.reads: KernelReads = reads or (lambda group: group.inputs)
         self.graph, self.device, self.price = graph, target.device, price
         self.margin = target.margin if price is not None else 1.0
         self._apart: dict[tuple[frozenset[str], frozenset[str]], Price] = {}
@@ -28,7 +33,7 @@ class Judge:
     def apart(self, groups: Sequence[Group]) -> Price:
         """XLA's price of everything that these groups do not compute, what they read among it."""
         made = frozenset(n.name for g in groups for n in g.outputs)
-        read = frozenset(t for g in groups for t in g.inputs)
+        read = frozenset(t for g in groups for t in self.reads(g))
         if (made, read) not in self._apart:
             find = price_xla if self.price is not None else count_xla
             self._apart[made, read] = find(self.graph.program, self.device, made, read)

@@ -16,6 +16,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array, Domain, wide_type
 from pallasfuse.ir.evaluate import evaluate_nest
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.lookup import looked_up
 from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.ir.tile_program import (
     Contract,
@@ -60,7 +61,7 @@ def evaluate_tiles(
 ) -> dict[str, Array]:
     """Every output of the kernel, by name, in float64 (int64, bool); `inputs[name]` has one dimension per axis.
 
-    The ends of ranges are computed here, whatever `inputs` says of them.
+    The ends of ranges and what is looked up are computed here, whatever `inputs` says of them.
 
     Args:
       move_last_block_back: a grid block that does not fit overlaps its neighbour, as in the XLA backend. Else it overhangs: what
@@ -71,13 +72,17 @@ def evaluate_tiles(
         not declare, loop tiles are not contiguous, or some element of an output is never written.
     """
     wide: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in program.given}
+    for x in program.lookups:
+        wide[x.result.name] = looked_up(
+            x, *(wide[t.name].reshape([a.extent for a in t.axes]) for t in (x.source, x.table))
+        )
     return evaluate_tiles_over(program, wide, FLOAT64, move_last_block_back=move_last_block_back)
 
 
 def evaluate_tiles_over[V](
     program: TileProgram, inputs: Mapping[str, V], domain: Domain[V], *, move_last_block_back: bool = False
 ) -> dict[str, V]:
-    """Evaluates a tile program like `evaluate_tiles`, over another domain of numbers."""
+    """Evaluates a tile program like `evaluate_tiles`, over another domain of numbers; `inputs` has the results of lookups."""
     return _Evaluation(program, inputs, domain, move_last_block_back).run()
 
 

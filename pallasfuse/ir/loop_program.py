@@ -8,11 +8,15 @@ Invariants, checked by `verify`:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.reducers import Reducer
+
+if TYPE_CHECKING:
+    from pallasfuse.ir.lookup import Lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +77,17 @@ class External:
     operands: tuple[str, ...]
     reason: str
     source: Source = Source()
+    lookup: "Lookup | None" = None
+    """How a kernel may read its elements from where they come from, so that it need not be stored."""
 
     @property
     def reads(self) -> frozenset[str]:
         return frozenset(self.operands)
+
+    @property
+    def moves_nothing(self) -> bool:
+        """Is it another shape of what XLA stores already?"""
+        return self.lookup is not None and self.lookup.source.name not in self.operands
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, index, read, rebuild, with_args
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
 
 _OPEN, _CLOSE = "«", "»"
@@ -86,12 +87,21 @@ class _Naming:
             if _OPEN in nest.reason or _CLOSE in nest.reason:
                 raise UnknownNameError(nest.reason)
             operands = tuple(self.tensors[t] for t in nest.operands)
-            return replace(
-                nest, name=self.tensor(nest.name), axes=self.over(nest.axes), operands=operands, source=source
-            )
+            name, axes = self.tensor(nest.name), self.over(nest.axes)
+            lookup = None if nest.lookup is None else self._lookup(nest.lookup)
+            return replace(nest, name=name, axes=axes, operands=operands, source=source, lookup=lookup)
         axes, reduced = self.over(nest.axes), self.over(nest.reduced)
         body = rebuild(nest.body, self._expression, self._renamed)
         return replace(nest, name=self.tensor(nest.name), axes=axes, body=body, reduced=reduced, source=source)
+
+    def _lookup(self, lookup: Lookup) -> Lookup | None:
+        """A lookup; None where what it reads is unknown in this part of a program."""
+        parts = lookup.result, lookup.source, lookup.table
+        if not all(t.name in self.tensors for t in parts):
+            return None
+        result, source, table = (Tensor(self.tensors[t.name], self.over(t.axes), t.dtype) for t in parts)
+        along, blocks = (None if a is None else self._axis(a) for a in (lookup.along, lookup.blocks))
+        return Lookup(result, source, table, self._axis(lookup.rows), lookup.block, along, blocks, lookup.fill)
 
     def _expression(self, node: Expr, args: tuple[Expr, ...]) -> Expr:
         match node:

@@ -15,6 +15,8 @@ from typing import Literal
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, apply, const, index, read
+from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.lookup import verify as verify_lookup
 from pallasfuse.ir.loop_program import Nest, Tensor
 from pallasfuse.ir.reducers import MAX, SUM, Reducer
 
@@ -288,6 +290,8 @@ class TileProgram:
     """The ranges of which the kernel reads what is found: whoever runs it computes them first, from other inputs."""
     later: tuple[Statement, ...] = ()
     """Statements that turn a stored state into results once parts are merged, where they are known. They do not run here."""
+    lookups: tuple[Lookup, ...] = ()
+    """The inputs that nobody stores: their tiles are loaded from other tensors, by tables."""
 
     @property
     def followed(self) -> tuple[Statement, ...]:
@@ -299,9 +303,12 @@ class TileProgram:
 
     @property
     def given(self) -> tuple[Tensor, ...]:
-        """The inputs without what is found of ranges from the others."""
-        made = {t.name for r in self.ranges for t in r.found}
-        return tuple(t for t in self.inputs if t.name not in made)
+        """The inputs without what is found of ranges from the others, and with what is looked up in place of its result."""
+        made = {t.name for r in self.ranges for t in r.found} | {x.result.name for x in self.lookups}
+        own = {t.name: t for t in self.inputs if t.name not in made}
+        for x in self.lookups:
+            own |= {t.name: t for t in (x.source, x.table) if t.name not in own}
+        return tuple(own.values())
 
     @property
     def order(self) -> tuple[Axis, ...]:
@@ -330,6 +337,9 @@ def verify(program: TileProgram) -> TileProgram:
             raise InvalidProgramError(
                 f"tile program {program.name}: the range of {r.predicate} is not what its inputs give"
             )
+    for x in program.lookups:
+        if verify_lookup(x).result not in program.inputs:
+            raise InvalidProgramError(f"tile program {program.name}: {x} is not among its inputs")
     outputs = {t.name for t in program.outputs}
     stored: set[str] = set()
 
@@ -411,6 +421,7 @@ def _frame(program: TileProgram) -> tuple[object, ...]:
         program.inputs,
         program.outputs,
         program.ranges,
+        program.lookups,
         program.grid,
         program.tiles,
         program.warps,
@@ -458,6 +469,7 @@ def show(program: TileProgram) -> str:
         f"  {', '.join(t.name for t in r.found)}[{_names(r.left.axes)}] = range of {r.axis} where {r.predicate}"
         for r in program.ranges
     ]
+    lines += [f"  {x}" for x in program.lookups]
     lines += _lines(program.body, "  ")
     if program.instead is not None:
         lines.append(f"  where {program.instead.measure} >= {program.instead.limit:g} in a row, instead:")

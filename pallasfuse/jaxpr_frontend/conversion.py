@@ -23,6 +23,7 @@ from pallasfuse.jaxpr_frontend.axis_parts import in_parts
 from pallasfuse.jaxpr_frontend.converted import Converted, of_flat
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
+from pallasfuse.jaxpr_frontend.lookups import with_lookups
 from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 
@@ -122,7 +123,10 @@ def program_of(flattened: Jaxpr, names: Mapping[Var, str], exclude: Sequence[str
                 assert_never(plan)
         defined.update(zip(eqn.outvars, outputs, strict=True))
         steps.append(_Step(eqn, plan, tuple(o.symbols for o in outputs)))
-    return _Naming(flattened, names, dims, {var: defined[var].symbols for var in inputs}).program(steps)
+    program = _Naming(flattened, names, dims, {var: defined[var].symbols for var in inputs}).program(steps)
+    return (
+        program if refused else with_lookups(program, flattened, names, lambda e: left_by_user(e, exclude) is not None)
+    )
 
 
 class _Stored:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.tile_program import (
     Contract,
@@ -41,6 +42,8 @@ class Access:
     is_store: bool = False
     loop: int = 0
     """The number of the loop that it is in; 0: outside."""
+    gathered: bool = False
+    """The rows of a tile come from places that a table says, and make an array of their own."""
 
     @property
     def bytes(self) -> float:
@@ -70,6 +73,8 @@ class Product:
 
 
 _LANES = 16
+_LOOKED_UP = 2.0
+"""Statements that compute which rows of a tensor a tile is, and that gather them."""
 
 
 @dataclass(slots=True)
@@ -122,7 +127,8 @@ class Examiner:
         blocks = math.prod(-(-a.extent // other.get(a, t)) for a, t in program.grid)
         work = BlockWork(blocks, program.warps, program.stages)
         sizes = _Sizes({**dict(program.tiles), **other})
-        _Walk(self._tensors, self._order, work, other).block(self._body, 1.0, sizes, pipelined=False)
+        lookups = {x.result.name: x for x in program.lookups}
+        _Walk(self._tensors, lookups, self._order, work, other).block(self._body, 1.0, sizes, pipelined=False)
         return work
 
 
@@ -196,6 +202,8 @@ def _read_block(body: Sequence[Statement], program: TileProgram, seen: set[Expr]
 @dataclass(slots=True)
 class _Walk:
     tensors: Mapping[str, Tensor]
+    lookups: Mapping[str, Lookup]
+    """By the names of their results."""
     order: Mapping[Axis, int]
     """The place of each axis in the program's order."""
     work: BlockWork
@@ -217,6 +225,10 @@ class _Walk:
                     staged = pipelined and (name in block.operands)
                     if self.is_strided(indices, tiles):
                         self.strided.add(name)
+                    if tensor in self.lookups:
+                        self.work.statements += _LOOKED_UP * times
+                        self.work.accesses += _looked_up(self.lookups[tensor], indices, tiles, times, self.within)
+                        continue
                     self.work.accesses.append(_access(self.tensors[tensor], indices, tiles, times, staged, self.within))
                 case Store(tensor, indices):
                     self.work.statements += times
@@ -316,6 +328,34 @@ def _access(
     tile = math.prod(min(tiles[a], a.extent) for a in indices)
     unique = math.prod(a.extent for a in frozenset(indices))
     return Access(tensor.name, tile * size, run * size, unique * size, times, pipelined, is_store, loop)
+
+
+def _looked_up(
+    lookup: Lookup, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, loop: int
+) -> tuple[Access, Access]:
+    """The reads of a tile that is looked up: of the source, whose runs end with a block of rows, and of the table."""
+    tile = {a: min(tiles[b], a.extent) for a, b in zip(lookup.result.axes, indices, strict=True)}
+    run = 1
+    for axis in reversed(lookup.source.axes):
+        if axis == lookup.rows:
+            run *= 1 if lookup.along is None else min(lookup.block, tile[lookup.along])
+            break
+        run *= 1 if axis in lookup.table.axes else tile[axis]
+        if axis in lookup.table.axes or tile[axis] < axis.extent:
+            break
+    elements = math.prod(tile.values())
+    unique = min(math.prod(a.extent for a in t.axes) for t in (lookup.result, lookup.source))
+    size = dtypes.itemsize_bytes(lookup.source.dtype)
+    read = Access(
+        lookup.source.name, elements * size, run * size, unique * size, times, False, loop=loop, gathered=True
+    )
+    entries = [tile[a] if a in tile else -(-tile[lookup.along] // lookup.block) for a in lookup.table.axes]  # type: ignore[index]
+    size = dtypes.itemsize_bytes(lookup.table.dtype)
+    every = math.prod(a.extent for a in lookup.table.axes)
+    last = entries[-1] if entries else 1
+    return read, Access(
+        lookup.table.name, math.prod(entries) * size, last * size, every * size, times, False, loop=loop
+    )
 
 
 def is_precise(precision: str | None) -> bool:

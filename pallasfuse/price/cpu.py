@@ -180,8 +180,8 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
 
 
 def _copied_slices(work: BlockWork, device: Device) -> Term:
-    """The tiles that are copied out of their tensors and into them; a tile that is all of its tensor is not."""
-    parts = [a for a in work.accesses if a.tile_bytes < a.unique_bytes]
+    """The tiles that are copied out of their tensors and into them; a tile that is all of its tensor is not, as it lies there."""
+    parts = [a for a in work.accesses if a.gathered or a.tile_bytes < a.unique_bytes]
     moved = 2.0 * work.blocks * sum(a.bytes for a in parts)
     weighted = 2.0 * work.blocks * sum(a.bytes * (1 + _RUN_BYTES / a.run_bytes) for a in parts)
     return Term("copied slices", moved, "B", 1e-3 * weighted / (_SLICED * device.cache_gb_s))

@@ -32,7 +32,8 @@ def hiding_nothing(program: TileProgram) -> TileProgram:
                 body.append(_with_bounds(s, known))
             case _:
                 body.append(s)
-    return replace(program, body=tuple(body), inputs=program.given, ranges=(), instead=None)
+    inputs = tuple(t for t in program.inputs if t.name not in ends)
+    return replace(program, body=tuple(body), inputs=inputs, ranges=(), instead=None)
 
 
 def _with_bounds(loop: Loop, known: dict[Expr, Expr]) -> Loop:

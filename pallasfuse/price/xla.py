@@ -5,6 +5,7 @@ from typing import assert_never
 
 from pallasfuse.device import Device
 from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.price import cpu
 from pallasfuse.price.operations import Operations, count
@@ -15,6 +16,7 @@ from pallasfuse.price.xla_kernels import (
     LoopFusion,
     Opaque,
     XlaKernel,
+    gather_of,
     habits_on,
     most_live_bytes,
     xla_kernels,
@@ -48,6 +50,13 @@ def price_xla(
     kernels = xla_kernels(program, habits_on(device), made, read)
     price = total(of_kernel(k, device) for k in kernels)
     return price if device.platform == "gpu" else price + cpu.pages([most_live_bytes(kernels)], device)
+
+
+def price_gather(lookup: Lookup, device: Device) -> Price:
+    """The price of the gather that a lookup stands for."""
+    gather = gather_of(lookup)
+    price = of_kernel(gather, device)
+    return price if device.platform == "gpu" else price + cpu.pages([gather.written_bytes], device)
 
 
 ONE_KERNEL = Price(1.01, (Term("kernels", 1, "", 1.0),))

@@ -13,6 +13,7 @@ from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder, rename_axes, substitute
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 
@@ -171,6 +172,11 @@ def xla_kernels(
             continue
         if isinstance(node, External):
             above[node.name] = _with_ancestors(node.operands, above)
+            if node.moves_nothing:
+                continue
+            if node.lookup is not None:
+                kernels.append(gather_of(node.lookup))
+                continue
             volumes = {t: int(sizes[t]) for t in (*node.operands, node.name)}
             kernels.append(
                 Opaque(node.name, sum(sizes[t] for t in node.operands), sizes[node.name], _condenses(node, volumes))
@@ -196,6 +202,14 @@ def xla_kernels(
     for fusion in fusions:
         fusion.in_order = read.union(program.outputs)
     return [*kernels, *fusions]
+
+
+def gather_of(lookup: Lookup) -> Opaque:
+    """The gather that a lookup stands for: it reads the elements that it stores, and not the others."""
+    stored, source, table = (
+        float(volume(t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in (lookup.result, lookup.source, lookup.table)
+    )
+    return Opaque(lookup.result.name, min(stored, source) + table, stored)
 
 
 def _with_ancestors(tensors: Iterable[str], above: dict[str, frozenset[str]]) -> frozenset[str]:
@@ -224,7 +238,7 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
         if node.name in needed:
             for tensor in node.reads:
                 readers[tensor] = readers.get(tensor, 0) + 1
-            if isinstance(node, External) and not _condenses(node, sizes):
+            if isinstance(node, External) and (node.lookup is not None or not _condenses(node, sizes)):
                 stored |= {t for t in node.reads if t in needed}
     if not habits.duplicates_maps:
         for node in program.nests:

@@ -7,6 +7,7 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.groups import GroupTest, as_lowered, masks_vary, probe
 from pallasfuse.proof.instance import Instance, all_axes
+from pallasfuse.proof.lookups import lookups, over_stored
 from pallasfuse.proof.parts_of_axes import parts_of_axes
 from pallasfuse.proof.result import Part, Proof, Record
 from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining, short_shapes
@@ -26,6 +27,8 @@ def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, s
             stage(converted, record)
         for part in parts:
             bounds(part, seed, record)
+            lookups(converted, part, seed, record)
+        parts = [over_stored(part) for part in parts]
         instance = Instance.of(converted, parts, record)
         if instance is not None:
             parts_of_axes(instance, short_shapes(instance), delta, seed, record)
@@ -57,7 +60,7 @@ def short_kernels(converted: Converted, parts: Sequence[Part]) -> list[tuple[Tar
     Raises:
       InvalidProgramError: a kernel cannot be lowered over short axes.
     """
-    record = Record()
+    record, parts = Record(), [over_stored(p) for p in parts]
     instance = Instance.of(converted, parts, record)
     if instance is None:
         raise InvalidProgramError("; ".join(record.uncovered))

@@ -16,6 +16,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.domain import FLOAT64, Array
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, index, postorder, read, rebuild
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 
 _COEFFICIENTS = frozenset({2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24})
@@ -110,6 +111,8 @@ class Shrinking:
                 return self.axis(node)
             case Const() | Index() | Read() | Apply():
                 return self.expr(node)
+            case Lookup():  # what is gathered is any array on short axes, which have no blocks
+                return None
             case tuple():
                 return tuple(self.of(x) for x in node)
             case _ if is_dataclass(node) and not isinstance(node, type):

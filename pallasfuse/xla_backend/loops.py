@@ -14,6 +14,7 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision
 from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile, Window
+from pallasfuse.emission.lookups import in_whole_blocks, tile_of
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.dtypes import is_integer
 from pallasfuse.ir.expr import Apply, Const, Expr, Index
@@ -24,12 +25,17 @@ from pallasfuse.ir.tile_program import Loop, Store, TileProgram, block_start
 class _XlaMachine:
     """Whole arrays in memory; `outputs` is threaded through the grid loop."""
 
-    def __init__(self, inputs: Mapping[str, jax.Array], outputs: dict[str, jax.Array]) -> None:
+    def __init__(self, inputs: Mapping[str, jax.Array], outputs: dict[str, jax.Array], program: TileProgram) -> None:
         self.inputs, self.outputs = inputs, outputs
+        self.lookups = {x.result.name: (x, in_whole_blocks(program, x)) for x in program.lookups}
         self.stored: frozenset[str] = frozenset()
         """The outputs that the loop stores which is being run: it carries no others."""
 
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+        if tensor in self.lookups:
+            lookup, whole = self.lookups[tensor]
+            along = lookup.along and indices[lookup.result.axes.index(lookup.along)]
+            return tile_of(lookup, self.inputs, indices, windows, by_blocks=along is None or along in whole)
         sizes = [windows[a].size for a in indices]
         # no position is negative, and each that might be costs three operations in every kernel
         return lax.dynamic_slice(self.inputs[tensor], _starts(indices, windows), sizes, allow_negative_indices=False)
@@ -200,7 +206,7 @@ def run(program: TileProgram, inputs: Mapping[str, jax.Array]) -> dict[str, jax.
         for (axis, tile), position in zip(program.grid, _positions(number, counts), strict=True):
             start = position if tile == 1 else position * jnp.int32(tile)
             starts[axis] = jnp.minimum(start, jnp.int32(axis.extent - tile)) if axis.extent % tile else start
-        machine = _XlaMachine(inputs, dict(zip(outputs, written, strict=True)))
+        machine = _XlaMachine(inputs, dict(zip(outputs, written, strict=True)), program)
         _XlaInterpreter(program, machine).run_block(starts)
         return tuple(_compat.varying_alike([machine.outputs[n] for n in outputs], tuple(inputs.values())))
 

@@ -13,6 +13,7 @@ from tests.mutation.planting import Mutant, Plant, instead_of, result_of, value_
 
 _TABLE = "pallasfuse.emission.elementwise:TABLE"
 _INTERPRETER = "pallasfuse.emission.interpreter:Interpreter"
+_LOOKUPS = "pallasfuse.emission.lookups"
 _XLA = "pallasfuse.xla_backend.loops:_XlaMachine"
 _PALLAS = "pallasfuse.emission.pallas_kernel:_PallasMachine"
 
@@ -84,6 +85,40 @@ def _taken_from_the_next_tile(real: Any, self: Any, value: Any, over: Any, scope
 
 
 MUTANTS = (
+    _mutant(
+        "first_pages_of_the_table",
+        "emission/lookups",
+        instead_of(
+            f"{_LOOKUPS}:_entries",
+            lambda real, x, table, windows, **how: real(x, table, _first_row_only(windows), **how),
+        ),
+        "whole pages",
+    ),
+    _mutant(
+        "first_rows_of_each_page",
+        "emission/lookups",
+        instead_of(f"{_LOOKUPS}:_positions", lambda real, window: real(replace(window, start=0))),
+        "pages",
+    ),
+    _mutant(
+        "pages_of_any_place",
+        "emission/lookups",
+        instead_of(f"{_LOOKUPS}:in_whole_blocks", lambda real, program, lookup: frozenset(program.order)),
+        "pages",
+    ),
+    _mutant(
+        "first_pages_in_kernels",
+        "emission/pallas_kernel",
+        instead_of(f"{_PALLAS}._looked_up", lambda real, self, x, i, w, a: real(self, x, i, _first_row_only(w), a)),
+        "pages",
+        "interpret",
+    ),
+    _mutant(
+        "filled_where_in_range",
+        "emission/lookups",
+        result_of(f"{_LOOKUPS}:is_inside", lambda inside, *_: ~inside),
+        "whole pages",
+    ),
     _mutant(
         "taken_one_place_late",
         "xla_backend/loops",

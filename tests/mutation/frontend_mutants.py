@@ -6,6 +6,7 @@ from typing import Any
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.expr import Expr, add, apply, const, index, mul, select
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.reducers import MIN
 from tests.mutation.planting import Mutant, Plant, instead_of, result_of
 
@@ -46,6 +47,21 @@ def _taken(change: Callable[..., Expr]) -> Plant:
         )
 
     return result_of("pallasfuse.jaxpr_frontend.picking:_gather", changed)
+
+
+def _looked_up(change: Callable[[Lookup], Lookup]) -> Plant:
+    """What is said of a gather of rows."""
+    return result_of(
+        "pallasfuse.jaxpr_frontend.lookups:_lookup", lambda x, *_: change(x) if isinstance(x, Lookup) else x
+    )
+
+
+def _halved(x: Lookup) -> Lookup:
+    if x.blocks is None:
+        return x
+    blocks = replace(x.blocks, extent=2 * x.blocks.extent)
+    axes = tuple(blocks if a == x.blocks else a for a in x.table.axes)
+    return replace(x, block=x.block // 2, blocks=blocks, table=replace(x.table, axes=axes))
 
 
 def eq_zero(position: Expr) -> Expr:
@@ -122,6 +138,13 @@ MUTANTS = (
         instead_of("pallasfuse.jaxpr_frontend.conversion:_Naming._position", _column_major),
         "weighted_by_number",
     ),
+    _mutant("pages_of_half_their_size", _looked_up(_halved), "pages"),
+    _mutant(
+        "table_of_another_order",
+        _looked_up(lambda x: replace(x, table=replace(x.table, axes=x.table.axes[::-1]))),
+        "pages",
+    ),
+    _mutant("nothing_is_filled_in", _looked_up(lambda x: replace(x, fill=None)), "pages"),
     _mutant("taken_off_by_one", _taken(lambda real, a, p: real((a[0], add(a[1], const(1, "int32"))), p)), "taken"),
     _mutant(
         "taken_without_fill",

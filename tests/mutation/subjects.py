@@ -304,6 +304,18 @@ def largest_less_taken(x, n):
     return jnp.log(jnp.exp(x - x.max(-1, keepdims=True)).sum(-1)) - taken
 
 
+def total_of_pages(q, pages, table):
+    """A sum over the rows of pages, with weights that are framed at their maximum."""
+    rows = jnp.take(pages, table, axis=0, mode="fill").reshape(table.shape[0], -1, pages.shape[-1])
+    return jnp.einsum("bj,bjd->bd", jax.nn.softmax(jnp.einsum("bd,bjd->bj", q, rows)), rows)
+
+
+def _pages() -> list[Array]:
+    random = np.random.default_rng(6)
+    table = np.array([[4, 0, 2], [1, 1, 3], [0, 5, 1]], np.int32)
+    return [random.normal(size=(3, 5)).astype(np.float32), random.normal(size=(5, 6, 5)).astype(np.float32), table]
+
+
 def _labelled() -> list[Array]:
     random = np.random.default_rng(4)
     return [random.normal(size=(5, 13)).astype(np.float32), np.array([0, 12, 7, -1, 5], np.int32)]
@@ -448,6 +460,8 @@ OWN: dict[str, Subject] = {
         lambda q, k: jnp.sum(jax.nn.softmax(jnp.einsum("ide,jde->ij", q, k), axis=-1) ** 2, -1), ((5, 3, 2), (13, 3, 2))
     ),
     "captured": Subject(captured, ((5, 13),)),
+    "pages": Subject(total_of_pages, (), data=_pages),
+    "whole pages": Subject(total_of_pages, (), data=_pages, tile=6),
     "taken": Subject(largest_less_taken, (), data=_labelled),
     "two_arguments": Subject(lambda x, y: jax.nn.softmax(x, axis=-1) - y, ((5, 13), (5, 13))),
     "batched": Subject(

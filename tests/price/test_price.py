@@ -74,6 +74,25 @@ def test_every_term_of_a_kernel_has_a_unit_and_is_printed():
 # --- kernels
 
 
+def _paged(page):
+    """A softmax over rows of so many elements together that a table names, of 2^20 elements in all."""
+    pages, table = jax.ShapeDtypeStruct((4096, page), jnp.float32), jax.ShapeDtypeStruct((64, 2**14 // page), jnp.int32)
+    return kernel_of(
+        lambda p, t: jax.nn.softmax(p[t].reshape(64, -1)), pages, table, target=XLA_CPU, tiles=(("r", 2**12),)
+    )
+
+
+def test_what_is_looked_up_is_read_in_runs_of_a_page():
+    """Of the pool only what the table names counts, and short pages take longer than long ones."""
+    short, long = _paged(4), _paged(512)
+    for kernel, page in ((short, 4), (long, 512)):
+        (lookup,) = kernel.lookups.values()
+        found = [a for a in examine(kernel.program).accesses if a.tensor == lookup.source.name]
+        assert {a.run_bytes for a in found} == {4 * page}
+        assert all(a.unique_bytes == 4 * min(4096 * page, 2**20) for a in found)
+    assert term(short.price, "copied slices").us > 1.5 * term(long.price, "copied slices").us
+
+
 def test_a_column_of_a_row_major_matrix_costs_whole_sectors():
     def rows(x):
         return softmax(x)

@@ -75,7 +75,18 @@ QKV = (normal(8, 16, 6), normal(8, 64, 6, seed=1), normal(8, 64, 8, seed=2))
 GQA = (normal(8, 16, 6), normal(4, 64, 6, seed=1), normal(4, 64, 8, seed=2))
 LENGTHS = jnp.array([1, 64, 0, 30, 31, 32, 33, 5])
 X = normal(8, 256, offset=10.0)
+
+
 # name: function, arguments, shardings, elements that may be gathered (None: any number)
+def paged(q, length, pages, table):
+    """Attention of one query for each sequence over the pages that a table names."""
+    keys = pages[table].reshape(table.shape[0], -1, pages.shape[-1])
+    scores = jnp.where(jnp.arange(keys.shape[1]) < length[:, None], jnp.einsum("bd,bjd->bj", q, keys), -jnp.inf)
+    return jnp.einsum("bj,bjd->bd", jax.nn.softmax(scores), keys)
+
+
+PAGED = (normal(8, 8), jnp.arange(1, 65, 8), normal(20, 16, 8, seed=1), jnp.arange(32).reshape(8, 4) % 21 - 1)
+
 CASES = {
     "heads": (attend, QKV, (P("a"),) * 3, 0),
     "rows": (attend, QKV, (P(None, "a"), P(), P()), 0),
@@ -90,6 +101,8 @@ CASES = {
     "moments over both": (moments, (X,), (P(None, BOTH),), 8 * COUNT),
     "entropy": (entropy, (X,), (P(None, BOTH),), 8 * COUNT),
     "rows of a norm": (normalized, (X,), (P("a"),), 0),
+    "sequences of pages": (paged, PAGED, (P("a"), P("a"), P(), P("a")), 0),
+    "pages on devices": (paged, PAGED, (P("a"), P("a"), P("a"), P("a")), None),
     # what no state can carry is gathered
     "results along the axis": (normalized, (X,), (P(None, "a"),), None),
     "two passes": (two_passes, (X,), (P(None, "a"),), None),
@@ -331,7 +344,7 @@ def check_constraints(cases):
     assert "sharding" in text
 
 
-SOME = ("rows over both", "grouped", "moments", "results along the axis", "few rows")
+SOME = ("rows over both", "grouped", "sequences of pages", "moments", "results along the axis", "few rows")
 """Sharded rows and heads, states exchanged over one mesh axis, what is gathered, and rows that no axis divides."""
 
 if __name__ == "__main__":
