@@ -114,12 +114,12 @@ INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, lo
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
-    unsupported_reducers=frozenset({"prod", "and", "or"}),
+    unsupported_reducers=frozenset({"prod", "and", "or"}), looks_up=True,
 )  # fmt: skip
 
 MOSAIC_GPU = replace(
     TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="mosaic_cluster",
-    pins=True, static_bounds=True, slices_sums=True,
+    pins=True, static_bounds=True, slices_sums=True, looks_up=False,
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not", "integer_pow"}),
 )  # fmt: skip
 
@@ -131,7 +131,7 @@ MOSAIC_CLUSTER = replace(
 
 XLA_GPU = replace(
     TRITON, name="xla_gpu", tails="exact", smallest_dot=1, otherwise="", only_long_products=True,
-    unsupported_ops=frozenset(), unsupported_reducers=frozenset(), looks_up=True,
+    unsupported_ops=frozenset(), unsupported_reducers=frozenset(),
 )  # fmt: skip
 """Loops of XLA: a tile is large, and the product in it is XLA's own."""
 

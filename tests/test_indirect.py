@@ -97,13 +97,26 @@ def test_what_others_read_is_stored():
     assert kernel.reads == kernel.group.inputs
 
 
-@pytest.mark.parametrize("target", ["triton", "mosaic_gpu"])
-def test_targets_that_cannot(target):
-    plan = planned(by_pages(), *arguments(), target=target)
-    assert plan.kernels
-    assert all(not k.lookups for k in plan.kernels)
-    assert len(gathers(plan)) == 2
-    assert all("take tiles from stored arrays only" in r for r in reasons(plan))
+def test_a_target_that_cannot():
+    def attention(q, pages, table):
+        keys = pages[table].reshape(table.shape[0], -1, pages.shape[-1])
+        scores = jnp.einsum("bid,bjd->bij", q, keys, preferred_element_type=jnp.float32)
+        return jnp.einsum("bij,bjd->bid", jax.nn.softmax(scores).astype(q.dtype), keys)
+
+    array = jax.ShapeDtypeStruct
+    shapes = array((2, 128, 64), jnp.bfloat16), array((40, 16, 64), jnp.bfloat16), array((2, 16), jnp.int32)
+    for target, count in (("mosaic_gpu", 0), ("triton", 1)):
+        plan = planned(attention, *shapes, target=target)
+        (kernel,) = plan.kernels
+        assert kernel.target.name == target
+        assert len(kernel.lookups) == count
+        assert len(gathers(plan)) == 1 - count
+        assert all("take tiles from stored arrays only" in r for r in reasons(plan))
+
+
+def test_where_a_target_stands_in_its_kernels_look_up():
+    plan = planned(by_pages(), *arguments(), target="mosaic_gpu")
+    assert [(k.target.name, len(k.lookups)) for k in plan.kernels] == [("triton", 2)]
 
 
 def test_what_the_user_leaves_to_xla_is_stored():

@@ -48,3 +48,33 @@ def test_moments_far_from_zero(kind):
     for tiles in ((), (("j", 512),)):
         fused = pf.fuse(moment, target="triton", options=pf.FuseOptions(tiles=tiles))
         assert largest_error(fused(x), (centred**power).mean(-1)) <= 1e-5
+
+
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+@pytest.mark.parametrize(
+    ("size", "dtype"), [(1, "float16"), (8, "bfloat16"), (16, "bfloat16"), (16, "float32"), (96, "float16")]
+)
+def test_pages_of_a_cache(size, dtype, mode):
+    """A page is read where it lies, by the table; entries out of range mean what `jnp` says."""
+    random = np.random.default_rng(0)
+    pages = -(-700 // size)
+    pool = 2 * pages
+    q = jnp.asarray(random.normal(size=(3, 2, 4, 64)), dtype)
+    k, v = (jnp.asarray(random.normal(size=(pool, size, 2, 64)), dtype) for _ in range(2))
+    table = jnp.asarray(
+        random.integers(-3 if mode == "clip" else 0, pool + (3 if mode == "clip" else 0), (3, pages)), jnp.int32
+    )
+    length = jnp.array([1, 300, 700], jnp.int32)
+
+    def decode(q, k, v, table, length):
+        keys, values = (p.at[table].get(mode=mode).reshape(3, -1, 2, 64) for p in (k, v))
+        scores = jnp.einsum("bhgd,bnhd->bhgn", q, keys, preferred_element_type=jnp.float32) / 8
+        scores = jnp.where((jnp.arange(keys.shape[1]) < length[:, None])[:, None, None], scores, -jnp.inf)
+        return jnp.einsum("bhgn,bnhd->bhgd", jax.nn.softmax(scores).astype(values.dtype), values)
+
+    options = pf.FuseOptions(check=False, price=False)
+    fused = pf.fuse(decode, target="triton", options=options)
+    assert sum(len(k.lookups) for k in fused.explain(q, k, v, table, length).kernels) == 2
+    with jax.default_matmul_precision("highest"):
+        ours, theirs = (np.asarray(f(q, k, v, table, length), np.float64) for f in (fused, jax.jit(decode)))
+    np.testing.assert_allclose(ours, theirs, atol=4 * float(jnp.finfo(dtype).eps) if dtype != "float32" else 1e-5)

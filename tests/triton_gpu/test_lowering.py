@@ -209,3 +209,23 @@ def test_the_triton_target_is_refused_on_a_cpu():
     x = jnp.ones((4, 8))
     with pytest.raises(pf.TargetError, match="runs on cuda"):
         pf.fuse(jax.nn.softmax, target="triton").trace(x).fuse().tile().lower()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 4, 16, 24])
+def test_pages_of_a_cache_are_read_in_the_kernel(size, dtype):
+    """The table is an operand of the only kernel, and nothing is gathered before it."""
+
+    def decode(q, k_pages, v_pages, table):
+        keys, values = (p[table].reshape(table.shape[0], -1, *p.shape[2:]) for p in (k_pages, v_pages))
+        scores = jnp.einsum("bhgd,bnhd->bhgn", q, keys, preferred_element_type=jnp.float32)
+        return jnp.einsum("bhgn,bnhd->bhgd", jax.nn.softmax(scores).astype(values.dtype), values)
+
+    pages, table = array(90, size, 2, 64, dtype=dtype), array(3, 30, dtype="int32")
+    arguments = array(3, 2, 4, 64, dtype=dtype), pages, pages, table
+    fused = pf.fuse(decode, options=pf.FuseOptions(target="triton", check=False, price=False))
+    plan, calls = plan_and_calls(fused, arguments)
+    (kernel,) = plan.kernels
+    assert len(kernel.lookups) == 2
+    assert calls == len(kernel.phases)
+    assert "stablehlo.gather" not in h100.lower(fused, arguments).as_text()
