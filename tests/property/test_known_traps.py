@@ -272,16 +272,16 @@ def test_score_function_with_captured_arrays():
 
     q, k, v = normal(2, 19, 4), normal(2, 37, 4, seed=1), normal(2, 37, 3, seed=2)
     check(fn, q, k, v)
-    # a bias that is looked up by distance is gathered by XLA, once
+    # a bias by distance is looked up in the kernel; XLA computes the distances
     distance = np.arange(19)[:, None] - np.arange(37) + 36
-    check(
-        lambda q, k, v: weigh(q @ k.T + table[jnp.asarray(distance)], v),
-        Q[:19],
-        K,
-        V,
-        fallback="gather",
-        run_on=("xla",),
-    )
+
+    def biased(q, k, v):
+        return weigh(q @ k.T + table[jnp.asarray(distance)], v)
+
+    for plan in check(biased, Q[:19], K, V, fallback="outside every kernel"):
+        (kernel,) = plan.kernels
+        assert len(kernel.lookups) == kernel.target.looks_up
+        assert any("gather" in str(f) for f in plan.fallbacks) != kernel.target.looks_up
 
 
 # --- types
