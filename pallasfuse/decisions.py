@@ -41,7 +41,7 @@ class Placed:
 
 
 def lookups_of(phases: Iterable[Phase]) -> dict[str, Lookup]:
-    """What the phases of a kernel look up, by the names of the tensors that they need not have."""
+    """Returns the lookups of all phases of a kernel, by the names of the tensors that they need not have."""
     return {x.result.name: x for p in phases for x in p.program.lookups}
 
 

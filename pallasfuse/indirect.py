@@ -1,4 +1,4 @@
-"""Which inputs of kernels can be looked up in the kernel, by a table of indices, where XLA would gather them first.
+"""Finds inputs that kernels look up by a table of indices, where XLA would gather them first.
 
 A kernel is planned over what the gather stores. Where its target can read the same elements from where they are, and that is
 predicted to be faster than to store them first (`placement.looking_up`), its tile programs say so (`TileProgram.lookups`), and the
@@ -20,7 +20,7 @@ def lookups_in(program: LoopProgram) -> dict[str, Lookup]:
 
 
 def unable(phases: Sequence[Phase], lookup: Lookup) -> str | None:
-    """Why a kernel cannot look up one of its inputs; None if it can."""
+    """Says why a kernel cannot look up one of its inputs; None if it can."""
     name = lookup.result.name
     for phase in phases:
         program = phase.program
@@ -39,7 +39,7 @@ def unable(phases: Sequence[Phase], lookup: Lookup) -> str | None:
 
 
 def why_stored(phases: Sequence[Phase], lookup: Lookup) -> str:
-    """Why an input of a kernel that may be looked up is stored."""
+    """Says why an input of a kernel that may be looked up is stored."""
     return unable(phases, lookup) or "to look them up there would not be faster"
 
 

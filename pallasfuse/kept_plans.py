@@ -25,9 +25,10 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.ir.renaming import restored
 from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Carry,
     Contract,

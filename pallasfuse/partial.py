@@ -19,7 +19,7 @@ from pallasfuse.errors import FusionError
 from pallasfuse.execution import emit, run_step
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import BATCHED_AS_BODY, Converted, axes_of, convert
 from pallasfuse.options import FuseOptions

@@ -19,7 +19,8 @@ from pallasfuse.fusion.cost import together
 from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import Nest, Tensor
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts
 from pallasfuse.options import FuseOptions

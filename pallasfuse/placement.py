@@ -11,8 +11,8 @@ from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, Range, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
@@ -114,10 +114,10 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
 def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | None:
     """Instead of a cluster for each row, a block on the target that stands in, where that is predicted to be faster."""
     cluster = placed.phases[0].target
-    if not cluster.cluster or cluster.fallback is None:
+    if not cluster.cluster or cluster.fallback is None or options.tiles:
         return None
     other = placed_on(chosen, cluster.fallback, tensors, options)
-    if isinstance(other, str) or other.refused is not None or _us(other.phases) >= _us(placed.phases):
+    if isinstance(other, str) or other.refused is not None or _us(other.phases) >= _CLEARLY * _us(placed.phases):
         return None
     why = f"{cluster.name}: one block for each row is predicted to be faster"
     return replace(other, declined=(*placed.declined, why, *other.declined))
@@ -236,8 +236,8 @@ def _fastest(
     return best[1], best[2], None
 
 
-_CLEARLY = 0.98
-"""Clusters are listed the simplest first: another one's price is less than so much of it."""
+_CLEARLY = 0.9
+"""Clusters are listed the simplest first; another one's price, or that of another target, is less than so much of its price."""
 _PASS_SHARE = 0.1
 """Of a kernel's time, what the pass that finds its ranges may take: so much is lost where the masks hide nothing after all."""
 

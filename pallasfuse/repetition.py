@@ -18,8 +18,9 @@ from pallasfuse.fusion.segments import segments
 from pallasfuse.indirect import lookups_in
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import LoopProgram, Tensor
+from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.placement import looking_up, placed_on
 from pallasfuse.price.kernel import price_kernel

@@ -141,7 +141,7 @@ def _proved(plan: Plan, delta: float, seed: int) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """What running a plan and its original has shown. `excepted`: differences that the exceptions of the plan allow."""
+    """The results of running a plan and its original. `excepted`: differences that the exceptions of the plan allow."""
 
     errors: tuple[OutputError, ...] = ()
     not_measured: str = ""

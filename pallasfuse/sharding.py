@@ -28,7 +28,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import axes_of, convert
 from pallasfuse.options import FuseOptions

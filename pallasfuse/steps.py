@@ -91,11 +91,13 @@ def fallbacks_of(
 
 
 def _not_looked_up(program: LoopProgram, kernels: Sequence[Kernel]) -> dict[str, str]:
-    """Why the kernels that read what a gather stores do not read it where it comes from, by the gather's name."""
+    """Says why kernels that read what a gather stores do not read it where it comes from, by the gather's name."""
     found: dict[str, str] = {}
-    for name, lookup in lookups_in(program).items():
+    lookups = lookups_in(program)
+    nests = {n.name: n for n in program.nests if n.name in lookups}
+    for name, lookup in lookups.items():
         kernel = next((k for k in kernels if name in k.group.inputs and name not in k.lookups), None)
-        nest = next(n for n in program.nests if n.name == name)
+        nest = nests[name]
         if kernel is not None and isinstance(nest, External):
             why = f"gather of rows that {kernel.name} reads: {why_stored(kernel.phases, lookup)}"
             found[nest.operands[0] if nest.moves_nothing else name] = why

@@ -17,9 +17,10 @@ from pallasfuse.decisions import Grouping
 from pallasfuse.fusion.grouping import group
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor, verify
+from pallasfuse.ir.loop_program import LoopProgram, Nest, verify
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.targets import XLA_CPU, Target
 

@@ -34,16 +34,11 @@ def stored(lookups: Sequence[Lookup], arrays: Mapping[str, Array]) -> dict[str, 
 def in_whole_blocks(program: TileProgram, lookup: Lookup) -> frozenset[Axis]:
     """The axes along which every tile of a program begins and ends where a block of rows does."""
     whole: set[Axis] = set()
-    rolled = {s.axis: s for s in every(program.body) if isinstance(s, Loop)}
+    loops = [s for s in every(program.body) if isinstance(s, Loop)]
     for axis, tile in program.tiles:
-        if axis.extent % lookup.block:
-            continue
-        if axis in rolled:
-            loops = [s for s in every(program.body) if isinstance(s, Loop) and s.axis == axis]
-            fits = all(g.offset % lookup.block == 0 and g.tile % lookup.block == 0 for s in loops for g in s.segments)
-        else:
-            fits = tile % lookup.block == 0
-        if fits:
+        segments = [g for s in loops if s.axis == axis for g in s.segments]
+        sizes = [n for g in segments for n in (g.offset, g.tile)] or [tile]
+        if all(n % lookup.block == 0 for n in (axis.extent, *sizes)):
             whole.add(axis)
     return frozenset(whole)
 

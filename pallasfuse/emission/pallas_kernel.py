@@ -106,6 +106,8 @@ class _PallasMachine:
         found = _compat.masked_load(source, mask, _EVICTION.get(again))
         if lookup.fill is not None:
             found = select(is_inside(entry, lookup.count), found, jnp.asarray(lookup.fill.value, found.dtype))
+            if mask is not None:  # what lies outside reads as zero
+                found = select(mask, found, jnp.zeros((), found.dtype))
         return found
 
     def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:

@@ -11,7 +11,8 @@ from itertools import pairwise
 from pallasfuse.fusion.periods import longest_run, signature
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Read, postorder
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
 
 MOST_NESTS = 512
 MOST_REDUCTIONS = 24

@@ -6,6 +6,8 @@ lie in an interval, most of these decide nothing.
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, postorder, rebuild, with_args
 
@@ -24,9 +26,11 @@ def interval(root: Expr, known: Mapping[str, Interval]) -> Interval | None:
 
 
 def _of(node: Expr, args: list[Interval | None], known: Mapping[str, Interval]) -> Interval | None:
-    """The interval of a node from those of its arguments; None, too, where int32 would not hold it."""
+    """The interval of a node from those of its arguments; None, too, where its type may not hold all of it: it would wrap."""
     if not dtypes.is_integer(node.dtype):
         return None
+    limits = np.iinfo(node.dtype)
+    least, largest = max(int(limits.min), -_LARGEST), min(int(limits.max), _LARGEST)
     result: Interval | None = None
     match node:
         case Const(value):
@@ -37,7 +41,7 @@ def _of(node: Expr, args: list[Interval | None], known: Mapping[str, Interval]) 
             result = known.get(name)
         case Apply(op) if args and None not in args:
             result = _applied(op, [a for a in args if a is not None])
-    return result if result is not None and -_LARGEST <= result[0] <= result[1] <= _LARGEST else None
+    return result if result is not None and least <= result[0] <= result[1] <= largest else None
 
 
 def _applied(op: str, args: list[Interval]) -> Interval | None:

@@ -11,7 +11,7 @@ import numpy as np
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Const
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -8,15 +8,13 @@ Invariants, checked by `verify`:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.reducers import Reducer
-
-if TYPE_CHECKING:
-    from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +25,6 @@ class Source:
 
     def __str__(self) -> str:
         return self.summary or "<unknown line>"
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A program input: one axis per dimension of the (reshaped) array."""
-
-    name: str
-    axes: tuple[Axis, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +66,8 @@ class External:
     operands: tuple[str, ...]
     reason: str
     source: Source = Source()
-    lookup: "Lookup | None" = None
-    """How a kernel may read its elements from where they come from, so that it need not be stored."""
+    lookup: Lookup | None = None
+    """The place of each of its elements in another tensor, where a kernel may read them, so that it need not be stored."""
 
     @property
     def reads(self) -> frozenset[str]:

@@ -13,7 +13,8 @@ from typing import Any
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, index, read, rebuild, with_args
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
+from pallasfuse.ir.tensors import Tensor
 
 _OPEN, _CLOSE = "«", "»"
 _TOKEN = re.compile(f"{_OPEN}[ats][0-9]+{_CLOSE}")

@@ -17,8 +17,9 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, apply, const, index, read
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.lookup import verify as verify_lookup
-from pallasfuse.ir.loop_program import Nest, Tensor
+from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import MAX, SUM, Reducer
+from pallasfuse.ir.tensors import Tensor
 
 
 def block_start(axis: Axis) -> str:

@@ -17,7 +17,8 @@ from pallasfuse.first_time import known
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, verify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
 from pallasfuse.jaxpr_frontend.axis_parts import in_parts
 from pallasfuse.jaxpr_frontend.converted import Converted, of_flat

@@ -10,15 +10,16 @@ from itertools import pairwise
 
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jax.lax import GatherScatterMode
 
-from pallasfuse.errors import Refusal
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Const, const
+from pallasfuse.ir.expr import Const, Read, const
 from pallasfuse.ir.lookup import Lookup, verify
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 
 _LARGEST = 2**30
@@ -34,6 +35,7 @@ def with_lookups(
     """
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     variable = {n: v for v, n in names.items()}
+    in_memory = _in_memory(program)
     if not any(e.primitive.name == "gather" for e in jaxpr.eqns):
         return program
 
@@ -41,14 +43,35 @@ def with_lookups(
         if not isinstance(nest, External):
             return nest
         eqn = gather = makers[variable[nest.name]]
-        if eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var):
-            gather = makers.get(eqn.invars[0], eqn)
+        (operand, *_) = eqn.invars or (None,)
+        # a reshape that also permutes is no other shape of the same elements in order
+        if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None and isinstance(operand, Var):
+            gather = makers.get(operand, eqn)
         if gather.primitive.name != "gather" or is_left(eqn) or is_left(gather):
             return nest
-        lookup = _lookup(nest, gather, shape_of(eqn.outvars[0]), names)
-        return replace(nest, lookup=lookup) if isinstance(lookup, Lookup) else nest
+        try:
+            lookup = _lookup(nest, gather, shape_of(eqn.outvars[0]), names)
+        except InvalidProgramError:  # any doubt means none
+            return nest
+        # what is computed of the source, XLA computes for the rows that are read; a kernel would need all of it in memory
+        if isinstance(lookup, Refusal) or lookup.source.name not in in_memory:
+            return nest
+        return replace(nest, lookup=lookup)
 
     return replace(program, nests=tuple(map(found, program.nests)))
+
+
+def _in_memory(program: LoopProgram) -> frozenset[str]:
+    """Finds the tensors that are in memory before a kernel runs: inputs, results of reductions, what XLA makes by itself, and other
+    shapes of these with their elements in the same order."""
+    found = {t.name for t in program.inputs}
+    for nest in program.nests:
+        if isinstance(nest, External) or nest.is_reduction:
+            found.add(nest.name)
+        elif isinstance(nest.body, Read) and nest.body.tensor in found:
+            read, made = ([a for a in axes if a.extent != 1] for axes in (nest.body.indices, nest.axes))
+            found |= {nest.name} if read == made else set()
+    return frozenset(found)
 
 
 @dataclass(slots=True)
@@ -96,7 +119,7 @@ def _lookup(nest: External, gather: JaxprEqn, shape: Sequence[int], names: Mappi
 
 
 def _filled(gather: JaxprEqn, dtype: str) -> Const:
-    """What a gather fills in, rounded to its type."""
+    """Returns the number that a gather fills in, rounded to its type."""
     fill = gather.params["fill_value"]
     return const(math.nan if fill is None else float(np.asarray(fill, jnp.dtype(dtype))), dtype)
 

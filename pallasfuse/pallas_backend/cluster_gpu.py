@@ -23,8 +23,8 @@ from pallasfuse import _compat
 from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.renaming import readable
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, TileProgram
 from pallasfuse.pallas_backend.cluster_compute import PART, Phase
 from pallasfuse.pallas_backend.cluster_rules import Shape, boards, examine, slots, word

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Carry,
     Contract,

@@ -20,8 +20,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.renaming import readable
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram
 from pallasfuse.pallas_backend import mosaic_space
 from pallasfuse.pallas_backend.assignment import assignment

@@ -8,7 +8,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Contract,
     Let,
@@ -338,7 +338,8 @@ def _looked_up(
     run = 1
     for axis in reversed(lookup.source.axes):
         if axis == lookup.rows:
-            run *= 1 if lookup.along is None else min(lookup.block, tile[lookup.along])
+            # parts of a block are read row by row
+            run *= 1 if lookup.along is None or tile[lookup.along] % lookup.block else lookup.block
             break
         run *= 1 if axis in lookup.table.axes else tile[axis]
         if axis in lookup.table.axes or tile[axis] < axis.extent:

@@ -41,7 +41,7 @@ _OF_LIBRARY_BY_WARPGROUPS, _OF_LIBRARY, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.45
 _COPY_ROWS = 8
 """Of a small tile in which the copy engine moves matrices."""
 _STARTED_US = 1.2
-"""What a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
+"""The time that a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
 _THREADS = 2048
 """That live on a multiprocessor."""
 _BLOCKS = 16

@@ -18,15 +18,14 @@ _BLOCK_US = 2.2
 _MEETING_US = 0.8
 """From the end of a phase until all blocks have the states of all."""
 _MEMBER_US = 0.18
-"""What each block of a cluster adds to the time of every one: they begin together, and end together."""
+"""The time that each block of a cluster adds to that of every one: they begin together, and end together."""
 _TRIP_US = 0.21
 _REDUCTION_US = 0.11
 """The latency of a reduction over the warpgroup."""
 _COPIED_GB_S = 130.0
 """The rate at which a block copies its part, while others do the same."""
 _BOUND_REGISTERS, _TAKEN_SHARE = 64, 0.9
-"""Of the registers of a thread that the bound counts, those which the compiler does without, and the share of the others that it
-takes."""
+"""The registers of a thread that the bound counts and the compiler does without, and the share of the others that it takes."""
 _LEAST_REGISTERS = 32
 _MOST_BLOCKS = 16
 

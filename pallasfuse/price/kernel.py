@@ -5,7 +5,8 @@ from itertools import groupby
 
 from pallasfuse.device import Device
 from pallasfuse.ir.expr import Read, postorder
-from pallasfuse.ir.loop_program import LoopProgram, Tensor
+from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Range, TileProgram
 from pallasfuse.price import cpu, gpu, gpu_loops
 from pallasfuse.price.ranges import hiding_nothing

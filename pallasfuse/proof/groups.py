@@ -15,8 +15,8 @@ from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
 from pallasfuse.ir.expr import Apply, Const, Expr
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.neutrality import fills_of
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Loop, TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.deciding import Tests, decide

@@ -11,7 +11,8 @@ from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.proof.result import Part, Record
 from pallasfuse.repair.signs import Sign

@@ -1,4 +1,4 @@
-"""What a kernel looks up, against the gather that it stands for: the same element, wherever the table points.
+"""Compares what a kernel looks up with the gather that it stands for: the same element, wherever the table points.
 
 Both are maps from a place in the result to a place in the table and, with the entry there, to one in the source. They are compared
 place by place, so nothing is said about values, which are any.
@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn, Var
 
 from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn, Var
 from pallasfuse.decisions import lookups_of
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Const, const
@@ -21,7 +21,7 @@ from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.result import Counterexample, Part, Record
 
 _MOST_PLACES = 1 << 18
-"""Of larger results, so many places are drawn."""
+"""The most places that are compared: of larger results so many are drawn."""
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -34,7 +34,7 @@ def lookups(converted: Converted, part: Part, seed: int, record: Record) -> None
         stage = f"lookups of {part.group.name}"
         record.stages[stage] = None
         eqn = makers[converted.variable[lookup.result.name]]
-        if eqn.primitive.name == "reshape":  # the elements keep their order
+        if eqn.primitive.name == "reshape" and eqn.params["dimensions"] is None:  # the elements keep their order
             (operand, *_) = eqn.invars
             eqn = makers[operand] if isinstance(operand, Var) else eqn
         read = [converted.variable[t.name] for t in (lookup.source, lookup.table)]
@@ -69,7 +69,7 @@ def over_stored(part: Part) -> Part:
 
 
 def _fill_of(eqn: JaxprEqn, dtype: str) -> Const | None:
-    """What a gather means by an index that is out of range: a number, or (None) the nearest row."""
+    """Returns the number that stands for an index out of range; None where that is the nearest row."""
     if not str(eqn.params["mode"]).endswith("FILL_OR_DROP"):
         return None
     fill = eqn.params["fill_value"]

@@ -9,7 +9,8 @@ from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
-from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
+from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import Instance

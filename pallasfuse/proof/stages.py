@@ -12,7 +12,8 @@ from pallasfuse.errors import Refusal
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
 from pallasfuse.ir.expr import Expr
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Loop
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.deciding import Tests, decide

@@ -70,7 +70,7 @@ def _blocks(group: Group, target: Target) -> int:
 
 
 def schedules(group: Group, target: Target) -> list[Schedule]:
-    """Clusters of every size that can hold a row, whose tiles share out the part of a block evenly. Their prices decide.
+    """Clusters of every size, whose tiles share out the part of a block evenly. Those that can hold a row are compared by price.
 
     First comes the one with as few blocks as possible of which several fit a multiprocessor, and large tiles.
     """

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from pallasfuse.ir.expr import Expr, Read, convert, read
 from pallasfuse.ir.fold import Fold, Group
-from pallasfuse.ir.loop_program import Nest, Tensor
+from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Loop, Segment, Statement, Store, TileProgram, block_start, every, verify
 from pallasfuse.targets import Tails, Target
 from pallasfuse.tiling.bounds import plan_loop

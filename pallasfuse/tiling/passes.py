@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, postorder, read, sub, substitute
 from pallasfuse.ir.fold import OLD, Fold, Frame
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Carry,
     Let,

@@ -10,8 +10,8 @@ from functools import reduce
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, postorder
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Range
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})

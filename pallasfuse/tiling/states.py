@@ -25,10 +25,11 @@ from pallasfuse.ir.expr import (
     substitute,
 )
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Group
-from pallasfuse.ir.loop_program import Nest, Tensor
+from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Reduce, Store, TileProgram, verify
 from pallasfuse.targets import Target
 from pallasfuse.tiling.bounds import guards

@@ -47,6 +47,8 @@ def _ends(node: Expr, args: Sequence[Ends | None], known: dict[str, Ends]) -> En
             found = known.get(tensor)
         case Apply("convert", (x,), _):
             found = args[0] if x.dtype != "bool" and node.dtype != "bool" else None
+        case Apply("not" | "and" | "or", _, dtype) if dtype != "bool":  # of bits
+            found = None
         case Apply(op, _, _):
             complete = [a for a in args if a is not None]
             found = _applied(op, complete) if len(complete) == len(args) else None

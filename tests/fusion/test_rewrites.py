@@ -10,8 +10,9 @@ from pallasfuse.fusion.linear import linear_form
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate, evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, select, sub
-from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor, verify
+from pallasfuse.ir.loop_program import LoopProgram, Nest, verify
 from pallasfuse.ir.reducers import MAX, SUM
+from pallasfuse.ir.tensors import Tensor
 from tests.programs_by_name import PROGRAMS, close, program, random_inputs, values
 
 I, J, K = Axis("i", 3), Axis("j", 4), Axis("k", 4)  # noqa: E741

@@ -86,3 +86,16 @@ def test_what_is_not_known_has_no_interval():
     assert interval(of("mul", number(2**20), of("mul", START, number(2**20))), KNOWN) is None  # int32 does not hold it
     assert interval(index(Axis("i", 8)), {}) == (0, 7)
     assert interval(const(1.0, "float32"), {}) is None
+
+
+def test_values_that_wrap_have_no_interval():
+    """Of the numbers that a narrow or unsigned type can hold all are possible."""
+    axis = Axis("i", 300)
+    assert interval(apply("convert", index(axis, "int32"), dtype="int8"), {}) is None
+    assert interval(index(axis, "int8"), {}) is None
+    assert interval(index(axis, "int16"), {}) == (0, 299)
+    number16 = const(200, "int16")
+    assert interval(apply("mul", index(axis, "int16"), number16, dtype="int16"), {}) is None
+    below_zero = apply("sub", index(axis, "uint32"), const(100, "uint32"), dtype="uint32")
+    assert interval(below_zero, {}) is None
+    assert interval(apply("max", below_zero, const(0, "uint32"), dtype="uint32"), {}) is None

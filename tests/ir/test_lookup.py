@@ -9,7 +9,7 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import const
 from pallasfuse.ir.lookup import Lookup, looked_up, verify
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 
 B, J, D = Axis("i", 2), Axis("j", 6), Axis("d", 5)
 ROWS, BLOCKS = Axis("pages.rows", 12), Axis("j.blocks", 2)

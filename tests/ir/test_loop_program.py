@@ -9,8 +9,9 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.evaluate import evaluate, evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, index, mul, read, select
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor, verify
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, verify
 from pallasfuse.ir.reducers import MAX, MIN, SUM
+from pallasfuse.ir.tensors import Tensor
 
 I, J, K = Axis("i", 3), Axis("j", 4), Axis("k", 4)  # noqa: E741
 X = Tensor("x", (I, J), "float32")

@@ -6,10 +6,11 @@ import pytest
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import const, index, mul, read, select
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, Tensor
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.ir.renaming import UnknownNameError, canonical, readable, restored
 from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.targets import TRITON
 from tests.programs_by_name import PROGRAMS, program
 

@@ -82,6 +82,10 @@ OTHERS = {
     ),
     "a part that is sliced away": (lambda x, t: read(x[t][..., :2]), 1),
     "another order before it is joined": (lambda x, t: read(jnp.swapaxes(x[t], 1, 2).reshape(2, 4, 60)), 1),
+    "a permuting reshape": (lambda x, t: read(lax.reshape(x[t], (2, 4, 15, 4), (0, 1, 3, 4, 2))), 1),
+    "joined by a permuting reshape": (lambda x, t: read(lax.reshape(x[t], (2, 16, 15), (0, 2, 1, 3, 4))), 1),
+    "rows of a scaled source": (lambda x, t: read((x * 0.5)[t]), 0),
+    "rows of another type": (lambda x, t: read(x.astype(jnp.bfloat16)[t]), 0),
     "another type before it is joined": (lambda x, t: read(x[t].astype(jnp.bfloat16).reshape(2, 16, 15)), 1),
 }  # fmt: skip
 BEHIND = lax.GatherDimensionNumbers((2, 3, 4), (2,), (2,))

@@ -86,3 +86,21 @@ def test_one_row_for_all():
 
     x, rows = np.random.default_rng(3).normal(size=(2, 5, 9)).astype(np.float32)
     assert compare(function, jnp.asarray(x), jnp.asarray(rows), jnp.int32(3))[0] == 1
+
+
+def test_what_is_filled_in_is_not_outside():
+    """Tiles have more rows than the array: what lies outside reads as zero, also where a number is filled in."""
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(7, 6)), jnp.float32)
+    index = jnp.array([2, 5, 1, 3, 99])
+
+    def function(x, index):
+        g = jnp.take(x, index, axis=0, mode="fill", fill_value=1.5)
+        return jnp.einsum("ik,jk->ij", g, g).sum(1)
+
+    assert compare(function, x, index)[0] >= 1
+
+    def attention(x, index):
+        g = jnp.take(x, index, axis=0, mode="fill", fill_value=1.5)
+        return jax.nn.softmax(g @ g.T * 0.1) @ g
+
+    assert compare(attention, x, index)[0] >= 1

@@ -14,7 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 import pallasfuse as pf
 from pallasfuse import execution, pipeline, placement
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules
 from pallasfuse.pallas_backend.mosaic_block import Block
 from pallasfuse.pallas_backend.mosaic_shape import Slices

@@ -10,7 +10,7 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import placement
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.tiling import states
 from tests.pallas_backend.variants import VARIANTS
 

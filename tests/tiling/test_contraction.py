@@ -8,7 +8,7 @@ import pytest
 import pallasfuse as pf
 from pallasfuse.execution import emit
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.loop_program import Tensor
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Let, Loop, verify
 from pallasfuse.pipeline import prove_plan
 from pallasfuse.targets import TARGETS, XLA_CPU

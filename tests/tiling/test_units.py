@@ -6,8 +6,8 @@ import pytest
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, select, sub
-from pallasfuse.ir.loop_program import Tensor
 from pallasfuse.ir.reducers import MAX, SUM
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram, verify
 from pallasfuse.tiling import units
 from pallasfuse.tiling.arithmetic import coarse_values

@@ -9,7 +9,8 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64
 from pallasfuse.ir.evaluate import evaluate_over
 from pallasfuse.ir.expr import apply, const, convert, index, read
-from pallasfuse.ir.loop_program import LoopProgram, Nest, Tensor
+from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert as convert_jaxpr
 from pallasfuse.verification.ranges import decided
 
@@ -41,6 +42,7 @@ def test_what_one_value_decides():
 @pytest.mark.parametrize("body", [
     apply("lt", AT, n(11)), apply("lt", apply("rem", X, n(8)), n(7)), apply("lt", apply("add", X, n(1)), X),
     apply("lt", X, n(0)), apply("ge", apply("mul", X, X), n(0)), apply("eq", apply("rem", AT, n(5)), n(4)),
+    apply("eq", apply("not", apply("rem", AT, n(2))), n(-2)),
     apply("lt", convert(U, "int8"), n(0, "int8")), apply("ge", apply("neg", X), apply("abs", X)),
 ], ids=str)  # fmt: skip
 def test_what_has_two_outcomes_is_not_decided(body):

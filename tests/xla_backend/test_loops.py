@@ -6,6 +6,8 @@ from collections import Counter
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from jax import lax
 
 import pallasfuse as pf
 from pallasfuse.options import FuseOptions
@@ -77,3 +79,24 @@ def test_an_operand_in_another_order_is_written_once():
 def test_the_order_of_an_operand_changes_no_number():
     array = jnp.asarray(np.random.default_rng(0).normal(size=(48, 80, 8)), jnp.float32)
     np.testing.assert_allclose(jax.jit(softmax_of)(array), jax.nn.softmax(array.transpose(2, 0, 1), -1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int16", "uint32"])
+def test_quotients_of_positions_that_wrap(kind):
+    """A division may be a shift only where no position is negative."""
+
+    def function(x):
+        p = jnp.arange(300)
+        if kind == "int8":
+            few = lax.div(p.astype(jnp.int8), jnp.int8(16)) < 2
+        elif kind == "int16":
+            few = lax.div((p * 200).astype(jnp.int16), jnp.int16(1024)) < 2
+        else:
+            after = jnp.maximum(p.astype(jnp.uint32) - jnp.uint32(100), jnp.uint32(0)).astype(jnp.int32)
+            few = lax.div(after, 16) < 2
+        return jax.nn.softmax(jnp.where(few, x, -jnp.inf), -1)
+
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 300)), jnp.float32)
+    fused = pf.fuse(function, options=pf.FuseOptions(target="xla", price=False, check=False, tiles=(("j", 32),)))
+    assert fused.explain(x).kernels
+    np.testing.assert_allclose(fused(x), function(x), rtol=2e-6)
