@@ -123,16 +123,19 @@ def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], 
     return replace(other, declined=(*placed.declined, why, *other.declined))
 
 
-def looking_up(placed: Placed, inputs: Iterable[str], known: Mapping[str, Lookup], *, price: bool) -> Placed:
+def looking_up(
+    placed: Placed, inputs: Iterable[str], known: Mapping[str, Lookup], readers: Mapping[str, int], *, price: bool
+) -> Placed:
     """The kernel of a group with these inputs, which looks up those of `known` that it can.
 
-    price: only what it loses less by than the gather takes.
+    readers: how many nests of the program read each of these: every one of them is to save its share of the gather.
+    price: only what it loses less by than that.
     """
     taken: list[Lookup] = []
     for name in inputs:
         if name in known and unable(placed.phases, known[name]) is None:
             more = [*taken, known[name]]
-            saved_us = price_gather(known[name], placed.phases[0].target.device).us
+            saved_us = price_gather(known[name], placed.phases[0].target.device).us / max(1, readers[name])
             if not price or _us(with_lookups(placed.phases, more)) < _us(with_lookups(placed.phases, taken)) + saved_us:
                 taken = more
     return replace(placed, phases=with_lookups(placed.phases, taken)) if taken else placed

@@ -5,6 +5,7 @@ Parts are equal up to the names of axes and tensors and their source lines. Thei
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,7 @@ class Places:
         """looks_up: may kernels look up what XLA would gather?"""
         self.program, self.target, self.options, self.looks_up = program, target, options, looks_up
         self._lookups = lookups_in(program) if looks_up else {}
+        self._readers = Counter(name for nest in program.nests for name in nest.reads)
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
@@ -76,7 +78,7 @@ class Places:
             placed = placed_on(group, self.target, self._tensors, self.options)
             if isinstance(placed, str) or not self._lookups:
                 return placed
-            return looking_up(placed, group.inputs, self._lookups, price=self.options.price)
+            return looking_up(placed, group.inputs, self._lookups, self._readers, price=self.options.price)
         except (InvalidProgramError, AssertionError) as error:
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"

@@ -158,6 +158,18 @@ def test_the_price_counts_what_the_gather_takes():
     assert price_gather(x, device).us == pytest.approx(price_gather(y, device).us)
 
 
+def test_readers_share_what_a_gather_takes():
+    """Where many nests read it, each alone would gain by a lookup, and all of them together lose."""
+    given = large(128, 1024)
+    plan = planned(by_pages(), *given, options=replace(FREE, price=True))
+    (kernel,) = plan.kernels
+    placed = Placed(kernel.schedule, indirect.with_lookups(kernel.phases, ()), ())
+    lookups = indirect.lookups_in(plan.program)
+    few, many = (dict.fromkeys(lookups, n) for n in (1, 1000))
+    assert looking_up(placed, kernel.group.inputs, lookups, few, price=True).lookups == kernel.lookups != {}
+    assert looking_up(placed, kernel.group.inputs, lookups, many, price=True).lookups == {}
+
+
 def test_what_the_kernel_reads_again_and_again_is_stored():
     """Blocks of rows that all read the same gathered numbers: one gather before the kernel is paid once."""
 
@@ -171,8 +183,9 @@ def test_what_the_kernel_reads_again_and_again_is_stored():
     assert len(kernel.lookups) == 1
     placed = Placed(kernel.schedule, indirect.with_lookups(kernel.phases, ()), ())
     lookups = indirect.lookups_in(free.program)
-    assert looking_up(placed, kernel.group.inputs, lookups, price=False).lookups == kernel.lookups
-    assert looking_up(placed, kernel.group.inputs, lookups, price=True).lookups == {}
+    once = dict.fromkeys(lookups, 1)
+    assert looking_up(placed, kernel.group.inputs, lookups, once, price=False).lookups == kernel.lookups
+    assert looking_up(placed, kernel.group.inputs, lookups, once, price=True).lookups == {}
     (lookup,) = lookups.values()
     assert indirect.why_stored(placed.phases, lookup) == "to look them up there would not be faster"
 
