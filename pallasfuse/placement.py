@@ -239,8 +239,10 @@ def _fastest(
     return best[1], best[2], None
 
 
-_CLEARLY = 0.9
-"""Clusters are listed the simplest first; another one's price, or that of another target, is less than so much of its price."""
+_CLEARLY = 0.95
+"""Clusters are listed the simplest first; another one's price, or that of another target, is less than so much of its price.
+
+Prices of several schedules of one program err less against each other than those of several programs."""
 _PASS_SHARE = 0.1
 """Of a kernel's time, what the pass that finds its ranges may take: so much is lost where the masks hide nothing after all."""
 
