@@ -21,7 +21,8 @@ WANTED = {
     "heads": P("a"), "rows": P(None, "a"), "rows over both": P(None, BOTH), "keys": P(), "keys over both": P(),
     "heads and keys": P("a"), "rows and keys": P(None, "a"), "lengths": P("a"), "grouped": P("a"), "moments": P("a"),
     "moments over both": P(), "entropy": P(), "rows of a norm": P("a"), "results along the axis": P(None, "a"), "two passes": P(),
-    "rows and keys on one mesh axis": P(None, "a"), "few rows": P(),
+    "rows and keys on one mesh axis": P(None, "a"), "few rows": P(), "sequences of pages": P("a"),
+    "pages on devices": P("a"),
 }  # fmt: skip
 
 
