@@ -15,6 +15,10 @@ class TargetError(PallasfuseError):
     """The named target does not exist, cannot run on this platform, or cannot express the kernel."""
 
 
+class ScheduleError(PallasfuseError):
+    """The schedule that was asked for cannot be read, does not fit the program, or breaks a rule; the message says which, and where."""
+
+
 class TraceError(PallasfuseError):
     """The function could not be traced with the given arguments."""
 

@@ -1,0 +1,88 @@
+"""A part of a loop program that schedule trees are about: reductions with their maps inlined, and the maps that are stored."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pallasfuse.errors import InvalidProgramError
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Nests in an order that respects their reads, each over inputs and other reductions at these reductions' own positions."""
+
+    nests: tuple[Nest, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    """The nests that are stored: reductions once they are finished, maps where they are computed."""
+
+    @property
+    def by_name(self) -> dict[str, Nest]:
+        return {n.name: n for n in self.nests}
+
+    @property
+    def axes(self) -> dict[str, Axis]:
+        """Every axis by its name, in the order in which nests have them."""
+        return {a.name: a for n in self.nests for a in (*n.axes, *n.reduced)}
+
+    def reads(self, nest: Nest) -> tuple[Nest, ...]:
+        """Returns the nests of the part that one of them reads."""
+        return tuple(n for n in self.nests if n.name in nest.reads)
+
+    def __str__(self) -> str:
+        lines = [f"input {t.name}[{', '.join(f'{a.name}:{a.extent}' for a in t.axes)}]" for t in self.inputs]
+        for n in self.nests:
+            over = f" {n.reducer}[{', '.join(a.name for a in n.reduced)}]" if n.is_reduction else " "
+            stored = "store " if n.name in self.outputs else ""
+            lines.append(f"{stored}{n.name}[{', '.join(a.name for a in n.axes)}]{over}= {n.body}")
+        return "\n".join(lines)
+
+
+def verify(part: Part) -> Part:
+    """Checks that every read is an input or an earlier reduction at its own positions; returns the part.
+
+    Raises:
+      InvalidProgramError: naming the nest and the read.
+    """
+    known: dict[str, tuple[Axis, ...]] = {}
+    inputs = {t.name for t in part.inputs}
+    for nest in part.nests:
+        for node in postorder(nest.body):
+            if not isinstance(node, Read) or node.tensor in inputs:
+                continue
+            if known.get(node.tensor) != node.indices:
+                raise InvalidProgramError(
+                    f"part: {nest.name} reads {node}, which no nest before it computes at these positions"
+                )
+        if nest.is_reduction:
+            known[nest.name] = nest.axes
+    missing = set(part.outputs) - {n.name for n in part.nests}
+    if missing:
+        raise InvalidProgramError(f"part: nothing computes {sorted(missing)}")
+    return part
+
+
+def part_of_group(group: Group, tensors: Mapping[str, Tensor]) -> Part:
+    """Returns the nests of a kernel of today. Outputs that are computed of a reduction of the same name are maps of their own."""
+    reductions = {n.name: n for n in (*group.inner, *(f.nest for f in group.folds))}
+    stored = [n for n in group.outputs if n.name not in reductions]
+    ordered = sorted(reductions.values(), key=lambda n: _depth(n, reductions))
+    return verify(
+        Part((*ordered, *stored), tuple(tensors[t] for t in group.inputs), tuple(n.name for n in group.outputs))
+    )
+
+
+def _depth(nest: Nest, among: Mapping[str, Nest]) -> int:
+    """Returns how many reductions of the part stand one after the other before this one is known."""
+    return 1 + max((_depth(among[t], among) for t in nest.reads if t in among), default=0)
+
+
+def part_of_program(program: LoopProgram, bodies: Mapping[str, Expr]) -> Part:
+    """Returns all nests of a program that XLA computes nothing of. bodies: every nest's, with maps inlined."""
+    nests = [n for n in program.nests if isinstance(n, Nest) and (n.is_reduction or n.name in program.outputs)]
+    inlined = tuple(replace(n, body=bodies[n.name]) for n in nests)
+    return verify(Part(inlined, program.inputs, tuple(dict.fromkeys(program.outputs))))

@@ -1,0 +1,283 @@
+"""Schedules as trees of loops over ranges of named axes, with nests at the leaves (MCFuser, section 3.1).
+
+    Tree   = Kernel+                                        # in launch order; between kernels: tensors in global memory
+    Kernel = name '{' Node* '}' [ '[' switch+ ']' ]
+    Node   = Loop | nest | '+' nest | tensor '!' memory     # do it; merge its partial states; keep a buffer of it
+    Loop   = axis (':' tile | '/' shares) ['@' level] ['~' slots] ( Loop | '(' Node* ')' )
+    level  = time | mesh | grid | cluster | group           # spatial; without one: serial
+    memory = shared | global
+    switch = persistent | ping_pong | software_pipelined | prefetch_wait | (warps | grid_swizzle) '=' number
+
+Children run in order. Loads, stores, buffers, carried values, frames and barriers are derived from the tree, never written in it.
+Example, a chain of two products: `chain { m:64@grid h:128@grid n:128~2 ( k:64 ( C ) E ) }`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Literal, assert_never, get_args
+
+from pallasfuse.errors import ScheduleError
+
+Level = Literal["time", "mesh", "grid", "cluster", "group", "serial"]
+"""The place where the trips of a loop run, the outermost first: one after the other on a stream, on devices, in blocks, in the
+blocks of a cluster, in warpgroups, or one after the other inside of a block."""
+LEVELS: tuple[Level, ...] = get_args(Level)
+Memory = Literal["shared", "global"]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeLoop:
+    """A loop over pieces of an axis: of `size` positions each, or, where `shares` is true, `size` equal shares of it.
+
+    It covers the piece of the next loop around it over the same axis, or else all of the axis.
+    """
+
+    axis: str
+    size: int
+    body: tuple["Node", ...]
+    level: Level = "serial"
+    shares: bool = False
+    slots: int = 1
+    """How many tiles of what the loop loads are in memory at a time: those to come are on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Do:
+    """Computes a nest on the pieces of the loops that are open."""
+
+    nest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Joins the partial states of a reduction, of the innermost level at which they are still apart."""
+
+    nest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A buffer of a tensor in a memory, from here to the end of the body that it stands in."""
+
+    tensor: str
+    memory: Memory
+
+
+Node = RangeLoop | Do | Merge | Keep
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Switches of a kernel that change no value, only how the machine runs it."""
+
+    persistent: bool = False
+    """As many blocks are started as run at a time; each goes on to the next one while its last results leave."""
+    ping_pong: bool = False
+    """Two warpgroups take turns: one computes elementwise while the other multiplies."""
+    software_pipelined: bool = False
+    """The products that a trip begins with are computed together with those that the trip before ends with."""
+    prefetch_wait: bool = False
+    """The operands that the next trip begins with are awaited while the last products of a trip run."""
+    warps: int = 0
+    """Warps of a block; 0: as the target likes."""
+    grid_swizzle: int = 1
+    """How many blocks of the other grid axes run side by side for each position of the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeKernel:
+    """One kernel: what each block runs, and how it is launched."""
+
+    name: str
+    body: tuple[Node, ...]
+    launch: Launch = Launch()
+
+    def __str__(self) -> str:
+        return show((self,))
+
+
+Tree = tuple[TreeKernel, ...]
+
+
+def walk(body: Iterable[Node], around: tuple[RangeLoop, ...] = ()) -> Iterator[tuple[tuple[RangeLoop, ...], Node]]:
+    """Yields every node in order with the loops around it, the outermost first; a loop comes before its body."""
+    for node in body:
+        yield around, node
+        if isinstance(node, RangeLoop):
+            yield from walk(node.body, (*around, node))
+
+
+def without_single_trips(body: tuple[Node, ...], extents: dict[str, int]) -> tuple[Node, ...]:
+    """Returns a body without the serial loops that run once: equal trees then look equal."""
+    result: list[Node] = []
+    for node in body:
+        if not isinstance(node, RangeLoop):
+            result.append(node)
+            continue
+        covered = extents[node.axis]
+        size = -(-covered // node.size) if node.shares else min(node.size, covered)
+        inner = without_single_trips(node.body, extents | {node.axis: size})
+        once = (node.size == 1) if node.shares else node.size >= covered
+        if once and node.level == "serial":
+            result += inner
+        else:
+            result.append(replace(node, body=inner))
+    return tuple(result)
+
+
+# --- text
+
+
+def show(tree: Tree) -> str:
+    """Returns the tree as a tiling expression, which `parse` reads back."""
+    return "\n".join(f"{k.name} {{ {' '.join(map(_node, k.body))} }}{_launch(k.launch)}" for k in tree)
+
+
+def _node(node: Node) -> str:
+    match node:
+        case Do(nest):
+            return nest
+        case Merge(nest):
+            return f"+{nest}"
+        case Keep(tensor, memory):
+            return f"{tensor}!{memory}"
+        case RangeLoop():
+            head = f"{node.axis}{'/' if node.shares else ':'}{node.size}"
+            head += "" if node.level == "serial" else f"@{node.level}"
+            head += f"~{node.slots}" if node.slots > 1 else ""
+            if len(node.body) == 1 and isinstance(node.body[0], RangeLoop):
+                return f"{head} {_node(node.body[0])}"
+            return f"{head} ( {' '.join(map(_node, node.body))} )"
+        case _:
+            assert_never(node)
+
+
+def _launch(launch: Launch) -> str:
+    found = []
+    for f in fields(launch):
+        value = getattr(launch, f.name)
+        if value != f.default:
+            found.append(f.name if value is True else f"{f.name}={value}")
+    return f" [{' '.join(found)}]" if found else ""
+
+
+_TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w.]*)|(\d+)|([:/@~!+=(){}\[\]])|(\S))")
+_SWITCHES = {f.name: type(f.default) for f in fields(Launch)}
+
+
+def parse(text: str) -> Tree:
+    """Reads a tiling expression.
+
+    Raises:
+      ScheduleError: saying what was expected, and where.
+    """
+    return _Parser(text).tree()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = [(m.group().strip(), m.end()) for m in _TOKEN.finditer(text) if m.group().strip()]
+        self.at = 0
+
+    def fail(self, wanted: str) -> ScheduleError:
+        end = self.tokens[self.at - 1][1] if self.at else 0
+        found = repr(self._peek()) if self._peek() else "the end"
+        return ScheduleError(
+            f"the schedule has {found} where {wanted} should stand, after {self.text[:end].strip()[-60:]!r}"
+        )
+
+    def _peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][0] if self.at + ahead < len(self.tokens) else ""
+
+    def _take(self, token: str) -> None:
+        if self._peek() != token:
+            raise self.fail(repr(token))
+        self.at += 1
+
+    def _taken(self, token: str) -> bool:
+        if self._peek() == token:
+            self.at += 1
+            return True
+        return False
+
+    def _name(self, wanted: str) -> str:
+        token = self._peek()
+        if not re.fullmatch(r"[A-Za-z_][\w.]*", token):
+            raise self.fail(wanted)
+        self.at += 1
+        return token
+
+    def _number(self, wanted: str) -> int:
+        token = self._peek()
+        if not token.isdigit() or int(token) < 1:
+            raise self.fail(f"{wanted}, a positive number,")
+        self.at += 1
+        return int(token)
+
+    def tree(self) -> Tree:
+        kernels = [self._kernel()]
+        while self._peek():
+            kernels.append(self._kernel())
+        return tuple(kernels)
+
+    def _kernel(self) -> TreeKernel:
+        name = self._name("the name of a kernel")
+        self._take("{")
+        body = self._body("}")
+        return TreeKernel(name, body, self._switches() if self._taken("[") else Launch())
+
+    def _switches(self) -> Launch:
+        found: dict[str, bool | int] = {}
+        while not self._taken("]"):
+            name = self._peek()
+            if name not in _SWITCHES:
+                raise self.fail(f"one of {', '.join(_SWITCHES)}")
+            self.at += 1
+            if _SWITCHES[name] is bool:
+                found[name] = True
+            else:
+                self._take("=")
+                found[name] = self._number(name)
+        return Launch(**found)  # type: ignore[arg-type]
+
+    def _body(self, end: str) -> tuple[Node, ...]:
+        nodes: list[Node] = []
+        while not self._taken(end):
+            nodes.append(self._node())
+        return tuple(nodes)
+
+    def _node(self) -> Node:
+        if self._taken("+"):
+            return Merge(self._name("the name of a reduction"))
+        name = self._name("a loop, a nest, '+' or a closing bracket")
+        if self._taken("!"):
+            memory = self._name("shared or global")
+            if memory not in get_args(Memory):
+                self.at -= 1
+                raise self.fail("shared or global")
+            return Keep(name, memory)  # type: ignore[arg-type]
+        if self._peek() in (":", "/"):
+            return self._loop(name)
+        return Do(name)
+
+    def _loop(self, axis: str) -> RangeLoop:
+        shares = self._peek() == "/"
+        self.at += 1
+        size = self._number("the number of shares" if shares else "the size of a tile")
+        level: Level = "serial"
+        if self._taken("@"):
+            token = self._peek()
+            if token not in LEVELS[:-1]:
+                raise self.fail(f"one of the levels {', '.join(LEVELS[:-1])}")
+            self.at += 1
+            level = token  # type: ignore[assignment]
+        slots = self._number("the number of slots") if self._taken("~") else 1
+        if self._taken("("):
+            body = self._body(")")
+        elif self._peek(1) in (":", "/"):
+            body = (self._loop(self._name("an axis")),)
+        else:
+            raise self.fail("'(' or another loop")
+        return RangeLoop(axis, size, body, level, shares, slots)
