@@ -248,27 +248,31 @@ class Passes(Values):
             self.top.statements.append(Load(name, tensor.name, indices, tensor.dtype))
             loaded[state.tensor] = read(name, self._sorted(frozenset(indices)), tensor.dtype)
         values = {f.name: f for f in folds}
-        fixed = self._at_safe_frames(folds)
         for fold in folds:
-            frames: dict[Expr, Expr] = {}
-            for frame in fold.frames:
-                if frame.name not in self._late_frames:
-                    frames |= self._last_frame(frame, values, loaded)
-            empty: Expr = const(True, "bool")
-            for a in fold.accumulators:
-                identity = const(a.reducer.identity(a.dtype), a.dtype)
-                empty = apply("and", empty, apply("eq", loaded[a.name], identity))
-            for a in fold.accumulators:
-                identity = const(a.reducer.identity(a.dtype), a.dtype)
-                value: Expr = loaded[a.name]
-                if a.update is not None:
-                    own: dict[Expr, Expr] = {read(b.name, b.axes, b.dtype): loaded[b.name] for b in fold.accumulators}
-                    moved = self._expr_with(simplify(substitute(a.update, fixed)), own | frames, self.top)
-                    value = simplify(apply("select", empty, identity, moved))
-                padded = [self.parts] if self.tails != "exact" and self._tile(self.parts) != self.parts.extent else []
-                value = self._in_range(value, padded, identity.value, self.top)
-                axes = self._sorted(frozenset(a.axes))
-                self.top.statements.append(Reduce(a.name, axes, a.reducer, value, (self.parts,), joins=True))
+            self._combine(fold, values, loaded)
+
+    def _combine(self, fold: Fold, values: Mapping[str, Fold], loaded: Mapping[str, Read]) -> None:
+        """The accumulators of one fold from those of all parts. values: the folds of its pass; loaded: states, by accumulator or frame."""
+        fixed = self._at_safe_frames([fold])
+        frames: dict[Expr, Expr] = {}
+        for frame in fold.frames:
+            if frame.name not in self._late_frames:
+                frames |= self._last_frame(frame, values, loaded)
+        empty: Expr = const(True, "bool")
+        for a in fold.accumulators:
+            identity = const(a.reducer.identity(a.dtype), a.dtype)
+            empty = apply("and", empty, apply("eq", loaded[a.name], identity))
+        for a in fold.accumulators:
+            identity = const(a.reducer.identity(a.dtype), a.dtype)
+            value: Expr = loaded[a.name]
+            if a.update is not None:
+                own: dict[Expr, Expr] = {read(b.name, b.axes, b.dtype): loaded[b.name] for b in fold.accumulators}
+                moved = self._expr_with(simplify(substitute(a.update, fixed)), own | frames, self.top)
+                value = simplify(apply("select", empty, identity, moved))
+            padded = [self.parts] if self.tails != "exact" and self._tile(self.parts) != self.parts.extent else []
+            value = self._in_range(value, padded, identity.value, self.top)
+            axes = self._sorted(frozenset(a.axes))
+            self.top.statements.append(Reduce(a.name, axes, a.reducer, value, (self.parts,), joins=True))
 
     def _last_frame(self, frame: Frame, values: Mapping[str, Fold], loaded: Mapping[str, Read]) -> dict[Expr, Expr]:
         """Returns what an update reads of a frame: its value over all parts, usable, and that of each part."""
