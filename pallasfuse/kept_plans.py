@@ -26,19 +26,22 @@ from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.renaming import restored
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
+    Buffer,
     Carry,
     Contract,
+    Get,
     Instead,
     Let,
     Load,
     Loop,
-    Range,
     Reduce,
     Segment,
+    Set,
     Split,
     Store,
     TileProgram,
@@ -57,8 +60,8 @@ from pallasfuse.store import Identity, Record, current
 from pallasfuse.targets import Target
 
 _CLASSES: tuple[type, ...] = (
-    Accumulator, Axis, Carry, Contract, External, Fold, Frame, Group, Instead, Kernel, Let, Load, Lookup, Loop, Nest, Phase, Price,
-    Range, Reduce, Schedule, Segment, Source, Split, Store, Tensor, Term, TileProgram,
+    Accumulator, Axis, Buffer, Carry, Contract, External, Fold, Frame, Get, Group, Instead, Kernel, Let, Load, Lookup, Loop, Nest,
+    Phase, Price, Range, Reduce, Schedule, Segment, Set, Source, Split, Store, Tensor, Term, TileProgram,
 )  # fmt: skip
 _SWITCH = "PALLASFUSE_KEEP_PLANS"
 _TOKEN = re.compile("«[ats][0-9]+»")

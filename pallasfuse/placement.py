@@ -11,9 +11,10 @@ from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, Range, TileProgram, every
+from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
 from pallasfuse.price import cpu

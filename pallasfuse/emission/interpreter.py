@@ -6,7 +6,7 @@ axis order. Everything that depends on the machine (loads, stores, matrix produc
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, assert_never
 
 import jax.numpy as jnp
@@ -16,19 +16,24 @@ from jax import lax
 from pallasfuse.emission.elementwise import REDUCTIONS, TABLE, select
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
+from pallasfuse.ir.statements import ZERO
 from pallasfuse.ir.tile_program import (
+    Buffer,
     Carry,
     Contract,
+    Get,
     Let,
     Load,
     Loop,
     Reduce,
     Segment,
+    Set,
     Statement,
     Store,
     TileProgram,
     before,
     block_start,
+    sets,
     to_visit,
     visited,
 )
@@ -51,6 +56,37 @@ class Window:
     start: Array | int
     size: int
     overhangs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The contents of a buffer: a tile with a dimension for every axis of more than one element, in canonical order."""
+
+    array: Array
+    held: Mapping[Axis, Window]
+    """The positions that it has along each axis, in canonical order."""
+    dtype: str
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(a for a, w in self.held.items() if w.size != 1)
+
+    def is_whole(self, windows: Mapping[Axis, Window]) -> bool:
+        """Are the current windows all of the buffer? One of the buffer's size can only begin where the buffer does."""
+        return all(windows[a].size == w.size for a, w in self.held.items())
+
+    def starts(self, windows: Mapping[Axis, Window]) -> list[Array]:
+        """Where the current windows begin in the buffer."""
+        found = []
+        for axis in self.axes:
+            here, first = windows[axis].start, self.held[axis].start
+            if windows[axis].size == self.held[axis].size:
+                found.append(jnp.int32(0))
+            elif isinstance(first, int) and first == 0:
+                found.append(jnp.asarray(here, jnp.int32))
+            else:
+                found.append(jnp.asarray(here, jnp.int32) - jnp.asarray(first, jnp.int32))
+        return found
 
 
 class Machine(Protocol):
@@ -80,9 +116,10 @@ class Scope:
     windows: dict[Axis, Window]
     names: dict[str, Tile]
     memo: dict[Expr, Tile] = field(default_factory=dict)
+    buffers: dict[str, Memory] = field(default_factory=dict)
 
     def nested(self) -> "Scope":
-        return Scope(dict(self.windows), dict(self.names))
+        return Scope(dict(self.windows), dict(self.names), buffers=dict(self.buffers))
 
 
 class Interpreter:
@@ -112,6 +149,12 @@ class Interpreter:
                     self._contract(statement, scope)
                 case Store(tensor, indices, value):
                     self._store(tensor, indices, value, scope)
+                case Buffer():
+                    self._declare(statement, scope)
+                case Get(name, buffer):
+                    scope.names[name] = self._get(scope.buffers[buffer], scope)
+                case Set(buffer, axes, value):
+                    scope.buffers[buffer] = self._set(scope.buffers[buffer], axes, value, scope)
                 case Loop():
                     self._loop(statement, scope)
                 case _:
@@ -234,6 +277,32 @@ class Interpreter:
         array = jnp.asarray(array).reshape(tuple(scope.windows[a].size for a in indices))
         self.machine.store(tensor, indices, scope.windows, array)
 
+    # --- buffers
+
+    def _declare(self, s: Buffer, scope: Scope) -> None:
+        sizes = dict(zip(s.axes, s.sizes, strict=True))
+        held = {a: Window(scope.windows[a].start, sizes[a], False) for a in self._union(s.axes)}
+        shape = tuple(w.size for w in held.values() if w.size != 1)
+        array = jnp.full(shape, self.value(s.init, scope).array, jnp.dtype(s.dtype))
+        scope.buffers[s.name] = Memory(array, held, s.dtype)
+
+    def _get(self, memory: Memory, scope: Scope) -> Tile:
+        if memory.is_whole(scope.windows):
+            return Tile(memory.array, memory.axes)
+        sizes = [scope.windows[a].size for a in memory.axes]
+        part = lax.dynamic_slice(memory.array, memory.starts(scope.windows), sizes, allow_negative_indices=False)
+        present = tuple(a for a, n in zip(memory.axes, sizes, strict=True) if n != 1)
+        return Tile(part.reshape([n for n in sizes if n != 1]), present)
+
+    def _set(self, memory: Memory, axes: tuple[Axis, ...], value: Expr, scope: Scope) -> Memory:
+        tile = self._widen(self.value(value, scope), axes, scope)
+        part = lax.convert_element_type(jnp.asarray(tile.array), jnp.dtype(memory.dtype))
+        if not memory.is_whole(scope.windows):
+            part = part.reshape([scope.windows[a].size for a in memory.axes])
+            starts = memory.starts(scope.windows)
+            part = lax.dynamic_update_slice(memory.array, part, starts, allow_negative_indices=False)
+        return replace(memory, array=part)
+
     # --- loops
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
@@ -247,41 +316,59 @@ class Interpreter:
         self.bind_state(loop, state, scope)
 
     def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
-        """Returns the values that the loop carries before its first trip. Makes the loop's bounds known to `trip`."""
-        self.value(loop.first, scope)
-        self.value(loop.to_visit, scope)
+        """Returns the values that the loop carries before its first trip, then the buffers that it writes.
+
+        Makes the loop's bounds known to `trip`.
+        """
+        for bound in (loop.first, loop.to_visit, loop.origin):
+            self.value(bound, scope)
         state: tuple[Array, ...] = ()
         for carry in loop.carries:
             initial = self.value(carry.init, scope)
-            shape = tuple(scope.windows[a].size for a in _present(carry, scope))
-            state += (jnp.full(shape, initial.array, jnp.dtype(carry.dtype)),)
-        return state
+            if initial.axes:
+                tile = self._widen(initial, carry.axes, scope)
+                state += (lax.convert_element_type(tile.array, jnp.dtype(carry.dtype)),)
+            else:
+                shape = tuple(scope.windows[a].size for a in _present(carry, scope))
+                state += (jnp.full(shape, initial.array, jnp.dtype(carry.dtype)),)
+        return (*state, *(scope.buffers[name].array for name in _written(loop, scope)))
 
     def trip(
         self, loop: Loop, segment: Segment, scope: Scope, number: Array, state: tuple[Array, ...]
     ) -> tuple[Array, ...]:
-        """One trip of a segment: the carried values after it."""
+        """One trip of a segment: the carried values after it, and the buffers that the loop writes."""
         axis = loop.axis
         first, total = self.value(loop.first, scope), self.value(loop.to_visit, scope)
         inner = scope.nested()
         begin = jnp.int32(segment.offset) + number * jnp.int32(segment.tile)
+        if loop.origin is not ZERO:
+            begin = self.value(loop.origin, scope).array + begin
         inner.windows[axis] = Window(begin, segment.tile, segment.edge)
         done = begin - first.array
         after = jnp.minimum(done + jnp.int32(segment.tile), jnp.int32(axis.extent) - first.array)
         inner.names |= {before(axis): Tile(done, ()), visited(axis): Tile(after, ()), to_visit(axis): total}
+        inner.names[block_start(axis)] = Tile(begin, ())
         self.bind_state(loop, state, inner)
         self.run(segment.body, inner)
-        return tuple(self._widen(inner.names[c.next_name], _present(c, scope), inner).array for c in loop.carries)
+        carried = (self._widen(inner.names[c.next_name], _present(c, scope), inner).array for c in loop.carries)
+        return (*carried, *(inner.buffers[name].array for name in _written(loop, scope)))
 
     def bind_state(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> None:
-        """Give the carried values their names."""
-        for carry, array in zip(loop.carries, state, strict=True):
+        """Give the carried values their names, and the buffers what they hold."""
+        for carry, array in zip(loop.carries, state, strict=False):
             scope.names[carry.name] = Tile(array, _present(carry, scope))
+        for name, array in zip(_written(loop, scope), state[len(loop.carries) :], strict=True):
+            scope.buffers[name] = replace(scope.buffers[name], array=array)
 
 
 def _mirrored(trip: Callable[..., tuple[Array, ...]], ends: Array, number: Array, state: Any) -> tuple[Array, ...]:
     """The trip that is as far from the end as `number` is from the start; `ends`: the sum of the first and the last number."""
     return trip(ends - number, state)
+
+
+def _written(loop: Loop, scope: Scope) -> list[str]:
+    """The buffers around a loop that it writes, and therefore carries."""
+    return [n for n in dict.fromkeys(n for g in loop.segments for n in sets(g.body)) if n in scope.buffers]
 
 
 def _present(carry: Carry, scope: Scope) -> tuple[Axis, ...]:

@@ -10,7 +10,7 @@ from jax import lax
 from pallasfuse.emission.elementwise import TABLE, select
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
-from pallasfuse.ir.tile_program import Range
+from pallasfuse.ir.ranges import Range
 
 Array = Any
 

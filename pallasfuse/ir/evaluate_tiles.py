@@ -1,7 +1,8 @@
 """Evaluation of tile programs with NumPy: the reference for lowering, and the strictest machine there is.
 
 Every grid block runs, one after the other. What a device would do silently is an error here: a tile that leaves its axis
-without saying so, a loop that skips or repeats positions, an output element that no block writes.
+without saying so, a loop that skips or repeats positions, a part of a buffer that is not there, an output element that no block
+writes.
 """
 
 from collections.abc import Mapping
@@ -19,17 +20,21 @@ from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.lookup import looked_up
 from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.ir.tile_program import (
+    Buffer,
     Contract,
+    Get,
     Let,
     Load,
     Loop,
     Reduce,
     Segment,
+    Set,
     Statement,
     Store,
     TileProgram,
     before,
     block_start,
+    sets,
     to_visit,
     visited,
 )
@@ -44,6 +49,40 @@ class _Window:
     overhangs: bool
     whole: bool = True
     """False outside the loop over this axis, where a tile would be only a part of it."""
+    is_open: bool = True
+    """A block of the grid or a trip of a loop: a loop over the axis cuts it into pieces."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+
+type _Box = tuple[tuple[int, int], ...]
+"""The first position and the number of positions along every axis of the program, of a part of a buffer."""
+
+
+@dataclass(slots=True)
+class _Memory[V]:
+    """A buffer: what was written to which part of it, the latest last; no part lies in a later one."""
+
+    axes: dict[Axis, _Window]
+    """The positions that it has along each axis."""
+    dtype: str
+    init: V
+    depth: int
+    """The number of loops that are open where it stands."""
+    pieces: list[tuple[_Box, V]] = field(default_factory=list)
+    over: set[Axis] = field(default_factory=set)
+    """Axes that it lacks, in whose loops it was written: what is added up along them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A loop whose trips are under way."""
+
+    axis: Axis
+    sets: tuple[str, ...]
+    """The buffers that it writes."""
 
 
 @dataclass(slots=True)
@@ -52,7 +91,11 @@ class _Scope[V]:
 
     windows: dict[Axis, _Window]
     names: dict[str, V]
-    in_loop: bool = False
+    buffers: dict[str, _Memory[V]] = field(default_factory=dict)
+    loops: tuple[_Open, ...] = ()
+    """Those around, the innermost last."""
+    unfinished: set[str] = field(default_factory=set)
+    """What those loops carry, and what is computed of it."""
     memo: dict[Expr, V] = field(default_factory=dict)
 
 
@@ -104,7 +147,7 @@ class _Evaluation[V]:
             at = dict(zip(grid, starts, strict=True))
             windows = {
                 a: _Window(at.get(a, 0), t, a.extent % t != 0 and not (a in grid and self.move_last_block_back),
-                           a in grid or t >= a.extent)
+                           a in grid or t >= a.extent, a in grid)
                 for a, t in self.program.tiles
             }  # fmt: skip
             names = {block_start(a): self._scalar(s) for a, s in at.items()}
@@ -136,16 +179,24 @@ class _Evaluation[V]:
                     self._bind(name, indices, self._load(tensor, indices, dtype, scope), scope)
                 case Let(name, axes, value):
                     self._bind(name, axes, self._value(value, scope), scope)
+                    scope.unfinished |= {name} if value.tensors & scope.unfinished else set()
                 case Reduce(name, axes, reducer, value, over, joins):
                     tile = self._widen(self._value(value, scope), over, scope)
                     folded = self._reduce(reducer, tile, over, value.dtype, joins=joins)
-                    self._bind(name, axes, folded if scope.in_loop else self.domain.finished(folded), scope)
+                    self._bind(name, axes, folded if scope.loops else self.domain.finished(folded), scope)
                 case Contract(name, axes, lhs, rhs, over, dtype):
                     left, right = (self._widen(self._value(side, scope), over, scope) for side in (lhs, rhs))
                     terms = self.domain.apply("mul", (left, right), dtype)
                     self._bind(name, axes, self._reduce(SUM, terms, over, dtype), scope)
                 case Store(tensor, indices, value):
                     self._store(tensor, indices, self._value(value, scope), scope)
+                case Buffer(name, axes, sizes, dtype, init):
+                    held = {a: _Window(scope.windows[a].start, n, False) for a, n in zip(axes, sizes, strict=True)}
+                    scope.buffers[name] = _Memory(held, dtype, self._value(init, scope), len(scope.loops))
+                case Get(name, buffer, axes):
+                    self._bind(name, axes, self._get(buffer, scope), scope)
+                case Set(buffer, axes, value):
+                    self._set(buffer, axes, value, scope)
                 case Loop():
                     self._loop(statement, scope)
                 case _:
@@ -155,11 +206,14 @@ class _Evaluation[V]:
         return self.domain.reduce(reducer, tile, tuple(self.dimension[a] for a in over), dtype, joins=joins)
 
     def _bind(self, name: str, axes: tuple[Axis, ...], value: V, scope: _Scope[V]) -> None:
+        self._check(name, axes, value)
+        scope.names[name] = value
+
+    def _check(self, name: str, axes: tuple[Axis, ...], value: V) -> None:
         shape = self.domain.shape(value)
         for axis, dim in self.dimension.items():
             if axis not in axes and shape[dim] != 1:
                 self._fail(f"{name} varies along {axis}, which it does not declare")
-        scope.names[name] = value
 
     def _inside(self, axes: tuple[Axis, ...], scope: _Scope[V]) -> tuple[list[Array], Array]:
         """The positions along every axis, and where all of them lie inside their axes."""
@@ -167,8 +221,8 @@ class _Evaluation[V]:
         for axis in axes:
             at = self._position(axis, scope)
             window = scope.windows[axis]
-            if not window.overhangs and window.start + window.size > axis.extent:
-                self._fail(f"positions [{window.start}, {window.start + window.size}) leave {axis} of {axis.extent}")
+            if not window.overhangs and window.end > axis.extent:
+                self._fail(f"positions [{window.start}, {window.end}) leave {axis} of {axis.extent}")
             positions.append(np.minimum(at, axis.extent - 1))
             inside = inside & (at < axis.extent)
         return positions, inside
@@ -197,33 +251,94 @@ class _Evaluation[V]:
         self.stores[tensor].append((where, kept))
         self.written[tensor][where] = True
 
+    # --- buffers
+
+    def _box(self, memory: _Memory[V], name: str, scope: _Scope[V]) -> _Box:
+        """The part of a buffer at the current windows."""
+        box = [(0, 1)] * self.rank
+        for axis, held in memory.axes.items():
+            window = scope.windows[axis]
+            if not window.whole:
+                self._fail(f"a part of {axis} is used outside the loop over it")
+            if window.start < held.start or window.end > held.end:
+                self._fail(f"{name} has no positions [{window.start}, {window.end}) of {axis}")
+            box[self.dimension[axis]] = window.start - held.start, window.size
+        return tuple(box)
+
+    def _get(self, name: str, scope: _Scope[V]) -> V:
+        memory = scope.buffers[name]
+        part = self._part(memory, self._box(memory, name, scope))
+        inside = {o.axis for o in scope.loops[memory.depth :] if name in o.sets}
+        goes_on = bool(inside - memory.axes.keys()) or any(o.axis in memory.over for o in scope.loops)
+        return part if goes_on else self.domain.finished(part)
+
+    def _part(self, memory: _Memory[V], box: _Box) -> V:
+        pieces = [(own, value) for own, value in memory.pieces if _common(own, box) is not None]
+        if pieces and pieces[-1][0] == box:
+            return pieces[-1][1]
+        shape = tuple(n for _, n in box)
+        init = self.domain.broadcast(memory.init, shape)
+        if not pieces:
+            return init
+        parts = []
+        for own, value in [(box, init), *pieces]:
+            common = _common(own, box)
+            assert common is not None
+            places = [n.ravel() for n in np.meshgrid(*(np.arange(a, a + n) for a, n in common), indexing="ij")]
+            at, of = (tuple(p - a for p, (a, _) in zip(places, origin, strict=True)) for origin in (box, own))
+            parts.append((at, self.domain.take(value, of)))
+        return self.domain.assemble(parts, shape, memory.dtype)
+
+    def _set(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: _Scope[V]) -> None:
+        memory = scope.buffers[name]
+        box = self._box(memory, name, scope)
+        part = self._widen(self.domain.apply("convert", (self._value(value, scope),), memory.dtype), axes, scope)
+        self._check(f"set {name}", axes, part)
+        memory.pieces = [(own, old) for own, old in memory.pieces if _common(own, box) != own]
+        memory.pieces.append((box, part))
+        memory.over |= {o.axis for o in scope.loops[memory.depth :]} - memory.axes.keys()
+
+    # --- loops
+
     def _loop(self, loop: Loop, scope: _Scope[V]) -> None:
-        axis = loop.axis
-        first, total = self._number(loop.first, scope), self._number(loop.to_visit, scope)
+        axis, around = loop.axis, scope.windows[loop.axis]
+        first, total, origin = (self._number(e, scope) for e in (loop.first, loop.to_visit, loop.origin))
         state = [
             self._widen(self.domain.apply("convert", (self._value(c.init, scope),), c.dtype), c.axes, scope)
             for c in loop.carries
         ]
-        done = 0
+        begins = reached = around.start if around.is_open else first
+        loops = (*scope.loops, _Open(axis, tuple(n for g in loop.segments for n in sets(g.body))))
         for segment in loop.segments:
             for trip in range(self._number(segment.start, scope), self._number(segment.stop, scope)):
-                begin = segment.offset + trip * segment.tile
-                if begin != first + done:
-                    self._fail(f"the tile at {begin} of {axis} comes after {first + done} positions")
-                reached = min(done + segment.tile, axis.extent - first)
-                inner: _Scope[V] = _Scope(dict(scope.windows), dict(scope.names), in_loop=True)
-                inner.windows[axis] = _Window(begin, segment.tile, segment.edge)
-                inner.names |= {before(axis): self._scalar(done), visited(axis): self._scalar(reached),
-                                to_visit(axis): self._scalar(total)}  # fmt: skip
+                begin = origin + segment.offset + trip * segment.tile
+                if begin != reached:
+                    self._fail(f"the tile at {begin} of {axis} comes after {reached} positions")
+                window = _Window(begin, segment.tile, segment.edge)
+                if around.is_open and window.end > around.end:
+                    self._fail(f"positions [{begin}, {window.end}) of {axis} leave the window up to {around.end}")
+                reached = window.end if around.is_open else min(window.end, axis.extent)
+                inner = _Scope(
+                    dict(scope.windows), dict(scope.names), dict(scope.buffers), loops, set(scope.unfinished)
+                )
+                inner.windows[axis] = window
+                places = {block_start(axis): begin, before(axis): begin - first, to_visit(axis): total,
+                          visited(axis): min(window.end, axis.extent) - first}  # fmt: skip
+                inner.names |= {name: self._scalar(n) for name, n in places.items()}
                 inner.names |= {c.name: array for c, array in zip(loop.carries, state, strict=True)}
+                inner.unfinished |= {c.name for c in loop.carries}
                 state = self._trip(loop, segment, inner)
-                done = reached
         promised = max(0, total if loop.split is None else self._number(loop.split.here, scope))
-        if done != promised:
-            self._fail(f"the loop over {axis} visits {done} positions, but says {promised}")
+        if around.is_open:
+            promised = min(around.end, axis.extent) - begins
+            reached = max(begins, min(reached, axis.extent))
+        if reached - begins != promised:
+            self._fail(f"the loop over {axis} visits {reached - begins} positions, but says {promised}")
+        outside = {o.axis for o in scope.loops}
         for carry, array in zip(loop.carries, state, strict=True):
-            value = self.domain.finished(array) if loop.split is None else array
-            self._bind(carry.name, carry.axes, value, scope)
+            goes_on = loop.split is not None or axis in outside or not carry.init.tensors.isdisjoint(scope.unfinished)
+            self._bind(carry.name, carry.axes, array if goes_on else self.domain.finished(array), scope)
+            scope.unfinished |= {carry.name} if goes_on else set()
 
     def _trip(self, loop: Loop, segment: Segment, scope: _Scope[V]) -> list[V]:
         self._run(segment.body, scope)
@@ -279,3 +394,9 @@ class _Evaluation[V]:
         for axis, dim in self.dimension.items():
             if axis not in axes and shape[dim] != 1:
                 self._fail(f"{node} varies along {axis} as well")
+
+
+def _common(a: _Box, b: _Box) -> _Box | None:
+    """The part that two parts of a buffer have in common."""
+    ends = [(max(p, q), min(p + n, q + m)) for (p, n), (q, m) in zip(a, b, strict=True)]
+    return None if any(start >= end for start, end in ends) else tuple((start, end - start) for start, end in ends)

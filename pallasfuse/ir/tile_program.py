@@ -1,252 +1,84 @@
 """`TileProgram`: a kernel as statements over tiles with named axes (Blockbuster's listings, Neptune figure 14).
 
-A tile value has a set of axes and no layout: elementwise expressions align by axis name. Each axis has one tile size
-in the whole program, except inside a loop segment with a smaller `tile` (an exact tail). Scalar expressions are the IR's own:
-a `Read` names an earlier statement's value, `Index(axis)` is the global position of each row of the tile.
+A tile value has a set of axes and no layout: elementwise expressions align by axis name. Every axis has a *window*: `tile`
+positions of it, from the first one of the grid block; in a trip of a loop, those of the segment's `tile`. Loops nest, over other
+axes or over the same one, in pieces of the window around them. Scalar expressions are the IR's own: a `Read` names an earlier
+statement's value, `Index(axis)` is the global position of each row of the tile.
 
-Invariants, checked by `verify`: every read names a value that is in scope; loops carry and yield the same names.
+Invariants, checked by `verify`: every read names a value that is in scope, made in the windows in which it is read; loops carry and
+yield the same names, and stay inside the windows that they cut; buffers are read by `Get` only, in windows that they hold.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import NoReturn
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, apply, const, index, read
+from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.lookup import verify as verify_lookup
-from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.reducers import MAX, SUM, Reducer
+from pallasfuse.ir.ranges import Range
+from pallasfuse.ir.statements import (
+    ZERO,
+    Buffer,
+    Carry,
+    Contract,
+    Get,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Set,
+    Split,
+    Statement,
+    Store,
+    before,
+    block_start,
+    every,
+    expressions,
+    least,
+    most,
+    sets,
+    tile_name,
+    to_visit,
+    visited,
+)
 from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.windows import Window, at_block, in_trip, misfit, moved, of_axes
 
-
-def block_start(axis: Axis) -> str:
-    """The scalar by which bounds read the first position of the current grid block along `axis`."""
-    return f"start.{axis.name}"
-
-
-def visited(axis: Axis) -> str:
-    """The scalar by which loop bodies read how many positions of `axis` are done after the current tile."""
-    return f"visited.{axis.name}"
-
-
-def before(axis: Axis) -> str:
-    """The scalar by which loop bodies read how many positions of `axis` were done before the current tile."""
-    return f"before.{axis.name}"
-
-
-def to_visit(axis: Axis) -> str:
-    """The scalar by which loop bodies read how many positions of `axis` the whole loop visits."""
-    return f"to_visit.{axis.name}"
-
-
-def most(tensor: str) -> str:
-    """The scalar by which bounds read the largest value of a range's end, `left` or `right`, in the rows of the block."""
-    return f"{tensor}.most"
-
-
-def least(tensor: str) -> str:
-    """The scalar by which bounds read the smallest value of a solid range's end, `left` or `right`, in the rows of the block."""
-    return f"{tensor}.least"
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The interval of `axis` outside of which a predicate over data is false: in every row one, found before the kernel runs.
-
-    `left` counts the positions from the first at which it is true to the end of the axis, `right` those from the start to the last
-    one. Both are zero in a row where it is nowhere true. `all_if_none`: all of such a row is visited, not nothing.
-    `count` is the number of positions at which it is true: a row is solid where these are all between the first and the last one.
-    """
-
-    axis: Axis
-    predicate: Expr
-    left: Tensor
-    right: Tensor
-    count: Tensor
-    all_if_none: bool = False
-
-    @property
-    def found(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Everything that is found of a row before the kernel runs."""
-        return self.left, self.right, self.count
-
-    @property
-    def nests(self) -> tuple[Nest, Nest, Nest]:
-        """The reductions by which it is found, all in one pass over what the predicate reads."""
-        here, extent, one = index(self.axis), const(self.axis.extent, "int32"), const(1, "int32")
-        terms: tuple[Expr, ...] = apply("sub", extent, here), apply("add", here, one), one
-        return tuple(
-            Nest(t.name, t.axes, apply("select", self.predicate, n, const(0, "int32")), t.dtype, (self.axis,), reducer)
-            for t, n, reducer in zip(self.found, terms, (MAX, MAX, SUM), strict=True)
-        )  # type: ignore[return-value]
-
-    def visited(self, end: Expr, right: Expr) -> Expr:
-        """An end of what is visited of a row, counted like `left` or `right`, from its value."""
-        if not self.all_if_none:
-            return end
-        zero, extent = const(0, "int32"), const(self.axis.extent, "int32")
-        return apply("select", apply("eq", right, zero), extent, end)
-
-    def covers(self) -> Expr:
-        """The predicate over positions and the two ends that is true of what is visited for the sake of a row."""
-        here, extent = index(self.axis), const(self.axis.extent, "int32")
-        left, right = (read(t.name, t.axes, t.dtype) for t in (self.left, self.right))
-        after = apply("ge", here, apply("sub", extent, self.visited(left, right)))
-        return apply("and", after, apply("lt", here, self.visited(right, right)))
-
-    def solid(self, end: Expr, left: Expr, right: Expr, count: Expr) -> Expr:
-        """An end of the range of a row, counted like `left` or `right`, where the row is solid; else that of an empty one, 0."""
-        extent = const(self.axis.extent, "int32")
-        is_solid = apply("eq", apply("add", count, extent), apply("add", left, right))
-        return apply("select", is_solid, end, const(0, "int32"))
-
-    def fills(self) -> Expr:
-        """The predicate over positions and what is found that implies `predicate`: true inside the ranges of solid rows."""
-        here, extent = index(self.axis), const(self.axis.extent, "int32")
-        left, right, count = (read(t.name, t.axes, t.dtype) for t in self.found)
-        after = apply("ge", here, apply("sub", extent, self.solid(left, left, right, count)))
-        return apply("and", after, apply("lt", here, self.solid(right, left, right, count)))
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """`name` = the tile of input `tensor` whose dimension d runs over `indices[d]`; zero outside the tensor.
-
-    `again`: the block has loaded it before, or will: a cache may keep it until the last time. Says nothing about its value.
-    """
-
-    name: str
-    tensor: str
-    indices: tuple[Axis, ...]
-    dtype: str
-    again: Literal["", "later", "last"] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Let:
-    """`name` = an elementwise expression over tiles.
-
-    `pinned`: every user must see the same rounded value. A compiler that contracts `x - s * c` into a fused
-    multiply-add sees another frame in a term than in the repair, and their difference is multiplied by the data.
-    """
-
-    name: str
-    axes: tuple[Axis, ...]
-    value: Expr
-    pinned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Reduce:
-    """`name` = `value` folded over the axes `over` of the tile.
-
-    `joins`: the values are themselves folded from parts of one axis.
-    """
-
-    name: str
-    axes: tuple[Axis, ...]
-    reducer: Reducer
-    value: Expr
-    over: tuple[Axis, ...]
-    joins: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Contract:
-    """`name` = the sum over `over` of `lhs * rhs`, accumulated in `dtype`: a matrix product."""
-
-    name: str
-    axes: tuple[Axis, ...]
-    lhs: Expr
-    rhs: Expr
-    over: tuple[Axis, ...]
-    dtype: str
-    precision: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Write `value` to the current tile of output `tensor` (dimension d runs over `indices[d]`)."""
-
-    tensor: str
-    indices: tuple[Axis, ...]
-    value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Trips `[start, stop)` of a loop, counted in tiles of `tile` positions from `offset`; runs `body`."""
-
-    start: Expr
-    stop: Expr
-    offset: int
-    tile: int
-    body: tuple["Statement", ...]
-    label: str = ""
-    edge: bool = False
-    """A tile may reach past the end of the axis."""
-
-
-@dataclass(frozen=True, slots=True)
-class Carry:
-    """A loop-carried value: `init` before the first trip; bodies read it as `name` and yield `next_name`."""
-
-    name: str
-    axes: tuple[Axis, ...]
-    dtype: str
-    init: Expr
-    next_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Every block of a grid axis has a part of a loop, in order; what the loop carries then is a part's state."""
-
-    part: Axis
-    here: Expr
-    """The number of positions that the part of a block visits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A sequential loop over tiles of `axis`, in segments that share the carried values."""
-
-    axis: Axis
-    carries: tuple[Carry, ...]
-    segments: tuple[Segment, ...]
-    to_visit: Expr
-    """The number of positions that all segments visit together, in the blocks of all parts."""
-    first: Expr
-    """The first position that is visited."""
-    split: Split | None = None
-    backwards: bool = False
-    """The last tile first: what an earlier loop has read last may still be in a cache. Of loops that carry nothing."""
-
-
-Statement = Load | Let | Reduce | Contract | Store | Loop
-
-
-def every(body: Iterable[Statement]) -> Iterator[Statement]:
-    """All statements in order, those of a loop after the loop itself."""
-    for s in body:
-        yield s
-        if isinstance(s, Loop):
-            for segment in s.segments:
-                yield from every(segment.body)
-
-
-def expressions(statement: Statement) -> tuple[Expr, ...]:
-    """Returns the expressions that a statement computes itself, without those of the statements inside it."""
-    match statement:
-        case Let() | Reduce() | Store():
-            return (statement.value,)
-        case Contract():
-            return statement.lhs, statement.rhs
-        case Load() | Loop():
-            return ()
+__all__ = [
+    "Buffer",
+    "Carry",
+    "Contract",
+    "Get",
+    "Instead",
+    "Let",
+    "Load",
+    "Loop",
+    "Range",
+    "Reduce",
+    "Segment",
+    "Set",
+    "Split",
+    "Statement",
+    "Store",
+    "TileProgram",
+    "before",
+    "block_start",
+    "every",
+    "expressions",
+    "least",
+    "most",
+    "sets",
+    "show",
+    "tile_name",
+    "to_visit",
+    "verify",
+    "visited",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,62 +173,16 @@ def verify(program: TileProgram) -> TileProgram:
     for x in program.lookups:
         if verify_lookup(x).result not in program.inputs:
             raise InvalidProgramError(f"tile program {program.name}: {x} is not among its inputs")
-    outputs = {t.name for t in program.outputs}
-    stored: set[str] = set()
-
-    def need(where: str, expr: Expr, scope: set[str]) -> None:
-        missing = {t for t in expr.tensors if t not in scope}
-        if missing:
-            raise InvalidProgramError(f"tile program {program.name}: {where} reads {sorted(missing)}, not in scope")
-
-    def block(body: tuple[Statement, ...], scope: set[str]) -> set[str]:
-        scope = set(scope)
-        for s in body:
-            match s:
-                case Load(name, tensor):
-                    if tensor not in tensors:
-                        raise InvalidProgramError(f"tile program {program.name}: load of unknown tensor {tensor!r}")
-                    scope.add(name)
-                case Let(name, _, value) | Reduce(name, _, _, value):
-                    need(name, value, scope)
-                    scope.add(name)
-                case Contract(name, _, lhs, rhs):
-                    need(name, lhs, scope)
-                    need(name, rhs, scope)
-                    scope.add(name)
-                case Store(tensor, _, value):
-                    if tensor not in outputs:
-                        raise InvalidProgramError(f"tile program {program.name}: store to unknown tensor {tensor!r}")
-                    need(f"store {tensor}", value, scope)
-                    stored.add(tensor)
-                case Loop(axis, carries, segments):
-                    for c in carries:
-                        need(c.name, c.init, scope)
-                    need(f"loop {axis}", s.to_visit, scope)
-                    need(f"loop {axis}", s.first, scope)
-                    if s.split is not None:
-                        need(f"loop {axis}", s.split.here, scope)
-                    if s.backwards and carries:
-                        raise InvalidProgramError(f"tile program {program.name}: loop {axis} carries values backwards")
-                    for segment in segments:
-                        need(f"loop {axis}", segment.start, scope)
-                        need(f"loop {axis}", segment.stop, scope)
-                    inside = scope | {c.name for c in carries} | {visited(axis), before(axis), to_visit(axis)}
-                    for segment in segments:
-                        got = block(segment.body, inside)
-                        lost = [c.next_name for c in carries if c.next_name not in got]
-                        if lost:
-                            raise InvalidProgramError(f"tile program {program.name}: loop {axis} does not yield {lost}")
-                    scope |= {c.name for c in carries}
-        return scope
-
-    known = block(program.body, {block_start(a) for a, _ in program.grid})
+    check = _Check(program)
+    top = check.block(program.body, _Scope.of(program))
     for s in program.later:
         for expr in expressions(s):
-            need("what follows", expr, known)
-        known |= set() if isinstance(s, Store | Loop) else {s.name}
+            check.need("what follows", expr, top)
+        name = tile_name(s)
+        if name is not None:
+            top.names[name] = {}
     if program.instead is not None:
-        need("its measure", program.instead.measure, known)
+        check.need("its measure", program.instead.measure, top)
         other = verify(program.instead.program)
         if _frame(other) != _frame(program):
             raise InvalidProgramError(f"tile program {program.name}: what runs instead is another kernel")
@@ -405,19 +191,142 @@ def verify(program: TileProgram) -> TileProgram:
         raise InvalidProgramError(
             f"tile program {program.name}: {program.interleave} of {others} blocks cannot run side by side"
         )
-    if stored != outputs:
-        raise InvalidProgramError(f"tile program {program.name}: {sorted(outputs - stored)} is never stored")
+    never = {t.name for t in program.outputs} - check.stored
+    if never:
+        raise InvalidProgramError(f"tile program {program.name}: {sorted(never)} is never stored")
     return program
+
+
+@dataclass(slots=True)
+class _Scope:
+    """What statements may use: tiles with the windows that they were made in, buffers with those where they stand."""
+
+    windows: dict[Axis, Window]
+    names: dict[str, dict[Axis, Window]]
+    buffers: dict[str, tuple[Buffer, dict[Axis, Window]]]
+
+    @classmethod
+    def of(cls, program: TileProgram) -> "_Scope":
+        windows = at_block(dict(program.grid), dict(program.tiles))
+        return cls(windows, {block_start(a): {} for a, _ in program.grid}, {})
+
+    def nested(self) -> "_Scope":
+        return _Scope(dict(self.windows), dict(self.names), dict(self.buffers))
+
+
+class _Check:
+    """Checks the statements of a program in the order in which they run."""
+
+    def __init__(self, program: TileProgram) -> None:
+        self.program, self.stored = program, set[str]()
+        self._inputs, self._outputs = ({t.name for t in of} for of in (program.inputs, program.outputs))
+
+    def _fail(self, why: str) -> NoReturn:
+        raise InvalidProgramError(f"tile program {self.program.name}: {why}")
+
+    def need(self, where: str, expr: Expr, scope: _Scope) -> None:
+        """Check that an expression reads what is in scope, in the windows in which it was made."""
+        missing = {t for t in expr.tensors if t not in scope.names}
+        if not missing.isdisjoint(scope.buffers):
+            self._fail(f"{where} reads {sorted(missing & scope.buffers.keys())}, which only a get may")
+        if missing:
+            self._fail(f"{where} reads {sorted(missing)}, not in scope")
+        for name in sorted(expr.tensors):
+            axis = moved(scope.names[name], scope.windows)
+            if axis is not None:
+                self._fail(f"{where} reads {name}, a tile of another window of {axis}")
+
+    def _bind(self, name: str, axes: tuple[Axis, ...], scope: _Scope) -> None:
+        if name in scope.buffers:
+            self._fail(f"{name} is the name of a buffer")
+        scope.names[name] = of_axes(scope.windows, axes)
+
+    def block(self, body: tuple[Statement, ...], around: _Scope) -> _Scope:
+        """Check statements one after the other; returns what is in scope behind them."""
+        scope = around.nested()
+        for s in body:
+            match s:
+                case Load(name, tensor, indices):
+                    if tensor not in self._inputs:
+                        self._fail(f"load of unknown tensor {tensor!r}")
+                    self._bind(name, indices, scope)
+                case Let(name, axes) | Reduce(name, axes) | Contract(name, axes):
+                    for expr in expressions(s):
+                        self.need(name, expr, scope)
+                    self._bind(name, axes, scope)
+                case Store(tensor, _, value):
+                    if tensor not in self._outputs:
+                        self._fail(f"store to unknown tensor {tensor!r}")
+                    self.need(f"store {tensor}", value, scope)
+                    self.stored.add(tensor)
+                case Buffer(name, axes, sizes, _, init):
+                    if name in scope.names or name in scope.buffers:
+                        self._fail(f"the name of buffer {name} is taken")
+                    if len(sizes) != len(axes) or min(sizes, default=1) < 1 or init.tensors or init.axes:
+                        self._fail(f"buffer {name} has a size for every axis and begins as a constant")
+                    scope.buffers[name] = s, of_axes(scope.windows, axes)
+                case Get(name, buffer, axes, dtype):
+                    if self._part(f"get {buffer}", buffer, axes, scope).dtype != dtype or name in scope.names:
+                        self._fail(f"{name} has another type than {buffer}, or its name is taken")
+                    self._bind(name, axes, scope)
+                case Set(buffer, axes, value):
+                    self._part(f"set {buffer}", buffer, axes, scope)
+                    self.need(f"set {buffer}", value, scope)
+                case Loop():
+                    self._loop(s, scope)
+        return scope
+
+    def _part(self, where: str, name: str, axes: tuple[Axis, ...], scope: _Scope) -> Buffer:
+        """The buffer of a get or a set, whose current windows it must hold."""
+        if name not in scope.buffers:
+            self._fail(f"{where}: no such buffer is in scope")
+        buffer, windows = scope.buffers[name]
+        if axes != buffer.axes:
+            self._fail(f"{where} along [{_names(axes)}], not along [{_names(buffer.axes)}]")
+        for axis, size in zip(axes, buffer.sizes, strict=True):
+            wrong = misfit(scope.windows[axis], windows[axis], size)
+            if wrong is not None:
+                self._fail(f"{where}: a window of {axis} has {wrong}")
+        return buffer
+
+    def _loop(self, loop: Loop, scope: _Scope) -> None:
+        axis, carries, where = loop.axis, loop.carries, f"loop {loop.axis}"
+        bounds = [b for g in loop.segments for b in (g.start, g.stop)]
+        here = [] if loop.split is None else [loop.split.here]
+        for expr in (loop.origin, loop.to_visit, loop.first, *here, *bounds):
+            self.need(where, expr, scope)
+        for c in carries:
+            self.need(c.name, c.init, scope)
+        outer = scope.windows[axis]
+        if outer.is_open != (block_start(axis) in loop.origin.tensors):
+            self._fail(f"{where} does not begin where the window around it does")
+        held = [n for g in loop.segments for n in sets(g.body) if n in scope.buffers]
+        if loop.backwards and (carries or held):
+            self._fail(f"{where} carries values backwards")
+        inside = scope.nested()
+        inside.names |= {n: {} for n in (visited(axis), before(axis), to_visit(axis), block_start(axis))}
+        for c in carries:
+            self._bind(c.name, c.axes, inside)
+        for g in loop.segments:
+            window = inside.windows[axis] = in_trip(outer, loop.origin, g.start, g.stop, g.offset, g.tile)
+            wrong = misfit(window, outer, outer.size) if outer.is_open else None
+            if wrong is not None:
+                self._fail(f"{where} has {wrong} in the window around it")
+            got = self.block(g.body, inside)
+            lost = [c.next_name for c in carries if c.next_name not in got.names]
+            if lost:
+                self._fail(f"{where} does not yield {lost}")
+        for c in carries:
+            self._bind(c.name, c.axes, scope)
 
 
 def _frame(program: TileProgram) -> tuple[object, ...]:
     """Returns everything that two programs must have in common for one kernel to run both."""
     bounds, moves = [], []
-    for s in program.body:
+    for s in every(program.body):
         segments = s.segments if isinstance(s, Loop) else ()
         bounds += [(g.start, g.stop, g.offset, g.tile) for g in segments]
-        bodies = [g.body for g in segments] or [(s,)]
-        moves += [(m.tensor, m.indices) for body in bodies for m in body if isinstance(m, Load | Store)]
+        moves += [(s.tensor, s.indices)] if isinstance(s, Load | Store) else []
     return (
         program.inputs,
         program.outputs,
@@ -436,7 +345,7 @@ def _names(axes: tuple[Axis, ...]) -> str:
     return ", ".join(a.name for a in axes)
 
 
-def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
+def _lines(body: tuple[Statement, ...], indent: str, tiles: Mapping[Axis, int]) -> Iterator[str]:
     for s in body:
         match s:
             case Load(name, tensor, indices):
@@ -449,15 +358,24 @@ def _lines(body: tuple[Statement, ...], indent: str) -> Iterator[str]:
                 yield f"{indent}{name}[{_names(axes)}]: {dtype} = dot({lhs}, {rhs}; {_names(over)})"
             case Store(tensor, indices, value):
                 yield f"{indent}store {tensor}[{_names(indices)}] = {value}"
+            case Buffer(name, axes, sizes, dtype, init, memory):
+                held = ", ".join(a.name if tiles[a] == n else f"{a}:{n}" for a, n in zip(axes, sizes, strict=True))
+                yield f"{indent}{name}[{held}]: {dtype} = {init} in {memory}"
+            case Get(name, buffer, axes):
+                yield f"{indent}{name} = get {buffer}[{_names(axes)}]"
+            case Set(buffer, axes, value):
+                yield f"{indent}set {buffer}[{_names(axes)}] = {value}"
             case Loop(axis, carries, segments):
                 for c in carries:
                     yield f"{indent}{c.name}[{_names(c.axes)}]: {c.dtype} = {c.init}"
+                origin = [] if s.origin is ZERO else [str(s.origin)]
                 for g in segments:
-                    at = f" from {g.offset}" if g.offset else ""
+                    places = [*origin, str(g.offset)] if g.offset else origin
+                    at = f" from {' + '.join(places)}" if places else ""
                     at += " backwards" if s.backwards else ""
                     label = f"  # {g.label}" if g.label else ""
                     yield f"{indent}for {axis} in [{g.start}, {g.stop}) by {g.tile}{at}:{label}"
-                    yield from _lines(g.body, indent + "  ")
+                    yield from _lines(g.body, indent + "  ", tiles)
                     if carries:
                         yield f"{indent}  yield {', '.join(f'{c.name} <- {c.next_name}' for c in carries)}"
 
@@ -471,8 +389,8 @@ def show(program: TileProgram) -> str:
         for r in program.ranges
     ]
     lines += [f"  {x}" for x in program.lookups]
-    lines += _lines(program.body, "  ")
+    lines += _lines(program.body, "  ", dict(program.tiles))
     if program.instead is not None:
         lines.append(f"  where {program.instead.measure} >= {program.instead.limit:g} in a row, instead:")
-        lines += _lines(program.instead.program.body, "    ")
+        lines += _lines(program.instead.program.body, "    ", dict(program.tiles))
     return "\n".join(lines)

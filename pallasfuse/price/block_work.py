@@ -4,21 +4,26 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
+    Buffer,
     Contract,
+    Get,
     Let,
     Load,
     Loop,
     Reduce,
     Segment,
+    Set,
     Statement,
     Store,
     TileProgram,
+    every,
     expressions,
 )
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
@@ -95,6 +100,8 @@ class BlockWork:
     loads_in_a_trip: float = 0.0
     """Bytes."""
     loops: int = 0
+    started: float = 0.0
+    """How often a block begins a loop: one in another loop begins in every trip of that."""
     statements: float = 0.0
     """That compute something; a statement of a loop counts in every trip."""
     sums: float = 0.0
@@ -119,16 +126,26 @@ class Examiner:
         self._program = program
         self._tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
         self._order = {a: n for n, a in enumerate(program.order)}
-        self._body = _read_block(program.body, program, set())
+        self._body = _read_block(program.body, program, set(), {})
+        self._cut = _cut_axes(program.body, frozenset(a for a, _ in program.grid))
+        self._buffers = {
+            s.name: dict(zip(s.axes, s.sizes, strict=True)) for s in every(program.body) if isinstance(s, Buffer)
+        }
 
     def work(self, other: Mapping[Axis, int] | None = None) -> BlockWork:
         """Returns the work with the program's own tiles, but for the `other` ones."""
         program, other = self._program, other or {}
+        if not self._cut.isdisjoint(other):
+            raise InvalidProgramError(
+                f"tile program {program.name}: loops inside loops over one axis have one tile each"
+            )
         blocks = math.prod(-(-a.extent // other.get(a, t)) for a, t in program.grid)
         work = BlockWork(blocks, program.warps, program.stages)
         sizes = _Sizes({**dict(program.tiles), **other})
         lookups = {x.result.name: x for x in program.lookups}
-        _Walk(self._tensors, lookups, self._order, work, other).block(self._body, 1.0, sizes, pipelined=False)
+        _Walk(self._tensors, lookups, self._order, self._buffers, work, other).block(
+            self._body, 1.0, sizes, pipelined=False
+        )
         return work
 
 
@@ -150,7 +167,7 @@ class _Sizes:
 class _Step:
     """A statement, what it reads, and the instructions that nothing before it has executed, by the axes that they run over."""
 
-    statement: Load | Let | Reduce | Contract | Store
+    statement: Load | Let | Reduce | Contract | Store | Buffer | Get | Set
     reads: tuple[Read, ...]
     instructions: Instructions
 
@@ -181,8 +198,10 @@ class _Block:
     operands: frozenset[str]
 
 
-def _read_block(body: Sequence[Statement], program: TileProgram, seen: set[Expr]) -> _Block:
-    """What tiles do not change of a block. seen: what has been computed already; grows."""
+def _read_block(
+    body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, int]
+) -> _Block:
+    """What tiles do not change of a block. seen: what has been computed already; grows. windows: the tiles of the loops around."""
     steps: list[_Step | _Rolled] = []
     for s in body:
         if not isinstance(s, Loop):
@@ -190,9 +209,11 @@ def _read_block(body: Sequence[Statement], program: TileProgram, seen: set[Expr]
             reads = tuple(n for n in nodes if isinstance(n, Read))
             steps.append(_Step(s, reads, new_instructions(nodes, seen)))
             continue
-        trips = [(g, *mean_and_most_trips(g, s, program)) for g in s.segments]
+        trips = [(g, *mean_and_most_trips(g, s, program, windows)) for g in s.segments]
         visited = tuple(
-            _Trips(g, mean, longest, _read_block(g.body if mean else (), program, set(seen)))
+            _Trips(
+                g, mean, longest, _read_block(g.body if mean else (), program, set(seen), {**windows, s.axis: g.tile})
+            )
             for g, mean, longest in trips
         )
         steps.append(_Rolled(s.axis, visited))
@@ -206,11 +227,15 @@ class _Walk:
     """By the names of their results."""
     order: Mapping[Axis, int]
     """The place of each axis in the program's order."""
+    buffers: Mapping[str, Mapping[Axis, int]]
+    """The positions that each has along its axes."""
     work: BlockWork
     other: Mapping[Axis, int]
     """Tiles that differ from the program's."""
     within: int = 0
     """The number of the loop that is walked."""
+    longest: float = 1.0
+    """How often that is run, in the longest block."""
     strided: set[str] = field(default_factory=set)
     """Loads whose last dimension is not the last of the tile."""
 
@@ -242,6 +267,14 @@ class _Walk:
                     )
                 case Let():
                     self.operate(step, times, sizes)
+                case Buffer(name, _, own):
+                    self.work.statements += times
+                    self.work.kept_bytes += 4.0 * math.prod(own)
+                case Get(_, buffer, axes):
+                    self.part_of(buffer, axes, step, times, sizes)
+                case Set(buffer, axes):
+                    self.operate(step, times, sizes)
+                    self.part_of(buffer, axes, step, times, sizes)
                 case Reduce(_, _, _, value, over):
                     self.work.statements += times
                     self.operate(step, times, sizes)
@@ -257,6 +290,12 @@ class _Walk:
                     self.work.products.append(_product(product, sizes, times))
                     self.keep(product, sizes)
                     self.pass_over(frozenset(product.axes), step, times, sizes)
+
+    def part_of(self, buffer: str, axes: Sequence[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
+        """Note what is copied out of a buffer or into it; all of it is a value like any other."""
+        if any(sizes.tiles[a] != n for a, n in self.buffers[buffer].items()):
+            self.work.statements += times
+            self.pass_over(frozenset(axes), step, times, sizes)
 
     def keep(self, s: Contract, sizes: _Sizes) -> None:
         """Note what lies in memory for a product, beside what it loads."""
@@ -282,6 +321,7 @@ class _Walk:
 
     def loop(self, loop: _Rolled, times: float, sizes: _Sizes) -> None:
         self.work.loops += 1
+        self.work.started += times
         outside, self.within = self.within, self.work.loops
         most = 0.0
         for trips in loop.segments:
@@ -289,17 +329,35 @@ class _Walk:
             if loop.axis in self.other:
                 tile = max(1, min(self.other[loop.axis], math.ceil(longest * tile)))
                 mean, longest = (n * trips.segment.tile / tile for n in (mean, longest))
-            most += longest
+            most += longest * self.longest
             if mean == 0:
                 continue
             inner = _Sizes({**sizes.tiles, loop.axis: tile})
-            before = sum(a.bytes for a in self.work.accesses if not a.is_store)
+            own, around = self.within, self.longest
+            before = self.loaded_in(own)
+            self.longest = around * longest
             self.block(trips.block, times * mean, inner, pipelined=True)
-            after = sum(a.bytes for a in self.work.accesses if not a.is_store)
+            self.longest = around
+            after = self.loaded_in(own)
             self.work.loads_in_a_trip = max(self.work.loads_in_a_trip, (after - before) / (times * mean))
             self.work.trips += times * mean
         self.work.most_trips += most
         self.within = outside
+
+    def loaded_in(self, loop: int) -> float:
+        """Returns the bytes that a loop loads itself, not one inside it."""
+        return sum(a.bytes for a in self.work.accesses if a.loop == loop and not a.is_store)
+
+
+def _cut_axes(body: Sequence[Statement], around: frozenset[Axis] = frozenset()) -> frozenset[Axis]:
+    """The axes whose loops stand in a window of the same axis."""
+    found: frozenset[Axis] = frozenset()
+    for s in body:
+        if isinstance(s, Loop):
+            found |= {s.axis} & around
+            for g in s.segments:
+                found |= _cut_axes(g.body, around | {s.axis})
+    return found
 
 
 def _operands_of_products(body: Iterable[Statement]) -> frozenset[str]:

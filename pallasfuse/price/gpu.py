@@ -130,7 +130,7 @@ def _one(
         Term("vector units", sum(o.simple for o in operations) * blocks, "op", vector_us),
         Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),
         Term("spilled registers", spilled, "B", spilled_us),
-        Term("waiting for loads", rounds * sum(w.trips + w.loops + 1 for w in works), "trips", chain_us),
+        Term("waiting for loads", rounds * sum(w.trips + w.started + 1 for w in works), "trips", chain_us),
         Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us),
     )  # fmt: skip
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
@@ -254,4 +254,4 @@ def _chain_us(work: BlockWork, device: Device) -> float:
     """The least time of a block: its trips wait for their loads, one after the other."""
     pipelined = any(a.pipelined for a in work.accesses)
     wait = device.trip_us if pipelined else device.latency_us
-    return (1 + work.loops) * device.latency_us + work.trips * wait
+    return (1 + work.started) * device.latency_us + work.trips * wait

@@ -6,8 +6,9 @@ from itertools import groupby
 from pallasfuse.device import Device
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Range, TileProgram
+from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price import cpu, gpu, gpu_loops
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.terms import Price, total

@@ -40,7 +40,10 @@ def _with_bounds(loop: Loop, known: dict[Expr, Expr]) -> Loop:
     def bound(expr: Expr) -> Expr:
         return simplify(substitute(expr, known))
 
-    bounded = [replace(g, start=bound(g.start), stop=bound(g.stop)) for g in loop.segments]
+    def inside(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(_with_bounds(s, known) if isinstance(s, Loop) else s for s in body)
+
+    bounded = [replace(g, start=bound(g.start), stop=bound(g.stop), body=inside(g.body)) for g in loop.segments]
     segments = tuple(g for g in bounded if not _is_empty(g.start, g.stop)) or tuple(bounded[:1])
     split = None if loop.split is None else replace(loop.split, here=bound(loop.split.here))
     return replace(loop, segments=segments, to_visit=bound(loop.to_visit), first=bound(loop.first), split=split)

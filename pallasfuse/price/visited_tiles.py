@@ -9,7 +9,7 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Segment, TileProgram, block_start
+from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Segment, TileProgram, block_start, every
 from pallasfuse.price.ranges import hiding_nothing
 
 _MAX_BLOCKS = 128
@@ -65,21 +65,30 @@ def tile_range(segment: Segment, starts: Mapping[Axis, int]) -> range | None:
     return range(int(_numbers(segment.start, known)), int(_numbers(segment.stop, known)))
 
 
-def mean_and_most_trips(segment: Segment, loop: Loop, program: TileProgram) -> tuple[float, float]:
-    """The trips of a segment in an average block and in the longest; of a loop whose bounds the data decides, all of them."""
+def mean_and_most_trips(
+    segment: Segment, loop: Loop, program: TileProgram, windows: Mapping[Axis, int] | None = None
+) -> tuple[float, float]:
+    """The trips of a segment in an average block and in the longest; of a loop whose bounds the data decides, all of them.
+
+    windows: the tiles of the loops around it, in whose trips those of a loop inside are counted.
+    """
+    windows = windows or {}
     read = segment.start.tensors | segment.stop.tensors
-    if not read <= {block_start(a) for a, _ in program.grid}:
+    if not read <= {block_start(a) for a in (*dict(program.grid), *windows)}:
         shares = 1 if loop.split is None else loop.split.part.extent
-        all_trips = -(-loop.axis.extent // (segment.tile * shares))
+        window = windows.get(loop.axis, dict(program.grid).get(loop.axis, loop.axis.extent))
+        all_trips = -(-window // (segment.tile * shares))
         return (0.0, 0.0) if segment is not loop.segments[-1] else (float(all_trips), float(all_trips))
-    trips = _trips(segment, _sampled_blocks(program, read))
+    trips = _trips(segment, _sampled_blocks(program, read, windows))
     return float(np.mean(trips)), float(np.max(trips))
 
 
-def _sampled_blocks(program: TileProgram, read: frozenset[str]) -> dict[str, Integers]:
-    """The starts that bounds read, in all blocks or an even sample of them."""
+def _sampled_blocks(
+    program: TileProgram, read: frozenset[str], windows: Mapping[Axis, int] | None = None
+) -> dict[str, Integers]:
+    """The starts that bounds read, in all blocks or an even sample of them, and in the trips of loops around."""
     ranges, names = [], []
-    for axis, tile in program.grid:
+    for axis, tile in {**dict(program.grid), **(windows or {})}.items():
         if block_start(axis) in read:
             names.append(block_start(axis))
             blocks = -(-axis.extent // tile)
@@ -116,8 +125,8 @@ def operations_per_score(program: TileProgram) -> int:
     for loop in (s for s in program.body if isinstance(s, Loop)):
         counts = []
         for segment in loop.segments:
-            values = [s.value for s in segment.body if isinstance(s, Let | Reduce)]
-            values += [s.lhs for s in segment.body if isinstance(s, Contract)]
+            values = [s.value for s in every(segment.body) if isinstance(s, Let | Reduce)]
+            values += [s.lhs for s in every(segment.body) if isinstance(s, Contract)]
             wide = {n for n in postorder(*values) if isinstance(n, Apply) and loop.axis in n.axes}
             counts.append(sum(sum(program.tile(a) > 1 for a in n.axes) > 1 for n in wide))
     return min(counts, default=0)  # every trip may be masked away

@@ -18,6 +18,7 @@ from pallasfuse.ir.tile_program import (
     TileProgram,
     block_start,
     expressions,
+    tile_name,
 )
 from pallasfuse.targets import Target
 
@@ -62,7 +63,7 @@ class Line:
     @property
     def name(self) -> str | None:
         """The value that it defines; None for a store."""
-        return None if isinstance(self.statement, Store | Loop) else self.statement.name
+        return tile_name(self.statement)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -36,12 +36,15 @@ from pallasfuse.ir.expr import (
 )
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import (
+    Buffer,
     Contract,
+    Get,
     Let,
     Load,
     Loop,
     Reduce,
     Segment,
+    Set,
     Statement,
     Store,
     TileProgram,
@@ -107,7 +110,12 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
                     found.add(name)
                 case Let(name, _, value) | Reduce(name, _, _, value) if value.tensors & found:
                     found.add(name)
+                case Set(buffer, _, value) if value.tensors & found:
+                    found.add(buffer)
+                case Get(name, buffer) if buffer in found:
+                    found.add(name)
                 case Loop(_, carries, segments):
+                    found.update(c.name for c in carries if c.init.tensors & found)
                     for segment in segments:
                         visit(segment.body)
                     found.update(c.name for c in carries if c.next_name in found)
@@ -133,7 +141,7 @@ def _block(
     result: list[Statement] = []
     for s in body:
         match s:
-            case Load():
+            case Load() | Buffer() | Get():
                 result.append(s)
             case Let(pinned=True):
                 result.append(s)  # a division stays one: a product could be contracted into its users
@@ -144,14 +152,15 @@ def _block(
                 result.extend([reduce] if pins else _reduce(reduce))
             case Contract():
                 result.append(replace(s, lhs=cheaper(s.lhs), rhs=cheaper(s.rhs)))
-            case Store():
+            case Store() | Set():
                 result.append(replace(s, value=cheaper(s.value)))
             case Loop():
+                carries = tuple(replace(c, init=cheaper(c.init)) for c in s.carries)
                 segments: tuple[Segment, ...] = tuple(
                     replace(g, body=_block(g.body, coarse, pins, inverts, s.axis if inverts else None))
                     for g in s.segments
                 )
-                result.append(replace(s, segments=segments))
+                result.append(replace(s, carries=carries, segments=segments))
             case _:
                 assert_never(s)
     return tuple(result)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, postorder, read, sub, substitute
 from pallasfuse.ir.fold import OLD, Fold, Frame
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
@@ -13,7 +14,6 @@ from pallasfuse.ir.tile_program import (
     Let,
     Load,
     Loop,
-    Range,
     Reduce,
     Segment,
     before,

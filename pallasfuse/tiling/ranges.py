@@ -10,9 +10,9 @@ from functools import reduce
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, postorder
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Range
 
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _EXACT = _COMPARISONS | {"add", "sub", "mul", "neg", "abs", "sign", "max", "min", "select", "convert", "and", "or", "xor",

@@ -9,11 +9,12 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, postorder, read, substitute
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, Let, Load, Range, Reduce, Statement
+from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Statement
 from pallasfuse.targets import Tails, power_of_two
 from pallasfuse.tiling.products import Product, contracts, narrow, split_product
 

@@ -14,7 +14,8 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array
 from pallasfuse.ir.evaluate import evaluate_over
 from pallasfuse.ir.expr import Apply, Expr, Index, Read, const, postorder, read, rebuild, substitute, with_args
-from pallasfuse.ir.tile_program import Load, Loop, Range, Segment, TileProgram, block_start, least, most
+from pallasfuse.ir.ranges import Range
+from pallasfuse.ir.tile_program import Load, Loop, Segment, TileProgram, block_start, least, most
 
 _MOST_BLOCKS = 48
 _MOST_POSITIONS = 512

@@ -19,7 +19,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.dtypes import is_integer
 from pallasfuse.ir.expr import Apply, Const, Expr, Index
 from pallasfuse.ir.intervals import interval, within
-from pallasfuse.ir.tile_program import Loop, Store, TileProgram, block_start
+from pallasfuse.ir.tile_program import Loop, Store, TileProgram, block_start, every
 
 
 class _XlaMachine:
@@ -96,9 +96,11 @@ class _XlaInterpreter(Interpreter):
         super().__init__(program, machine)
         self.xla = machine
         self._known = {block_start(a): (0, max(0, a.extent - t)) for a, t in program.grid}
+        for axis in {s.axis for s in every(program.body) if isinstance(s, Loop)} & {a for a, _ in program.grid}:
+            self._known[block_start(axis)] = 0, axis.extent - 1  # of a block, and of every piece of it
 
     def initial_state(self, loop: Loop, scope: Scope) -> tuple[Array, ...]:
-        for bound in (loop.first, loop.to_visit, *(b for s in loop.segments for b in (s.start, s.stop))):
+        for bound in (loop.first, loop.to_visit, loop.origin, *(b for s in loop.segments for b in (s.start, s.stop))):
             if bound not in scope.memo:
                 scope.memo[bound] = self.value(within(bound, self._known), scope)
         return super().initial_state(loop, scope)
@@ -155,11 +157,7 @@ class _XlaInterpreter(Interpreter):
 
 def _stored(loop: Loop) -> Iterator[str]:
     """The outputs that are stored inside a loop."""
-    for statement in (s for segment in loop.segments for s in segment.body):
-        if isinstance(statement, Store):
-            yield statement.tensor
-        elif isinstance(statement, Loop):
-            yield from _stored(statement)
+    return (s.tensor for s in every([loop]) if isinstance(s, Store))
 
 
 def _starts(indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> list[Array]:

@@ -11,6 +11,7 @@ from pallasfuse.ir.domain import FLOAT64
 from pallasfuse.ir.evaluate import evaluate_expr, evaluate_nest
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.expr import add, apply, const, convert, index, mul, read, select, sub
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
@@ -19,7 +20,6 @@ from pallasfuse.ir.tile_program import (
     Let,
     Load,
     Loop,
-    Range,
     Reduce,
     Segment,
     Store,
