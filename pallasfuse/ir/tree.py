@@ -13,7 +13,7 @@ Example, a chain of two products: `chain { m:64@grid h:128@grid n:128~2 ( k:64 (
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, assert_never, get_args
 
@@ -124,6 +124,28 @@ def without_single_trips(body: tuple[Node, ...], extents: dict[str, int]) -> tup
         else:
             result.append(replace(node, body=inner))
     return tuple(result)
+
+
+def renamed(tree: Tree, axes: Mapping[str, str], nests: Mapping[str, str]) -> Tree:
+    """Returns the tree with other names for some of its axes, and for some of its nests and tensors."""
+
+    def body(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return tuple(map(node, nodes))
+
+    def node(of: Node) -> Node:
+        match of:
+            case Do(nest):
+                return Do(nests.get(nest, nest))
+            case Merge(nest):
+                return Merge(nests.get(nest, nest))
+            case Keep(tensor, memory):
+                return Keep(nests.get(tensor, tensor), memory)
+            case RangeLoop():
+                return replace(of, axis=axes.get(of.axis, of.axis), body=body(of.body))
+            case _:
+                assert_never(of)
+
+    return tuple(replace(k, body=body(k.body)) for k in tree)
 
 
 # --- text

@@ -121,17 +121,24 @@ class Passes(Values):
     def _step(self, folds: list[Fold], scope: Scope) -> None:
         values = {f.name: f for f in folds}
         for fold in folds:
-            for frame in fold.frames:
-                if frame.name not in self._late_frames:
-                    self._frame(frame, fold, values, scope)
-            for accumulator in fold.accumulators:
-                nest = fold.nest
-                tile = self._reduction(f"{accumulator.name}.tile", nest.axes, accumulator.reducer, accumulator.term,
-                                       nest.reduced, scope, nest.precision)  # fmt: skip
-                carried = read(accumulator.name, self._sorted(frozenset(nest.axes)), accumulator.dtype)
-                kept = carried if accumulator.update is None else self._bind(accumulator.update, fold, scope)
-                joined = apply(accumulator.reducer.combine, convert(kept, tile.dtype), tile)
-                scope.statements.append(Let(f"{accumulator.name}.next", self._sorted(frozenset(nest.axes)), joined))
+            self._frames(fold, values, scope)
+            self._accumulate(fold, scope)
+
+    def _frames(self, fold: Fold, values: Mapping[str, Fold], scope: Scope) -> None:
+        """The frames of one fold in this step. values: the folds of its pass."""
+        for frame in fold.frames:
+            if frame.name not in self._late_frames:
+                self._frame(frame, fold, values, scope)
+
+    def _accumulate(self, fold: Fold, scope: Scope) -> None:
+        """The accumulators of one fold after this step, at its frames."""
+        nest = fold.nest
+        for a in fold.accumulators:
+            tile = self._reduction(f"{a.name}.tile", nest.axes, a.reducer, a.term, nest.reduced, scope, nest.precision)
+            carried = read(a.name, self._sorted(frozenset(nest.axes)), a.dtype)
+            kept = carried if a.update is None else self._bind(a.update, fold, scope)
+            joined = apply(a.reducer.combine, convert(kept, tile.dtype), tile)
+            scope.statements.append(Let(f"{a.name}.next", self._sorted(frozenset(nest.axes)), joined))
 
     def _bind(self, update: Expr, fold: Fold, scope: Scope) -> Expr:
         """An update over carried accumulators and the frames of this step."""
@@ -143,7 +150,7 @@ class Passes(Values):
                 if node.tensor in own:
                     replacements[node] = read(node.tensor, self._sorted(node.axes), node.dtype)
                 else:
-                    known = scope.find(node)
+                    known = self._find(node, scope)
                     replacements[node] = known if known is not None else self._emit_read(node, self.top)
         return substitute(update, replacements)
 
@@ -206,7 +213,7 @@ class Passes(Values):
             if isinstance(node, Read) and (
                 node.tensor in self.tensors or node.tensor in self.inner or node.tensor in self.folds
             ):
-                known = scope.find(node)
+                known = self._find(node, scope)
                 replacements[node] = known if known is not None else self._emit_read(node, self.top)
         return substitute(root, replacements)
 
@@ -252,7 +259,7 @@ class Passes(Values):
             self._combine(fold, values, loaded)
 
     def _combine(self, fold: Fold, values: Mapping[str, Fold], loaded: Mapping[str, Read]) -> None:
-        """The accumulators of one fold from those of all parts. values: the folds of its pass; loaded: states, by accumulator or frame."""
+        """The accumulators of one fold from those of all parts. values: the folds of its pass; loaded: states by name."""
         fixed = self._at_safe_frames([fold])
         frames: dict[Expr, Expr] = {}
         for frame in fold.frames:

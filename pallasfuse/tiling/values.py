@@ -28,6 +28,10 @@ class Scope:
     parent: "Scope | None" = None
     edge: bool = False
     """The current tile of the rolled axis may reach past the axis' end."""
+    along: Axis | None = None
+    """The axis of the loop of which this is the body."""
+    size: int = 0
+    """The positions of one trip of that loop."""
     fixed: Mapping[Expr, Expr] = field(default_factory=dict)
     """What is known on the whole tile: predicates that hold everywhere, frames that come late."""
 
@@ -119,9 +123,13 @@ class Values:
         replacements: dict[Expr, Expr] = {}
         for node in postorder(root):
             if isinstance(node, Read):
-                known = scope.find(node)
+                known = self._find(node, scope)
                 replacements[node] = known if known is not None else self._emit_read(node, scope)
         return substitute(root, replacements)
+
+    def _find(self, node: Expr, scope: Scope) -> Expr | None:
+        """Returns what is known of `node` where a scope stands."""
+        return scope.find(node)
 
     def _emit_read(self, node: Read, scope: Scope) -> Expr:
         target = scope if self.rolled in node.axes else self.top
@@ -197,7 +205,7 @@ class Values:
     def _preload(self, term: Expr) -> None:
         """Emit, before the loop, what a term reads that does not vary along the rolled axis."""
         for node in postorder(term):
-            if not isinstance(node, Read) or self.top.find(node) is not None:
+            if not isinstance(node, Read) or self._find(node, self.top) is not None:
                 continue
             if node.tensor in self.inner:
                 self._preload(self.inner[node.tensor].body)

@@ -1,0 +1,111 @@
+"""Schedule trees for targets that have blocks and loops only: warpgroups, clusters, devices and streams as blocks and loops.
+
+The level at which a loop runs changes no value. Warpgroups run one after the other; the blocks of a cluster, the devices of a mesh
+and the chunks of a stream become blocks of a grid, whose partial states the next kernel merges, all at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.part import Part
+from pallasfuse.ir.tree import Do, Level, Merge, Node, RangeLoop, Tree, TreeKernel, walk
+
+OUTER = ("time", "mesh", "grid")
+"""Levels whose loops stand outermost in a kernel."""
+
+
+def blocks_and_loops(tree: Tree, part: Part) -> Tree | Refusal:
+    """Returns the tree with levels of blocks and serial loops only, kernels that merge clusters being kernels of their own."""
+    kernels: list[TreeKernel] = []
+    for kernel in _merged_at_once(tree):
+        if any(isinstance(n, RangeLoop) and n.level == "group" and splits(n, part) for _, n in walk(kernel.body)):
+            return Refusal("rule 14 (target): only a target with warpgroups merges what they have reduced")
+        found = _phases(replace(kernel, body=_serial(kernel.body, "group")), part)
+        if isinstance(found, Refusal):
+            return found
+        kernels += found
+    return tuple(kernels)
+
+
+def _merged_at_once(tree: Tree) -> Tree:
+    """Only the last merge of each reduction is left, which joins the states of all levels."""
+    seen: set[str] = set()
+    kernels: list[TreeKernel] = []
+    for kernel in reversed(tree):
+        body = _last_merges(kernel.body, seen)
+        if any(isinstance(n, Do | Merge) for _, n in walk(body)):
+            kernels.insert(0, replace(kernel, body=body))
+    return tuple(kernels)
+
+
+def _last_merges(body: tuple[Node, ...], seen: set[str]) -> tuple[Node, ...]:
+    result: list[Node] = []
+    for node in reversed(body):
+        if isinstance(node, RangeLoop):
+            inner = _last_merges(node.body, seen)
+            result += [replace(node, body=inner)] if inner else []
+        elif not (isinstance(node, Merge) and node.nest in seen):
+            result.append(node)
+            seen |= {node.nest} if isinstance(node, Merge) else set()
+    return tuple(reversed(result))
+
+
+def grid_of(body: tuple[Node, ...]) -> tuple[tuple[RangeLoop, ...], tuple[Node, ...]]:
+    """Returns the loops over blocks that a kernel begins with, the outermost first, and what each block runs."""
+    loops: list[RangeLoop] = []
+    while len(body) == 1 and isinstance(body[0], RangeLoop) and body[0].level in OUTER:
+        loops.append(body[0])
+        body = body[0].body
+    return tuple(loops), body
+
+
+def _in_grid(loops: Sequence[RangeLoop], body: tuple[Node, ...]) -> tuple[Node, ...]:
+    for loop in reversed(loops):
+        body = (replace(loop, body=body),)
+    return body
+
+
+def _serial(body: tuple[Node, ...], level: Level) -> tuple[Node, ...]:
+    """Loops at a level run in turn."""
+    result: list[Node] = []
+    for node in body:
+        if isinstance(node, RangeLoop):
+            own: Level = "serial" if node.level == level else node.level
+            result.append(replace(node, body=_serial(node.body, level), level=own))
+        else:
+            result.append(node)
+    return tuple(result)
+
+
+def splits(loop: RangeLoop, part: Part) -> bool:
+    """Says whether a loop leaves partial states: it is spatial, and something under it reduces its axis."""
+    nests = part.by_name
+    done = (nests[n.nest] for _, n in walk(loop.body) if isinstance(n, Do) and n.nest in nests)
+    return loop.level != "serial" and any(loop.axis == a.name for nest in done for a in nest.reduced)
+
+
+def _phases(kernel: TreeKernel, part: Part) -> list[TreeKernel] | Refusal:
+    """The kernels of a kernel with clusters: one for each loop that leaves partial states, and one for what comes after them.
+
+    Each begins with what stands before: the merges of the states that earlier ones left.
+    """
+    grid, body = grid_of(kernel.body)
+    found: list[tuple[Node, ...]] = []
+    before: list[Node] = []
+    rest: list[Node] = []
+    for node in body:
+        if isinstance(node, RangeLoop) and node.level == "cluster" and splits(node, part):
+            block = (*before, *_serial(node.body, "cluster"))
+            found.append(_in_grid((*grid, replace(node, level="grid")), block))
+            rest = []
+            continue
+        if any(isinstance(n, RangeLoop) and n.level == "cluster" and splits(n, part) for _, n in walk((node,))):
+            return Refusal("rule 14 (target): only a target with clusters runs one inside of a loop")
+        rest = list(_serial((node,), "cluster"))
+        before += rest
+    if not found:
+        return [replace(kernel, body=_in_grid(grid, tuple(before)))]
+    if rest:
+        found.append(_in_grid(grid, tuple(before)))
+    return [replace(kernel, name=f"{kernel.name}_{n}", body=body) for n, body in enumerate(found)]

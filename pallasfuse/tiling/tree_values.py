@@ -1,0 +1,239 @@
+"""The values of a kernel that a schedule tree describes: the windows of axes, and where values are known, loaded and kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, Read, const, read
+from pallasfuse.ir.fold import Fold
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.part import Part
+from pallasfuse.ir.statements import Buffer, Get, Load, Set
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tree import Memory, RangeLoop
+from pallasfuse.targets import Tails, power_of_two
+from pallasfuse.tiling.passes import Passes
+from pallasfuse.tiling.products import contracts
+from pallasfuse.tiling.rules import broken
+from pallasfuse.tiling.values import Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a target has its tiles: see `Target.tails`, `smallest_dot` and `tile_multiple`."""
+
+    tails: Tails
+    smallest_dot: int = 1
+    multiple: int = 0
+
+    def rounded(self, size: int) -> int:
+        """The size of the tile that holds so many positions."""
+        if self.tails == "exact" or size == 1:
+            return size
+        return -(-size // self.multiple) * self.multiple if self.multiple else power_of_two(size)
+
+
+@dataclass(slots=True)
+class OpenPass:
+    """The folds whose states one loop carries."""
+
+    axis: Axis
+    folds: list[Fold]
+    deeper: frozenset[str]
+    """Those that stand in loops inside of it: their accumulators are buffers."""
+    chain: tuple[RangeLoop, ...] = ()
+    """The loops inside of it, over the same axis, in which all of them stand: each goes on with the states of the one around it."""
+    body: Scope | None = None
+    part: Axis | None = None
+    """Where the blocks of a grid have parts of the axis: the axis of the parts."""
+    kernel: str = ""
+    """The kernel whose blocks have them."""
+    visits: tuple[Expr, Expr] | None = None
+    """The number of positions that the loop visits, and the first one."""
+
+    @property
+    def by_name(self) -> dict[str, Fold]:
+        return {f.name: f for f in self.folds}
+
+
+@dataclass(slots=True)
+class Kept:
+    """A tensor of which a body keeps a buffer."""
+
+    scope: Scope
+    memory: Memory
+    filled: dict[Read, tuple[str, RangeLoop | None]] = field(default_factory=dict)
+    """Of each read of it, the buffer, and the loop in that body that fills it: the first one that reads it."""
+
+
+class Derive(Protocol):
+    """Derives the fold of a nest over an axis, where it reads reductions over that axis that are not finished."""
+
+    def __call__(self, nest: Nest, axis: Axis, unfinished: Mapping[str, Fold]) -> Fold | Refusal: ...
+
+
+@dataclass(slots=True)
+class Kernels:
+    """What the kernels of a tree know of each other."""
+
+    part: Part
+    derive: Derive
+    tiles: Tiles
+    strict: bool
+    tensors: dict[str, Tensor]
+    """What is in global memory: inputs, and what earlier kernels have stored."""
+    partial: dict[str, OpenPass] = field(default_factory=dict)
+    """Reductions whose states earlier kernels have stored part by part."""
+    stored: set[str] = field(default_factory=set)
+
+
+class TreeValues(Passes):
+    """A kernel under construction, whose axes are in pieces that depend on where a statement stands."""
+
+    blocks: Mapping[Axis, int]
+    """The grid: the positions of one block along an axis."""
+
+    def __init__(self, known: Kernels) -> None:
+        """Begins a kernel of which nothing is done yet."""
+        self.known, self.tiles, self.tails, self.strict = known, known.tiles, known.tiles.tails, known.strict
+        self.multiple, self.together, self.bounding, self.ranges = known.tiles.multiple, False, frozenset(), []
+        self.tensors, self.nests, self.axes = known.tensors, known.part.by_name, known.part.axes
+        self.folds, self.inner = {}, {n.name: n for n in known.part.nests if n.is_reduction}
+        self.top = self.root = self.here = Scope()
+        self.rolled = Axis("", 1)
+        self.active: dict[str, OpenPass] = {}
+        """Reductions whose states are open, by name."""
+        self.opened: list[tuple[Scope, RangeLoop]] = []
+        """The bodies of the open loops, the outermost first."""
+        self.sizes: dict[Axis, int] = {}
+        """The size of the pieces that the innermost open loop over an axis has, but for the last one."""
+        self.spilled: dict[tuple[int, Expr], str] = {}
+        """Values that an inner loop reads piece by piece, by the body that knows them: the names of their buffers."""
+        self.kept: dict[str, Kept] = {}
+
+    # --- windows
+
+    def _piece(self, loop: RangeLoop, axis: Axis, window: int) -> int:
+        """The positions of one trip of a loop, in a window of so many."""
+        if loop.shares:
+            return -(-window // loop.size)
+        around = self.sizes.get(axis)
+        if around is not None and around % loop.size:
+            broken(1, f"{axis}:{loop.size} does not divide the piece of {around} around it")
+        return min(loop.size, window)
+
+    def _products(self) -> dict[Axis, int]:
+        """The axes of matrix products, which some targets want to be so long."""
+        products = [n for n in self.nests.values() if n.is_reduction and contracts(n.body, frozenset(n.reduced))]
+        return {a: self.tiles.smallest_dot for n in products for a in (*n.axes, *n.reduced)}
+
+    def _rounded(self, axis: Axis, size: int) -> int:
+        return self.tiles.rounded(
+            max(size, self.padded_axes.get(axis, 1)) if size > 1 and self.tails != "exact" else size
+        )
+
+    def _tile(self, axis: Axis) -> int:
+        return self._window(axis, self.here)
+
+    def _window(self, axis: Axis, scope: Scope) -> int:
+        """The size of the current piece of an axis where a scope stands."""
+        at = self._loop_over(axis, scope)
+        if at is not None:
+            return at.size
+        if axis in self.blocks:
+            return self.blocks[axis]
+        if axis == self.part:
+            return 1
+        return axis.extent if axis not in self.axes.values() else self._rounded(axis, axis.extent)
+
+    def _loop_over(self, axis: Axis, scope: Scope | None) -> Scope | None:
+        """The body of the innermost open loop over an axis."""
+        while scope is not None and scope.along != axis:
+            scope = scope.parent
+        return scope
+
+    def _is_padded(self, axis: Axis, scope: Scope) -> bool:
+        if self.tails == "exact":
+            return False
+        at = self._loop_over(axis, scope)
+        return at.edge if at is not None else axis.extent % self._window(axis, scope) != 0
+
+    # --- values
+
+    def _find(self, node: Expr, scope: Scope) -> Expr | None:
+        crossed: set[Axis] = set()
+        at: Scope | None = scope
+        while at is not None:
+            if node in at.known:
+                pieces = crossed & node.axes
+                return self._piece_of(node, at.known[node], at, scope) if pieces else at.known[node]
+            if at.along is not None:
+                crossed.add(at.along)
+            at = at.parent
+        return None
+
+    def _piece_of(self, node: Expr, value: Expr, owner: Scope, scope: Scope) -> Expr:
+        """The current piece of a value that an outer body has for a larger one: it goes through a buffer there."""
+        key = id(owner), node
+        axes = self._sorted(node.axes)
+        if key not in self.spilled:
+            name = self.spilled[key] = f"pieces{len(self.spilled)}"
+            sizes = tuple(self._window(a, owner) for a in axes)
+            owner.statements.append(Buffer(name, axes, sizes, node.dtype, const(_zero(node.dtype), node.dtype)))
+            owner.statements.append(Set(name, axes, value))
+        name = self.spilled[key]
+        home = self._home(node.axes, scope)
+        home.statements.append(Get(f"{name}.here", name, axes, node.dtype))
+        home.known[node] = read(f"{name}.here", axes, node.dtype)
+        return home.known[node]
+
+    def _home(self, axes: frozenset[Axis], scope: Scope) -> Scope:
+        """The body of the innermost loop over one of these axes, else that of the block."""
+        while scope.parent is not None and scope.along not in axes:
+            scope = scope.parent
+        return scope
+
+    def _emit_read(self, node: Read, scope: Scope) -> Expr:
+        if node.tensor not in self.tensors:
+            if node.tensor in self.active:
+                broken(6, f"{node.tensor} is read before the loop over {self.active[node.tensor].axis} has finished it")
+            if node.tensor in self.known.partial:
+                broken(7, f"{node.tensor} is read before its partial states are merged")
+            broken(3, f"{node.tensor} is read where no open loop has computed it")
+        home = self._home(node.axes, scope)
+        axes = self._sorted(node.axes)
+        name = f"{node.tensor}.{'_'.join(a.name for a in node.indices)}" if node.indices else f"{node.tensor}.value"
+        home.known[node] = read(name, axes, node.dtype)
+        kept = self.kept.get(node.tensor)
+        if kept is None or not _stands_in(home, kept.scope):
+            home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
+            return home.known[node]
+        loop = next((x for s, x in self.opened if s.parent is kept.scope and _stands_in(home, s)), None)
+        if node not in kept.filled:
+            kept.filled[node] = f"{name}.kept", loop
+            sizes = tuple(self._window(a, kept.scope) for a in axes)
+            zero = const(_zero(node.dtype), node.dtype)
+            kept.scope.statements.append(Buffer(f"{name}.kept", axes, sizes, node.dtype, zero, kept.memory))
+        buffer, filled_by = kept.filled[node]
+        if filled_by is loop:
+            home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
+            home.statements.append(Set(buffer, axes, home.known[node]))
+        else:
+            home.statements.append(Get(name, buffer, axes, node.dtype))
+        return home.known[node]
+
+    def _is_load(self, value: Read) -> bool:
+        return any(value.tensor.startswith(f"{t}.") for t in self.tensors)
+
+
+def _stands_in(scope: Scope | None, around: Scope) -> bool:
+    """Says whether a body is another one or stands inside of it."""
+    while scope is not None and scope is not around:
+        scope = scope.parent
+    return scope is not None
+
+
+def _zero(dtype: str) -> float | int | bool:
+    return False if dtype == "bool" else 0.0 if "float" in dtype else 0

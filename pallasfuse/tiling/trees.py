@@ -1,0 +1,444 @@
+"""Schedule tree + nests -> tile programs: one walk gives legality, states, buffers, loads and stores.
+
+A value is known in the body of the loop where its nest stands, for the pieces of axes that the loops around it have open. A
+reduction whose axis is open has a *state*: accumulators and frames, carried by the outermost open loop over its reduced axes; where
+deeper loops take it piece by piece, they are a buffer. A load stands in the innermost loop over one of its axes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, Read, const, convert, read, sub
+from pallasfuse.ir.fold import OLD, Fold
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.part import Part
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.simplify import simplify
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tile_program import (
+    Buffer,
+    Carry,
+    Get,
+    Load,
+    Loop,
+    Segment,
+    Set,
+    Split,
+    Store,
+    TileProgram,
+    block_start,
+    verify,
+)
+from pallasfuse.ir.tree import Do, Keep, Merge, Node, RangeLoop, Tree, TreeKernel, walk
+from pallasfuse.tiling.bounds import Trip, known_where, plan_loop
+from pallasfuse.tiling.levels import blocks_and_loops, grid_of, splits
+from pallasfuse.tiling.lower import loaded
+from pallasfuse.tiling.masks import integer, minimum
+from pallasfuse.tiling.rules import BrokenRuleError, broken
+from pallasfuse.tiling.tree_values import Derive, Kept, Kernels, OpenPass, Tiles, TreeValues
+from pallasfuse.tiling.values import Scope
+
+
+def lower_tree(
+    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False
+) -> tuple[TileProgram, ...] | Refusal:
+    """The kernels of a schedule tree, each reading what those before have stored; or the rule that the tree breaks.
+
+    Levels that are not blocks or loops (`levels.blocks_and_loops`) run as those. strict: as in `fuse`.
+    """
+    plain = blocks_and_loops(tree, part)
+    if isinstance(plain, Refusal):
+        return plain
+    known = Kernels(part, derive, tiles, strict, {t.name: t for t in part.inputs})
+    programs = []
+    try:
+        for number, kernel in enumerate(plain):
+            programs.append(TreeLowering(kernel, known, _read_later(part, plain[number:])).run())
+        missing = [n for n in part.outputs if n not in known.stored]
+        if missing:
+            broken(13, f"nothing stores {', '.join(missing)}")
+    except BrokenRuleError as error:
+        return Refusal(str(error))
+    return tuple(programs)
+
+
+def _done_in(kernel: TreeKernel) -> set[str]:
+    return {n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge)}
+
+
+def _read_later(part: Part, kernels: Sequence[TreeKernel]) -> frozenset[str]:
+    """What the first kernel computes for those after it, which do not compute it again."""
+    nests = part.by_name
+    found: set[str] = set()
+    for kernel in kernels[1:]:
+        own = _done_in(kernel)
+        for name in own & nests.keys():
+            found |= {t for t in nests[name].reads if t in nests and t not in own}
+    return frozenset(found) & _done_in(kernels[0])
+
+
+class TreeLowering(TreeValues):
+    """One kernel of a tree under construction."""
+
+    def __init__(self, kernel: TreeKernel, known: Kernels, wanted: frozenset[str]) -> None:
+        """wanted: the nests that later kernels read."""
+        super().__init__(known)
+        self.kernel, self.stores = kernel, wanted | frozenset(known.part.outputs)
+        self.outputs: list[Tensor] = []
+        self._grid()
+
+    # --- axes and windows
+
+    def _axis(self, name: str) -> Axis:
+        if name not in self.axes:
+            broken(1, f"no axis is called {name}; there are {', '.join(self.axes)}")
+        return self.axes[name]
+
+    def _grid(self) -> None:
+        """The blocks of the kernel, and the parts that they have of an axis that they reduce."""
+        loops, body = grid_of(self.kernel.body)
+        self.block_body = body
+        if any(isinstance(n, RangeLoop) and n.level in ("time", "mesh", "grid") for _, n in walk(self.block_body)):
+            broken(2, f"{self.kernel.name}: loops over blocks stand outermost, one in the other")
+        blocks: dict[Axis, int] = {}
+        self.split: Axis | None = None
+        parts = 1
+        for loop in loops:
+            axis = self._axis(loop.axis)
+            if splits(loop, self.known.part):
+                if self.split not in (None, axis):
+                    broken(14, f"{self.kernel.name}: blocks have parts of {self.split} and of {axis}")
+                self.split = axis
+                parts *= loop.size if loop.shares else -(-axis.extent // loop.size)
+            else:
+                blocks[axis] = self._piece(loop, axis, blocks.get(axis, axis.extent))
+                self.sizes[axis] = blocks[axis]
+        if self.split is not None and not any(
+            isinstance(n, RangeLoop) and n.axis == self.split.name for _, n in walk(body)
+        ):
+            self.block_body = (RangeLoop(self.split.name, -(-self.split.extent // parts), body),)
+        self.padded_axes = self._products()
+        merged = [self.known.partial[n] for n in _done_in(self.kernel) if n in self.known.partial]
+        self.blocks = {a: self._rounded(a, t) for a, t in blocks.items()}
+        self.part = Axis(f"{self.split}.part", parts)
+        self.parts = Axis("", 1)
+        self.grid = (*(((self.part, 1),) if self.split else ()), *self.blocks.items())
+        every_part = [Axis(p.part.name + "s", p.part.extent) for p in merged if p.part is not None]
+        rest = [a for a in self.axes.values() if a not in self.blocks]
+        self.order = tuple(dict.fromkeys((*(a for a, _ in self.grid), *every_part, *rest)))
+
+    # --- the kernel
+
+    def run(self) -> TileProgram:
+        """The kernel's tile program."""
+        self._nodes(self.block_body, self.root)
+        launch = self.kernel.launch
+        reads = dict.fromkeys(loaded(self.root.statements))
+        tiles = tuple((a, self._window(a, self.root)) for a in self.order)
+        slots = max((n.slots for _, n in walk(self.block_body) if isinstance(n, RangeLoop)), default=1)
+        for tensor in self.outputs:
+            self.known.tensors[tensor.name] = tensor
+        return verify(TileProgram(
+            self.kernel.name, tuple(self.tensors[t] for t in reads), tuple(self.outputs), self.grid, tiles,
+            tuple(self.root.statements), launch.warps or 4, slots, launch.ping_pong, (), launch.software_pipelined,
+            launch.persistent, launch.grid_swizzle, launch.prefetch_wait,
+        ))  # fmt: skip
+
+    def _nodes(self, body: tuple[Node, ...], scope: Scope) -> None:
+        for node in body:
+            match node:
+                case Do(name):
+                    self._do(self._nest(name), scope)
+                case Merge(name):
+                    self._merge(self._nest(name), scope)
+                case Keep(tensor, memory):
+                    if tensor not in self.tensors:
+                        broken(8, f"{tensor} is kept, which is neither an input nor stored by an earlier kernel")
+                    self.kept[tensor] = Kept(scope, memory)
+                case RangeLoop():
+                    for nest in self._under(node):
+                        of = self.active.get(nest.name)
+                        if (
+                            of is not None
+                            and of.body is scope
+                            and nest.name in of.deeper
+                            and all(x is not node for x in of.chain)
+                        ):
+                            self._frames(of.by_name[nest.name], of.by_name, scope)
+                    self._loop(node, scope)
+                case _:
+                    assert_never(node)
+
+    def _nest(self, name: str) -> Nest:
+        if name not in self.nests:
+            broken(3, f"no nest is called {name}; there are {', '.join(self.nests)}")
+        return self.nests[name]
+
+    def _under(self, loop: RangeLoop) -> Iterable[Nest]:
+        return (self._nest(n.nest) for _, n in walk(loop.body) if isinstance(n, Do))
+
+    # --- nests
+
+    def _do(self, nest: Nest, scope: Scope) -> None:
+        if nest.name in self.active:
+            self._step_state(nest, self.active[nest.name], scope)
+            return
+        if nest.reducer is None:
+            value = convert(self._expr(nest.body, scope), nest.dtype)
+            if nest.name not in self.stores or self._read_here(nest):
+                value = self._let(f"{nest.name}.value", nest.axes, value, scope)
+        else:
+            total = self._reduction(nest.name, nest.axes, nest.reducer, nest.body, nest.reduced, scope, nest.precision)
+            value = self._let(f"{nest.name}.value", nest.axes, convert(total, nest.dtype), scope)
+        scope.known[read(nest.name, nest.axes, nest.dtype)] = value
+        self._store(nest, value, scope)
+
+    def _read_here(self, nest: Nest) -> bool:
+        return any(nest.name in self.nests[n].reads for n in _done_in(self.kernel) if n in self.nests)
+
+    def _store(self, nest: Nest, value: Expr, scope: Scope) -> None:
+        """A nest that is finished, where somebody else reads it."""
+        if nest.name not in self.stores:
+            return
+        scope.statements.append(Store(nest.name, nest.axes, value))
+        if nest.name not in self.known.stored:
+            self.known.stored.add(nest.name)
+            self.outputs.append(Tensor(nest.name, nest.axes, nest.dtype))
+
+    def _finished(self, fold: Fold, folds: list[Fold], scope: Scope) -> None:
+        self._finish(fold, folds)
+        nest = fold.nest
+        self._store(nest, scope.known[read(nest.name, nest.axes, nest.dtype)], scope)
+
+    def _step_state(self, nest: Nest, of: OpenPass, scope: Scope) -> None:
+        """One step of a reduction that is open: its accumulators, and, where no loop stands between, its frames."""
+        fold = of.by_name[nest.name]
+        if nest.name not in of.deeper:
+            self._frames(fold, of.by_name, scope)
+            self._accumulate(fold, scope)
+            return
+        for a in fold.accumulators:
+            axes = self._sorted(frozenset(a.axes))
+            scope.statements.append(Get(a.name, _buffer(a.name), axes, a.dtype))
+        self._accumulate(fold, scope)
+        for a in fold.accumulators:
+            axes = self._sorted(frozenset(a.axes))
+            scope.statements.append(Set(_buffer(a.name), axes, read(f"{a.name}.next", axes, a.dtype)))
+
+    # --- loops
+
+    def _pass(self, loop: RangeLoop, axis: Axis, scope: Scope) -> OpenPass:
+        """The folds whose states a loop carries: it is the outermost open one over an axis that they reduce."""
+        found: dict[str, Nest] = {}
+        paths: dict[str, tuple[RangeLoop, ...]] = {}
+        for path, node in walk(loop.body):
+            if not isinstance(node, Do):
+                continue
+            nest = self._nest(node.nest)
+            outside = any(self._loop_over(a, scope) is not None for a in nest.reduced)
+            if axis not in nest.reduced or outside:
+                continue
+            if nest.name in found:
+                broken(4, f"{nest.name} stands twice in the loop over {axis} that carries its state")
+            found[nest.name] = nest
+            paths[nest.name] = path
+        chain = _shared_loops(list(paths.values()), axis.name)
+        deeper = {n for n, p in paths.items() if len(p) > len(chain)}
+        folds: dict[str, Fold] = {}
+        for nest in found.values():
+            unfinished = {n: f for n, f in folds.items() if self._depends(nest, n)}
+            late = next((t for t in nest.reads if t in found and t not in folds), None)
+            if late is not None:
+                broken(6, f"{nest.name} reads {late}, whose step comes after its own in the loop over {axis}")
+            for name in unfinished:
+                if name in deeper:
+                    broken(
+                        6,
+                        f"{nest.name} reads {name}, which is unfinished in the loop over {axis} and known in an inner loop only",
+                    )
+            fold = self.known.derive(nest, axis, unfinished)
+            if isinstance(fold, Refusal):
+                broken(
+                    6,
+                    f"{nest.name} reads {', '.join(sorted(set(nest.reads) & unfinished.keys()))} unfinished: {fold.reason}",
+                )
+            folds[nest.name] = fold
+        return OpenPass(axis, list(folds.values()), frozenset(deeper), chain)
+
+    def _depends(self, nest: Nest, name: str) -> bool:
+        return name in nest.reads or any(self._depends(self.nests[t], name) for t in nest.reads if t in self.nests)
+
+    def _loop(self, loop: RangeLoop, scope: Scope) -> None:
+        axis = self._axis(loop.axis)
+        handed = next((p for p in self.active.values() if any(x is loop for x in p.chain)), None)
+        own = handed or self._pass(loop, axis, scope)
+        split = axis == self.split and self._loop_over(axis, scope) is None
+        inside = axis in self.blocks or self._loop_over(axis, scope) is not None
+        window = self._window(axis, scope)
+        tile = self._piece(loop, axis, window if inside else axis.extent)
+        tile = min(self._rounded(axis, tile), window) if inside else self._rounded(axis, tile)
+        saved = self.rolled, self.top, self.here, vars(self).get("_late_frames"), vars(self).get("_carried_frames")
+        self.rolled, self.top, sizes = axis, scope, self.sizes
+        self.sizes = {**sizes, axis: loop.size if not loop.shares else tile}
+        self._enter(own.folds)
+        for fold in () if handed else own.folds:
+            if fold.name in own.deeper:
+                self._make_buffers(fold, scope)
+        carries = self._carries(own, begun=handed is not None, last=loop is (loop, *own.chain)[-1])
+        if inside:
+            made = self._inner_loop(axis, tile, window, scope, None if handed is None else handed.visits)
+        else:
+            made = self._outer_loop(loop, own, axis, tile, scope, split=split)
+        own.visits = made.to_visit, made.first
+        segments = []
+        for trip in made.trips:
+            body = Scope(parent=scope, edge=trip.edge, along=axis, size=trip.tile)
+            body.fixed = {**scope.fixed, **known_where(trip.true), **self._at_safe_frames(own.folds)}
+            own.body, self.here, before = body, body, self.active
+            self.active = {**before, **{f.name: own for f in own.folds}}
+            self.opened.append((body, loop))
+            self._nodes(loop.body, body)
+            self.opened.pop()
+            self.active = before
+            segments.append(
+                Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(body.statements), trip.label, trip.edge)
+            )
+        self.here = scope
+        scope.statements.append(
+            Loop(axis, tuple(carries), tuple(segments), made.to_visit, made.first, made.split, origin=made.origin)
+        )
+        if handed is None:
+            self._closed(own, scope, split=split)
+        self.sizes = sizes
+        self.rolled, self.top, self.here, late, carried = saved
+        if late is not None and carried is not None:
+            self._late_frames, self._carried_frames = late, carried
+
+    def _carries(self, own: OpenPass, *, begun: bool, last: bool) -> list[Carry]:
+        """The carried values of a loop. begun: a loop around it over the same axis carries them, too; last: no loop in it does."""
+        found = []
+        for a in (a for f in own.folds if f.name not in own.deeper for a in f.accumulators):
+            axes = self._sorted(frozenset(a.axes))
+            init = read(a.name, axes, a.dtype) if begun else const(a.reducer.identity(a.dtype), a.dtype)
+            found.append(Carry(a.name, axes, a.dtype, init, f"{a.name}.next" if last else a.name))
+        for frame in dict.fromkeys(self._carried_frames.values()):
+            axes, dtype, name = self._sorted(frozenset(frame.axes)), frame.value.dtype, frame.name + OLD
+            init = read(name, axes, dtype) if begun else const(frame.safe, dtype)
+            found.append(Carry(name, axes, dtype, init, frame.name if last else name))
+        return found
+
+    def _closed(self, own: OpenPass, scope: Scope, *, split: bool) -> None:
+        """After the loop that carries states: what it reduces is finished, or the states of a part are stored."""
+        for a in (a for f in own.folds if f.name in own.deeper for a in f.accumulators):
+            scope.statements.append(Get(a.name, _buffer(a.name), self._sorted(frozenset(a.axes)), a.dtype))
+        if split and own.folds:
+            own.part, own.kernel = self.part, self.kernel.name
+            for tensor, value in self._states(own.folds):
+                scope.statements.append(Store(tensor.name, tensor.axes, value))
+                self.outputs.append(tensor)
+            self.known.partial |= {f.name: own for f in own.folds}
+        else:
+            for fold in own.folds:
+                self._finished(fold, own.folds, scope)
+
+    def _make_buffers(self, fold: Fold, scope: Scope) -> None:
+        for a in fold.accumulators:
+            axes = self._sorted(frozenset(a.axes))
+            sizes = tuple(self._window(x, scope) for x in axes)
+            identity = const(a.reducer.identity(a.dtype), a.dtype)
+            scope.statements.append(Buffer(_buffer(a.name), axes, sizes, a.dtype, identity))
+
+    def _inner_loop(
+        self, axis: Axis, tile: int, window: int, scope: Scope, visits: tuple[Expr, Expr] | None
+    ) -> "_Planned":
+        """A loop in the piece that a block, or a loop around it, has of its axis: it visits all of it.
+
+        visits: where it goes on with the states of a loop around it, what that one visits, and its first position.
+        """
+        start = read(block_start(axis), (), "int32")
+        around = self._loop_over(axis, scope)
+        edge = around.edge if around is not None else self.tails != "exact" and axis.extent % window != 0
+        trips = [Trip(integer(0), integer(window // tile), 0, tile, edge, frozenset(), "")]
+        if window % tile:
+            trips.append(Trip(integer(0), integer(1), window - window % tile, window % tile, edge, frozenset(), "tail"))
+        to_visit = simplify(minimum(integer(window), sub(integer(axis.extent), start))) if edge else integer(window)
+        to_visit, first = visits or (to_visit, start)
+        return _Planned(trips, to_visit, first, None, start)
+
+    def _outer_loop(
+        self, loop: RangeLoop, own: OpenPass, axis: Axis, tile: int, scope: Scope, *, split: bool
+    ) -> "_Planned":
+        """A loop over all of its axis, or a block's part of it: bounded by masks outside of which nothing is added or stored."""
+        nests = list(self._under(loop))
+        adding = [f for p in (own, *self.active.values()) for f in p.folds if any(n.name == f.name for n in nests)]
+        adds_only = all(n.name in {f.name for f in adding} or n.name not in self.stores for n in nests)
+        adds_only &= all(n.reads.isdisjoint(self.kept) for n in nests)  # a loop that fills a buffer fills all of it
+        opened = [a for a in self.axes.values() if a in self.blocks or self._loop_over(a, scope) is not None]
+        schedule = Schedule(tuple((a, self._window(a, scope)) for a in opened), axis, tile)
+        plan = plan_loop(
+            schedule, axis, lambda a: tile if a == axis else self._window(a, scope), self.tails, adding if adds_only else [],
+            inner=frozenset(n.name for n in nests), strict=self.strict,
+        )  # fmt: skip
+        plan = plan.map(lambda bound: self._outer(bound, scope))
+        if split:
+            plan = plan.part(self.part)
+        return _Planned(list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0))
+
+    # --- merges
+
+    def _merge(self, nest: Nest, scope: Scope) -> None:
+        of = self.known.partial.get(nest.name)
+        if of is None or of.part is None:
+            broken(7, f"{nest.name} has no partial states")
+        if of.kernel == self.kernel.name:
+            broken(7, f"{nest.name}: states of the blocks of a grid are merged by a later kernel")
+        fold = of.by_name[nest.name]
+        self.rolled, self.top, self.here = of.axis, scope, scope
+        self.part, own_part = of.part, self.part
+        self.parts = Axis(of.part.name + "s", of.part.extent)
+        self._enter(of.folds)
+        for other in of.folds:
+            needed = any(other.name in f.unfinished for f in fold.frames) or other.name in fold.finish.tensors
+            if needed and scope.find(read(other.name, other.nest.axes, other.nest.dtype)) is None:
+                broken(7, f"{nest.name} is merged before {other.name}, which its repair reads")
+        states = {value.tensor: tensor for tensor, value in self._states(of.folds)}
+        wanted = [a.name for a in fold.accumulators]
+        wanted += [self._carried_frames[f.name].name + OLD for f in fold.frames if f.name not in self._late_frames]
+        have: dict[str, Read] = {}
+        for name in dict.fromkeys(wanted):
+            tensor = states[name]
+            indices = tuple(self.parts if a == of.part else a for a in tensor.axes)
+            scope.statements.append(Load(f"{name}.parts", tensor.name, indices, tensor.dtype))
+            have[name] = read(f"{name}.parts", self._sorted(frozenset(indices)), tensor.dtype)
+        self._combine(fold, of.by_name, have)
+        self._finished(fold, of.folds, scope)
+        self.part = own_part
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The trips of a loop, what they visit together, and where its positions are counted from."""
+
+    trips: list[Trip]
+    to_visit: Expr
+    first: Expr
+    split: Split | None
+    origin: Expr
+
+
+def _shared_loops(paths: Sequence[tuple[RangeLoop, ...]], axis: str) -> tuple[RangeLoop, ...]:
+    """The loops over an axis that all paths begin with, one in the other."""
+    found: list[RangeLoop] = []
+    for level in zip(*paths, strict=False):
+        if level[0].axis != axis or any(x is not level[0] for x in level):
+            break
+        found.append(level[0])
+    return tuple(found)
+
+
+def _buffer(accumulator: str) -> str:
+    """The buffer of an accumulator that inner loops take piece by piece."""
+    return f"{accumulator}.buffer"
