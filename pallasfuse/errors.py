@@ -16,7 +16,8 @@ class TargetError(PallasfuseError):
 
 
 class ScheduleError(PallasfuseError):
-    """The schedule that was asked for cannot be read, does not fit the program, or breaks a rule; the message says which, and where."""
+    """The schedule that was asked for cannot be read, does not fit the program, or breaks a rule: the message says which, and
+    where."""
 
 
 class TraceError(PallasfuseError):
