@@ -22,9 +22,7 @@ import numpy as np
 
 import pallasfuse as pf
 from pallasfuse.errors import InvalidProgramError
-from pallasfuse.ir import domain
 from pallasfuse.ir.evaluate import evaluate as evaluate_loop_program
-from pallasfuse.ir.evaluate import evaluate_nest
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.plan import Kernel, Plan
@@ -280,7 +278,7 @@ class Case:
         for kernel in plan.kernels:
             if kernel.schedule.trips * _blocks(kernel.program.grid) > MOST_TRIPS:
                 continue
-            known = {name: self.variables[name].value for name in kernel.group.inputs}
+            known = {name: self.variables[name].value for name in kernel.reads}
             for back in (False, True) if plan.target.tails == "exact" else (False,):
                 try:
                     outputs = _evaluate(kernel, known, back=back)
@@ -295,8 +293,7 @@ class Case:
 def _evaluate(kernel: Kernel, known: Mapping[str, Any], *, back: bool) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
     for phase in kernel.phases:
-        ends = {n.name: evaluate_nest(n, known, domain.FLOAT64) for r in phase.program.ranges for n in r.nests}
-        inputs = {t.name: {**known, **ends, **outputs}[t.name] for t in phase.program.inputs}
+        inputs = {t.name: {**known, **outputs}[t.name] for t in phase.program.given}
         outputs |= evaluate_tiles(phase.program, inputs, move_last_block_back=back)
     return {n.name: outputs[n.name] for n in kernel.group.outputs}
 
