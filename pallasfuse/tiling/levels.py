@@ -18,7 +18,7 @@ OUTER = ("time", "mesh", "grid")
 def blocks_and_loops(tree: Tree, part: Part) -> Tree | Refusal:
     """Returns the tree with levels of blocks and serial loops only, kernels that merge clusters being kernels of their own."""
     kernels: list[TreeKernel] = []
-    for kernel in _merged_at_once(tree):
+    for kernel in _merged_at_once(tree, part):
         if any(isinstance(n, RangeLoop) and n.level == "group" and splits(n, part) for _, n in walk(kernel.body)):
             return Refusal("rule 14 (target): only a target with warpgroups merges what they have reduced")
         found = _phases(replace(kernel, body=_serial(kernel.body, "group")), part)
@@ -28,27 +28,36 @@ def blocks_and_loops(tree: Tree, part: Part) -> Tree | Refusal:
     return tuple(kernels)
 
 
-def _merged_at_once(tree: Tree) -> Tree:
-    """Only the last merge of each reduction is left, which joins the states of all levels."""
-    seen: set[str] = set()
-    kernels: list[TreeKernel] = []
-    for kernel in reversed(tree):
-        body = _last_merges(kernel.body, seen)
-        if any(isinstance(n, Do | Merge) for _, n in walk(body)):
-            kernels.insert(0, replace(kernel, body=body))
-    return tuple(kernels)
+def _merged_at_once(tree: Tree, part: Part) -> Tree:
+    """Of the merges of a reduction, one for each level at which it is split, the one that completes it joins the states of all."""
+    missing = _split_levels(tree, part)
+
+    def kept(body: tuple[Node, ...]) -> tuple[Node, ...]:
+        result: list[Node] = []
+        for node in body:
+            if isinstance(node, RangeLoop):
+                inner = kept(node.body)
+                result += [replace(node, body=inner)] if inner else []
+                continue
+            if isinstance(node, Merge):
+                missing[node.nest] = missing.get(node.nest, 1) - 1
+            if not isinstance(node, Merge) or missing[node.nest] <= 0:
+                result.append(node)
+        return tuple(result)
+
+    kernels = [replace(kernel, body=kept(kernel.body)) for kernel in tree]
+    return tuple(k for k in kernels if any(isinstance(n, Do | Merge) for _, n in walk(k.body)))
 
 
-def _last_merges(body: tuple[Node, ...], seen: set[str]) -> tuple[Node, ...]:
-    result: list[Node] = []
-    for node in reversed(body):
-        if isinstance(node, RangeLoop):
-            inner = _last_merges(node.body, seen)
-            result += [replace(node, body=inner)] if inner else []
-        elif not (isinstance(node, Merge) and node.nest in seen):
-            result.append(node)
-            seen |= {node.nest} if isinstance(node, Merge) else set()
-    return tuple(reversed(result))
+def _split_levels(tree: Tree, part: Part) -> dict[str, int]:
+    """The number of spatial loops that leave partial states of each reduction."""
+    nests, found = part.by_name, dict[str, int]()
+    for kernel in tree:
+        for around, node in walk(kernel.body):
+            if isinstance(node, Do) and node.nest in nests:
+                reduced = {a.name for a in nests[node.nest].reduced}
+                found[node.nest] = sum(x.axis in reduced and x.level != "serial" for x in around)
+    return found
 
 
 def grid_of(body: tuple[Node, ...]) -> tuple[tuple[RangeLoop, ...], tuple[Node, ...]]:

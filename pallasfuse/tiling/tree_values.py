@@ -1,5 +1,6 @@
 """The values of a kernel that a schedule tree describes: the windows of axes, and where values are known, loaded and kept."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,6 +11,7 @@ from pallasfuse.ir.expr import Expr, Read, const, read
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
+from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.statements import Buffer, Get, Load, Set
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Memory, RangeLoop
@@ -124,15 +126,25 @@ class TreeValues(Passes):
             broken(1, f"{axis}:{loop.size} does not divide the piece of {around} around it")
         return min(loop.size, window)
 
-    def _products(self) -> dict[Axis, int]:
-        """The axes of matrix products, which some targets want to be so long."""
-        products = [n for n in self.nests.values() if n.is_reduction and contracts(n.body, frozenset(n.reduced))]
-        return {a: self.tiles.smallest_dot for n in products for a in (*n.axes, *n.reduced)}
+    def _products(self, blocks: Mapping[Axis, int]) -> dict[Axis, int]:
+        """The axes of matrix products, which some targets want to be so long; those of the grid together, as they are its rows."""
+        least, found = self.tiles.smallest_dot, dict[Axis, int]()
+        for nest in self.nests.values():
+            if nest.reducer == SUM and contracts(nest.body, frozenset(nest.reduced)):
+                rows = [a for a in (*nest.axes, *nest.reduced) if blocks.get(a, 1) > 1]
+                found |= {a: least for a in (*nest.axes, *nest.reduced) if a not in blocks}
+                if rows:
+                    others = math.prod(power_of_two(blocks[a]) for a in rows[:-1])
+                    found[rows[-1]] = max(found.get(rows[-1], 1), -(-least // others))
+        return found
 
     def _rounded(self, axis: Axis, size: int) -> int:
         return self.tiles.rounded(
             max(size, self.padded_axes.get(axis, 1)) if size > 1 and self.tails != "exact" else size
         )
+
+    def _ones(self) -> frozenset[Axis]:
+        return frozenset(a for a in self.order if min(self.sizes.get(a, self._tile(a)), a.extent) == 1)
 
     def _tile(self, axis: Axis) -> int:
         return self._window(axis, self.here)

@@ -22,6 +22,7 @@ from pallasfuse.ir.tile_program import (
     Buffer,
     Carry,
     Get,
+    Let,
     Load,
     Loop,
     Segment,
@@ -75,7 +76,7 @@ def _read_later(part: Part, kernels: Sequence[TreeKernel]) -> frozenset[str]:
     found: set[str] = set()
     for kernel in kernels[1:]:
         own = _done_in(kernel)
-        for name in own & nests.keys():
+        for name in {n.nest for _, n in walk(kernel.body) if isinstance(n, Do)} & nests.keys():
             found |= {t for t in nests[name].reads if t in nests and t not in own}
     return frozenset(found) & _done_in(kernels[0])
 
@@ -108,7 +109,7 @@ class TreeLowering(TreeValues):
         parts = 1
         for loop in loops:
             axis = self._axis(loop.axis)
-            if splits(loop, self.known.part):
+            if loop.shares or splits(loop, self.known.part):
                 if self.split not in (None, axis):
                     broken(14, f"{self.kernel.name}: blocks have parts of {self.split} and of {axis}")
                 self.split = axis
@@ -116,11 +117,13 @@ class TreeLowering(TreeValues):
             else:
                 blocks[axis] = self._piece(loop, axis, blocks.get(axis, axis.extent))
                 self.sizes[axis] = blocks[axis]
+        if self.split in blocks:
+            broken(1, f"{self.kernel.name}: blocks have pieces and parts of {self.split}")
         if self.split is not None and not any(
             isinstance(n, RangeLoop) and n.axis == self.split.name for _, n in walk(body)
         ):
             self.block_body = (RangeLoop(self.split.name, -(-self.split.extent // parts), body),)
-        self.padded_axes = self._products()
+        self.padded_axes = self._products(blocks)
         merged = [self.known.partial[n] for n in _done_in(self.kernel) if n in self.known.partial]
         self.blocks = {a: self._rounded(a, t) for a, t in blocks.items()}
         self.part = Axis(f"{self.split}.part", parts)
@@ -307,8 +310,11 @@ class TreeLowering(TreeValues):
                 Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(body.statements), trip.label, trip.edge)
             )
         self.here = scope
+        # what is read last before a loop that stores along the axis may still be in a cache
+        backwards = not carries and not inside
+        backwards &= all(isinstance(s, Load | Let | Store) for g in segments for s in g.body)
         scope.statements.append(
-            Loop(axis, tuple(carries), tuple(segments), made.to_visit, made.first, made.split, origin=made.origin)
+            Loop(axis, tuple(carries), tuple(segments), made.to_visit, made.first, made.split, backwards, made.origin)
         )
         if handed is None:
             self._closed(own, scope, split=split)
@@ -411,8 +417,13 @@ class TreeLowering(TreeValues):
         for name in dict.fromkeys(wanted):
             tensor = states[name]
             indices = tuple(self.parts if a == of.part else a for a in tensor.axes)
-            scope.statements.append(Load(f"{name}.parts", tensor.name, indices, tensor.dtype))
-            have[name] = read(f"{name}.parts", self._sorted(frozenset(indices)), tensor.dtype)
+            node = read(tensor.name, indices, tensor.dtype)
+            value = self._find(node, scope)
+            if not isinstance(value, Read):
+                home = self._home(node.axes, scope)
+                home.statements.append(Load(f"{name}.parts", tensor.name, indices, tensor.dtype))
+                value = home.known[node] = read(f"{name}.parts", self._sorted(node.axes), tensor.dtype)
+            have[name] = value
         self._combine(fold, of.by_name, have)
         self._finished(fold, of.folds, scope)
         self.part = own_part

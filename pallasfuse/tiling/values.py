@@ -99,6 +99,10 @@ class Values:
         size = max(size, self.padded_axes.get(axis, 1))
         return -(-size // self.multiple) * self.multiple if self.multiple and size > 1 else power_of_two(size)
 
+    def _ones(self) -> frozenset[Axis]:
+        """The axes of which a tile has one position."""
+        return frozenset(a for a in self.order if self._tile(a) == 1)
+
     def _side_by_side(self) -> int:
         """The schedule's `interleave`, as far as it divides the blocks of the other axes."""
         blocks = math.prod(-(-a.extent // self._tile(a)) for a, _ in self.schedule.grid[:-1])
@@ -163,7 +167,7 @@ class Values:
         accumulator = dtypes.accumulator(body.dtype)
         axes = self._sorted(frozenset(axes))
         padded = [a for a in over if self._is_padded(a, scope)]
-        ones = frozenset(a for a in self.order if self._tile(a) == 1)
+        ones = self._ones()
         batched = self.tails == "exact"  # these are loops of XLA, whose products have batches
         product = split_product(body, frozenset(over), ones, batched=batched) if reducer == SUM else None
         if product is not None:
