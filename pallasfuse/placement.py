@@ -32,10 +32,11 @@ from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.smaller_tiles import smaller
 from pallasfuse.tiling.split import split
 from pallasfuse.tiling.units import COMPARISONS
+from pallasfuse.triton_gpu import rules
 
 _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "interpret": pallas_kernel.product_too_large,
-    "triton": pallas_kernel.product_too_large,
+    "triton": rules.problem,
     "mosaic_gpu": mosaic_rules.problem,
 }
 """Why a target cannot run a kernel: one phase, where each is a kernel of its own."""

@@ -22,6 +22,7 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
 from pallasfuse.store import Store
 from pallasfuse.targets import find
+from tests.ir.nested_programs import EXAMPLES
 from tests.programs_by_name import PROGRAMS
 from tests.test_repetition import arguments, model
 
@@ -277,3 +278,9 @@ def test_only_named_classes_are_written_and_read():
         decode([["FuseOptions"]], (), {})
     with pytest.raises(EncodingError):
         decode([["tuple", [0]]], (), {})
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_programs_with_nested_loops_and_buffers_are_written_and_read(name):
+    program = EXAMPLES[name].program("masked")
+    assert decode(json.loads(json.dumps(encode(program, kept_plans._CLASSES, {}))), kept_plans._CLASSES, {}) == program

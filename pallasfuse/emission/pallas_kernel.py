@@ -4,7 +4,7 @@ Grid blocks are numbered on one grid dimension. Tiles have full, power-of-two si
 zero and never written.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -20,7 +20,7 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.renaming import readable
-from pallasfuse.ir.tile_program import Contract, Loop, Statement, TileProgram
+from pallasfuse.ir.tile_program import Contract, TileProgram, in_windows
 
 SMALLEST_DOT = 16
 """Matrix units take tiles of at least this many rows, columns and contracted elements."""
@@ -170,21 +170,15 @@ def product_too_large(program: TileProgram) -> str | None:
     Such a contraction is no matrix product, and its tiles are too large to be multiplied element by element.
     """
 
-    def visit(body: tuple[Statement, ...]) -> Iterator[Contract]:
-        for s in body:
-            if isinstance(s, Contract):
-                yield s
-            elif isinstance(s, Loop):
-                for segment in s.segments:
-                    yield from visit(segment.body)
-
-    for s in visit(program.body):
-        sides = [frozenset(a for a in e.axes if program.tile(a) > 1) for e in (s.lhs, s.rhs)]
-        over = frozenset(a for a in s.over if program.tile(a) > 1)
+    for s, tiles in in_windows(program.body, dict(program.tiles)):
+        if not isinstance(s, Contract):
+            continue
+        sides = [frozenset(a for a in e.axes if tiles[a] > 1) for e in (s.lhs, s.rhs)]
+        over = frozenset(a for a in s.over if tiles[a] > 1)
         kept = [side - over for side in sides]
         if _is_matrix_product(over, *kept):
             continue
-        sizes = {a.name: program.tile(a) for a in sorted(sides[0] | sides[1])}
+        sizes = {a.name: tiles[a] for a in sorted(sides[0] | sides[1])}
         if prod(sizes.values()) > LARGEST_PRODUCT:
             return f"{s.name}, a product over tiles of {' x '.join(f'{a}:{n}' for a, n in sizes.items())}, is no matrix product"
     return None

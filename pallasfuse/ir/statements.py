@@ -1,6 +1,6 @@
 """The statements of tile programs (`ir/tile_program.py`), and the names by which they read where they are."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -210,6 +210,15 @@ def every(body: Iterable[Statement]) -> Iterator[Statement]:
                 yield from every(segment.body)
 
 
+def in_windows(body: Iterable[Statement], tiles: Mapping[Axis, int]) -> Iterator[tuple[Statement, Mapping[Axis, int]]]:
+    """All statements in the order of `every`, each with the size of the window along every axis where it stands."""
+    for s in body:
+        yield s, tiles
+        if isinstance(s, Loop):
+            for segment in s.segments:
+                yield from in_windows(segment.body, {**tiles, s.axis: segment.tile})
+
+
 def expressions(statement: Statement) -> tuple[Expr, ...]:
     """Returns the expressions that a statement computes itself, without those of the statements inside it."""
     match statement:
@@ -221,6 +230,21 @@ def expressions(statement: Statement) -> tuple[Expr, ...]:
             return (statement.init,)
         case Load() | Get() | Loop():
             return ()
+
+
+def not_flat(body: Iterable[Statement]) -> str | None:
+    """Says what emitters of one level of loops, whose values begin as numbers, cannot run of a body; None for nothing."""
+    for s in every(body):
+        match s:
+            case Buffer(name) | Get(_, name) | Set(name):
+                return f"it has buffers: {name}"
+            case Loop(axis) if any(isinstance(x, Loop) for g in s.segments for x in g.body):
+                return f"it has loops inside loops: inside that over {axis}"
+            case Loop(axis) if s.origin is not ZERO:
+                return f"it has a loop over {axis} inside a block of {axis}"
+            case Loop(_, carries) if any(c.init.tensors or c.init.axes for c in carries):
+                return "its loop carries values that begin as more than numbers"
+    return None
 
 
 def tile_name(statement: Statement) -> str | None:

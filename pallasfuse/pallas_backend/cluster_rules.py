@@ -12,17 +12,21 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
+    Buffer,
     Carry,
     Contract,
+    Get,
     Let,
     Load,
     Loop,
     Reduce,
+    Set,
     Statement,
     Store,
     TileProgram,
     every,
     expressions,
+    not_flat,
 )
 from pallasfuse.pallas_backend.mosaic_rules import (
     COPY_ALIGNMENT,
@@ -153,6 +157,9 @@ def _axes(statement: Statement) -> frozenset[Axis]:
 
 
 def _shape(programs: tuple[TileProgram, ...]) -> Shape:
+    reason = next((r for r in (not_flat(p.body) for p in programs) if r is not None), None)
+    if reason is not None:
+        raise Unsuited(reason)
     loops = [s for p in programs for s in p.body if isinstance(s, Loop)]
     if not loops:
         raise Unsuited("a row is one tile: it has no loop")
@@ -280,8 +287,8 @@ def _check(shape: Shape, program: TileProgram, statement: Statement) -> None:
                 raise Unsuited(f"{name} reduces {[a.name for a in over]}")
         case Contract(name):
             raise Unsuited(f"{name} is a product")
-        case Let() | Loop():
-            pass
+        case Let() | Buffer() | Get() | Set() | Loop():
+            pass  # buffers are refused as a whole
 
 
 def _check_node(shape: Shape, node: Expr) -> None:

@@ -24,6 +24,7 @@ from pallasfuse.ir.tile_program import (
     TileProgram,
     every,
     expressions,
+    not_flat,
 )
 from pallasfuse.targets import MOSAIC_GPU
 
@@ -99,6 +100,14 @@ def present(program: TileProgram, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 
 
 def shape_of(program: TileProgram) -> Shape:
+    """The shape of a program.
+
+    Raises:
+      Unsuited: with the reason why the emitter cannot take it.
+    """
+    reason = not_flat(program.body)
+    if reason is not None:
+        raise Unsuited(reason)
     loops = [s for s in program.body if isinstance(s, Loop)]
     if len(loops) != 1 or not loops[0].carries:
         raise Unsuited(f"it has {len(loops)} loops, and one with carried values is what can be emitted")

@@ -27,7 +27,7 @@ from pallasfuse.ir.tile_program import (
     expressions,
 )
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
-from pallasfuse.price.visited_tiles import mean_and_most_trips
+from pallasfuse.price.visited_tiles import Window, mean_and_most_trips, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,9 +199,9 @@ class _Block:
 
 
 def _read_block(
-    body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, int]
+    body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, Window]
 ) -> _Block:
-    """What tiles do not change of a block. seen: what has been computed already; grows. windows: the tiles of the loops around."""
+    """What tiles do not change of a block. seen: what has been computed already; grows. windows: those of the loops around."""
     steps: list[_Step | _Rolled] = []
     for s in body:
         if not isinstance(s, Loop):
@@ -212,7 +212,10 @@ def _read_block(
         trips = [(g, *mean_and_most_trips(g, s, program, windows)) for g in s.segments]
         visited = tuple(
             _Trips(
-                g, mean, longest, _read_block(g.body if mean else (), program, set(seen), {**windows, s.axis: g.tile})
+                g,
+                mean,
+                longest,
+                _read_block(g.body if mean else (), program, set(seen), {**windows, s.axis: window_of(g, s)}),
             )
             for g, mean, longest in trips
         )

@@ -1,6 +1,7 @@
 """How much of the rolled axis a kernel visits: its loop bounds evaluated for every grid block."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -65,18 +66,37 @@ def tile_range(segment: Segment, starts: Mapping[Axis, int]) -> range | None:
     return range(int(_numbers(segment.start, known)), int(_numbers(segment.stop, known)))
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The trips of a loop around another one: how many positions each has, and where they begin."""
+
+    size: int
+    starts: range
+
+
+def window_of(segment: Segment, loop: Loop) -> Window:
+    """The trips of a segment; where no constants say which, and inside a window of the axis, all tiles of the axis."""
+    tile = segment.tile
+    match loop.origin, segment.start, segment.stop:
+        case Const(origin), Const(start), Const(stop):
+            first = int(origin) + segment.offset
+            return Window(tile, range(first + int(start) * tile, first + int(stop) * tile, tile))
+    return Window(tile, range(0, loop.axis.extent, tile))
+
+
 def mean_and_most_trips(
-    segment: Segment, loop: Loop, program: TileProgram, windows: Mapping[Axis, int] | None = None
+    segment: Segment, loop: Loop, program: TileProgram, windows: Mapping[Axis, Window] | None = None
 ) -> tuple[float, float]:
     """The trips of a segment in an average block and in the longest; of a loop whose bounds the data decides, all of them.
 
-    windows: the tiles of the loops around it, in whose trips those of a loop inside are counted.
+    windows: those of the loops around it, in whose trips those of a loop inside are counted.
     """
     windows = windows or {}
     read = segment.start.tensors | segment.stop.tensors
     if not read <= {block_start(a) for a in (*dict(program.grid), *windows)}:
         shares = 1 if loop.split is None else loop.split.part.extent
-        window = windows.get(loop.axis, dict(program.grid).get(loop.axis, loop.axis.extent))
+        in_block = dict(program.grid).get(loop.axis, loop.axis.extent)
+        window = windows[loop.axis].size if loop.axis in windows else in_block
         all_trips = -(-window // (segment.tile * shares))
         return (0.0, 0.0) if segment is not loop.segments[-1] else (float(all_trips), float(all_trips))
     trips = _trips(segment, _sampled_blocks(program, read, windows))
@@ -84,12 +104,17 @@ def mean_and_most_trips(
 
 
 def _sampled_blocks(
-    program: TileProgram, read: frozenset[str], windows: Mapping[Axis, int] | None = None
+    program: TileProgram, read: frozenset[str], windows: Mapping[Axis, Window] | None = None
 ) -> dict[str, Integers]:
     """The starts that bounds read, in all blocks or an even sample of them, and in the trips of loops around."""
     ranges, names = [], []
-    for axis, tile in {**dict(program.grid), **(windows or {})}.items():
+    windows = windows or {}
+    for axis, window in windows.items():
         if block_start(axis) in read:
+            names.append(block_start(axis))
+            ranges.append(list(window.starts[:: -(-len(window.starts) // _MAX_BLOCKS)]))
+    for axis, tile in program.grid:
+        if block_start(axis) in read and axis not in windows:
             names.append(block_start(axis))
             blocks = -(-axis.extent // tile)
             step = -(-blocks // _MAX_BLOCKS)

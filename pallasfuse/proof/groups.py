@@ -17,7 +17,7 @@ from pallasfuse.ir.expr import Apply, Const, Expr
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.neutrality import fills_of
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Load, Loop, TileProgram
+from pallasfuse.ir.tile_program import Load, Loop, TileProgram, every
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import (
@@ -192,9 +192,10 @@ class GroupTest:
 
 def _bounding(program: TileProgram) -> frozenset[str]:
     """The inputs that bounds of loops read."""
-    bounds = [g for s in program.body if isinstance(s, Loop) for g in s.segments]
+    statements = list(every(program.body))
+    bounds = [g for s in statements if isinstance(s, Loop) for g in s.segments]
     read = frozenset().union(*(g.start.tensors | g.stop.tensors for g in bounds))
-    found = frozenset(s.tensor for s in program.body if isinstance(s, Load) and s.name in read)
+    found = frozenset(s.tensor for s in statements if isinstance(s, Load) and s.name in read)
     return found.union(*(r.predicate.tensors for r in program.ranges))
 
 

@@ -89,8 +89,9 @@ def _widest_bytes(view: View, line: Line, s: Load) -> int:
 def _needed_until(line: Line, product: Product) -> int:
     """The last statement for which what was staged by a load stays where it is."""
     region = product.line.region
-    if region is not line.region and region.repeats:
-        return region.last
+    kept = line.region.kept_until(region, product.line.number)
+    if kept > product.line.number or (region is not line.region and region.repeats):
+        return kept
     # the left side goes on to registers, where it is wide
     return product.line.number if product.half or not product.warpgroup else line.number
 

@@ -7,11 +7,12 @@ that a product is only added to is accumulated in place.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read
-from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, expressions
+from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, Store, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP
 from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, Region, View
 
@@ -43,7 +44,11 @@ def registers_needed(view: View) -> int:
 
 def _registers(view: View, axes: Iterable[Axis], dtype: str) -> float:
     """Returns the registers of a thread for its share of a tile. A small tile is in every thread, and narrow types are packed."""
-    elements = view.elements(axes) / (WARP * view.program.warps)
+    return _shares(view, view.elements(axes), dtype)
+
+
+def _shares(view: View, number: int, dtype: str) -> float:
+    elements = number / (WARP * view.program.warps)
     return max(1.0, elements * min(REGISTER_BYTES, dtypes.itemsize_bytes(dtype)) / REGISTER_BYTES)
 
 
@@ -67,6 +72,8 @@ def _values(view: View) -> Iterator[_Value]:
     begins = {total.number: number for number, total in in_place.items()}
     for line in view.lines:
         s = line.statement
+        if isinstance(s, Buffer):
+            yield _Value(_shares(view, prod(s.sizes), s.dtype), line.number, line.region.last)
         if line.number in in_place or not isinstance(s, Load | Let | Reduce | Contract):
             continue
         readers = view.readers(line)
@@ -85,15 +92,21 @@ def _values(view: View) -> Iterator[_Value]:
 
 def _until(region: Region, reader: Line) -> int:
     """The last statement for which a value of a region is kept, by one of its readers."""
-    return reader.region.last if reader.region is not region and reader.region.repeats else reader.number
+    return region.kept_until(reader.region, reader.number)
 
 
 def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
     """Lists the values that loops carry: in each segment, until they have been read for the last time."""
-    for region in dict.fromkeys(line.region for line in view.lines):
+    for region in view.regions:
         if region.loop is None:
             continue
+        around = region.around if region.around is not None and region.around.loop is not None else None
         for carry in region.loop.carries:
+            if around is not None:  # what an inner loop leaves is read behind it, in the trip that it stands in
+                behind = [line for line in view.lines[region.last + 1 : around.last + 1]
+                          if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
+                later = max((begins.get(r.number, _until(around, r)) for r in behind), default=region.last)
+                yield _Value(_registers(view, carry.axes, carry.dtype), region.last, later)
             readers = [line.number for line in view.lines[region.first : region.last + 1]
                        if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
             last = max((begins.get(n, n) for n in readers), default=region.last)

@@ -7,6 +7,7 @@ from math import prod
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
+from pallasfuse.ir.levels import with_own_axes
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.tile_program import (
     Contract,
@@ -43,12 +44,27 @@ class Region:
     """More than one trip is possible: Triton keeps it as a loop."""
     first: int
     last: int
-    """Numbers of its first and last statement."""
+    """Numbers of its first and last statement, those of loops inside counted."""
+    around: "Region | None" = None
+
+    def is_in(self, other: "Region") -> bool:
+        """Is this region the other one, or inside it?"""
+        return self is other or (self.around is not None and self.around.is_in(other))
+
+    def kept_until(self, other: "Region", at: int) -> int:
+        """The last statement for which a value of this region is kept that statement `at` of the other one reads: loops between
+        both read it in every trip."""
+        last, region = at, other
+        while region is not self and region.around is not None:
+            last, region = region.last if region.repeats else last, region.around
+        return last
 
     def masks(self, program: TileProgram, axis: Axis) -> bool:
         """May a tile reach past the end of an axis here?"""
         if self.loop is not None and self.segment is not None and axis == self.loop.axis:
             return self.segment.edge
+        if self.around is not None:
+            return self.around.masks(program, axis)
         return axis.extent % program.tile(axis) != 0
 
 
@@ -62,7 +78,7 @@ class Line:
 
     @property
     def name(self) -> str | None:
-        """The value that it defines; None for a store."""
+        """The tile that it defines; None for a store, and for a buffer and what is set in it."""
         return tile_name(self.statement)
 
 
@@ -89,6 +105,7 @@ class View:
     """The statements of a program, and what the compiler will make of them."""
 
     def __init__(self, program: TileProgram, target: Target) -> None:
+        program = with_own_axes(program)
         self.program = program
         self._tiles = dict(program.tiles)
         self.lines = _lines(program)
@@ -100,10 +117,21 @@ class View:
         """Numbers of the loads that a loop copies to shared memory trips before they are needed: those by which its products
         are reached (if contiguous enough for the copy engine)."""
 
+    @property
+    def regions(self) -> list[Region]:
+        """All regions, and those that have no statements but loops."""
+        found: dict[Region, None] = {}
+        for line in self.lines:
+            region: Region | None = line.region
+            while region is not None:
+                found[region] = None
+                region = region.around
+        return list(found)
+
     def readers(self, line: Line) -> list[Line]:
         """Returns the lines that read the value that a statement defines. Segments give the same names to values of their own."""
         readers = self._readers.get(line.name or "", [])
-        return readers if line.region.segment is None else [r for r in readers if r.region is line.region]
+        return readers if line.region.segment is None else [r for r in readers if r.region.is_in(line.region)]
 
     def needs(self, line: Line) -> frozenset[str]:
         """Names of the values of its region that a statement is computed from."""
@@ -167,9 +195,16 @@ def _lines(program: TileProgram) -> list[Line]:
     """Every statement that computes; loops dissolve into those of their segments that run."""
     found: list[Line] = []
 
-    def visit(body: tuple[Statement, ...], loop: Loop | None, segment: Segment | None, *, repeats: bool) -> None:
+    def size(body: tuple[Statement, ...]) -> int:
+        loops = [s for s in body if isinstance(s, Loop)]
+        inside = sum(size(g.body) for s in loops for g in s.segments if _trips(program, g) != 0)
+        return len(body) - len(loops) + inside
+
+    def visit(
+        body: tuple[Statement, ...], loop: Loop | None, segment: Segment | None, around: Region | None, *, repeats: bool
+    ) -> None:
         at = len(found)
-        region = Region(loop, segment, repeats, at, at + sum(not isinstance(s, Loop) for s in body) - 1)
+        region = Region(loop, segment, repeats, at, at + size(body) - 1, around)
         for s in body:
             if not isinstance(s, Loop):
                 found.append(Line(len(found), s, region))
@@ -177,9 +212,9 @@ def _lines(program: TileProgram) -> list[Line]:
             for g in s.segments:
                 trips = _trips(program, g)
                 if trips != 0:
-                    visit(g.body, s, g, repeats=trips != 1)
+                    visit(g.body, s, g, region, repeats=trips != 1)
 
-    visit(program.body, None, None, repeats=False)
+    visit(program.body, None, None, None, repeats=False)
     return found
 
 

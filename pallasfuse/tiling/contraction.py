@@ -43,18 +43,22 @@ from pallasfuse.ir.expr import (
 )
 from pallasfuse.ir.reducers import MAX
 from pallasfuse.ir.tile_program import (
+    Buffer,
     Carry,
     Contract,
+    Get,
     Instead,
     Let,
     Load,
     Loop,
     Reduce,
     Segment,
+    Set,
     Statement,
     Store,
     TileProgram,
     expressions,
+    not_flat,
     verify,
 )
 from pallasfuse.tiling.units import COMPARISONS, is_step
@@ -87,12 +91,14 @@ class _Maximum:
 
 
 def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
-    """The same kernel; loops that do not follow the pattern stay as they are.
+    """The same kernel; loops that do not follow the pattern stay as they are, and so do loops inside loops.
 
     coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`). What a program
     says of results that come later is no part of the rewritten one.
     """
     plain = replace(program, later=())
+    if not_flat(program.body) is not None:
+        return plain
     for at, s in enumerate(program.body):
         found = _loop(s, coarse, program.later or program.body[at + 1 :]) if isinstance(s, Loop) else None
         if found is not None:
@@ -286,7 +292,7 @@ def _segment(segment: Segment, maximum: _Maximum, loop: Loop) -> Segment:
                 body.append(replace(s, value=renewed(s.value)))
             case Contract():
                 body.append(replace(s, lhs=renewed(s.lhs), rhs=renewed(s.rhs)))
-            case Load() | Loop():
+            case Load() | Buffer() | Get() | Set() | Loop():
                 body.append(s)
     needed = {t for s in body for e in expressions(s) for t in e.tensors} | {c.next_name for c in loop.carries}
     unread = {s.name for s in lets.values() if s.pinned and s.name not in needed}

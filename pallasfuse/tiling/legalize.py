@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, convert, div, mul, rebuild, select, sub, with_args
-from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, TileProgram
+from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Set, Statement, Store, TileProgram
 
 type Rule = Callable[..., Expr | None]
 
@@ -104,12 +104,13 @@ def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
 
     def statement(s: Statement) -> Statement:
         match s:
-            case Let() | Reduce() | Store():
+            case Let() | Reduce() | Store() | Set():
                 return replace(s, value=expression(s.value))
             case Contract():
                 return replace(s, lhs=expression(s.lhs), rhs=expression(s.rhs))
             case Loop():
-                return replace(s, segments=tuple(replace(g, body=block(g.body)) for g in s.segments))
+                carries = tuple(replace(c, init=expression(c.init)) for c in s.carries)
+                return replace(s, carries=carries, segments=tuple(replace(g, body=block(g.body)) for g in s.segments))
         return s
 
     return replace(program, body=block(program.body)) if lacking else program

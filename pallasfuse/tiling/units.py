@@ -21,7 +21,7 @@ import numpy as np
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, mul, postorder, read, select, with_args
 from pallasfuse.ir.reducers import MAX, MIN
-from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Statement, Store, TileProgram
+from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Statement, Store, TileProgram, not_flat
 
 LOG2_E = math.log2(math.e)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -36,8 +36,11 @@ _LOGARITHMS = frozenset({"log", "log1p"})
 def rewrite(program: TileProgram, coarse: frozenset[str]) -> TileProgram:
     """The same kernel with `exp` of coarse values as `exp2` wherever a closed family allows it.
 
-    coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`).
+    coarse: names of values that carry a rounding error in proportion to their size (`arithmetic.coarse_values`). Programs with
+    loops inside loops, or with buffers, stay as they are.
     """
+    if not_flat(program.body) is not None:
+        return program
     scaler = _Scaler(_family(program, coarse), coarse)
     if not scaler.family:
         return program

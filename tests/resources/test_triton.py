@@ -8,11 +8,27 @@ import pytest
 
 import pallasfuse as pf
 from benchmarks import kernels
-from pallasfuse.ir.tile_program import Load, Loop
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import add, const, read
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tile_program import (
+    Carry,
+    Let,
+    Load,
+    Loop,
+    Reduce,
+    Segment,
+    Store,
+    TileProgram,
+    block_start,
+    verify,
+)
 from pallasfuse.resources import triton
 from pallasfuse.resources.triton_registers import registers_needed
 from pallasfuse.resources.triton_view import View
 from pallasfuse.targets import find
+from tests.ir.nested_programs import EXAMPLES
 
 TRITON = find("triton")
 KIB = 1 << 10
@@ -154,3 +170,78 @@ def test_results_of_a_sum_over_parts_are_laid_out_anew():
     (output,) = joins.outputs
     rows = max(t for _, t in joins.grid)
     assert buffers(joins)[f"{output.name}, laid out anew"] == rows * 256 * 4
+
+
+# --- loops inside loops
+
+
+def two_levels(window, tile, rows=64):
+    """The sum of rows of 4096 elements, in windows and in tiles of them."""
+    i, j = Axis("i", 1024), Axis("j", 4096)
+    x, y = Tensor("x", (i, j), "float32"), Tensor("y", (i,), "float32")
+
+    def body(carried, inside):
+        total = add(read(carried, (i,), "float32"), read("r", (i,), "float32"))
+        step = (
+            Load("x.t", "x", (i, j), "float32"),
+            Reduce("r", (i,), SUM, read("x.t", (i, j), "float32"), (j,)),
+            Let(f"{carried}.next", (i,), total),
+        )
+        init = read("s", (i,), "float32") if inside else const(0.0, "float32")
+        origin = read(block_start(j), (), "int32") if inside else const(0, "int32")
+        length = window if inside else j.extent
+        segment = Segment(const(0, "int32"), const(length // tile, "int32"), 0, tile, step)
+        carry = Carry(carried, (i,), "float32", init, f"{carried}.next")
+        return Loop(j, (carry,), (segment,), const(j.extent, "int32"), const(0, "int32"), origin=origin)
+
+    if window == tile:
+        loop = body("s", False)
+    else:
+        inner = body("s.in", True)
+        segment = Segment(const(0, "int32"), const(j.extent // window, "int32"), 0, window, (inner,))
+        carry = Carry("s", (i,), "float32", const(0.0, "float32"), "s.in")
+        loop = Loop(j, (carry,), (segment,), const(j.extent, "int32"), const(0, "int32"))
+    store = Store("y", (i,), read("s", (i,), "float32"))
+    return verify(TileProgram("rows", (x,), (y,), ((i, rows),), ((i, rows), (j, window)), (loop, store)))
+
+
+def test_an_inner_loop_holds_tiles_of_its_own_size():
+    """What it takes is what one loop over such tiles takes, and the sums that the outer loop carries."""
+    inner, flat, wide = (
+        registers_needed(View(p, TRITON)) for p in (two_levels(1024, 64), two_levels(64, 64), two_levels(1024, 1024))
+    )
+    assert flat <= inner <= flat + 4
+    assert inner < wide / 4
+    assert (
+        triton.resources(two_levels(1024, 64), TRITON).shared_bytes
+        <= triton.resources(two_levels(64, 64), TRITON).shared_bytes
+    )
+
+
+def test_what_an_inner_loop_reads_is_kept_until_it_ends():
+    """A value of the outer loop, by the last trip of the inner one; of the block, by that of the outer one."""
+    view = View(EXAMPLES["deep"].program("masked"), TRITON)
+    names = [line.name for line in view.lines]
+    assert names == ["a.t", "b.t", "c.t", "c.next", "d.t", "e.t", "e.next", None]
+    inner, outer = view.lines[0].region, view.lines[4].region
+    block = view.lines[7].region
+    assert (inner.first, inner.last, outer.first, outer.last) == (0, 3, 0, 6)
+    assert inner.is_in(outer)
+    assert inner.is_in(block)
+    assert not outer.is_in(inner)
+    assert (outer.kept_until(inner, 1), block.kept_until(inner, 1), outer.kept_until(outer, 5)) == (3, 6, 5)
+    assert [r.loop and r.loop.axis.name for r in view.regions] == ["k", "n", None]
+
+
+def test_every_nested_program_has_an_estimate():
+    for name, example in EXAMPLES.items():
+        found = triton.resources(example.program("masked"), TRITON)
+        assert 0 < found.registers <= 255, name
+
+
+def test_buffers_take_registers():
+    flat, kept = (registers_needed(View(EXAMPLES[n].program("masked"), TRITON)) for n in ("flat", "kept"))
+    fewer = EXAMPLES["kept"].program("masked")
+    larger = replace(fewer, body=(replace(fewer.body[0], sizes=(4, 4096)), *fewer.body[1:]))
+    assert registers_needed(View(larger, TRITON)) >= kept + 4 * (4096 - 48) // (32 * fewer.warps)
+    assert flat > 0
