@@ -11,12 +11,14 @@ from benchmarks.cases import all_cases
 from pallasfuse.first_time import known
 from pallasfuse.ir.expr import Read, apply, const, mul, postorder, read, sub, substitute
 from pallasfuse.ir.fold import OLD
-from pallasfuse.ir.tile_program import Let, Loop, Store
+from pallasfuse.ir.tile_program import Let, Load, Loop, Store
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, choose_groups, prove_plan, schedule_grouping
 from pallasfuse.proof import Counterexample, Part, Proof, deciding, groups, prove, stages
+from pallasfuse.proof.result import Record
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU, Target
+from tests.ir.nested_programs import EXAMPLES
 from tests.programs_by_name import PROGRAMS, attention, softmax
 
 pytestmark = pytest.mark.any_jax
@@ -420,3 +422,36 @@ def test_states_on_which_no_result_depends_are_no_counterexample():
     proof = prove_plan(found, delta=1e-4)
     assert len(found.kernels) == 1
     assert proof.counterexample is None
+
+
+# --- loops inside loops
+
+
+def test_bounds_of_loops_inside_loops_are_not_covered():
+    """Which masks hide what of an inner loop is not known: a proof says so, and does not hold."""
+    (part,) = parts_of(plan("softmax"))
+    body = part.phases[0].program.body
+    loop = next(s for s in body if isinstance(s, Loop))
+    outer = replace(loop, segments=tuple(replace(g, body=(loop, *g.body)) for g in loop.segments))
+    record = Record()
+    stages.bounds(with_body(part, tuple(outer if s is loop else s for s in body)), 0, record)
+    assert any(f"loops inside loops: inside that over {loop.axis}" in line for line in record.uncovered)
+    record = Record()
+    stages.bounds(part, 0, record)
+    assert not record.uncovered
+
+
+def test_what_bounds_an_inner_loop_is_the_same_in_all_trials():
+    """An input that is loaded in an outer loop, and says how long the inner one is."""
+    program = EXAMPLES["triangle"].program("exact")
+    outer = program.body[0]
+    length = Load("n.t", "length", (), "int32")
+
+    def bounded(segment):
+        inner, *rest = segment.body
+        shorter = replace(inner.segments[0], stop=read("n.t", (), "int32"))
+        return replace(segment, body=(length, replace(inner, segments=(shorter,)), *rest))
+
+    loop = replace(outer, segments=tuple(map(bounded, outer.segments)))
+    assert groups._bounding(program) == frozenset()
+    assert groups._bounding(replace(program, body=(loop, *program.body[1:]))) == {"length"}

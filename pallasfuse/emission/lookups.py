@@ -34,12 +34,10 @@ def stored(lookups: Sequence[Lookup], arrays: Mapping[str, Array]) -> dict[str, 
 def in_whole_blocks(program: TileProgram, lookup: Lookup) -> frozenset[Axis]:
     """The axes along which every tile of a program begins and ends where a block of rows does."""
     whole: set[Axis] = set()
-    grid = dict(program.grid)
     loops = [s for s in every(program.body) if isinstance(s, Loop)]
     for axis, tile in program.tiles:
         segments = [g for s in loops if s.axis == axis for g in s.segments]
-        sizes = [n for g in segments for n in (g.offset, g.tile)]
-        sizes += [tile] if axis in grid or not sizes else []  # loops in a block of the axis begin where that does
+        sizes = [n for g in segments for n in (g.offset, g.tile)] or [tile]
         if all(n % lookup.block == 0 for n in (axis.extent, *sizes)):
             whole.add(axis)
     return frozenset(whole)

@@ -23,8 +23,11 @@ from pallasfuse.ir.tile_program import (
     Set,
     Store,
     TileProgram,
+    before,
     block_start,
+    to_visit,
     verify,
+    visited,
 )
 
 F = "float32"
@@ -149,6 +152,31 @@ def flat(tails):
     )
 
 
+def triangle(tails):
+    """C, of which column n has only the first n + 1 terms: the loop over k ends behind the window of n."""
+
+    def columns(tile):
+        last = add(start(N), whole(tile - 1))
+        stop = apply("min", whole(3), add(apply("div", last, whole(7)), whole(1)))
+        below = apply("le", index(K), index(N))
+        step = (
+            Load("a.t", "a", (M, K), F), Load("b.t", "b", (K, N), F),
+            Let("b.seen", (K, N), select(below, tile_of("b.t", K, N), ZERO)),
+            Contract("c.t", (M, N), tile_of("a.t", M, K), tile_of("b.seen", K, N), (K,), F),
+            Let("c.next", (M, N), add(tile_of("c.acc", M, N), tile_of("c.t", M, N))),
+        )  # fmt: skip
+        carry = Carry("c.acc", (M, N), F, ZERO, "c.next")
+        trips = Segment(whole(0), stop, 0, 7, step)
+        inner = Loop(K, (carry,), (trips,), mul(stop, whole(7)), whole(0))
+        return inner, Store("c", (M, N), tile_of("c.acc", M, N))
+
+    tiles = (M, 8), (N, 16), (K, 7)
+    return kernel("triangle", (A, B), (C,), tiles[:1], tiles, over(N, 16, columns, tails))
+
+
+BELOW = select(apply("le", index(K), index(N)), mul(read("a", (M, K), F), read("b", (K, N), F)), ZERO)
+
+
 # --- two levels over one axis
 
 X, Y = Tensor("x", (I, J), F), Tensor("y", (I,), F)
@@ -252,6 +280,33 @@ def steps(tails):
     )  # fmt: skip
 
 
+def places(tails):
+    """What trips know of where they are, added up over all of the inner loop, and behind it of the outer one."""
+
+    def here():
+        names = enumerate((block_start(J), before(J), visited(J), to_visit(J)))
+        one, two, three, four = (mul(read(name, (), "int32"), whole(10 * n + 1)) for n, name in names)
+        return convert(add(add(one, two), add(three, four)), F)
+
+    def outer(tile):
+        step = (Let("s.step", (I,), add(tile_of("s.in", I), here())),)
+        inner = over(
+            J, 4, lambda _: step, tails, Carry("s.in", (I,), F, tile_of("s", I), "s.step"), window=tile, inside=True
+        )
+        return inner, Let("s.next", (I,), add(tile_of("s.in", I), here()))
+
+    loop = over(J, 16, outer, tails, Carry("s", (I,), F, ZERO, "s.next"))
+    return kernel("places", (X,), (Y,), ((I, 4),), ((I, 4), (J, 16)), loop, Store("y", (I,), tile_of("s", I)))
+
+
+def places_of(tile):
+    starts = np.arange(0, 48, tile)
+    return int((starts + 11 * starts + 21 * np.minimum(starts + tile, 45) + 31 * 45).sum())
+
+
+PLACES = float(places_of(4) + places_of(16))
+
+
 def whole_float(n):
     return const(float(n), F)
 
@@ -260,6 +315,14 @@ EXAMPLES = {
     "product": Example(product, LoopProgram((A, B), (MAKES_C,), ("c",)), lambda a, b: a @ b),
     "deep": Example(deep, LoopProgram((A, B, D), (MAKES_C, MAKES_E), ("e",)), lambda a, b, d: a @ b @ d),
     "flat": Example(flat, LoopProgram((A, B, D), (MAKES_C, MAKES_E), ("e",)), lambda a, b, d: a @ b @ d),
+    "triangle": Example(
+        triangle,
+        LoopProgram((A, B), (Nest("c", (M, N), BELOW, F, (K,), SUM),), ("c",)),
+        lambda a, b: a @ np.where(np.arange(21)[:, None] <= np.arange(37), b, 0),
+    ),
+    "places": Example(
+        places, LoopProgram((X,), (Nest("y", (I,), whole_float(PLACES), F),), ("y",)), lambda x: np.full(11, PLACES)
+    ),
     "row_sum": Example(row_sum, LoopProgram((X,), (Nest("y", (I,), IN_X, F, (J,), SUM),), ("y",)), lambda x: x.sum(1)),
     "exponentials": Example(exponentials, LOG_SUM_EXP, log_sum_exp),
     "pieces": Example(pieces, LoopProgram((X,), (Nest("z", (I, J), PLACED, F),), ("z",)), lambda x: x + np.arange(45)),

@@ -6,7 +6,7 @@ import pytest
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, apply, const, read
+from pallasfuse.ir.expr import Const, Expr, apply, const, read
 from pallasfuse.ir.tile_program import Loop, block_start, every, most
 from pallasfuse.price.block_work import Examiner, examine
 from pallasfuse.price.kernel import price_kernel
@@ -73,7 +73,7 @@ def test_buffers_cost_where_parts_are_copied():
 
 
 @pytest.mark.parametrize("target", [XLA_CPU, XLA_GPU, TRITON])
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "places"])  # a loop without loads and stores
 def test_every_target_has_a_price(name, target):
     """That rises with what the innermost loop has to do."""
 
@@ -86,7 +86,7 @@ def test_every_target_has_a_price(name, target):
         )
 
     def twice(stop: Expr) -> Expr:
-        return const(64 * stop.value, "int32")
+        return const(64 * stop.value, "int32") if isinstance(stop, Const) else stop
 
     own = program(name)
     much = replace(own, body=longer(own.body))

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from benchmarks import h100
 from pallasfuse.emission.pallas_kernel import product_too_large
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import const, read
@@ -11,6 +14,7 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Buffer, Contract, Get, Load, Set, Store
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import _PROBLEMS
+from pallasfuse.triton_gpu import kernel as triton_gpu
 from tests.ir.nested_programs import EXAMPLES, ZERO, F, H, I, M, kernel, over, tile_of
 
 PARTS = {"flat": "e.buf", "kept": "x.buf", "steps": "x.buf"}
@@ -71,3 +75,14 @@ def test_kernels_of_one_level_refuse_others(name):
     held = Buffer("b", (I,), (4,), F, ZERO), Get("g", "b", (I,), F), Set("b", (I,), ZERO)
     for s in held:
         assert mosaic_rules.problem(replace(EXAMPLES["product"].program("masked"), body=(s,))) == "it has buffers: b"
+
+
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n not in (*PARTS, "triangle")])
+def test_nested_loops_are_lowered_for_triton(name):
+    """Every program that the rules let pass, but one whose tiles are no power of two."""
+    example = EXAMPLES[name]
+    inputs = {n: jax.ShapeDtypeStruct(x.shape, jnp.float32) for n, x in example.inputs().items()}
+    lowered = h100.lower(
+        lambda *x: triton_gpu.run(example.program("masked"), dict(zip(inputs, x, strict=True))), inputs.values()
+    )
+    assert h100.triton_calls(lowered.as_text()) == 1
