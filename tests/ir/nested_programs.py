@@ -233,7 +233,7 @@ LOG_SUM_EXP = LoopProgram(
 )
 
 Z = Tensor("z", (I, J), F)
-PLACED = add(IN_X, convert(index(J), F))
+PIECES = LoopProgram((X,), (Nest("z", (I, J), add(IN_X, convert(index(J), F)), F),), ("z",))
 
 
 def pieces(tails):
@@ -242,6 +242,19 @@ def pieces(tails):
     visit = apply("min", whole(32), sub(whole(J.extent), start(J)))
     loop = over(J, 8, lambda _: step, tails, window=32, inside=True, to_visit=visit, first=start(J))
     return kernel("pieces", (X,), (Z,), ((I, 4), (J, 32)), ((I, 4), (J, 32)), loop)
+
+
+def staged(tails):
+    """Windows of j that lie in a buffer of their size: pieces of four are set, and pieces of eight are read."""
+
+    def window(tile):
+        put = Load("x.t", "x", (I, J), F), Set("x.buf", (I, J), add(tile_of("x.t", I, J), convert(index(J), F)))
+        take = Get("x.kept", "x.buf", (I, J), F), Store("z", (I, J), tile_of("x.kept", I, J))
+        pieces = ((4, put), (8, take))
+        loops = (over(J, n, lambda _, s=step: s, tails, window=tile, inside=True) for n, step in pieces)
+        return Buffer("x.buf", (I, J), (4, tile), F, ZERO), *loops
+
+    return kernel("staged", (X,), (Z,), ((I, 4),), ((I, 4), (J, 16)), over(J, 16, window, tails))
 
 
 def kept(tails):
@@ -325,7 +338,8 @@ EXAMPLES = {
     ),
     "row_sum": Example(row_sum, LoopProgram((X,), (Nest("y", (I,), IN_X, F, (J,), SUM),), ("y",)), lambda x: x.sum(1)),
     "exponentials": Example(exponentials, LOG_SUM_EXP, log_sum_exp),
-    "pieces": Example(pieces, LoopProgram((X,), (Nest("z", (I, J), PLACED, F),), ("z",)), lambda x: x + np.arange(45)),
+    "pieces": Example(pieces, PIECES, lambda x: x + np.arange(45)),
+    "staged": Example(staged, PIECES, lambda x: x + np.arange(45)),
     "kept": Example(kept, LOG_SUM_EXP, log_sum_exp),
     "steps": Example(
         steps, LoopProgram((X,), (Nest("z", (I, J), mul(IN_X, whole_float(2)), F),), ("z",)), lambda x: 2 * x

@@ -17,7 +17,7 @@ from pallasfuse.placement import _PROBLEMS
 from pallasfuse.triton_gpu import kernel as triton_gpu
 from tests.ir.nested_programs import EXAMPLES, ZERO, F, H, I, M, kernel, over, tile_of
 
-PARTS = {"flat": "e.buf", "kept": "x.buf", "steps": "x.buf"}
+PARTS = {"flat": "e.buf", "kept": "x.buf", "staged": "x.buf", "steps": "x.buf"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
