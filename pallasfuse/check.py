@@ -53,7 +53,7 @@ def _off(options: FuseOptions) -> bool:
 
 
 def _tiled(options: FuseOptions) -> bool:
-    return bool(options.tiles or options.parts or options.warps or options.stages)
+    return bool(options.tiles or options.parts or options.warps or options.stages or options.schedule)
 
 
 def settled(plan: Plan, device: Any) -> Plan:

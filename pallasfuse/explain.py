@@ -74,7 +74,8 @@ def summarize(plan: Plan) -> str:
     lines: list[str] = []
     for kernel in plan.kernels:
         group = kernel.group
-        lines.append(f"{kernel.name}: {kernel.strategy} over {group.rolled}, {kernel.schedule}")
+        over = "" if kernel.schedule.tree else f" over {group.rolled}"
+        lines.append(f"{kernel.name}: {kernel.strategy}{over}, {kernel.schedule}")
         for fold in group.folds:
             repaired = f", repair {fold.matrix}" if fold.frames else ""
             hoisted = f", after the loop: {fold.hoisted}" if fold.hoisted else ""

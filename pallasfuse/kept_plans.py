@@ -101,7 +101,7 @@ def _made(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
 
 def _may_be_kept(jaxpr: Jaxpr, options: FuseOptions) -> bool:
     """Does a plan depend on nothing but what the key has? Proofs are made each time; scopes are no part of the key."""
-    asked = options.strict or options.verify is not None or options.tiles or options.exclude
+    asked = options.strict or options.verify is not None or options.tiles or options.schedule or options.exclude
     return not (
         os.environ.get(_SWITCH) == "0" or asked or jaxpr.effects or _compat.has_symbolic_shapes(jaxpr)
     )  # fmt: skip

@@ -20,6 +20,8 @@ class FuseOptions:
       warps, stages: override the GPU hints of the chosen schedule; 'mosaic_cluster' has none.
         Over sharded arrays, all these are for the kernels of each device's piece. Tiles are clipped to it, and chosen anew where
         the target has no kernel for such a piece.
+      schedule: the kernels of a function as schedule trees (`docs/schedules.md`), instead of those that would be derived. What they
+        do not name is left to XLA. A schedule that breaks a rule raises `ScheduleError`.
       exclude: names of scopes, as of `jax.named_scope`: what is computed inside one is left to XLA, as by `pallasfuse.leave`. A
         name is one scope or several with slashes between them ('decoder/norm'), wherever they are inside the fused function.
       verify: 'stages' tests every stage of each plan over finite fields when it is made (as `pallasfuse.verify` does, without
@@ -37,6 +39,7 @@ class FuseOptions:
     parts: int | None = None
     warps: int | None = None
     stages: int | None = None
+    schedule: str | None = None
     exclude: tuple[str, ...] = ()
     verify: Literal["stages"] | None = None
     check: bool | None = None
@@ -54,6 +57,10 @@ class FuseOptions:
             raise ValueError(
                 f"FuseOptions.tiles is a tuple of (axis name, size) pairs, like (('i', 64),), got {self.tiles!r}"
             )
+        if self.schedule is not None and not isinstance(self.schedule, str):
+            raise ValueError(f"FuseOptions.schedule is a schedule tree as text, got {self.schedule!r}")
+        if self.schedule is not None and (self.tiles or self.parts or self.warps or self.stages):
+            raise ValueError("FuseOptions.schedule says all of tiles, parts, warps and stages: give either")
         if not isinstance(self.exclude, tuple) or not all(isinstance(n, str) and n.strip("/") for n in self.exclude):
             raise ValueError(f"FuseOptions.exclude is a tuple of names of scopes, like ('norm',), got {self.exclude!r}")
         for name, value in (("parts", self.parts), ("warps", self.warps), ("stages", self.stages)):

@@ -32,6 +32,7 @@ from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import Part, Proof, prove
 from pallasfuse.repetition import Places, grouped, predicted_us
+from pallasfuse.scheduled import scheduled
 from pallasfuse.steps import fallbacks_of, gathered_anyway, operands_of, steps_of
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
@@ -84,7 +85,16 @@ def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset(
 
 
 def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
-    """The program with its groups, or that with its concatenated axes taken apart, if that is predicted to be faster."""
+    """The program with its groups, or that with its concatenated axes taken apart, if that is predicted to be faster.
+
+    Raises:
+      ScheduleError: the user has written a schedule, and it cannot be run.
+    """
+    if options.schedule is not None and not _compat.has_symbolic_shapes(converted.original):
+        placements = Placements(converted, target, options, looks_up=False)
+        grouping, placed = scheduled(converted, options.schedule, target, strict=options.strict)
+        placements.adopt(grouping.groups[0], placed, None, {})
+        return placements, grouping
     placements = Placements(converted, target, options)
     grouping = choose_groups(placements)
     try:
@@ -150,7 +160,7 @@ def _assembled(
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
         if kernel.target.cluster:
             conditions |= dict.fromkeys(cluster_rules.conditions([p.program for p in kernel.phases]))
-        several = kernel.schedule.trips > 1
+        several = kernel.schedule.trips > 1 or bool(kernel.schedule.tree)
         if several or any(f.refined is not None for f in kernel.group.folds):  # else it computes as the program says
             exceptions |= dict.fromkeys(kernel.group.exceptions)
         elif widening.EXCEPTION in kernel.group.exceptions:  # but for its roundings
@@ -261,7 +271,7 @@ def kernel_of(
     work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
     rolling: Strategy = "rolling_update" if repaired and schedule.trips > 1 else "single_pass"
-    strategy: Strategy = "split_k" if len(placed.phases) > 1 else rolling
+    strategy: Strategy = "scheduled" if schedule.tree else "split_k" if len(placed.phases) > 1 else rolling
     own = {a for n in (*(f.nest for f in chosen.folds), *chosen.inner, *chosen.outputs) for a in (*n.axes, *n.reduced)}
     return Kernel(
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},

@@ -26,7 +26,7 @@ from pallasfuse.verdicts import Verdict
 if TYPE_CHECKING:
     from pallasfuse.proof import Proof
 
-Strategy = Literal["rolling_update", "split_k", "single_pass", "map"]
+Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Kernel:
     @property
     def reductions(self) -> tuple[str, ...]:
         """The names of the tensors that its folds compute."""
-        return tuple(fold.name for fold in self.group.folds)
+        return tuple(f.name for f in self.group.folds) or tuple(n.name for n in self.group.inner if n.is_reduction)
 
     @property
     def target(self) -> Target:

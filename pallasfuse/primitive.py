@@ -63,7 +63,9 @@ class FusedCall:
         """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused."""
         numbers, found = count(), dict[int, Body]()
         # tiles are asked for by names of axes outside, and who asks gets what was asked for, unchecked
-        own = replace(self.options, tiles=(), parts=None, warps=None, stages=None, check=wanted(self.options))
+        own = replace(
+            self.options, tiles=(), parts=None, warps=None, stages=None, schedule=None, check=wanted(self.options)
+        )
 
         def fused(body: Jaxpr, what: str) -> Callable[..., list[Any]] | None:
             number = next(numbers)

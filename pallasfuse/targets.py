@@ -58,6 +58,8 @@ class Target:
     """Its tiles are found by their prices, from listed ones on."""
     looks_up: bool = False
     """Its kernels can read rows of a tensor by a table of indices (`ir.lookup`)."""
+    runs_trees: bool = False
+    """Its kernels can have any loops: it runs schedules that are trees."""
     timed: bool = False
     """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
     unsupported_ops: frozenset[str] = frozenset()
@@ -109,17 +111,19 @@ class Target:
 
 
 _CPU, _GPU = assumed("cpu"), assumed("gpu")
-XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, searches_tiles=True, looks_up=True)
-INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True)
+XLA_CPU = Target(
+    "xla", "cpu", "exact", _CPU, 1024, long_products=True, searches_tiles=True, looks_up=True, runs_trees=True
+)
+INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True, runs_trees=True)
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
     unsupported_ops=frozenset({"round_even", "round_away", "erf", "erfc", "erf_inv", "nextafter", "rem"}),
-    unsupported_reducers=frozenset({"prod", "and", "or"}), looks_up=True,
+    unsupported_reducers=frozenset({"prod", "and", "or"}), looks_up=True, runs_trees=True,
 )  # fmt: skip
 
 MOSAIC_GPU = replace(
     TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="mosaic_cluster",
-    pins=True, static_bounds=True, slices_sums=True, looks_up=False,
+    pins=True, static_bounds=True, slices_sums=True, looks_up=False, runs_trees=False,
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not", "integer_pow"}),
 )  # fmt: skip
 
@@ -131,7 +135,7 @@ MOSAIC_CLUSTER = replace(
 
 XLA_GPU = replace(
     TRITON, name="xla_gpu", tails="exact", smallest_dot=1, otherwise="", only_long_products=True,
-    unsupported_ops=frozenset(), unsupported_reducers=frozenset(),
+    unsupported_ops=frozenset(), unsupported_reducers=frozenset(), runs_trees=False,
 )  # fmt: skip
 """Loops of XLA: a tile is large, and the product in it is XLA's own."""
 

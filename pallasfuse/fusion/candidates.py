@@ -109,7 +109,7 @@ def _build(
         extra = [a for a in (*nest.axes, *nest.reduced) if a not in core and a != axis]
         if any(a.extent > target.max_inner for a in extra) or volume(extra) > target.max_inner:
             return nest.name, f"axes {', '.join(map(str, extra))} are too large to be kept whole inside a tile"
-        why_not = _unsupported(nest, target) or _wide_product(nest, core)
+        why_not = unsupported(nest, target) or _wide_product(nest, core)
         if why_not is not None:
             return nest.name, why_not
     inside_axes = frozenset(core).union({axis}, *(n.axes for n in members), *(n.reduced for n in members))
@@ -134,7 +134,7 @@ def _build(
     inside = names | {n.name for n in inner}
 
     for member in members:
-        missing = _unsupported(_with_body(member, bodies), target)
+        missing = unsupported(_with_body(member, bodies), target)
         if missing is not None:
             return member.name, missing
 
@@ -177,7 +177,7 @@ def _build(
     return Candidate(group, inside, least, relaid & reads)
 
 
-def _unsupported(nest: Nest, target: Target) -> str | None:
+def unsupported(nest: Nest, target: Target) -> str | None:
     """The operation of a nest that the target's kernels lack, as a reason."""
     if nest.reducer is not None and nest.reducer.name in target.unsupported_reducers:
         return f"target {target.name} has no {nest.reducer} reduction"
@@ -257,9 +257,9 @@ def _inner_refusal(
     """Why a reduction that the folds read is not computed inside the tile; None when it should be."""
     if axis in nest.reduced:
         return f"{nest.name} reduces {axis} as well, outside the group"
-    unsupported = _unsupported(nest, target)
-    if unsupported is not None:
-        return unsupported
+    lacking = unsupported(nest, target)
+    if lacking is not None:
+        return lacking
     if nest.picks:
         return f"{nest.name} takes one element by its index: XLA reads no others"
     if volume(nest.reduced) > target.max_inner and not _whole_product(nest, core, axis, target):
@@ -381,7 +381,7 @@ def _absorb(
         body = bodies[nest.name]
         if body.tensors.isdisjoint(inside) or not axes.issuperset(nest.axes):
             continue
-        if _unsupported(_with_body(nest, bodies), target) is not None:
+        if unsupported(_with_body(nest, bodies), target) is not None:
             continue
         reads = [n for n in postorder(body) if isinstance(n, Read)]
         from_inside = [r for r in reads if r.tensor in inside]

@@ -58,8 +58,7 @@ def verify(part: Part) -> Part:
                 raise InvalidProgramError(
                     f"part: {nest.name} reads {node}, which no nest before it computes at these positions"
                 )
-        if nest.is_reduction:
-            known[nest.name] = nest.axes
+        known[nest.name] = nest.axes
     missing = set(part.outputs) - {n.name for n in part.nests}
     if missing:
         raise InvalidProgramError(f"part: nothing computes {sorted(missing)}")

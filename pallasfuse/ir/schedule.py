@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.tree import Tree, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class Schedule:
     start_trips: float = 0.0
     """The time that it takes to begin and to end a block, in trips."""
 
+    tree: Tree = ()
+    """The kernels as trees, which say everything; the rest then says only over which axis something is reduced."""
+
     def tile(self, axis: Axis) -> int:
         """The tile size along `axis`."""
         if axis == self.rolled:
@@ -54,6 +58,8 @@ class Schedule:
 
     def __str__(self) -> str:
         """Returns a tiling expression (MCFuser, section 3.1): grid axes outside, the rolled axis inside."""
+        if self.tree:
+            return show(self.tree)
         grid = " ".join(f"{a.name}:{t}" for a, t in self.grid)
         switches = [
             f"split into {self.parts} parts" if self.parts > 1 else "",

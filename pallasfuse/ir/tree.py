@@ -126,6 +126,30 @@ def without_single_trips(body: tuple[Node, ...], extents: dict[str, int]) -> tup
     return tuple(result)
 
 
+def short_sizes(tree: Tree, extents: Mapping[str, int]) -> dict[tuple[str, int], int]:
+    """Returns small sizes for the tiles of a tree, by axis and size, in which each still divides those that it divides."""
+    sizes: dict[str, set[int]] = {}
+    for kernel in tree:
+        for _, node in walk(kernel.body):
+            if isinstance(node, RangeLoop) and not node.shares and 1 < node.size < extents[node.axis]:
+                sizes.setdefault(node.axis, set()).add(node.size)
+    return {(axis, size): 2 << rank for axis, found in sizes.items() for rank, size in enumerate(sorted(found))}
+
+
+def shortened(tree: Tree, extents: Mapping[str, int], short: Mapping[str, int]) -> Tree:
+    """Returns the tree for axes of other extents, with as many levels of tiles; at most two shares."""
+    sizes = short_sizes(tree, extents)
+
+    def node(of: Node) -> Node:
+        if not isinstance(of, RangeLoop):
+            return of
+        whole = short[of.axis] if of.size > 1 else 1
+        size = min(of.size, 2) if of.shares else sizes.get((of.axis, of.size), whole)
+        return replace(of, size=size, body=tuple(map(node, of.body)))
+
+    return tuple(replace(k, body=tuple(map(node, k.body))) for k in tree)
+
+
 def renamed(tree: Tree, axes: Mapping[str, str], nests: Mapping[str, str]) -> Tree:
     """Returns the tree with other names for some of its axes, and for some of its nests and tensors."""
 

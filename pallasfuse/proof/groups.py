@@ -18,7 +18,9 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.neutrality import fills_of
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Loop, TileProgram, every
+from pallasfuse.ir.tree import shortened
 from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.lowering import lowered
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import (
     MOST_ELEMENTS,
@@ -35,7 +37,6 @@ from pallasfuse.repair.signs import Sign, infer_sign
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.bounds import guards_of
-from pallasfuse.tiling.lower import lower_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.folds import GroupRun
@@ -233,7 +234,7 @@ def as_lowered(converted: Converted, part: Part, record: Record) -> None:
     record.stages[stage] = None
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
     for number, phase in enumerate(part.phases):
-        program = lower_for(phase.target, part.group, part.schedule, tensors)[number]
+        program = lowered(phase.target, part.group, part.schedule, tensors)[number]
         if arithmetic.rewrite_for(phase.target, program) != phase.program and record.wrong is None:
             record.wrong = Counterexample(
                 stage, phase.program.name, (), "the program that its group and schedule give", "another"
@@ -254,9 +255,13 @@ def _lowered(instance: Instance, group: Group, part: Part) -> list[tuple[str, li
     short = replace(
         schedule, grid=own, rolled=small.axis(schedule.rolled), rolled_tile=rolled, parts=min(schedule.parts, 2)
     )
+    if schedule.tree:
+        axes = {a.name: a.extent for n in (*part.group.inner, *part.group.outputs) for a in (*n.axes, *n.reduced)}
+        least = {a.name: a.extent for n in (*group.inner, *group.outputs) for a in (*n.axes, *n.reduced)}
+        short = replace(schedule, rolled=small.axis(schedule.rolled), tree=shortened(schedule.tree, axes, least))
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in instance.program.definitions()}
     programs = [
-        lower_for(phase.target, group, short, tensors, most_padded=_SHORT_DOT)[number]
+        lowered(phase.target, group, short, tensors, most_padded=_SHORT_DOT)[number]
         for number, phase in enumerate(part.phases)
     ]
     return [(f"lowering of {group.name}", programs), *_rewritten(group.name, programs, part)]

@@ -13,6 +13,7 @@ from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tree import short_sizes
 from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.proof.result import Part, Record
 from pallasfuse.repair.signs import Sign
@@ -144,6 +145,10 @@ def _wanted(parts: Sequence[Part], longest: int) -> dict[Axis, int]:
         want(part.schedule.rolled, longest if part.schedule.trips > 1 else max(3, longest - 1))
         for axis, tile in part.schedule.grid:
             want(axis, 3 if 1 < tile < axis.extent else 2)
+        axes = {a.name: a for n in (*part.group.inner, *part.group.outputs) for a in (*n.axes, *n.reduced)}
+        extents = {name: a.extent for name, a in axes.items()}
+        for (name, _), short in short_sizes(part.schedule.tree, extents).items():
+            want(axes[name], 2 * short + 1)
     return wanted
 
 

@@ -78,7 +78,7 @@ def bounds(part: Part, seed: int, record: Record) -> None:
     for pass_index, (program, loop) in enumerate(loops):
         stage = f"bounds of {program.name}"
         record.stages[stage] = None
-        several = not_flat(program.body)
+        several = "it runs a schedule tree" if part.schedule.tree else not_flat(program.body)
         if several is not None:  # which masks hide what of an inner loop is not known here
             record.uncovered[f"{stage}: {several}"] = None
             continue

@@ -1,6 +1,6 @@
 """Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -241,20 +241,22 @@ def bounding_axes(group: Group) -> frozenset[Axis]:
 
 def exceptions(group: Group, *, ranged: bool = False) -> tuple[str, ...]:
     """What skipping masked tiles assumes. ranged: as in `guards`."""
-    found: dict[str, None] = {}
-    for pass_index in range(group.passes):
-        skipped = guards_of(group, pass_index, ranged=ranged)
-        for predicate, numbers in skipped.fills.items():
-            shown = " and ".join(f"{n:.4g}" for n in sorted(numbers))
-            side = "above" if max(numbers) < 0 else "below" if min(numbers) > 0 else "away from"
-            found[f"where {predicate} is false stands {shown}: in every row the extreme of what is not masked is at least "
-                  f"{VANISHES:g} {side} it, and what is added to it is small beside it"] = None  # fmt: skip
-        if skipped.assumes_finite_factor:
-            over_data = () if skipped.visible is None else (skipped.visible,)
-            where = " and ".join(map(str, dict.fromkeys((*skipped.predicates, *over_data))))
-            found[f"where {where} is false the other values are finite and no divisor is zero: "
-                  "a masked 0 * inf, 0 / 0 or -inf + inf is skipped, and adds nothing instead of NaN"] = None  # fmt: skip
-    return tuple(found)
+    found = (assumed_by(guards_of(group, n, ranged=ranged)) for n in range(group.passes))
+    return tuple(dict.fromkeys(text for texts in found for text in texts))
+
+
+def assumed_by(skipped: Guards) -> Iterator[str]:
+    """What it assumes to skip tiles outside of these predicates."""
+    for predicate, numbers in skipped.fills.items():
+        shown = " and ".join(f"{n:.4g}" for n in sorted(numbers))
+        side = "above" if max(numbers) < 0 else "below" if min(numbers) > 0 else "away from"
+        yield (f"where {predicate} is false stands {shown}: in every row the extreme of what is not masked is at least "
+               f"{VANISHES:g} {side} it, and what is added to it is small beside it")  # fmt: skip
+    if skipped.assumes_finite_factor:
+        over_data = () if skipped.visible is None else (skipped.visible,)
+        where = " and ".join(map(str, dict.fromkeys((*skipped.predicates, *over_data))))
+        yield (f"where {where} is false the other values are finite and no divisor is zero: "
+               "a masked 0 * inf, 0 / 0 or -inf + inf is skipped, and adds nothing instead of NaN")  # fmt: skip
 
 
 def plan_loop(

@@ -114,6 +114,7 @@ class TreeLowering(TreeValues):
                     broken(14, f"{self.kernel.name}: blocks have parts of {self.split} and of {axis}")
                 self.split = axis
                 parts *= loop.size if loop.shares else -(-axis.extent // loop.size)
+                self.sizes |= {} if loop.shares else {axis: loop.size}
             else:
                 blocks[axis] = self._piece(loop, axis, blocks.get(axis, axis.extent))
                 self.sizes[axis] = blocks[axis]

@@ -1,0 +1,49 @@
+"""A group and its schedule to tile programs, whatever form the schedule has: one rolled axis, or a tree."""
+
+from collections.abc import Mapping
+
+from pallasfuse.errors import InvalidProgramError, Refusal
+from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.part import part_of_group
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.targets import Target
+from pallasfuse.tiling.bounds import assumed_by, guards
+from pallasfuse.tiling.lower import lower_for
+from pallasfuse.tiling.tree_values import Tiles
+from pallasfuse.tiling.trees import lower_tree
+
+
+def lowered(
+    target: Target, group: Group, schedule: Schedule, tensors: Mapping[str, Tensor], *, most_padded: int = 1 << 30
+) -> tuple[TileProgram, ...]:
+    """The kernel as `target` has it. most_padded: pad the tiles of short axes to no more than that.
+
+    Raises:
+      InvalidProgramError: the schedule is a tree that breaks a rule.
+    """
+    if not schedule.tree:
+        return lower_for(target, group, schedule, tensors, most_padded=most_padded)
+    folds = FoldsOnDemand(part_of_group(group, tensors), strict=group.strict)
+    found = lower_on(target, group, schedule, tensors, folds, most_padded=most_padded)
+    if isinstance(found, Refusal):
+        raise InvalidProgramError(f"the schedule of {group.name} breaks {found}")
+    return found
+
+
+def lower_on(
+    target: Target, group: Group, schedule: Schedule, tensors: Mapping[str, Tensor], folds: FoldsOnDemand, *,
+    most_padded: int = 1 << 30,
+) -> tuple[TileProgram, ...] | Refusal:  # fmt: skip
+    """The kernels of a schedule tree on a target, or the rule that it breaks. folds: derives what it reads unfinished."""
+    tiles = Tiles(target.tails, min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded))
+    return lower_tree(folds.part, schedule.tree, folds, tiles, strict=group.strict)
+
+
+def assumptions(folds: FoldsOnDemand) -> tuple[str, ...]:
+    """What the loops of trees assume where they skip tiles that masks hide: of all folds that were derived."""
+    inner = frozenset(n.name for n in folds.part.nests)
+    found = (assumed_by(guards(own, axis, inner=inner, strict=folds.strict)) for axis, own in folds.over_each_axis())
+    return tuple(dict.fromkeys(text for texts in found for text in texts))

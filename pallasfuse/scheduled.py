@@ -1,0 +1,155 @@
+"""The kernel of a schedule that the user has written (`FuseOptions.schedule`): the nests that its trees name, run as they say.
+
+The kernel is one `Group` without folds, whose nests are all computed inside; the trees derive what they need. Everything that they
+do not name is left to XLA.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from pallasfuse.decisions import Grouping, Left, Phase, Placed
+from pallasfuse.errors import InvalidProgramError, Refusal, ScheduleError, TargetError
+from pallasfuse.fusion.candidates import unsupported
+from pallasfuse.fusion.deduplicate import deduplicate
+from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.judging import Judge
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, Read, postorder, read
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.part import part_of_group
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tree import Do, Keep, Merge, RangeLoop, Tree, parse, renamed, walk
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.lowering import assumptions, lower_on
+from pallasfuse.pallas_backend import kernel_resources
+from pallasfuse.price.terms import NOTHING
+from pallasfuse.targets import Target
+from pallasfuse.tiling import arithmetic
+
+
+def scheduled(converted: Converted, text: str, target: Target, *, strict: bool = False) -> tuple[Grouping, Placed]:
+    """The group of a schedule, and where it runs: on the first target in turn whose emitter runs trees.
+
+    Raises:
+      ScheduleError: the text cannot be read, names what the function does not have, or breaks a rule of trees.
+      TargetError: no target runs trees, or none of them the operations.
+    """
+    program = deduplicate(converted.program)
+    tree = _in_names_of(converted, program, parse(text))
+    graph = Graph(program, strict=strict)
+    group = _group(graph, tree, strict=strict)
+    able = _able(target)
+    for nest in (*group.inner, *group.outputs):
+        lacking = unsupported(nest, able)
+        if lacking is not None:
+            raise TargetError(f"FuseOptions.schedule: {lacking}")
+    schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
+    try:
+        folds = FoldsOnDemand(part_of_group(group, tensors), strict=strict)
+    except InvalidProgramError as error:
+        raise ScheduleError(f"FuseOptions.schedule breaks rule 3 (nests): {error}") from None
+    programs = lower_on(able, group, schedule, tensors, folds)
+    if isinstance(programs, Refusal):
+        raise ScheduleError(f"FuseOptions.schedule breaks {programs}")
+    phases = tuple(Phase(arithmetic.rewrite_for(able, p), able) for p in programs)
+    for phase in phases:
+        problem = kernel_resources.too_large(phase.program, able)
+        if problem is not None:
+            raise ScheduleError(f"FuseOptions.schedule breaks rule 12 (space): {problem}")
+    group = replace(group, conditions=tuple(folds.conditions), exceptions=(*folds.exceptions, *assumptions(folds)))
+    names = {n.name for n in (*group.inner, *group.outputs)}
+    left = tuple(
+        Left(n.name, "the schedule does not name it", n.source) for n in graph.reductions() if n.name not in names
+    )
+    return Grouping((group,), left, (Judge(graph, able, lambda _: NOTHING).replaced(group),)), Placed(
+        schedule, phases, ()
+    )
+
+
+def _able(target: Target) -> Target:
+    """The target, or the first that stands in for it, whose emitter runs trees."""
+    candidate: Target | None = target
+    while candidate is not None and not candidate.runs_trees:
+        candidate = candidate.fallback
+    if candidate is None:
+        raise TargetError(f"FuseOptions.schedule: target {target.name!r} runs no schedules that are given")
+    return candidate
+
+
+def _in_names_of(converted: Converted, program: LoopProgram, tree: Tree) -> Tree:
+    """The tree in the program's names.
+
+    An axis is called by its letter or as a dimension of an argument (`q.1`), a nest by its name or as a result (`out`, or
+    `out.0` of several): `explain` prints both.
+    """
+    axes = {a.name: a.name for d in program.definitions() for a in d.axes}
+    axes |= {a.name: a.name for n in program.nests if isinstance(n, Nest) for a in n.reduced}
+    for tensor in program.inputs:
+        axes |= {f"{tensor.name}.{d}": a.name for d, a in enumerate(tensor.axes)}
+    nests = {n.name: n.name for n in program.nests if isinstance(n, Nest)} | {t.name: t.name for t in program.inputs}
+    results = [r for r in converted.results if isinstance(r, str)]
+    nests |= {f"out.{n}": name for n, name in enumerate(results)} | ({"out": results[0]} if len(results) == 1 else {})
+    for kernel in tree:
+        for _, node in walk(kernel.body):
+            match node:
+                case RangeLoop(axis) if axis not in axes:
+                    raise ScheduleError(f"FuseOptions.schedule: no axis is called {axis}; there are {', '.join(axes)}")
+                case Do(name) | Merge(name) | Keep(name) if name not in nests:
+                    raise ScheduleError(f"FuseOptions.schedule: nothing is called {name}; there are {', '.join(nests)}")
+    return renamed(tree, axes, nests)
+
+
+def _group(graph: Graph, tree: Tree, *, strict: bool) -> Group:
+    """The nests of a tree, with maps that it does not name inlined."""
+    named = dict.fromkeys(n.nest for k in tree for _, n in walk(k.body) if isinstance(n, Do | Merge))
+    maps = frozenset(n for n in named if n in graph.nests and not graph.nests[n].is_reduction)
+    bodies = graph.inlined(maps)
+    inside = [replace(n, body=bodies[n.name]) for n in graph.nests.values() if n.name in named]
+    if not any(n.is_reduction for n in inside):
+        raise ScheduleError("FuseOptions.schedule: no nest in it is a reduction: XLA runs what is elementwise as well")
+    wanted = frozenset(_read_outside(graph, frozenset(named), bodies))
+    stored = [n for n in inside if n.name in wanted]
+    outputs = tuple(
+        replace(n, body=read(n.name, n.axes, n.dtype), reduced=(), reducer=None, picks=False) if n.is_reduction else n
+        for n in stored
+    )
+    inner = tuple(n for n in inside if n.is_reduction or n.name not in wanted)
+    own = {n.name for n in inside}
+    reads = frozenset().union(*(n.reads for n in inside)) - own
+    return Group(
+        "_".join(k.name for k in tree), _some_axis(inside, tree), (), (), inner, outputs,
+        tuple(d.name for d in graph.program.definitions() if d.name in reads), strict=strict, source=inside[0].source,
+    )  # fmt: skip
+
+
+def _some_axis(nests: Iterable[Nest], tree: Tree) -> Axis:
+    """The first reduced axis over which the tree loops, else the first reduced one."""
+    reduced = [a for n in nests for a in n.reduced]
+    looped = {n.axis for k in tree for _, n in walk(k.body) if isinstance(n, RangeLoop)}
+    return next((a for a in reduced if a.name in looped), reduced[0])
+
+
+def _read_outside(graph: Graph, named: frozenset[str], inlined: Mapping[str, Expr]) -> Iterator[str]:
+    """The named nests that results, or what XLA computes, read."""
+    yield from (n for n in graph.program.outputs if n in named)
+    for node in graph.program.nests:
+        if isinstance(node, External):
+            for operand in node.operands:
+                yield from _leaves(graph, operand, inlined, named)
+        elif node.name not in named and (node.is_reduction or node.name in graph.outputs):
+            yield from (n.tensor for n in _reads(inlined[node.name]) if n.tensor in named)
+
+
+def _leaves(graph: Graph, name: str, inlined: Mapping[str, Expr], named: frozenset[str]) -> Iterator[str]:
+    if name in named:
+        yield name
+    elif name in graph.nests and not graph.nests[name].is_reduction:
+        yield from (n.tensor for n in _reads(inlined[name]) if n.tensor in named)
+
+
+def _reads(body: Expr) -> Iterator[Read]:
+    return (n for n in postorder(body) if isinstance(n, Read))
