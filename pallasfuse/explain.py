@@ -5,9 +5,13 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from pallasfuse.ir.outline import outline
+from pallasfuse.ir.tree import Level
+from pallasfuse.ir.tree import show as show_tree
 from pallasfuse.overview import LINES, overview
 from pallasfuse.pallas_backend.kernel_resources import resources
 from pallasfuse.resources.block import Resources
+from pallasfuse.tiling.flat import tree_of
 from pallasfuse.verdicts import WHOLE_CALL
 
 if TYPE_CHECKING:
@@ -116,6 +120,12 @@ def _taken(kernel: Kernel) -> list[str]:
     return lines
 
 
+def _tree(kernel: Kernel) -> str:
+    """The kernel as a schedule tree (`docs/schedules.md`)."""
+    level: Level = "cluster" if kernel.target.cluster else "grid"
+    return "; ".join(show_tree(tree_of(kernel.group, kernel.schedule, level=level)).splitlines())
+
+
 def _kernel(number: int, kernel: Kernel) -> list[str]:
     group = kernel.group
     lines = [f"== kernel {number}: {kernel.name}, {kernel.strategy}, from {group.source}"]
@@ -131,6 +141,8 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
         lines += [f"  {fold.name}: cannot share pass {n + 1}: {r}" for n, r in enumerate(fold.refusals)]
     lines += ["  -- fused loop program", _indent(_indent(str(group)))]
     lines.append(f"  -- schedule: {kernel.schedule}; visits {100 * kernel.visited_share:.0f}% of the tiles")
+    lines.append(f"  -- tree: {_tree(kernel)}")
+    lines += [f"  -- loads (L), computations (C) and stores (S): {outline(p.program)}" for p in kernel.phases]
     lines += [f"  -- emitted for {kernel.target.name}; {reason}" for reason in kernel.declined]
     if kernel.target.cluster:
         parts, phases = kernel.schedule.parts, len(kernel.phases)

@@ -7,14 +7,14 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tree import Do, Launch, Level, Merge, Node, RangeLoop, Tree, TreeKernel
+from pallasfuse.tiling.lower import combining
 
 
-def tree_of(group: Group, schedule: Schedule, combining: Schedule | None = None, *, level: Level = "grid") -> Tree:
-    """Returns the tree of a group under a schedule.
-
-    combining: the schedule of the kernel that joins the states of all parts. level: where parts of the axis run.
-    """
-    return _Flat(group, schedule).tree(combining or schedule, level)
+def tree_of(group: Group, schedule: Schedule, *, level: Level = "grid") -> Tree:
+    """Returns the tree of a group under a schedule; the schedule's own, where it is one. level: where parts of the axis run."""
+    if schedule.tree:
+        return schedule.tree
+    return _Flat(group, schedule).tree(combining(group, schedule), level)
 
 
 class _Flat:
@@ -25,7 +25,7 @@ class _Flat:
         self.once = [n for n in group.outputs if group.rolled not in n.axes]
         self.reductions = {f.name for f in group.folds} | self.inner.keys()
 
-    def tree(self, combining: Schedule, level: Level) -> Tree:
+    def tree(self, joining: Schedule, level: Level) -> Tree:
         group, schedule = self.group, self.schedule
         if schedule.trips == 1:
             return (self._kernel(group.name, schedule, self._whole()),)
@@ -33,26 +33,42 @@ class _Flat:
         if schedule.parts == 1:
             loops = [n for nests in passes for n in self._loop(nests)]
             return (self._kernel(group.name, schedule, (*loops, *self._outputs())),)
+        if level == "cluster":
+            return (self._kernel(group.name, schedule, self._in_cluster(passes)),)
         kernels: list[TreeKernel] = []
         merges: list[Node] = []
         for number, nests in enumerate(passes):
             kernels.append(self._kernel(f"{group.name}_{number}", schedule, (*merges, *self._loop(nests)), level))
             merges += [Merge(n.name) for n in nests]
-        own = schedule if self.along else combining
+        own = schedule if self.along else joining
         body = (*merges, *self._outputs())
         kernels.append(self._kernel(f"{group.name}_{len(passes)}", own, body, level if self.along else None))
         return tuple(kernels)
 
     def _kernel(self, name: str, schedule: Schedule, body: tuple[Node, ...], level: Level | None = None) -> TreeKernel:
-        rolled = self.group.rolled
         if level is not None:
-            body = (RangeLoop(rolled.name, schedule.parts, body, level, shares=True),)
+            body = (self._part(body, level),)
         for axis, tile in reversed(schedule.grid):
             body = (RangeLoop(axis.name, tile, body, "grid"),)
         launch = Launch(
             schedule.persistent, schedule.alternate, schedule.ahead, schedule.eager, schedule.warps, schedule.interleave
         )
         return TreeKernel(name, body, launch)
+
+    def _in_cluster(self, passes: Sequence[Sequence[Nest]]) -> tuple[Node, ...]:
+        """One kernel: after each pass the blocks of a cluster merge what their parts left."""
+        body: list[Node] = []
+        for nests in passes:
+            *before, loop = self._loop(nests)
+            body += [*before, self._part((loop,), "cluster"), *(Merge(n.name) for n in nests)]
+        *before, last = self._outputs() or (None,)
+        body += [n for n in before if n is not None]
+        if last is not None:
+            body.append(self._part((last,), "cluster") if self.along else last)
+        return tuple(body)
+
+    def _part(self, body: tuple[Node, ...], level: Level) -> RangeLoop:
+        return RangeLoop(self.group.rolled.name, self.schedule.parts, body, level, shares=True)
 
     def _loop(self, nests: Sequence[Nest]) -> list[Node]:
         """One pass over the axis, after what it reads that does not vary along it."""

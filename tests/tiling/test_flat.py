@@ -13,7 +13,7 @@ from pallasfuse.ir.tree import parse, show
 from pallasfuse.targets import TRITON, XLA_CPU
 from pallasfuse.tiling.choose import choose
 from pallasfuse.tiling.flat import tree_of
-from pallasfuse.tiling.lower import combining, lower_for
+from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.tree_values import Tiles
 from pallasfuse.tiling.trees import lower_tree
 from tests.programs_by_name import FREE, PROGRAMS, program
@@ -36,9 +36,7 @@ def test_a_flat_schedule_is_a_tree(name, target):
         for schedule in (listed, replace(listed, rolled_tile=4), replace(listed, rolled_tile=4, parts=2)):
             if schedule.trips == 1 and any(f.refined is not None for f in found.folds):
                 continue  # a single tile of a tree computes as the program says
-            along = any(found.rolled in n.axes for n in found.outputs)
-            joined = None if along or schedule.parts == 1 else combining(found, schedule)
-            tree = tree_of(found, schedule, joined)
+            tree = tree_of(found, schedule)
             assert parse(show(tree)) == tree
             new = lower_tree(
                 part_of_group(found, tensors), tree, lambda nest, axis, unfinished, folds=folds: folds[nest.name],
