@@ -67,17 +67,25 @@ def verify(part: Part) -> Part:
 
 def part_of_group(group: Group, tensors: Mapping[str, Tensor]) -> Part:
     """Returns the nests of a kernel of today. Outputs that are computed of a reduction of the same name are maps of their own."""
-    reductions = {n.name: n for n in (*group.inner, *(f.nest for f in group.folds))}
-    stored = [n for n in group.outputs if n.name not in reductions]
-    ordered = sorted(reductions.values(), key=lambda n: _depth(n, reductions))
-    return verify(
-        Part((*ordered, *stored), tuple(tensors[t] for t in group.inputs), tuple(n.name for n in group.outputs))
-    )
+    nests = {n.name: n for n in (*group.inner, *(f.nest for f in group.folds))}
+    nests |= {n.name: n for n in group.outputs if n.name not in nests}
+    depths = _depths(nests)
+    ordered = sorted(nests.values(), key=lambda n: depths[n.name])
+    return verify(Part(tuple(ordered), tuple(tensors[t] for t in group.inputs), tuple(n.name for n in group.outputs)))
 
 
-def _depth(nest: Nest, among: Mapping[str, Nest]) -> int:
-    """Returns how many reductions of the part stand one after the other before this one is known."""
-    return 1 + max((_depth(among[t], among) for t in nest.reads if t in among), default=0)
+def _depths(nests: Mapping[str, Nest]) -> dict[str, int]:
+    """Returns, of each nest, how many stand one after the other before it is known."""
+    found: dict[str, int] = {}
+
+    def depth(name: str) -> int:
+        if name not in found:
+            found[name] = 1 + max((depth(t) for t in nests[name].reads if t in nests), default=0)
+        return found[name]
+
+    for name in nests:
+        depth(name)
+    return found
 
 
 def part_of_program(program: LoopProgram, bodies: Mapping[str, Expr]) -> Part:
