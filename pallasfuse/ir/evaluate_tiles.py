@@ -303,10 +303,11 @@ class _Evaluation[V]:
     def _loop(self, loop: Loop, scope: _Scope[V]) -> None:
         axis, around = loop.axis, scope.windows[loop.axis]
         first, total, origin = (self._number(e, scope) for e in (loop.first, loop.to_visit, loop.origin))
-        state = [
-            self._widen(self.domain.apply("convert", (self._value(c.init, scope),), c.dtype), c.axes, scope)
-            for c in loop.carries
-        ]
+        state = []
+        for c in loop.carries:
+            begun = self.domain.apply("convert", (self._value(c.init, scope),), c.dtype)
+            self._check(c.name, c.axes, begun)
+            state.append(self._widen(begun, c.axes, scope))
         begins = reached = around.start if around.is_open else first
         loops = (*scope.loops, _Open(axis, tuple(n for g in loop.segments for n in sets(g.body))))
         for segment in loop.segments:

@@ -8,12 +8,13 @@ import pytest
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.evaluate import evaluate_program
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles, evaluate_tiles_over
-from pallasfuse.ir.expr import const, index
+from pallasfuse.ir.expr import const, convert, index
 from pallasfuse.ir.levels import with_own_axes
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.renaming import restored
 from pallasfuse.ir.tile_program import (
     Buffer,
+    Carry,
     Get,
     Let,
     Load,
@@ -101,8 +102,11 @@ def program(*body):
     return TileProgram("bad", (X,), (Y,), ((I, 4),), ((I, 4), (J, 16)), (*body, DONE))
 
 
-def along(*body, tile=16, **rest):
-    return over(J, tile, lambda _: body, "masked", **rest)
+LATER, BEGUN = Let("s.next", (), ZERO), Carry("s", (), F, convert(index(I), F), "s.next")
+
+
+def along(*body, tile=16, carries=(), **rest):
+    return over(J, tile, lambda _: body, "masked", *carries, **rest)
 
 
 def test_the_statements_that_the_bad_programs_are_made_of():
@@ -156,6 +160,10 @@ def test_bad_programs_are_refused(body, message):
         ((along(along(LOAD, tile=8, window=20, inside=True)),), r"positions \[16, 24\) of j leave the window up to 16"),
         ((replace(BUFFER, sizes=(4, 32)), along(LOAD, SET)), r"b has no positions \[32, 48\) of j"),
         ((BUFFER, GET), "a part of j is used outside the loop over it"),
+        (
+            (along(LOAD, along(LATER, tile=4, window=16, inside=True, carries=(BEGUN,))),),
+            "s varies along i, which it does not declare",
+        ),
         ((replace(BUFFER, axes=(I,), sizes=(4,)), along(LOAD, replace(SET, axes=(I,)))), "set b varies along j"),
     ],
 )
