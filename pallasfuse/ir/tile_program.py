@@ -316,6 +316,9 @@ class _Check:
             wrong = misfit(window, outer, outer.size) if outer.is_open else None
             if wrong is not None:
                 self._fail(f"{where} has {wrong} in the window around it")
+            cut = [c.name for c in carries if moved(of_axes(scope.windows, c.axes), inside.windows) is not None]
+            if cut:
+                self._fail(f"{where} carries {cut} along its own axis, from window to window")
             got = self.block(g.body, inside)
             lost = [c.next_name for c in carries if c.next_name not in got.names]
             if lost:

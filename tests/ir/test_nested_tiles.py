@@ -145,6 +145,8 @@ def test_the_statements_that_the_bad_programs_are_made_of():
         ((along(LOAD, along(Reduce("r", (I,), SUM, HERE, (J,)), tile=4, window=16, inside=True)),),
          "r reads x.t, a tile of another window of j"),
         ((over(J, 16, lambda _: (LOAD, SET), "masked", backwards=True), BUFFER), "set b: no such buffer"),
+        ((along(along(LOAD, tile=4, window=16, inside=True, carries=(Carry("s", (I, J), F, ZERO, "x.t"),))),),
+         r"loop j carries \['s'\] along its own axis"),
         ((BUFFER, replace(along(LOAD, SET), backwards=True)), "loop j carries values backwards"),
     ],
 )  # fmt: skip
