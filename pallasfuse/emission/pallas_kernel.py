@@ -54,6 +54,10 @@ class _PallasMachine:
             window = windows[axis]
             if axis not in kept:
                 at.append(window.start)
+                if window.overhangs:  # a piece of a window may begin past the end of the axis
+                    at[-1] = jnp.minimum(window.start, axis.extent - 1)
+                    inside = jnp.broadcast_to(window.start < axis.extent, shape)
+                    mask = inside if mask is None else mask & inside
                 continue
             start = window.start
             if isinstance(start, int) and (start + window.size > axis.extent or jax.config.jax_enable_x64):
@@ -89,7 +93,7 @@ class _PallasMachine:
             if axis in kept:
                 along = [own.size if a == axis else 1 for a in kept]
                 at[axis] = lax.broadcasted_iota(jnp.int32, along, kept.index(axis)) + own.start
-            if own.overhangs and axis in kept:
+            if own.overhangs:
                 inside = jnp.broadcast_to(at[axis] < axis.extent, shape)
                 mask = inside if mask is None else mask & inside
                 at[axis] = jnp.minimum(at[axis], axis.extent - 1)

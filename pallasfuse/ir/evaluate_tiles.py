@@ -331,7 +331,7 @@ class _Evaluation[V]:
                 state = self._trip(loop, segment, inner)
         promised = max(0, total if loop.split is None else self._number(loop.split.here, scope))
         if around.is_open:
-            promised = min(around.end, axis.extent) - begins
+            promised = max(0, min(around.end, axis.extent) - begins)
             reached = max(begins, min(reached, axis.extent))
         if reached - begins != promised:
             self._fail(f"the loop over {axis} visits {reached - begins} positions, but says {promised}")

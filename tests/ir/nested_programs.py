@@ -236,11 +236,11 @@ Z = Tensor("z", (I, J), F)
 PIECES = LoopProgram((X,), (Nest("z", (I, J), add(IN_X, convert(index(J), F)), F),), ("z",))
 
 
-def pieces(tails):
-    """Blocks of j, and in each a loop that stores a piece after the other."""
+def pieces(tails, size=8):
+    """Blocks of j, and in each a loop that stores a piece after the other; of the last block, some lie past the end."""
     step = Load("x.t", "x", (I, J), F), Store("z", (I, J), add(tile_of("x.t", I, J), convert(index(J), F)))
     visit = apply("min", whole(32), sub(whole(J.extent), start(J)))
-    loop = over(J, 8, lambda _: step, tails, window=32, inside=True, to_visit=visit, first=start(J))
+    loop = over(J, size, lambda _: step, tails, window=32, inside=True, to_visit=visit, first=start(J))
     return kernel("pieces", (X,), (Z,), ((I, 4), (J, 32)), ((I, 4), (J, 32)), loop)
 
 
@@ -339,6 +339,7 @@ EXAMPLES = {
     "row_sum": Example(row_sum, LoopProgram((X,), (Nest("y", (I,), IN_X, F, (J,), SUM),), ("y",)), lambda x: x.sum(1)),
     "exponentials": Example(exponentials, LOG_SUM_EXP, log_sum_exp),
     "pieces": Example(pieces, PIECES, lambda x: x + np.arange(45)),
+    "singles": Example(lambda tails: pieces(tails, 1), PIECES, lambda x: x + np.arange(45)),
     "staged": Example(staged, PIECES, lambda x: x + np.arange(45)),
     "kept": Example(kept, LOG_SUM_EXP, log_sum_exp),
     "steps": Example(

@@ -226,6 +226,7 @@ def test_what_emitters_of_one_level_cannot_run_is_said(name):
         "triangle": {"it has loops inside loops: inside that over n"},
         "flat": {"it has buffers: e.buf"},
         "pieces": {"it has a loop over j inside a block of j"},
+        "singles": {"it has a loop over j inside a block of j"},
         "kept": {"it has buffers: x.buf"},
         "staged": {"it has loops inside loops: inside that over j"},
         "steps": {"it has buffers: x.buf"},
