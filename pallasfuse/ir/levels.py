@@ -78,4 +78,4 @@ def _renamed(s: Statement, names: Mapping[Axis, Axis]) -> Statement:
         case Buffer() | Get():
             return replace(s, axes=_axes(s.axes, names))
         case Loop():
-            raise TypeError("a loop opens a level of its own")
+            raise AssertionError

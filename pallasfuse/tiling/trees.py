@@ -123,7 +123,8 @@ class TreeLowering(TreeValues):
         if self.split is not None and not any(
             isinstance(n, RangeLoop) and n.axis == self.split.name for _, n in walk(body)
         ):
-            self.block_body = (RangeLoop(self.split.name, -(-self.split.extent // parts), body),)
+            tile = self.sizes.get(self.split, -(-self.split.extent // parts))
+            self.block_body = (RangeLoop(self.split.name, tile, body),)
         self.padded_axes = self._products(blocks)
         merged = [self.known.partial[n] for n in _done_in(self.kernel) if n in self.known.partial]
         self.blocks = {a: self._rounded(a, t) for a, t in blocks.items()}
