@@ -1,6 +1,6 @@
 """A part of a loop program that schedule trees are about: reductions with their maps inlined, and the maps that are stored."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 
 from pallasfuse.errors import InvalidProgramError
@@ -13,7 +13,7 @@ from pallasfuse.ir.tensors import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Nests in an order that respects their reads, each over inputs and other reductions at these reductions' own positions."""
+    """Nests in an order that respects their reads, each over inputs and other nests at the positions where these are computed."""
 
     nests: tuple[Nest, ...]
     inputs: tuple[Tensor, ...]
@@ -43,7 +43,7 @@ class Part:
 
 
 def verify(part: Part) -> Part:
-    """Checks that every read is an input or an earlier reduction at its own positions; returns the part.
+    """Checks that every read is an input or an earlier nest at its own positions; returns the part.
 
     Raises:
       InvalidProgramError: naming the nest and the read.
@@ -88,8 +88,14 @@ def _depths(nests: Mapping[str, Nest]) -> dict[str, int]:
     return found
 
 
-def part_of_program(program: LoopProgram, bodies: Mapping[str, Expr]) -> Part:
-    """Returns all nests of a program that XLA computes nothing of. bodies: every nest's, with maps inlined."""
-    nests = [n for n in program.nests if isinstance(n, Nest) and (n.is_reduction or n.name in program.outputs)]
+def part_of_program(program: LoopProgram, bodies: Mapping[str, Expr], kept: Set[str] = frozenset()) -> Part:
+    """Returns all nests of a program that XLA computes nothing of.
+
+    Args:
+      bodies: every nest's, with all maps inlined but those that are kept.
+      kept: names of maps that are nests of the part, too, which others read.
+    """
+    named = kept.union(program.outputs)
+    nests = [n for n in program.nests if isinstance(n, Nest) and (n.is_reduction or n.name in named)]
     inlined = tuple(replace(n, body=bodies[n.name]) for n in nests)
     return verify(Part(inlined, program.inputs, tuple(dict.fromkeys(program.outputs))))

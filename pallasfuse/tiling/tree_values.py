@@ -14,7 +14,7 @@ from pallasfuse.ir.part import Part
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.statements import Buffer, Get, Load, Set
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tree import Memory, RangeLoop
+from pallasfuse.ir.tree import Memory, RangeLoop, TreeKernel, walk
 from pallasfuse.targets import Tails, power_of_two
 from pallasfuse.tiling.passes import Passes
 from pallasfuse.tiling.products import contracts
@@ -94,6 +94,7 @@ class Kernels:
 class TreeValues(Passes):
     """A kernel under construction, whose axes are in pieces that depend on where a statement stands."""
 
+    kernel: TreeKernel
     blocks: Mapping[Axis, int]
     """The grid: the positions of one block along an axis."""
 
@@ -114,6 +115,8 @@ class TreeValues(Passes):
         self.spilled: dict[tuple[int, Expr], str] = {}
         """Values that an inner loop reads piece by piece, by the body that knows them: the names of their buffers."""
         self.kept: dict[str, Kept] = {}
+        self.loads: set[str] = set()
+        """The names of tiles that are zero outside of their tensors."""
 
     # --- windows
 
@@ -158,7 +161,17 @@ class TreeValues(Passes):
             return self.blocks[axis]
         if axis == self.part:
             return 1
-        return axis.extent if axis not in self.axes.values() else self._rounded(axis, axis.extent)
+        return self._rounded(axis, axis.extent)
+
+    def _room(self, axis: Axis, scope: Scope) -> int:
+        """The positions that a buffer has along an axis: where none of its loops is open, as many as the tiles of any reach."""
+        window = self._window(axis, scope)
+        if self.tails == "exact" or axis in self.blocks or self._loop_over(axis, scope) is not None:
+            return window
+        loops = [n for _, n in walk(self.kernel.body) if isinstance(n, RangeLoop) and n.axis == axis.name]
+        pieces = (-(-axis.extent // n.size) if n.shares else min(n.size, axis.extent) for n in loops)
+        tiles = [self._rounded(axis, size) for size in pieces]
+        return max([window, *(-(-axis.extent // t) * t for t in tiles)])
 
     def _loop_over(self, axis: Axis, scope: Scope | None) -> Scope | None:
         """The body of the innermost open loop over an axis."""
@@ -192,7 +205,7 @@ class TreeValues(Passes):
         axes = self._sorted(node.axes)
         if key not in self.spilled:
             name = self.spilled[key] = f"pieces{len(self.spilled)}"
-            sizes = tuple(self._window(a, owner) for a in axes)
+            sizes = tuple(self._room(a, owner) for a in axes)
             owner.statements.append(Buffer(name, axes, sizes, node.dtype, const(_zero(node.dtype), node.dtype)))
             owner.statements.append(Set(name, axes, value))
         name = self.spilled[key]
@@ -218,6 +231,7 @@ class TreeValues(Passes):
         axes = self._sorted(node.axes)
         name = f"{node.tensor}.{'_'.join(a.name for a in node.indices)}" if node.indices else f"{node.tensor}.value"
         home.known[node] = read(name, axes, node.dtype)
+        self.loads.add(name)
         kept = self.kept.get(node.tensor)
         if kept is None or not _stands_in(home, kept.scope):
             home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
@@ -225,7 +239,7 @@ class TreeValues(Passes):
         loop = next((x for s, x in self.opened if s.parent is kept.scope and _stands_in(home, s)), None)
         if node not in kept.filled:
             kept.filled[node] = f"{name}.kept", loop
-            sizes = tuple(self._window(a, kept.scope) for a in axes)
+            sizes = tuple(self._room(a, kept.scope) for a in axes)
             zero = const(_zero(node.dtype), node.dtype)
             kept.scope.statements.append(Buffer(f"{name}.kept", axes, sizes, node.dtype, zero, kept.memory))
         buffer, filled_by = kept.filled[node]
@@ -237,7 +251,7 @@ class TreeValues(Passes):
         return home.known[node]
 
     def _is_load(self, value: Read) -> bool:
-        return any(value.tensor.startswith(f"{t}.") for t in self.tensors)
+        return value.tensor in self.loads
 
 
 def _stands_in(scope: Scope | None, around: Scope) -> bool:

@@ -117,7 +117,7 @@ class TreeLowering(TreeValues):
                 self.sizes |= {} if loop.shares else {axis: loop.size}
             else:
                 blocks[axis] = self._piece(loop, axis, blocks.get(axis, axis.extent))
-                self.sizes[axis] = blocks[axis]
+                self.sizes[axis] = blocks[axis] if loop.shares else loop.size
         if self.split in blocks:
             broken(1, f"{self.kernel.name}: blocks have pieces and parts of {self.split}")
         if self.split is not None and not any(
@@ -355,7 +355,7 @@ class TreeLowering(TreeValues):
     def _make_buffers(self, fold: Fold, scope: Scope) -> None:
         for a in fold.accumulators:
             axes = self._sorted(frozenset(a.axes))
-            sizes = tuple(self._window(x, scope) for x in axes)
+            sizes = tuple(self._room(x, scope) for x in axes)
             identity = const(a.reducer.identity(a.dtype), a.dtype)
             scope.statements.append(Buffer(_buffer(a.name), axes, sizes, a.dtype, identity))
 
