@@ -23,7 +23,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the p
     atexit.register(shutil.rmtree, os.environ["PALLASFUSE_CACHE_DIR"], ignore_errors=True)
 
 TESTS = Path(__file__).parent
-ROOMS_WITHOUT_JAX = ("ir", "repair", "fusion", "tiling")
+ROOMS_WITHOUT_JAX = ("ir", "repair", "fusion", "tiling", "schedule")
 """Those of the import contract "Plans are made without JAX"; other tests say so with the marker `any_jax`."""
 
 
