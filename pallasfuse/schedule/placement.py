@@ -6,9 +6,11 @@ blocks; a reduction's values live around its outermost reduced loop and are stor
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal
 
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
 from pallasfuse.ir.tree import LEVELS, Do, Keep, Merge, Node, RangeLoop, TreeKernel
@@ -59,8 +61,6 @@ class Broken:
         return f"{self.rule}: {self.reason}"
 
 
-Window = tuple[tuple[Axis, RangeLoop | None], ...]
-"""For each axis the innermost loop that cuts it; None: the axis is whole."""
 Kind = Literal["load", "compute", "store"]
 
 
@@ -70,10 +70,13 @@ class Statement:
 
     kind: Kind
     name: str
-    window: Window
+    axes: tuple[Axis, ...]
+    """Of its tile: an axis without a loop around the statement is whole."""
     around: tuple[RangeLoop, ...]
     numbers: tuple[int, ...]
     """Of the loops around it, in `Placement.loops`."""
+    unfinished: tuple[str, ...] = ()
+    """The reductions that a nest reads before they are finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +93,15 @@ class Buffer:
 
     name: str
     is_input: bool
-    window: Window
+    axes: tuple[Axis, ...]
     around: tuple[RangeLoop, ...]
+    depth: int
+    """The number of loops around it, those over warpgroups included."""
     first: int
     last: int
     indexed_by: tuple[RangeLoop, ...] = ()
     """Serial loops that compute it piece by piece."""
     slots: int = 1
-
-    @property
-    def depth(self) -> int:
-        return len(self.around)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Placement:
 
 def place(part: Part, kernel: TreeKernel, may_fold: MayFold = no_folds) -> Placement | Broken:
     """Places the loads, computations and stores of one kernel, or says which rule it breaks."""
-    walk = _Walk(part, may_fold)
+    walk = _Walk(part, may_fold, _reads(part))
     broken = walk.run(kernel.body)
     if broken is None:
         missing = [name for name in part.outputs if name not in walk.stored]
@@ -153,7 +154,7 @@ class _Value:
     """A nest that was computed, where it can be read."""
 
     depth: int
-    """Loops around its values; they are dropped when the last of these ends."""
+    """The number of loops around its values; they are dropped when the last of these ends."""
     buffer: Buffer
     open_reduced: frozenset[str]
     """The reduced axes whose loops are open around its computation."""
@@ -161,17 +162,41 @@ class _Value:
     used: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What the nests of a part read."""
+
+    nests: dict[str, Nest]
+    of_nests: dict[str, tuple[str, ...]]
+    of_inputs: dict[str, tuple[tuple[str, tuple[Axis, ...]], ...]]
+    """The inputs, in the part's order, each with the axes that run over its dimensions."""
+    axes: frozenset[str]
+
+
+@cache
+def _reads(part: Part) -> _Reads:
+    nests, order = part.by_name, {t.name: n for n, t in enumerate(part.inputs)}
+    of_inputs = {}
+    for nest in part.nests:
+        reads = [node for node in postorder(nest.body) if isinstance(node, Read)]
+        found = {(node.tensor, node.indices) for node in reads if node.tensor in order}
+        of_inputs[nest.name] = tuple(sorted(found, key=lambda read: (order[read[0]], read[1])))
+    of_nests = {n.name: tuple(sorted(n.reads & frozenset(nests))) for n in part.nests}
+    return _Reads(nests, of_nests, of_inputs, frozenset(part.axes))
+
+
 @dataclass(slots=True)
 class _Walk:
     part: Part
     may_fold: MayFold
+    reads: _Reads
     path: list[RangeLoop] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
     bodies: list[list[Placed | Statement]] = field(default_factory=lambda: [[]])
     entered: list[int] = field(default_factory=list)
     clock: int = 0
     values: dict[str, _Value] = field(default_factory=dict)
-    loaded: list[dict[tuple[str, Window], Buffer]] = field(default_factory=lambda: [{}])
+    loaded: list[dict[tuple[str, tuple[Axis, ...]], Buffer]] = field(default_factory=lambda: [{}])
     kept: dict[str, tuple[int, Buffer | None]] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
@@ -188,7 +213,7 @@ class _Walk:
                 case RangeLoop():
                     broken = self._loop(node)
                 case Do(name):
-                    nest = self.part.by_name.get(name)
+                    nest = self.reads.nests.get(name)
                     broken = Broken(READS, f"the part has no nest {name}") if nest is None else self._do(nest)
                 case Merge(name):
                     broken = Broken(MERGES, f"+{name} merges what no loop of this space leaves apart")
@@ -202,7 +227,7 @@ class _Walk:
         return None
 
     def _loop(self, loop: RangeLoop) -> Broken | None:
-        if loop.axis not in self.part.axes:
+        if loop.axis not in self.reads.axes:
             return Broken(WINDOWS, f"the part has no axis {loop.axis}")
         outer = next((x for x in reversed(self.path) if x.axis == loop.axis), None)
         if outer is not None and not outer.shares and not loop.shares and outer.size % loop.size:
@@ -241,11 +266,7 @@ class _Walk:
                 self.ended.append((name, self.values.pop(name)))
             elif value.depth == depth and not value.finished and loop.axis in value.open_reduced:
                 value.finished = True
-                self._store(self.part.by_name[name], value)
-
-    def _window(self, axes: tuple[Axis, ...], depth: int) -> Window:
-        inner = {x.axis: x for x in self.path[:depth]}
-        return tuple((a, inner.get(a.name)) for a in axes)
+                self._store(self.reads.nests[name], value)
 
     def _do(self, nest: Nest) -> Broken | None:
         own, reduced = {a.name for a in (*nest.axes, *nest.reduced)}, {a.name for a in nest.reduced}
@@ -259,50 +280,45 @@ class _Walk:
         apart = next((x for x in self.path if x.axis in reduced and x.level != "serial"), None)
         if apart is not None:
             return Broken(MERGES, f"{nest.name} is reduced by blocks over {apart.axis} and never merged")
-        broken = self._read(nest, reduced)
-        if broken is not None:
-            return broken
+        unfinished = self._read(nest, reduced)
+        if isinstance(unfinished, Broken):
+            return unfinished
         value = self.values.get(nest.name)
         if value is None or value.depth != depth or value.finished:
             began = self.entered[depth] if around else self.clock
             inner = tuple(x for x in self.path[depth:] if x.axis not in reduced)
-            buffer = Buffer(
-                nest.name, False, self._window(nest.axes, depth), tuple(self.path[:depth]), began, self.clock, inner
-            )
+            buffer = Buffer(nest.name, False, nest.axes, tuple(self.path[:depth]), depth, began, self.clock, inner)
             self.buffers.append(buffer)
             if value is not None:
                 self.ended.append((nest.name, value))
             value = _Value(depth, buffer, frozenset(self.path[n].axis for n in around), not around)
             self.values[nest.name] = value
         value.buffer.last = self.clock
-        window = self._window((*nest.axes, *nest.reduced), len(self.path))
-        self._add("compute", nest.name, window, len(self.path))
+        self._add("compute", nest.name, (*nest.axes, *nest.reduced), len(self.path), unfinished)
         if value.finished:
             self._store(nest, value)
         return None
 
-    def _read(self, nest: Nest, reduced: set[str]) -> Broken | None:
-        unfinished: set[str] = set()
-        for name in sorted(nest.reads & frozenset(self.part.by_name)):
+    def _read(self, nest: Nest, reduced: set[str]) -> tuple[str, ...] | Broken:
+        """Finds and loads what a nest reads; returns what of it is not finished."""
+        unfinished: list[str] = []
+        for name in self.reads.of_nests[nest.name]:
             value = self.values.get(name)
             if value is None:
                 return Broken(READS, f"{nest.name} reads {name}, which is not computed before it in an open loop")
             value.buffer.last, value.used = self.clock, True
-            if not value.finished:
-                unfinished.add(name)
-                if not value.open_reduced <= reduced:
-                    over = ", ".join(sorted(value.open_reduced - reduced))
-                    return Broken(
-                        UNFINISHED, f"{nest.name} reads {name} inside of the loop over {over} that reduces it"
-                    )
+            if value.finished:
+                continue
+            unfinished.append(name)
+            if not value.open_reduced <= reduced:
+                over = ", ".join(sorted(value.open_reduced - reduced))
+                return Broken(UNFINISHED, f"{nest.name} reads {name} inside of the loop over {over} that reduces it")
         if unfinished and not self.may_fold(nest.name, frozenset(unfinished)):
-            return Broken(
-                UNFINISHED, f"{nest.name} reads {', '.join(sorted(unfinished))} before the loop that reduces it ends"
-            )
-        for tensor in self.part.inputs:
-            if tensor.name in nest.reads:
-                self._load(tensor.name, tensor.axes)
-        return None
+            names = ", ".join(unfinished)
+            return Broken(UNFINISHED, f"{nest.name} reads {names} before the loop that reduces it ends")
+        for tensor, axes in self.reads.of_inputs[nest.name]:
+            self._load(tensor, axes)
+        return tuple(unfinished)
 
     def _load(self, name: str, axes: tuple[Axis, ...]) -> None:
         own = {a.name for a in axes}
@@ -311,33 +327,34 @@ class _Walk:
             # a block loads what it reads itself; warpgroups share what their block loads
             if (loop.axis in own and loop.level != "group") or loop.level in ("time", "mesh", "grid", "cluster"):
                 depth = n + 1
-        window = self._window(axes, depth)
-        held = self.loaded[depth].get((name, window))
-        keep, filled = self.kept.get(name, (0, None))
-        if held is None and filled is not None:
-            held = filled
+        keep, held = self.kept.get(name, (depth, None))
+        held = self.loaded[depth].get((name, axes), held)
         if held is None:
             slots = self.path[depth - 1].slots if depth else 1
-            place_depth = keep if name in self.kept else depth
-            began = self.clock
-            held = Buffer(
-                name, True, self._window(axes, place_depth), tuple(self.path[:place_depth]), began, began, (), slots
-            )
+            held = Buffer(name, True, axes, self._shared(keep), keep, self.clock, self.clock, (), slots)
             self.buffers.append(held)
-            self.loaded[depth][name, window] = held
+            self.loaded[depth][name, axes] = held
             if name in self.kept:
                 self.kept[name] = (keep, held)
-            self._add("load", name, window, depth)
+            self._add("load", name, axes, depth)
         held.last = self.clock
+
+    def _shared(self, depth: int) -> tuple[RangeLoop, ...]:
+        return tuple(loop for loop in self.path[:depth] if loop.level != "group")
 
     def _store(self, nest: Nest, value: _Value) -> None:
         if nest.name in self.part.outputs:
             self.stored.add(nest.name)
-            self._add("store", nest.name, value.buffer.window, value.depth)
+            self._add("store", nest.name, nest.axes, value.depth)
             value.buffer.last, value.used = self.clock, True
 
-    def _add(self, kind: Kind, name: str, window: Window, depth: int) -> None:
-        statement = Statement(kind, name, window, tuple(self.path[:depth]), tuple(self.numbers[:depth]))
+    def _add(self, kind: Kind, name: str, axes: tuple[Axis, ...], depth: int, unfinished: tuple[str, ...] = ()) -> None:
+        around = [
+            (x, n)
+            for x, n in zip(self.path[:depth], self.numbers, strict=False)
+            if kind != "load" or x.level != "group"
+        ]
+        statement = Statement(kind, name, axes, tuple(x for x, _ in around), tuple(n for _, n in around), unfinished)
         self.clock += 1
         self.statements.append(statement)
         self.bodies[depth].append(statement)

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
 from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel, walk, without_single_trips
 from pallasfuse.schedule.expressions import independent_axes, spatial_axes
-from pallasfuse.schedule.placement import Broken, MayFold, Placement, Window, no_folds, place
+from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
 
 Body = tuple[Node, ...]
 
@@ -101,14 +102,14 @@ def signature(placement: Placement) -> Signature:
         for number, loop in zip(statement.numbers, statement.around, strict=True):
             inside.setdefault(number, (loop.axis, loop.level, []))[2].append(n)
     return (
-        tuple((s.kind, s.name, _cut(s.window)) for s in placement.statements),
+        tuple((s.kind, s.name, s.axes) for s in placement.statements),
         frozenset((axis, level, tuple(numbers)) for axis, level, numbers in inside.values()),
-        tuple((b.name, _cut(b.window), frozenset(x.axis for x in b.indexed_by)) for b in placement.buffers),
+        tuple((b.name, _cut(b.axes, b.around), frozenset(x.axis for x in b.indexed_by)) for b in placement.buffers),
     )
 
 
-def _cut(window: Window) -> frozenset[str]:
-    return frozenset(axis.name for axis, loop in window if loop is not None)
+def _cut(axes: Iterable[Axis], around: Iterable[RangeLoop]) -> frozenset[str]:
+    return frozenset(a.name for a in axes) & frozenset(loop.axis for loop in around)
 
 
 def _split_grid(body: Body) -> tuple[list[RangeLoop], Body]:

@@ -1,60 +1,15 @@
-"""Parts of traced functions, and random ones, to make schedule trees of."""
+"""Parts to make schedule trees of: those that the benchmark has, and random ones."""
 
 import random
 
-import jax
-import jax.numpy as jnp
-
-from pallasfuse.fusion.graph import Graph
+from benchmarks.schedule_parts import attention, chain, norm_product, three_products, traced, two_passes  # noqa: F401
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import convert as converted
 from pallasfuse.ir.expr import mul, read
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part, part_of_program, verify
+from pallasfuse.ir.part import Part, verify
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.jaxpr_frontend.conversion import convert
-
-
-def traced(function, *shapes, dtype=jnp.float16):
-    """Returns the part of a plain function of arrays with these shapes."""
-    program = convert(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes))).program
-    return part_of_program(program, Graph(program).inlined())
-
-
-def chain(m, n, k, h, batch=1):
-    """Returns the part of two products one after the other, as in table II of MCFuser."""
-    lead = () if batch == 1 else (batch,)
-    return traced(lambda a, b, d: a @ b @ d, (*lead, m, k), (*lead, k, n), (*lead, n, h))
-
-
-def attention(heads, m, n, k, h):
-    """Returns the part of an attention without a mask, as in table III of MCFuser."""
-    lead = () if heads == 1 else (heads,)
-
-    def function(q, keys, v):
-        return jax.nn.softmax(jnp.einsum("...mk,...nk->...mn", q, keys), -1) @ v
-
-    return traced(function, (*lead, m, k), (*lead, n, k), (*lead, n, h))
-
-
-def three_products(m, a, b, c, d):
-    """Returns the part of a chain of three products: m·a times a·b times b·c times c·d."""
-    return traced(lambda x, u, v, w: x @ u @ v @ w, (m, a), (a, b), (b, c), (c, d))
-
-
-def norm_product(m, k, n):
-    """Returns the part of a root-mean-square norm before a product."""
-
-    def function(x, g, w):
-        return (x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g) @ w
-
-    return traced(function, (m, k), (k,), (k, n))
-
-
-def two_passes(m, n, k):
-    """Returns the part of a row's variance, whose second sum waits for the first, after a product."""
-    return traced(lambda x, w: jnp.abs((y := x @ w) - y.mean(-1, keepdims=True)).sum(-1), (m, k), (k, n))
 
 
 def random_part(seed, extents=(32, 48, 64, 96, 128, 192, 256)):

@@ -38,7 +38,7 @@ def test_a_kept_input_is_whole_in_its_buffer():
     kept = next(
         b for b in placed(CHAIN, "x { i:64@grid ( a!shared k:64 ( j:16 ( t0 ) t1 ) ) }").buffers if b.name == "a"
     )
-    assert [(axis.name, loop and loop.axis) for axis, loop in kept.window] == [("i", "i"), ("j", None)]
+    assert [a.name for a in kept.axes] == ["i", "j"] and [loop.axis for loop in kept.around] == ["i"]
 
 
 def test_one_load_serves_all_readers_in_a_body():

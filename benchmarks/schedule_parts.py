@@ -1,0 +1,94 @@
+"""Parts of programs to make schedule trees of: MCFuser's tables II and III, and others; tests and benchmarks share them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.part import Part, part_of_program
+from pallasfuse.jaxpr_frontend.conversion import convert
+
+
+def traced(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = jnp.float16) -> Part:
+    """Returns the part of a plain function of arrays with these shapes."""
+    program = convert(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes))).program
+    return part_of_program(program, Graph(program).inlined())
+
+
+def chain(m: int, n: int, k: int, h: int, batch: int = 1) -> Part:
+    """Returns the part of two products one after the other, as in table II: m·k times k·n times n·h."""
+    lead = () if batch == 1 else (batch,)
+    return traced(lambda a, b, d: a @ b @ d, (*lead, m, k), (*lead, k, n), (*lead, n, h))
+
+
+def attention(heads: int, m: int, n: int, k: int, h: int) -> Part:
+    """Returns the part of an attention without a mask, as in table III: m queries of width k, n keys, values of width h."""
+    lead = () if heads == 1 else (heads,)
+
+    def function(q, keys, v):
+        return jax.nn.softmax(jnp.einsum("...mk,...nk->...mn", q, keys), -1) @ v
+
+    return traced(function, (*lead, m, k), (*lead, n, k), (*lead, n, h))
+
+
+def three_products(m: int, a: int, b: int, c: int, d: int) -> Part:
+    """Returns the part of a chain of three products: m·a times a·b times b·c times c·d."""
+    return traced(lambda x, u, v, w: x @ u @ v @ w, (m, a), (a, b), (b, c), (c, d))
+
+
+def norm_product(m: int, k: int, n: int) -> Part:
+    """Returns the part of a root-mean-square norm of m rows of width k, and a product with a k·n matrix."""
+
+    def function(x, g, w):
+        return (x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g) @ w
+
+    return traced(function, (m, k), (k,), (k, n))
+
+
+def two_passes(m: int, n: int, k: int) -> Part:
+    """Returns the part of the mean absolute deviation of a product's rows: its second sum waits for the first."""
+    return traced(lambda x, w: jnp.abs((y := x @ w) - y.mean(-1, keepdims=True)).sum(-1), (m, k), (k, n))
+
+
+def low_rank(m: int, k: int, r: int, n: int) -> Part:
+    """Returns the part of a product and a correction of rank r to it (LoRA)."""
+    return traced(lambda x, w, a, b: x @ w + x @ a @ b, (m, k), (k, n), (k, r), (r, n))
+
+
+def gated(m: int, k: int, f: int) -> Part:
+    """Returns the part of two products with the same rows, one of which gates the other."""
+    return traced(lambda x, w, v: jax.nn.silu(x @ w) * (x @ v), (m, k), (k, f), (k, f))
+
+
+G = {
+    "G1": (512, 256, 64, 64), "G2": (512, 256, 64, 128), "G3": (512, 256, 64, 256), "G4": (512, 512, 256, 256),
+    "G5": (512, 512, 512, 256), "G6": (512, 512, 1024, 256), "G7": (512, 512, 128, 128), "G8": (1024, 512, 128, 128),
+    "G9": (2048, 512, 128, 128), "G10": (1024, 1024, 128, 128), "G11": (1024, 1024, 128, 128, 4),
+    "G12": (1024, 1024, 128, 128, 8),
+}  # fmt: skip
+"""Table II: M, N, K, H, and the batch where it is not 1."""
+S = {
+    "S1": (8, 512, 512, 64, 64), "S2": (12, 512, 512, 64, 64), "S3": (16, 512, 512, 64, 64), "S4": (12, 256, 256, 64, 64),
+    "S5": (16, 256, 256, 64, 64), "S6": (16, 256, 256, 80, 80), "S7": (1, 512, 256, 64, 64), "S8": (1, 768, 384, 64, 64),
+    "S9": (1, 1024, 512, 64, 64),
+}  # fmt: skip
+"""Table III: heads, M, N, K, H."""
+
+
+def workloads() -> dict[str, Callable[[], Part]]:
+    """Returns every workload by its name, to be traced when it is wanted."""
+    found: dict[str, Callable[[], Part]] = {n: lambda s=s: chain(*s) for n, s in G.items()}
+    found["paper"] = lambda: chain(1024, 1024, 512, 512)
+    found |= {n: lambda s=s: attention(*s) for n, s in S.items()}
+    found |= {
+        "norm+product": lambda: norm_product(4096, 4096, 4096),
+        "three": lambda: three_products(1024, 128, 512, 128, 512),
+        "held wide": lambda: chain(4096, 4096, 64, 512),
+        "held odd": lambda: chain(768, 1000, 80, 112),
+        "held passes": lambda: two_passes(2048, 1024, 128),
+        "held low rank": lambda: low_rank(512, 4096, 16, 4096),
+        "held gated": lambda: gated(512, 4096, 11008),
+    }
+    return found

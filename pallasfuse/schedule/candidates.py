@@ -1,0 +1,147 @@
+"""Candidates: a tree with the sizes of its tiles; a space of them, and their prices by the model, many at a time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pallasfuse.ir.part import Part
+from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
+from pallasfuse.schedule import tiles
+from pallasfuse.schedule.model import Model
+from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
+from pallasfuse.schedule.space import tiled
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Candidate(NamedTuple):
+    """The number of a tree in its space, and the size of the tile along each axis."""
+
+    tree: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Trees and the sizes to choose from: every tree with every tuple of sizes is a candidate."""
+
+    part: Part
+    trees: tuple[TreeKernel, ...]
+    choices: tiles.Choices
+    may_fold: MayFold = no_folds
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(self.choices)
+
+    @property
+    def count(self) -> int:
+        return len(self.trees) * tiles.count(self.choices)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        for tree, *sizes in product(range(len(self.trees)), *self.choices.values()):
+            yield Candidate(tree, tuple(sizes))
+
+    def tree(self, candidate: Candidate) -> TreeKernel:
+        """Returns the tree of a candidate with its tiles."""
+        return tiled(self.part, self.trees[candidate.tree], dict(zip(self.axes, candidate.sizes, strict=True)))
+
+    def all_sizes(self) -> Integers:
+        """Returns every tuple of sizes: one row for each, one column for each axis."""
+        found = np.meshgrid(*(np.array(c, dtype=np.int64) for c in self.choices.values()), indexing="ij")
+        return np.stack([f.ravel() for f in found], axis=1) if found else np.zeros((1, 0), np.int64)
+
+
+Prices = Callable[[Sequence[Candidate]], Sequence[float]]
+"""Returns the microseconds of candidates; infinity for one that is illegal or does not fit."""
+
+
+def each(space: Space, price: Callable[[TreeKernel], float]) -> Prices:
+    """Returns prices that take one tree at a time; candidates with equal trees are priced once."""
+    known: dict[TreeKernel, float] = {}
+
+    def prices(candidates: Sequence[Candidate]) -> list[float]:
+        found = [space.tree(c) for c in candidates]
+        for tree in found:
+            if tree not in known:
+                known[tree] = price(tree)
+        return [known[tree] for tree in found]
+
+    return prices
+
+
+@dataclass
+class ModelPrices:
+    """The prices of a space's candidates by the model. Those with the same loops that run once are priced together."""
+
+    space: Space
+    model: Model
+    _placements: dict[tuple[int, frozenset[str]], Placement | None] = field(default_factory=dict)
+    _serial: dict[int, frozenset[str]] = field(default_factory=dict)
+
+    def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
+        us = np.empty(len(candidates))
+        trees = np.array([c.tree for c in candidates])
+        sizes = np.array([c.sizes for c in candidates], dtype=np.int64).reshape(len(candidates), -1)
+        for tree in np.unique(trees):
+            rows = trees == tree
+            us[rows] = self.of_tree(int(tree), sizes[rows])
+        return [float(u) for u in us]
+
+    def of_tree(self, tree: int, sizes: Integers) -> Floats:
+        """Returns the prices of one tree with many tuples of sizes, one row each."""
+        us = np.full(len(sizes), np.inf)
+        for rows, placement in self._placed(tree, sizes):
+            found = self.model.estimate(placement, self._by_axis(sizes[rows]))
+            us[rows] = np.where(self.model.fits(found), found.us, np.inf)
+        return us
+
+    def fitting(self, tree: int, sizes: Integers) -> Integers:
+        """Returns 2 for candidates that are legal and fit, 1 for legal ones that do not, 0 for illegal ones."""
+        result = np.zeros(len(sizes), dtype=np.int64)
+        for rows, placement in self._placed(tree, sizes):
+            result[rows] = 1 + self.model.fits(self.model.estimate(placement, self._by_axis(sizes[rows])))
+        return result
+
+    def best(self) -> tuple[float, Candidate]:
+        """Returns the lowest price of all candidates, by trying each."""
+        sizes = self.space.all_sizes()
+        found = (np.inf, Candidate(0, tuple(int(s) for s in sizes[0])))
+        for tree in range(len(self.space.trees)):
+            us = self.of_tree(tree, sizes)
+            n = int(np.argmin(us))
+            if us[n] < found[0]:
+                found = (float(us[n]), Candidate(tree, tuple(int(s) for s in sizes[n])))
+        return found
+
+    def _by_axis(self, sizes: Integers) -> dict[str, Integers]:
+        return dict(zip(self.space.axes, sizes.T, strict=True))
+
+    def _placed(self, tree: int, sizes: Integers) -> Iterator[tuple[Integers, Placement]]:
+        """Yields the rows of sizes with which the same serial loops run once, and the placement without these."""
+        if tree not in self._serial:
+            loops = [n for _, n in walk(self.space.trees[tree].body) if isinstance(n, RangeLoop)]
+            self._serial[tree] = frozenset(n.axis for n in loops if n.level == "serial")
+        extents = np.array([self.space.part.axes[a].extent for a in self.space.axes])
+        serial = np.array([a in self._serial[tree] for a in self.space.axes], dtype=bool)
+        once = (sizes >= extents) & serial
+        patterns = once @ (1 << np.arange(once.shape[1], dtype=np.int64))
+        for pattern in np.unique(patterns):
+            rows = np.flatnonzero(patterns == pattern)
+            placement = self._placement(tree, frozenset(a for n, a in enumerate(self.space.axes) if pattern >> n & 1))
+            if placement is not None:
+                yield rows, placement
+
+    def _placement(self, tree: int, once: frozenset[str]) -> Placement | None:
+        key = (tree, once)
+        if key not in self._placements:
+            extents = {a: self.space.part.axes[a].extent for a in once}
+            placement = place(
+                self.space.part, tiled(self.space.part, self.space.trees[tree], extents), self.space.may_fold
+            )
+            self._placements[key] = None if isinstance(placement, Broken) else placement
+        return self._placements[key]

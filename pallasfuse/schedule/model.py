@@ -1,0 +1,342 @@
+"""An analytical price of a tree, from the places of its statements (MCFuser, equations 2 to 5, made general).
+
+    T = launch + max(slow-down · max(memory, cache, matrix units, vector units + special functions), waiting)
+
+- memory: bytes that leave the device's memory: those of a tensor once where the cache can hold it, else as often as it is loaded;
+- cache: for each load and store the bytes of its tile, in whole sectors, times the trips of the loops around it;
+- matrix units: the operations of each product at the shape in which the unit takes its tile, times its trips: recomputed ones too;
+- vector units, special functions: what is computed elementwise, each expression on its own axes, times its trips;
+- slow-down: (blocks + multiprocessors) / blocks, or another factor;
+- waiting: the trips of loops that load, one after the other, in each round of blocks.
+
+Rates are the device's (`devices/`); nothing here is fitted. The sizes of tiles may be arrays: then so is the price.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Expr, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.part import Part
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tree import RangeLoop, TreeKernel
+from pallasfuse.price.operations import Instructions, Operations, new_instructions
+from pallasfuse.price.terms import Price, Term
+from pallasfuse.resources.block import BLOCKS, REGISTER_BYTES, REGISTERS
+from pallasfuse.schedule.expressions import independent_axes
+from pallasfuse.schedule.placement import Broken, Buffer, MayFold, Placement, Statement, no_folds, place
+from pallasfuse.tiling.products import Product, narrow, split_product
+
+Number = Any
+"""A number, or an array of numbers with one for each candidate."""
+Sizes = Mapping[str, Number]
+"""The sizes of tiles by axis; they take the place of those in the tree."""
+
+_SECTOR_BYTES = 32
+"""The least that the cache hands out."""
+_UNIT = (64, 8, 16)
+"""Rows, columns and summed positions of the smallest product of a warpgroup's matrix unit; the larger side is its rows."""
+_TIE = 1e-6
+"""Of two that the same resource limits as much, the one is faster that does less besides."""
+_UNROLLED = 16
+"""Trips of a loop that may index registers: it is unrolled."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one point of a nest costs."""
+
+    product: Product | None
+    sides: tuple[Expr, ...]
+    """What is computed elementwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The price of a placement and what a block holds; each number may be an array."""
+
+    us: Number
+    terms: tuple[tuple[str, Number, str, Number], ...]
+    """Name, amount, unit, microseconds."""
+    shared_bytes: Number
+    register_bytes: Number
+    blocks: Number
+
+
+def published_slowdown(blocks: Number, processors: int) -> Number:
+    """Returns the factor of MCFuser's equation 5."""
+    return (blocks + processors) / blocks
+
+
+def rounds_of_blocks(blocks: Number, processors: int) -> Number:
+    """Returns the factor by which equal blocks, in whole rounds, leave multiprocessors idle."""
+    return _ceil(blocks, processors) * processors / blocks
+
+
+@dataclass(slots=True)
+class Model:
+    """The price of the trees of one part on one device."""
+
+    part: Part
+    device: Device
+    slowdown: Callable[[Number, int], Number] = published_slowdown
+    """By how much few blocks are slower than the whole device, from their number and that of multiprocessors."""
+    _axes: dict[str, Axis] = field(init=False)
+    _nests: dict[str, Nest] = field(init=False)
+    _tensors: dict[str, Tensor] = field(init=False)
+    _work: dict[str, _Work] = field(init=False)
+
+    def __post_init__(self) -> None:
+        ignored = frozenset(independent_axes(self.part))
+        self._axes, self._nests = self.part.axes, self.part.by_name
+        stored = (Tensor(n.name, n.axes, n.dtype) for n in self.part.nests)
+        self._tensors = {t.name: t for t in (*self.part.inputs, *stored)}
+        self._work = {n.name: _work(n, ignored) for n in self.part.nests}
+
+    def estimate(self, placement: Placement, sizes: Sizes | None = None) -> Estimate:
+        """Estimates one placement. sizes: instead of those of the loops."""
+        return _Estimator(self, placement, sizes or {}).estimate()
+
+    def fits(self, found: Estimate) -> Number:
+        """Returns whether a block's tiles are within the shared memory and the registers of the device."""
+        shared = self.device.shared_memory_bytes or math.inf  # a CPU has none
+        return (found.shared_bytes <= shared) & (found.register_bytes <= REGISTERS * REGISTER_BYTES)
+
+    def price(self, tree: TreeKernel, may_fold: MayFold = no_folds) -> Price | Broken:
+        """Returns the price of one tree with its tiles, or the rule that it breaks."""
+        placement = place(self.part, tree, may_fold)
+        if isinstance(placement, Broken):
+            return placement
+        found = self.estimate(placement)
+        return Price(float(found.us), tuple(Term(n, float(a), unit, float(us)) for n, a, unit, us in found.terms))
+
+
+def _work(nest: Nest, ignored: frozenset[Axis]) -> _Work:
+    product = None
+    if nest.reducer == SUM:
+        product = split_product(nest.body, frozenset(nest.reduced), ignored, batched=True)
+    if product is None:
+        return _Work(None, (nest.body,))
+    return _Work(product, (narrow(product.lhs), narrow(product.rhs)))
+
+
+def _ceil(a: Number, b: Number) -> Number:
+    return -(-a // b)
+
+
+def _padded(n: Number, unit: int) -> Number:
+    return _ceil(n, unit) * unit
+
+
+def _product(numbers: Sequence[Number]) -> Number:
+    result: Number = 1
+    for n in numbers:
+        result = result * n
+    return result
+
+
+@dataclass(slots=True)
+class _Estimator:
+    model: Model
+    placement: Placement
+    sizes: Sizes
+    _known: dict[tuple[int, ...], Number] = field(default_factory=dict)
+    """Trips by the loops around."""
+
+    def estimate(self) -> Estimate:
+        device, blocks = self.model.device, self._blocks()
+        processors = device.multiprocessors
+        memory, sectors = self._bytes()
+        flops, matrix_us = self._matrix()
+        operations = self._elementwise()
+        shared, registers = self._held()
+        # a CPU's rates of computing are for one core
+        cores = processors if device.platform == "cpu" else 1
+        matrix_us = matrix_us / cores
+        vector_us = 1e-3 * operations.simple / (device.vector_gop_s * cores)
+        special_us = 1e-3 * operations.special / (device.special_gop_s * cores)
+        memory_us, cache_us = 1e-3 * memory / device.memory_gb_s, 1e-3 * sectors / device.cache_gb_s
+        slowdown = self.model.slowdown(blocks, processors)
+        resident = np.minimum(
+            np.maximum((device.shared_memory_bytes or 0) // np.maximum(shared, 1), 1),
+            np.maximum(REGISTERS * REGISTER_BYTES // np.maximum(registers, 1), 1),
+        )
+        rounds = _ceil(blocks, processors * np.minimum(resident, BLOCKS))
+        trips = rounds * self._loading_trips() / blocks
+        waiting_us = trips * device.trip_us
+        launch_us = device.kernel_us + device.launch_us
+        busy = np.maximum(np.maximum(memory_us, cache_us), np.maximum(matrix_us, vector_us + special_us))
+        us = launch_us + np.maximum(slowdown * busy, waiting_us)
+        work = memory_us + cache_us + matrix_us + vector_us + special_us
+        us = us + _TIE * slowdown * work
+        terms = (
+            ("device memory", memory, "B", memory_us * slowdown), ("cache", sectors, "B", cache_us * slowdown),
+            ("matrix units", flops, "flop", matrix_us * slowdown),
+            ("vector units", operations.simple, "op", vector_us * slowdown),
+            ("special functions", operations.special, "op", special_us * slowdown),
+            ("waiting for loads", trips, "trips", waiting_us), ("launch", 1, "kernel", launch_us),
+        )  # fmt: skip
+        return Estimate(us, terms, shared, registers, blocks)
+
+    # --- loops
+
+    def _tile(self, axis: Axis, around: Sequence[RangeLoop]) -> Number:
+        """Returns how many positions of an axis there are at a time inside of some loops."""
+        tile: Number = axis.extent
+        for loop in around:
+            if loop.axis == axis.name:
+                tile = _ceil(tile, loop.size) if loop.shares else self.sizes.get(axis.name, loop.size)
+        return tile
+
+    def _trips(self, around: Sequence[RangeLoop]) -> Number:
+        """Returns how often what stands in some loops runs, in all blocks together."""
+        key = tuple(id(loop) for loop in around)
+        if key not in self._known:
+            trips: Number = 1
+            if around:
+                axis = self.model._axes[around[-1].axis]
+                each = _ceil(self._tile(axis, around[:-1]), self._tile(axis, around))
+                trips = self._trips(around[:-1]) * each
+            self._known[key] = trips
+        return self._known[key]
+
+    def _blocks(self) -> Number:
+        spatial = [p for p in self.placement.loops if p[-1].level not in ("serial", "group")]
+        return self._trips(
+            max((tuple(x for x in p if x.level not in ("serial", "group")) for p in spatial), key=len, default=())
+        )
+
+    def _loading_trips(self) -> Number:
+        """Returns the trips of serial loops that load in their own body, in all blocks together."""
+        loops = {s.numbers: s.around for s in self.placement.statements if s.kind == "load"}
+        found = [around for around in loops.values() if around and around[-1].level == "serial"]
+        return sum((self._trips(a) for a in found), start=self._blocks())
+
+    # --- bytes
+
+    def _bytes(self) -> tuple[Number, Number]:
+        """Returns the bytes that leave the device's memory, and those that the cache hands out in sectors."""
+        in_cache = self.model.device.cache_bytes
+        loaded: dict[str, Number] = {}
+        sectors: Number = 0
+        for statement in self.placement.statements:
+            if statement.kind == "compute":
+                continue
+            tensor = self.model._tensors[statement.name]
+            size = dtypes.itemsize_bytes(tensor.dtype)
+            moved = size * self._elements_moved(statement)
+            run = self._run(statement) * size
+            sectors = sectors + moved * _padded(run, _SECTOR_BYTES) / run
+            loaded[tensor.name] = loaded.get(tensor.name, 0) + moved
+        memory: Number = 0
+        for name, moved in loaded.items():
+            tensor = self.model._tensors[name]
+            once = volume(tensor.axes) * dtypes.itemsize_bytes(tensor.dtype)
+            memory = memory + (np.minimum(once, moved) if once <= in_cache else moved)
+        return memory, sectors
+
+    def _elements_moved(self, statement: Statement) -> Number:
+        """Returns the elements of all tiles together; what lies beyond the end of an axis is not moved."""
+        own = {a.name for a in statement.axes}
+        others = tuple(x for x in statement.around if x.axis not in own)
+        return volume(statement.axes) * self._trips(others)
+
+    def _run(self, statement: Statement) -> Number:
+        """Returns how many elements of a tile are neighbours in memory."""
+        run: Number = 1
+        whole: Number = True
+        for axis in reversed(statement.axes):
+            tile = np.minimum(self._tile(axis, statement.around), axis.extent)
+            run = np.where(whole, run * tile, run)
+            whole = whole & (tile >= axis.extent)
+        return run
+
+    # --- work
+
+    def _matrix(self) -> tuple[Number, Number]:
+        """Returns the operations of all products at the unit's shapes, and the time that they take."""
+        rates = self.model.device.matmul_tflop_s
+        flops: Number = 0
+        us: Number = 0
+        for statement in self.placement.statements:
+            product = self.model._work[statement.name].product if statement.kind == "compute" else None
+            if product is None:
+                continue
+            left, right = product.lhs.axes, product.rhs.axes
+            summed = frozenset(self.model._nests[statement.name].reduced)
+
+            def along(axes: frozenset[Axis], around: Sequence[RangeLoop] = statement.around) -> Number:
+                return _product([self._tile(a, around) for a in axes])
+
+            a, b, k = along(left - right), along(right - left), along(left & right & summed)
+            batch = along((left & right) - summed)
+            rows, columns, depth = _UNIT
+            unit = np.minimum(_padded(a, rows) * _padded(b, columns), _padded(b, rows) * _padded(a, columns))
+            done = 2 * unit * _padded(k, depth) * batch * self._trips(statement.around)
+            dtype = narrow(product.rhs).dtype
+            rate = rates.get(dtype, rates["tf32"] if "tf32" in rates else rates["float32"])
+            flops, us = flops + done, us + 1e-6 * done / rate
+        return flops, us
+
+    def _elementwise(self) -> Operations:
+        """Returns the operations of all blocks; what nests in one body have in common is computed once."""
+        simple: Number = 0
+        special: Number = 0
+        seen: dict[tuple[int, ...], set[Expr]] = {}
+        for statement in self.placement.statements:
+            if statement.kind != "compute":
+                continue
+            nest, work = self.model._nests[statement.name], self.model._work[statement.name]
+            found: Instructions = new_instructions(postorder(*work.sides), seen.setdefault(statement.numbers, set()))
+            trips = self._trips(statement.around)
+            if nest.is_reduction and work.product is None:
+                found = (*found, (frozenset((*nest.axes, *nest.reduced)), Operations(1.0)))
+            if statement.unfinished:  # accumulators are moved to the new frame
+                found = (*found, (frozenset(nest.axes), Operations(1.0)))
+            for axes, each in found:
+                elements = trips * _product([self._tile(a, statement.around) for a in axes])
+                simple, special = simple + each.simple * elements, special + each.special * elements
+        return Operations(simple, special)
+
+    # --- memory of a block
+
+    def _held(self) -> tuple[Number, Number]:
+        """Returns the most bytes of shared memory and of registers that are alive at once."""
+        shared: list[tuple[Buffer, Number]] = []
+        registers: list[tuple[Buffer, Number]] = []
+        for buffer in self.placement.buffers:
+            elements = _product([self._tile(a, buffer.around) for a in buffer.axes])
+            if buffer.is_input:
+                size = elements * dtypes.itemsize_bytes(self.model._tensors[buffer.name].dtype) * buffer.slots
+                (shared if self._is_operand(buffer.name) else registers).append((buffer, size))
+                continue
+            nest = self.model._nests[buffer.name]
+            size = elements * dtypes.itemsize_bytes(dtypes.accumulator(nest.dtype))
+            trips: Number = 1
+            for loop in buffer.indexed_by:
+                axis = self.model._axes[loop.axis]
+                trips = trips * _ceil(self._tile(axis, buffer.around), self._tile(axis, (*buffer.around, loop)))
+            apart = trips > _UNROLLED
+            shared.append((buffer, np.where(apart, size, 0)))
+            registers.append((buffer, np.where(apart, 0, size)))
+        return _peak(shared), _peak(registers)
+
+    def _is_operand(self, name: str) -> bool:
+        """Returns whether a matrix unit reads the tensor: then its tiles are in shared memory."""
+        return any(w.product is not None and name in n.reads
+                   for n, w in zip(self.model._nests.values(), self.model._work.values(), strict=True))  # fmt: skip
+
+
+def _peak(held: Sequence[tuple[Buffer, Number]]) -> Number:
+    most: Number = 0
+    for now in {b.first for b, _ in held}:
+        most = np.maximum(most, sum((size for b, size in held if b.first <= now <= b.last), start=np.int64(0)))
+    return most

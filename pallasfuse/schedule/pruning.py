@@ -1,0 +1,114 @@
+"""The paper's four rules that make a space smaller, each with its count before and after (MCFuser, section 3.3)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from pallasfuse.ir.part import Part
+from pallasfuse.ir.tree import TreeKernel
+from pallasfuse.schedule import expressions as ex
+from pallasfuse.schedule import tiles
+from pallasfuse.schedule.candidates import ModelPrices, Space
+from pallasfuse.schedule.model import Model
+from pallasfuse.schedule.placement import Broken, place
+from pallasfuse.schedule.space import Signature, canonical, signature
+
+
+@dataclass(frozen=True, slots=True)
+class PruningRule:
+    """A rule that leaves out candidates which are equal to others, waste work or cannot run."""
+
+    name: str
+    text: str
+    apply: Callable[[Space], Space]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one rule did to a space: trees or expressions, tuples of tiles, candidates, before and after."""
+
+    rule: str
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.before:,} -> {self.after:,}"
+
+
+def _equal_trees(space: Space) -> Space:
+    found: dict[Signature, TreeKernel] = {}
+    for tree in space.trees:
+        form = canonical(space.part, tree)
+        placement = place(space.part, form, space.may_fold)
+        if not isinstance(placement, Broken) and not placement.unread:
+            found.setdefault(signature(placement), form)
+    return replace(space, trees=tuple(found.values()))
+
+
+def _partial_tiles(space: Space) -> Space:
+    read = ex.intermediates(space.part)
+    kept = []
+    for tree in space.trees:
+        placement = place(space.part, tree, space.may_fold)
+        if isinstance(placement, Broken) or not any(b.name in read and b.indexed_by for b in placement.buffers):
+            kept.append(tree)
+    return replace(space, trees=tuple(kept) or space.trees)
+
+
+def _padding(space: Space) -> Space:
+    axes = space.part.axes
+    fitting = {
+        a: tuple(s for s in sizes if sizes == (1,) or tiles.pads_little(axes[a].extent, s)) or sizes
+        for a, sizes in space.choices.items()
+    }
+    return replace(space, choices=fitting)
+
+
+EQUAL_TREES = PruningRule("equal trees", "of trees that do the same in each block, one is kept", _equal_trees)
+PARTIAL_TILES = PruningRule(
+    "partial tiles", "no intermediate is reduced by a loop around one over an axis that it keeps, unless no other tree is legal",
+    _partial_tiles,
+)  # fmt: skip
+PADDING = PruningRule(
+    "padding", "tiles divide an extent that is a power of two, and pad others by less than 5%", _padding
+)
+RULES = (EQUAL_TREES, PARTIAL_TILES, PADDING)
+"""Those that judge trees and sizes apart, in order. The fourth, memory, judges candidates: `within_memory`."""
+MEMORY = "shared memory and registers"
+
+
+def prune(space: Space) -> tuple[Space, tuple[Stage, ...]]:
+    """Applies the first three rules; returns what is left, and the number of candidates before and after each."""
+    stages = []
+    for rule in RULES:
+        before = space.count
+        space = rule.apply(space)
+        stages.append(Stage(rule.name, before, space.count))
+    return space, tuple(stages)
+
+
+def within_memory(space: Space, model: Model) -> Stage:
+    """Counts the legal candidates whose tiles fit a block's shared memory and registers: the fourth rule.
+
+    Candidates are illegal where a loop that runs once was what held partial results together.
+    """
+    prices, sizes = ModelPrices(space, model), space.all_sizes()
+    found = [prices.fitting(tree, sizes) for tree in range(len(space.trees))]
+    return Stage(MEMORY, space.count, sum(int((f == 2).sum()) for f in found))
+
+
+# --- the paper's own counts, over tiling expressions
+
+READINGS: dict[str, Callable[[ex.Expression, Part], frozenset[str]]] = {
+    "spatial loops are those of the grid": ex.bound_where_possible,
+    "spatial loops are those of the grid where nothing is recomputed for it": ex.bound_without_recomputing,
+}
+"""The two readings of the paper's first rule: the axes of the grid that each takes from an expression."""
+
+
+def expression_stages(part: Part, reading: str) -> tuple[Stage, ...]:
+    """Counts tiling expressions before and after the first two rules, by one of the readings."""
+    bound = READINGS[reading]
+    every = ex.expressions(part)
+    blocks = {ex.without(e, bound(e, part)) for e in every}
+    left = [e for e in blocks if not ex.holds_partial_tiles(e, part)]
+    return (Stage(EQUAL_TREES.name, len(every), len(blocks)), Stage(PARTIAL_TILES.name, len(blocks), len(left)))

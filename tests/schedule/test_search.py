@@ -1,0 +1,143 @@
+"""The search: as good as trying everything, the same each time; moves of trees."""
+
+import math
+
+import pytest
+
+from pallasfuse.device import assumed
+from pallasfuse.ir.tree import parse, show
+from pallasfuse.schedule import moves, space, tiles
+from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space, each
+from pallasfuse.schedule.expressions import independent_axes
+from pallasfuse.schedule.folds import derivable
+from pallasfuse.schedule.model import Model
+from pallasfuse.schedule.placement import Broken, place
+from pallasfuse.schedule.search import MOST_EXHAUSTIVE, Evolution, search
+from tests.schedule.parts import attention, chain, norm_product, random_part, three_products
+
+GPU = assumed("gpu")
+
+
+def candidates_of(part, *, little_padding=True):
+    fold, whole = derivable(part), [a.name for a in independent_axes(part)]
+    return Space(
+        part, space.trees(part, fold), tiles.choices(part.axes.values(), whole, little_padding=little_padding), fold
+    )
+
+
+@pytest.mark.sampled(5, cover=())
+@pytest.mark.parametrize("seed", range(60))
+def test_evolution_finds_what_trying_everything_finds(seed):
+    part = random_part(seed)
+    found = candidates_of(part)
+    model = Model(part, GPU)
+    best, _ = ModelPrices(found, model).best()
+    assert math.isfinite(best)
+    by_evolution = search(found, ModelPrices(found, model), evolution=Evolution(seed=seed))
+    assert best <= by_evolution.us <= 1.02 * best
+    assert by_evolution.priced < max(found.count, 4000)
+
+
+def test_tiles_of_every_multiple_are_a_space_too_large_to_try():
+    part = three_products(256, 128, 192, 96, 256)
+    found = candidates_of(part, little_padding=False)
+    assert found.count > 10 * MOST_EXHAUSTIVE
+    best, _ = ModelPrices(found, Model(part, GPU)).best()
+    assert search(found, ModelPrices(found, Model(part, GPU))).us <= 1.02 * best
+
+
+@pytest.mark.parametrize("part", [chain(128, 96, 64, 64), norm_product(64, 256, 512)], ids=["chain", "norm"])
+def test_a_small_space_is_tried_completely(part):
+    found = candidates_of(part)
+    prices = ModelPrices(found, Model(part, GPU))
+    result = search(found, prices)
+    assert result.priced == found.count <= MOST_EXHAUSTIVE
+    assert result.best[0] == pytest.approx(prices.best()[0]) or result.us == pytest.approx(prices.best()[0])
+    assert [us for us, _ in result.best] == sorted(us for us, _ in result.best)
+    assert len(result.best) == 10
+    assert len({found.tree(c) for _, c in result.best}) == 10
+
+
+def test_equal_arguments_find_the_same():
+    part = attention(2, 128, 128, 64, 64)
+    found = candidates_of(part)
+    runs = [search(found, ModelPrices(found, Model(part, GPU)), evolution=Evolution(seed=3)) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_what_is_measured_decides():
+    part = chain(128, 128, 64, 64)
+    found = candidates_of(part)
+    measured = []
+
+    def measure(candidate):
+        measured.append(candidate)
+        return 1.0 if candidate.sizes[0] == 32 else 2.0
+
+    result = search(found, ModelPrices(found, Model(part, GPU)), measure=measure)
+    assert result.us == min(1.0 if c.sizes[0] == 32 else 2.0 for c in measured)
+    assert len(set(measured)) == len(measured) < found.count / 2
+
+
+def test_a_price_of_single_trees_is_asked_once_for_equal_ones():
+    part = chain(64, 64, 64, 64)
+    found = candidates_of(part)
+    asked = []
+
+    def price(tree):
+        asked.append(tree)
+        return float(len(show((tree,))))
+
+    result = search(found, each(found, price))
+    assert result.us == min(map(len, map(show, ((t,) for t in asked))))
+    assert len(set(asked)) == len(asked) < found.count
+
+
+def test_nothing_that_can_run_is_infinitely_slow():
+    part = chain(64, 64, 64, 64)
+    found = candidates_of(part)
+    result = search(found, lambda candidates: [math.inf] * len(candidates), evolution=Evolution(generations=5))
+    assert result.us == math.inf
+
+
+def test_the_trees_of_a_chain_are_moves_apart():
+    found = candidates_of(chain(64, 48, 32, 96))
+    near = moves.Neighbours(found)
+    reached, waiting = {0}, [0]
+    while waiting:
+        new = set(near.trees(waiting.pop())) - reached
+        reached |= new
+        waiting += new
+    assert reached == set(range(len(found.trees)))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("x { i:1@grid l:1@grid k:1 ( j:1 ( t0 ) t1 ) }", "x { i:1@grid k:1 ( j:1 ( t0 ) l:1 ( t1 ) ) }"),  # bind
+        ("x { i:1@grid k:1 ( j:1 ( t0 ) l:1 ( t1 ) ) }", "x { l:1@grid i:1@grid k:1 ( j:1 ( t0 ) t1 ) }"),
+        (
+            "x { i:1@grid ( j:1 k:1 ( t0 ) k:1 l:1 ( t1 ) ) }",
+            "x { i:1@grid ( j:1 k:1 ( t0 ) l:1 k:1 ( t1 ) ) }",
+        ),  # order
+        ("x { i:1@grid ( j:1 k:1 ( t0 ) k:1 l:1 ( t1 ) ) }", "x { i:1@grid k:1 ( j:1 ( t0 ) l:1 ( t1 ) ) }"),  # merge
+        ("x { i:1@grid k:1 ( j:1 ( t0 ) l:1 ( t1 ) ) }", "x { i:1@grid ( j:1 k:1 ( t0 ) k:1 l:1 ( t1 ) ) }"),  # part
+        ("x { i:1@grid ( t0 k:1 ( t1 ) ) }", "x { i:1@grid k:1 ( t0 t1 ) }"),  # sink
+    ],
+)
+def test_moves(before, after):
+    part = chain(64, 48, 32, 96)
+    assert after in {str(t) for t in moves.moved(part, parse(before)[0])}
+
+
+def test_neighbours_are_candidates():
+    found = candidates_of(attention(1, 64, 64, 32, 32))
+    near = moves.Neighbours(found)
+    start = Candidate(0, tuple(c[0] for c in found.choices.values()))
+    around = list(near.of(start))
+    assert len(set(around)) == len(around) and start not in around
+    assert {c.tree for c in around if c.sizes == start.sizes} == set(near.trees(0)) != set()
+    for candidate in around:
+        assert all(size in sizes for size, sizes in zip(candidate.sizes, found.choices.values(), strict=True))
+        assert sum(a != b for a, b in zip(candidate.sizes, start.sizes, strict=True)) + (candidate.tree != 0) == 1
+    assert not isinstance(place(found.part, found.trees[near.trees(0)[0]], found.may_fold), Broken)
