@@ -59,7 +59,7 @@ class Subject:
         part = self.part
         return lower_tree(part, self.tree(tree) if isinstance(tree, str) else tree, FoldsOnDemand(part), tiles)
 
-    @cache  # noqa: B019: there are few subjects, which live as long as the tests
+    @cache  # noqa: B019
     def arguments(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
         return {t.name: _drawn(rng, t.dtype, [a.extent for a in t.axes]) for t in self.part.inputs}
