@@ -48,7 +48,8 @@ class Space:
 
     def tree(self, candidate: Candidate) -> TreeKernel:
         """Returns the tree of a candidate with its tiles."""
-        return tiled(self.part, self.trees[candidate.tree], dict(zip(self.axes, candidate.sizes, strict=True)))
+        sizes = dict(zip(self.axes, candidate.sizes, strict=True))
+        return tiled(self.part, self.trees[candidate.tree], sizes, self.may_fold)
 
     def all_sizes(self) -> Integers:
         """Returns every tuple of sizes: one row for each, one column for each axis."""
@@ -100,11 +101,11 @@ class ModelPrices:
             us[rows] = np.where(self.model.fits(found), found.us, np.inf)
         return us
 
-    def fitting(self, tree: int, sizes: Integers) -> Integers:
-        """Returns 2 for candidates that are legal and fit, 1 for legal ones that do not, 0 for illegal ones."""
-        result = np.zeros(len(sizes), dtype=np.int64)
+    def fitting(self, tree: int, sizes: Integers) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Returns which candidates are legal and fit."""
+        result = np.zeros(len(sizes), dtype=np.bool_)
         for rows, placement in self._placed(tree, sizes):
-            result[rows] = 1 + self.model.fits(self.model.estimate(placement, self._by_axis(sizes[rows])))
+            result[rows] = self.model.fits(self.model.estimate(placement, self._by_axis(sizes[rows])))
         return result
 
     def best(self) -> tuple[float, Candidate]:
@@ -140,8 +141,7 @@ class ModelPrices:
         key = (tree, once)
         if key not in self._placements:
             extents = {a: self.space.part.axes[a].extent for a in once}
-            placement = place(
-                self.space.part, tiled(self.space.part, self.space.trees[tree], extents), self.space.may_fold
-            )
+            whole = tiled(self.space.part, self.space.trees[tree], extents, self.space.may_fold)
+            placement = place(self.space.part, whole, self.space.may_fold)
             self._placements[key] = None if isinstance(placement, Broken) else placement
         return self._placements[key]

@@ -3,20 +3,15 @@
 from functools import cache
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.folding import fold_over
+from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.part import Part
-from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 from pallasfuse.schedule.placement import MayFold
 
 
 def derivable(part: Part, *, strict: bool = False) -> MayFold:
     """Returns the test that derives folds of a part's nests, each once. strict: none with exceptions for special values."""
-    nests = part.by_name
-    signs: dict[str, Sign] = {}
-    for nest in part.nests:
-        sign = infer_sign(nest.body, signs)
-        signs[nest.name] = sign if nest.reducer is None else reduction_sign(nest.reducer, sign)
+    nests, derive = part.by_name, FoldsOnDemand(part, strict=strict)
 
     @cache
     def fold(name: str, unfinished: frozenset[str]) -> Fold | None:
@@ -25,14 +20,13 @@ def derivable(part: Part, *, strict: bool = False) -> MayFold:
             return None
         read = {}
         for other in unfinished:
-            found = fold(
-                other, frozenset(r for r in nests[other].reads if r in nests and nests[r].reduced == nest.reduced)
-            )
-            if found is None or nests[other].reduced != nest.reduced:
+            together = (r for r in nests[other].reads if r in nests and nests[r].reduced == nest.reduced)
+            found = fold(other, frozenset(together)) if nests[other].reduced == nest.reduced else None
+            if found is None:
                 return None
             read[other] = found
-        derived = fold_over(nest, nest.reduced[0], 0, read, signs, strict=strict)
-        return None if isinstance(derived, Refusal) else derived.fold
+        derived = derive(nest, nest.reduced[0], read)
+        return None if isinstance(derived, Refusal) else derived
 
     def may_fold(nest: str, unfinished: frozenset[str]) -> bool:
         return fold(nest, unfinished) is not None

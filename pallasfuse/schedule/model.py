@@ -69,6 +69,8 @@ class Estimate:
     shared_bytes: Number
     register_bytes: Number
     blocks: Number
+    moved: Mapping[str, Number]
+    """Bytes of all loads and stores of each tensor."""
 
 
 def published_slowdown(blocks: Number, processors: int) -> Number:
@@ -154,7 +156,7 @@ class _Estimator:
     def estimate(self) -> Estimate:
         device, blocks = self.model.device, self._blocks()
         processors = device.multiprocessors
-        memory, sectors = self._bytes()
+        memory, sectors, moved_by_tensor = self._bytes()
         flops, matrix_us = self._matrix()
         operations = self._elementwise()
         shared, registers = self._held()
@@ -184,7 +186,7 @@ class _Estimator:
             ("special functions", operations.special, "op", special_us * slowdown),
             ("waiting for loads", trips, "trips", waiting_us), ("launch", 1, "kernel", launch_us),
         )  # fmt: skip
-        return Estimate(us, terms, shared, registers, blocks)
+        return Estimate(us, terms, shared, registers, blocks, moved_by_tensor)
 
     # --- loops
 
@@ -222,8 +224,8 @@ class _Estimator:
 
     # --- bytes
 
-    def _bytes(self) -> tuple[Number, Number]:
-        """Returns the bytes that leave the device's memory, and those that the cache hands out in sectors."""
+    def _bytes(self) -> tuple[Number, Number, dict[str, Number]]:
+        """Returns the bytes that leave the device's memory, those that the cache hands out in sectors, and those of each tensor."""
         in_cache = self.model.device.cache_bytes
         loaded: dict[str, Number] = {}
         sectors: Number = 0
@@ -241,7 +243,7 @@ class _Estimator:
             tensor = self.model._tensors[name]
             once = volume(tensor.axes) * dtypes.itemsize_bytes(tensor.dtype)
             memory = memory + (np.minimum(once, moved) if once <= in_cache else moved)
-        return memory, sectors
+        return memory, sectors, loaded
 
     def _elements_moved(self, statement: Statement) -> Number:
         """Returns the elements of all tiles together; what lies beyond the end of an axis is not moved."""

@@ -14,6 +14,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
 from pallasfuse.ir.tree import LEVELS, Do, Keep, Merge, Node, RangeLoop, TreeKernel
+from pallasfuse.tiling.rules import RULES
 
 MayFold = Callable[[str, frozenset[str]], bool]
 """Returns whether a fold of a nest can be derived that reads these reductions before they are finished."""
@@ -25,42 +26,22 @@ def no_folds(nest: str, unfinished: frozenset[str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeRule:
-    """A rule that a legal tree keeps."""
-
-    number: int
-    name: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"rule {self.number} ({self.name})"
-
-
-WINDOWS = TreeRule(1, "windows", "a tile divides the tile of the loop around it over the same axis")
-LEVEL_ORDER = TreeRule(2, "levels", "time stands outside of mesh, mesh outside of grid, grid outside of the rest")
-READS = TreeRule(
-    3, "do", "a nest reads what is computed before it in an open scope, and maps have every axis in a loop or whole"
-)
-STATE = TreeRule(4, "state", "between a nest and its outermost reduced loop there are loops over its own axes only")
-UNFINISHED = TreeRule(6, "unfinished reads", "a fold can be derived that reads a reduction before it is finished")
-MERGES = TreeRule(
-    7, "merge", "partial states of a spatial loop over a reduced axis are merged; this space has no such loops"
-)
-KEEPS = TreeRule(8, "memory", "what is kept is an input of the part")
-COVER = TreeRule(13, "cover", "every output is stored")
-
-
-@dataclass(frozen=True, slots=True)
 class Broken:
-    """The rule that a tree breaks, and where."""
+    """The rule of legal trees that a tree breaks (`tiling.rules`), and where."""
 
-    rule: TreeRule
+    rule: int
     reason: str
 
+    @property
+    def name(self) -> str:
+        return RULES[self.rule]
+
     def __str__(self) -> str:
-        return f"{self.rule}: {self.reason}"
+        return f"rule {self.rule} ({self.name}): {self.reason}"
 
 
+_BLOCKS = ("time", "mesh", "grid")
+"""Levels of loops over blocks, which stand outermost, one in the other."""
 Kind = Literal["load", "compute", "store"]
 
 
@@ -124,7 +105,7 @@ def place(part: Part, kernel: TreeKernel, may_fold: MayFold = no_folds) -> Place
     if broken is None:
         missing = [name for name in part.outputs if name not in walk.stored]
         if missing:
-            broken = Broken(COVER, f"{', '.join(missing)} is never stored")
+            broken = Broken(13, f"{', '.join(missing)} is never stored")
     if broken is not None:
         return broken
     return Placement(
@@ -156,8 +137,10 @@ class _Value:
     depth: int
     """The number of loops around its values; they are dropped when the last of these ends."""
     buffer: Buffer
+    numbers: tuple[int, ...]
+    """Of the loops around its computation."""
     open_reduced: frozenset[str]
-    """The reduced axes whose loops are open around its computation."""
+    """The reduced axes that these loops are over."""
     finished: bool
     used: bool = False
 
@@ -208,19 +191,22 @@ class _Walk:
         return tuple(sorted({name for name, value in (*self.ended, *self.values.items()) if not value.used}))
 
     def run(self, body: tuple[Node, ...]) -> Broken | None:
+        blocks = next((n for n in body if isinstance(n, RangeLoop) and n.level in _BLOCKS), None)
+        if blocks is not None and len(body) > 1:
+            return Broken(2, f"the loop over the blocks of {blocks.axis} is not alone in its body")
         for node in body:
             match node:
                 case RangeLoop():
                     broken = self._loop(node)
                 case Do(name):
                     nest = self.reads.nests.get(name)
-                    broken = Broken(READS, f"the part has no nest {name}") if nest is None else self._do(nest)
+                    broken = Broken(3, f"the part has no nest {name}") if nest is None else self._do(nest)
                 case Merge(name):
-                    broken = Broken(MERGES, f"+{name} merges what no loop of this space leaves apart")
+                    broken = Broken(7, f"+{name} merges what no loop of this space leaves apart")
                 case Keep(tensor, _):
                     broken = None
                     if tensor not in {t.name for t in self.part.inputs}:
-                        broken = Broken(KEEPS, f"{tensor} is no input")
+                        broken = Broken(8, f"{tensor} is no input")
                     self.kept[tensor] = (len(self.path), None)
             if broken is not None:
                 return broken
@@ -228,15 +214,15 @@ class _Walk:
 
     def _loop(self, loop: RangeLoop) -> Broken | None:
         if loop.axis not in self.reads.axes:
-            return Broken(WINDOWS, f"the part has no axis {loop.axis}")
+            return Broken(1, f"the part has no axis {loop.axis}")
         outer = next((x for x in reversed(self.path) if x.axis == loop.axis), None)
         if outer is not None and not outer.shares and not loop.shares and outer.size % loop.size:
-            return Broken(WINDOWS, f"{loop.axis}:{loop.size} does not divide {loop.axis}:{outer.size}")
+            return Broken(1, f"{loop.axis}:{loop.size} does not divide {loop.axis}:{outer.size}")
         rank = min(LEVELS.index(loop.level), LEVELS.index("cluster"))
         deeper = next((x for x in self.path if min(LEVELS.index(x.level), LEVELS.index("cluster")) > rank), None)
         if deeper is not None:
             return Broken(
-                LEVEL_ORDER, f"{loop.axis} at level {loop.level} stands inside of {deeper.axis} at level {deeper.level}"
+                2, f"{loop.axis} at level {loop.level} stands inside of {deeper.axis} at level {deeper.level}"
             )
         self.path.append(loop)
         self.numbers.append(len(self.loops))
@@ -264,7 +250,7 @@ class _Walk:
         for name, value in list(self.values.items()):
             if value.depth > depth:
                 self.ended.append((name, self.values.pop(name)))
-            elif value.depth == depth and not value.finished and loop.axis in value.open_reduced:
+            elif value.depth == depth and not value.finished:
                 value.finished = True
                 self._store(self.reads.nests[name], value)
 
@@ -274,26 +260,25 @@ class _Walk:
         depth = around[0] if around else len(self.path)
         for loop in self.path[depth:]:
             if loop.axis not in own:
-                return Broken(
-                    STATE, f"{nest.name} would add its terms again in every trip of the loop over {loop.axis}"
-                )
+                return Broken(4, f"{nest.name} would add its terms again in every trip of the loop over {loop.axis}")
         apart = next((x for x in self.path if x.axis in reduced and x.level != "serial"), None)
         if apart is not None:
-            return Broken(MERGES, f"{nest.name} is reduced by blocks over {apart.axis} and never merged")
+            return Broken(7, f"{nest.name} is reduced by blocks over {apart.axis} and never merged")
         unfinished = self._read(nest, reduced)
         if isinstance(unfinished, Broken):
             return unfinished
         value = self.values.get(nest.name)
-        if value is None or value.depth != depth or value.finished:
-            began = self.entered[depth] if around else self.clock
-            inner = tuple(x for x in self.path[depth:] if x.axis not in reduced)
-            buffer = Buffer(nest.name, False, nest.axes, tuple(self.path[:depth]), depth, began, self.clock, inner)
-            self.buffers.append(buffer)
-            if value is not None:
-                self.ended.append((nest.name, value))
-            value = _Value(depth, buffer, frozenset(self.path[n].axis for n in around), not around)
-            self.values[nest.name] = value
-        value.buffer.last = self.clock
+        if value is not None and value.depth == depth and not value.finished:
+            return Broken(4, f"{nest.name} stands twice in the loops that reduce it, and would add its terms twice")
+        if value is not None:
+            self.ended.append((nest.name, value))
+        began = self.entered[depth] if around else self.clock
+        inner = tuple(x for x in self.path[depth:] if x.axis not in reduced)
+        buffer = Buffer(nest.name, False, nest.axes, tuple(self.path[:depth]), depth, began, self.clock, inner)
+        self.buffers.append(buffer)
+        over = frozenset(self.path[n].axis for n in around)
+        value = _Value(depth, buffer, tuple(self.numbers), over, not around)
+        self.values[nest.name] = value
         self._add("compute", nest.name, (*nest.axes, *nest.reduced), len(self.path), unfinished)
         if value.finished:
             self._store(nest, value)
@@ -305,17 +290,19 @@ class _Walk:
         for name in self.reads.of_nests[nest.name]:
             value = self.values.get(name)
             if value is None:
-                return Broken(READS, f"{nest.name} reads {name}, which is not computed before it in an open loop")
+                return Broken(3, f"{nest.name} reads {name}, which is not computed before it in an open loop")
             value.buffer.last, value.used = self.clock, True
             if value.finished:
                 continue
             unfinished.append(name)
             if not value.open_reduced <= reduced:
-                over = ", ".join(sorted(value.open_reduced - reduced))
-                return Broken(UNFINISHED, f"{nest.name} reads {name} inside of the loop over {over} that reduces it")
+                others = ", ".join(sorted(value.open_reduced - reduced))
+                return Broken(6, f"{nest.name} reads {name} inside of the loop over {others} that reduces it")
+            if value.numbers != tuple(self.numbers[: len(value.numbers)]):
+                return Broken(6, f"{nest.name} reads {name}, whose unfinished state only an inner loop has")
         if unfinished and not self.may_fold(nest.name, frozenset(unfinished)):
             names = ", ".join(unfinished)
-            return Broken(UNFINISHED, f"{nest.name} reads {names} before the loop that reduces it ends")
+            return Broken(6, f"{nest.name} reads {names} before the loop that reduces it ends")
         for tensor, axes in self.reads.of_inputs[nest.name]:
             self._load(tensor, axes)
         return tuple(unfinished)
@@ -325,7 +312,7 @@ class _Walk:
         depth = 0
         for n, loop in enumerate(self.path):
             # a block loads what it reads itself; warpgroups share what their block loads
-            if (loop.axis in own and loop.level != "group") or loop.level in ("time", "mesh", "grid", "cluster"):
+            if (loop.axis in own and loop.level != "group") or loop.level in (*_BLOCKS, "cluster"):
                 depth = n + 1
         keep, held = self.kept.get(name, (depth, None))
         held = self.loaded[depth].get((name, axes), held)

@@ -87,13 +87,10 @@ def prune(space: Space) -> tuple[Space, tuple[Stage, ...]]:
 
 
 def within_memory(space: Space, model: Model) -> Stage:
-    """Counts the legal candidates whose tiles fit a block's shared memory and registers: the fourth rule.
-
-    Candidates are illegal where a loop that runs once was what held partial results together.
-    """
+    """Counts the candidates whose tiles fit a block's shared memory and registers: the fourth rule."""
     prices, sizes = ModelPrices(space, model), space.all_sizes()
     found = [prices.fitting(tree, sizes) for tree in range(len(space.trees))]
-    return Stage(MEMORY, space.count, sum(int((f == 2).sum()) for f in found))
+    return Stage(MEMORY, space.count, sum(int(f.sum()) for f in found))
 
 
 # --- the paper's own counts, over tiling expressions

@@ -6,14 +6,14 @@ first the nests that are computed in this very body besides, then loops and nest
 read in a loop and was not computed before is computed again there.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
-from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel, walk, without_single_trips
+from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel, walk
 from pallasfuse.schedule.expressions import independent_axes, spatial_axes
 from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
 
@@ -49,8 +49,11 @@ def all_trees(part: Part, may_fold: MayFold = no_folds) -> Iterator[TreeKernel]:
                 yield TreeKernel("kernel", _rebuilt([RangeLoop(axis, 1, (), "grid") for axis in grid], body))
 
 
-def tiled(part: Part, tree: TreeKernel, sizes: Mapping[str, int]) -> TreeKernel:
-    """Returns the tree with tiles of these sizes; serial loops that then run once are dropped."""
+def tiled(part: Part, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayFold = no_folds) -> TreeKernel:
+    """Returns the tree with tiles of these sizes, without the serial loops that then run once.
+
+    One stays where it holds values together that later loops read piece by piece: the tree would not be legal without it.
+    """
 
     def sized(body: Body) -> Body:
         return tuple(
@@ -58,7 +61,27 @@ def tiled(part: Part, tree: TreeKernel, sizes: Mapping[str, int]) -> TreeKernel:
             for n in body
         )
 
-    return replace(tree, body=without_single_trips(sized(tree.body), {n: a.extent for n, a in part.axes.items()}))
+    result = replace(tree, body=sized(tree.body))
+    loops = [n for _, n in walk(result.body) if isinstance(n, RangeLoop) and n.level == "serial"]
+    once = tuple(dict.fromkeys(n.axis for n in loops if n.size >= part.axes[n.axis].extent))
+    for axes in (once, *((axis,) for axis in once)):
+        shorter = replace(result, body=without_loops(result.body, axes))
+        if shorter != result and not isinstance(place(part, shorter, may_fold), Broken):
+            result = shorter
+    return result
+
+
+def without_loops(body: Body, axes: Collection[str]) -> Body:
+    """Returns the body without the serial loops over some axes; what was inside of them takes their place."""
+    found: list[Node] = []
+    for node in body:
+        if isinstance(node, RangeLoop):
+            inside = without_loops(node.body, axes)
+            dropped = node.axis in axes and node.level == "serial"
+            found += inside if dropped else (replace(node, body=inside),)
+        else:
+            found.append(node)
+    return tuple(found)
 
 
 # --- canonical form

@@ -146,7 +146,7 @@ def test_a_price_names_its_terms_and_units():
     }  # fmt: skip
     assert price.limit in str(price)
     broken = Model(CHAIN, GPU).price(parse("x { i:64@grid k:64 ( t1 ) }")[0])
-    assert isinstance(broken, Broken) and broken.rule.number == 3
+    assert isinstance(broken, Broken) and broken.rule == 3
 
 
 def test_one_tensor_read_along_two_axes_is_loaded_twice():

@@ -190,3 +190,11 @@ def test_sizes_are_put_in_and_single_trips_dropped():
     assert str(space.tiled(CHAIN, tree, {"i": 16, "k": 16, "j": 32, "l": 16})) == (
         "kernel { i:16@grid k:16 ( t0 l:16 ( t1 ) ) }"
     )
+
+
+def test_a_loop_that_runs_once_stays_where_it_holds_values_together():
+    (tree,) = parse("kernel { i:1@grid l:1@grid ( j:1 k:1 ( t0 ) k:1 ( t1 ) ) }")
+    kept = "kernel { i:16@grid l:16@grid ( j:32 k:16 ( t0 ) k:16 ( t1 ) ) }"
+    assert str(space.tiled(CHAIN, tree, {"i": 16, "k": 16, "j": 32, "l": 16})) == kept
+    dropped = "kernel { i:16@grid l:16@grid ( t0 t1 ) }"
+    assert str(space.tiled(CHAIN, tree, {"i": 16, "k": 48, "j": 32, "l": 16})) == dropped
