@@ -95,7 +95,7 @@ def part_of_program(program: LoopProgram, bodies: Mapping[str, Expr], kept: Set[
       bodies: every nest's, with all maps inlined but those that are kept.
       kept: names of maps that are nests of the part, too, which others read.
     """
-    named = kept | set(program.outputs)
+    named = {*kept, *program.outputs}
     nests = [n for n in program.nests if isinstance(n, Nest) and (n.is_reduction or n.name in named)]
     inlined = tuple(replace(n, body=bodies[n.name]) for n in nests)
     return verify(Part(inlined, program.inputs, tuple(dict.fromkeys(program.outputs))))

@@ -112,22 +112,23 @@ class TreeValues(Passes):
         """The bodies of the open loops, the outermost first."""
         self.sizes: dict[Axis, int] = {}
         """The size of the pieces that the innermost open loop over an axis has, but for the last one."""
-        self.spilled: dict[tuple[int, Expr], str] = {}
-        """Values that an inner loop reads piece by piece, by the body that knows them: the names of their buffers."""
+        self.spilled: list[tuple[Scope, Expr, str]] = []
+        """Values that an inner loop reads piece by piece, each with the body that knows it and the name of its buffer."""
         self.kept: dict[str, Kept] = {}
         self.loads: set[str] = set()
         """The names of tiles that are zero outside of their tensors."""
 
     # --- windows
 
-    def _piece(self, loop: RangeLoop, axis: Axis, window: int) -> int:
-        """The positions of one trip of a loop, in a window of so many."""
-        if loop.shares:
-            return -(-window // loop.size)
-        around = self.sizes.get(axis)
-        if around is not None and around % loop.size:
-            broken(1, f"{axis}:{loop.size} does not divide the piece of {around} around it")
-        return min(loop.size, window)
+    def _piece(self, loop: RangeLoop, window: int) -> int:
+        """The positions of one trip of a loop, in a window of so many; shares are of whole tiles of the next loop over the axis."""
+        if not loop.shares:
+            return min(loop.size, window)
+        inner = next(
+            (n for _, n in walk(loop.body) if isinstance(n, RangeLoop) and n.axis == loop.axis and not n.shares), None
+        )
+        tile = 1 if inner is None else inner.size
+        return min(-(-window // (loop.size * tile)) * tile, window)
 
     def _products(self, blocks: Mapping[Axis, int]) -> dict[Axis, int]:
         """The axes of matrix products, which some targets want to be so long; those of the grid together, as they are its rows."""
@@ -169,8 +170,7 @@ class TreeValues(Passes):
         if self.tails == "exact" or axis in self.blocks or self._loop_over(axis, scope) is not None:
             return window
         loops = [n for _, n in walk(self.kernel.body) if isinstance(n, RangeLoop) and n.axis == axis.name]
-        pieces = (-(-axis.extent // n.size) if n.shares else min(n.size, axis.extent) for n in loops)
-        tiles = [self._rounded(axis, size) for size in pieces]
+        tiles = [self._rounded(axis, self._piece(n, axis.extent)) for n in loops]
         return max([window, *(-(-axis.extent // t) * t for t in tiles)])
 
     def _loop_over(self, axis: Axis, scope: Scope | None) -> Scope | None:
@@ -201,14 +201,14 @@ class TreeValues(Passes):
 
     def _piece_of(self, node: Expr, value: Expr, owner: Scope, scope: Scope) -> Expr:
         """The current piece of a value that an outer body has for a larger one: it goes through a buffer there."""
-        key = id(owner), node
         axes = self._sorted(node.axes)
-        if key not in self.spilled:
-            name = self.spilled[key] = f"pieces{len(self.spilled)}"
+        name = next((n for at, of, n in self.spilled if at is owner and of == node), None)
+        if name is None:
+            name = f"pieces{len(self.spilled)}"
+            self.spilled.append((owner, node, name))
             sizes = tuple(self._room(a, owner) for a in axes)
             owner.statements.append(Buffer(name, axes, sizes, node.dtype, const(_zero(node.dtype), node.dtype)))
             owner.statements.append(Set(name, axes, value))
-        name = self.spilled[key]
         home = self._home(node.axes, scope)
         home.statements.append(Get(f"{name}.here", name, axes, node.dtype))
         home.known[node] = read(f"{name}.here", axes, node.dtype)

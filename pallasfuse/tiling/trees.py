@@ -39,6 +39,7 @@ from pallasfuse.tiling.levels import blocks_and_loops, grid_of, splits
 from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, minimum
 from pallasfuse.tiling.rules import BrokenRuleError, broken
+from pallasfuse.tiling.tree_rules import check
 from pallasfuse.tiling.tree_values import Derive, Kept, Kernels, OpenPass, Tiles, TreeValues
 from pallasfuse.tiling.values import Scope
 
@@ -50,12 +51,13 @@ def lower_tree(
 
     Levels that are not blocks or loops (`levels.blocks_and_loops`) run as those. strict: as in `fuse`.
     """
-    plain = blocks_and_loops(tree, part)
-    if isinstance(plain, Refusal):
-        return plain
     known = Kernels(part, derive, tiles, strict, {t.name: t for t in part.inputs})
     programs = []
     try:
+        check(tree, part)
+        plain = blocks_and_loops(tree, part)
+        if isinstance(plain, Refusal):
+            return plain
         for number, kernel in enumerate(plain):
             programs.append(TreeLowering(kernel, known, _read_later(part, plain[number:])).run())
         missing = [n for n in part.outputs if n not in known.stored]
@@ -93,22 +95,15 @@ class TreeLowering(TreeValues):
 
     # --- axes and windows
 
-    def _axis(self, name: str) -> Axis:
-        if name not in self.axes:
-            broken(1, f"no axis is called {name}; there are {', '.join(self.axes)}")
-        return self.axes[name]
-
     def _grid(self) -> None:
         """The blocks of the kernel, and the parts that they have of an axis that they reduce."""
         loops, body = grid_of(self.kernel.body)
         self.block_body = body
-        if any(isinstance(n, RangeLoop) and n.level in ("time", "mesh", "grid") for _, n in walk(self.block_body)):
-            broken(2, f"{self.kernel.name}: loops over blocks stand outermost, one in the other")
         blocks: dict[Axis, int] = {}
         self.split: Axis | None = None
         parts = 1
         for loop in loops:
-            axis = self._axis(loop.axis)
+            axis = self.axes[loop.axis]
             if loop.shares or splits(loop, self.known.part):
                 if self.split not in (None, axis):
                     broken(14, f"{self.kernel.name}: blocks have parts of {self.split} and of {axis}")
@@ -116,7 +111,7 @@ class TreeLowering(TreeValues):
                 parts *= loop.size if loop.shares else -(-axis.extent // loop.size)
                 self.sizes |= {} if loop.shares else {axis: loop.size}
             else:
-                blocks[axis] = self._piece(loop, axis, blocks.get(axis, axis.extent))
+                blocks[axis] = self._piece(loop, blocks.get(axis, axis.extent))
                 self.sizes[axis] = blocks[axis] if loop.shares else loop.size
         if self.split in blocks:
             broken(1, f"{self.kernel.name}: blocks have pieces and parts of {self.split}")
@@ -156,9 +151,9 @@ class TreeLowering(TreeValues):
         for node in body:
             match node:
                 case Do(name):
-                    self._do(self._nest(name), scope)
+                    self._do(self.nests[name], scope)
                 case Merge(name):
-                    self._merge(self._nest(name), scope)
+                    self._merge(self.nests[name], scope)
                 case Keep(tensor, memory):
                     if tensor not in self.tensors:
                         broken(8, f"{tensor} is kept, which is neither an input nor stored by an earlier kernel")
@@ -177,13 +172,8 @@ class TreeLowering(TreeValues):
                 case _:
                     assert_never(node)
 
-    def _nest(self, name: str) -> Nest:
-        if name not in self.nests:
-            broken(3, f"no nest is called {name}; there are {', '.join(self.nests)}")
-        return self.nests[name]
-
     def _under(self, loop: RangeLoop) -> Iterable[Nest]:
-        return (self._nest(n.nest) for _, n in walk(loop.body) if isinstance(n, Do))
+        return (self.nests[n.nest] for _, n in walk(loop.body) if isinstance(n, Do))
 
     # --- nests
 
@@ -242,7 +232,7 @@ class TreeLowering(TreeValues):
         for path, node in walk(loop.body):
             if not isinstance(node, Do):
                 continue
-            nest = self._nest(node.nest)
+            nest = self.nests[node.nest]
             outside = any(self._loop_over(a, scope) is not None for a in nest.reduced)
             if axis not in nest.reduced or outside:
                 continue
@@ -277,13 +267,13 @@ class TreeLowering(TreeValues):
         return name in nest.reads or any(self._depends(self.nests[t], name) for t in nest.reads if t in self.nests)
 
     def _loop(self, loop: RangeLoop, scope: Scope) -> None:
-        axis = self._axis(loop.axis)
+        axis = self.axes[loop.axis]
         handed = next((p for p in self.active.values() if any(x is loop for x in p.chain)), None)
         own = handed or self._pass(loop, axis, scope)
         split = axis == self.split and self._loop_over(axis, scope) is None
         inside = axis in self.blocks or self._loop_over(axis, scope) is not None
         window = self._window(axis, scope)
-        tile = self._piece(loop, axis, window if inside else axis.extent)
+        tile = self._piece(loop, window if inside else axis.extent)
         tile = min(self._rounded(axis, tile), window) if inside else self._rounded(axis, tile)
         saved = self.rolled, self.top, self.here, vars(self).get("_late_frames"), vars(self).get("_carried_frames")
         self.rolled, self.top, sizes = axis, scope, self.sizes
@@ -381,7 +371,10 @@ class TreeLowering(TreeValues):
     ) -> "_Planned":
         """A loop over all of its axis, or a block's part of it: bounded by masks outside of which nothing is added or stored."""
         nests = list(self._under(loop))
-        adding = [f for p in (own, *self.active.values()) for f in p.folds if any(n.name == f.name for n in nests)]
+        around = (f for p in self.active.values() for f in p.folds if all(a.update is None for a in f.accumulators))
+        adding = [
+            f for f in (*own.folds, *around) if any(n.name == f.name for n in nests)
+        ]  # what is moved is moved everywhere
         adds_only = all(n.name in {f.name for f in adding} or n.name not in self.stores for n in nests)
         adds_only &= all(n.reads.isdisjoint(self.kept) for n in nests)  # a loop that fills a buffer fills all of it
         opened = [a for a in self.axes.values() if a in self.blocks or self._loop_over(a, scope) is not None]
@@ -404,8 +397,15 @@ class TreeLowering(TreeValues):
         if of.kernel == self.kernel.name:
             broken(7, f"{nest.name}: states of the blocks of a grid are merged by a later kernel")
         fold = of.by_name[nest.name]
-        self.rolled, self.top, self.here = of.axis, scope, scope
-        self.part, own_part = of.part, self.part
+        saved = (
+            self.rolled,
+            self.top,
+            self.here,
+            self.part,
+            vars(self).get("_late_frames"),
+            vars(self).get("_carried_frames"),
+        )
+        self.rolled, self.top, self.here, self.part = of.axis, scope, scope, of.part
         self.parts = Axis(of.part.name + "s", of.part.extent)
         self._enter(of.folds)
         for other in of.folds:
@@ -428,7 +428,9 @@ class TreeLowering(TreeValues):
             have[name] = value
         self._combine(fold, of.by_name, have)
         self._finished(fold, of.folds, scope)
-        self.part = own_part
+        self.rolled, self.top, self.here, self.part, late, carried = saved
+        if late is not None and carried is not None:
+            self._late_frames, self._carried_frames = late, carried
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,12 @@ VARIANCE = (lambda x: jnp.var(x, -1)), ((10, 300),), "s q v"
 LEGAL = {
     "deep chain": (CHAIN, "d { i:16@grid l:32@grid i:16@group k:32~2 ( j:16 ( C ) E ) }"),
     "flat chain": (CHAIN, "d { i:16@grid i:16@group k:32 ( j:16~2 ( C ) l:16~2 ( E ) ) }"),
-    "chain in a cluster": (CHAIN, "d { i:16@grid ( k:32@cluster i:16@group ( j:16 ( C ) l:16 ( E ) ) l:16@cluster ( +E ) ) }"),
+    "chain in a cluster": (CHAIN, "d { i:16@grid ( k:32@cluster i:16@group ( j:16 ( C ) l:16 ( E ) ) l:36@cluster ( +E ) ) }"),
     "one loop": (ATTEND, "a { i:1@grid j:16@grid j:8@group ( m:16~2 ( s m l o ) ) } [persistent ping_pong]"),
     "two loops": (ATTEND, "a { i:1@grid j:16@grid ( m:16 ( s m l ) m:16 ( s o ) ) }"),
     "pieces of pieces": (ATTEND, "a { i:1@grid j:16@grid m:32 m:16 ( s m l o ) }"),
     "split": (ATTEND, "p { i:1@grid j:16@grid m/2@grid m:16 ( s m l o ) } q { i:1@grid j:16@grid ( +m +l +o ) }"),
-    "cluster": (ATTEND, "p { i:1@grid j:16@grid ( m/2@cluster m:16 ( s m l o ) +m +l n:8@cluster ( +o ) ) }"),
+    "cluster": (ATTEND, "p { i:1@grid j:16@grid ( m/2@cluster m:16 ( s m l o ) +m +l n:20@cluster ( +o ) ) }"),
     "stream": (ATTEND, "p { m:32@time i:1@grid j:16@grid m:16 ( s m l o ) } q { i:1@grid j:16@grid ( +m +l +o ) }"),
     "mesh": (ATTEND, "p { m:32@mesh i:1@grid m/2@grid m:16 ( s m l o ) } h { i:1@grid ( +m +l +o ) }"
              " all { i:1@mesh i:1@grid ( +m +l +o ) }"),
