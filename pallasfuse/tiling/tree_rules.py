@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 
 from pallasfuse.ir.loop_program import Nest
@@ -63,7 +64,7 @@ def levels(kernel: TreeKernel) -> None:
             2,
             f"{kernel.name}: loops over blocks stand outermost, one in the other, but {inside.axis}@{inside.level} does not",
         )
-    for outer, inner in zip(grid, grid[1:], strict=False):
+    for outer, inner in pairwise(grid):
         if OUTER.index(outer.level) > OUTER.index(inner.level):
             broken(2, f"{kernel.name}: {inner.axis}@{inner.level} stands inside {outer.axis}@{outer.level}")
 
