@@ -1,4 +1,4 @@
-"""The tiers themselves: every value of a parameter stays in the default one, and shares are disjoint and complete."""
+"""The tiers themselves: each value of a parameter stays in the default one, shares are disjoint and complete; and `--quick`."""
 
 import itertools
 import os
@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests import quick
 from tests.tiers import sample
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,3 +68,62 @@ def test_tiers_and_shares_divide_a_suite(tmp_path):
     shares = [collected(tmp_path, "-m", "deep", "--share", f"{k}/2") for k in (1, 2)]
     assert set.union(*shares) == deep and sum(map(len, shares)) == len(deep)
     assert max(map(len, shares)) < len(deep)
+
+
+class TestQuick:
+    """What `--quick` compiles with the least effort, and what it does not."""
+
+    @pytest.fixture
+    def options(self, monkeypatch):
+        """Returns the options of a compilation, for overrides of a caller."""
+        from jax._src import compiler
+
+        made = compiler.get_compile_options
+        monkeypatch.setattr(compiler, "get_compile_options", getattr(made, "with_all_effort", made))
+        quick.install()
+        return lambda overrides: compiler.get_compile_options(1, 1, env_options_overrides=overrides)
+
+    @pytest.mark.parametrize("off", [True, False])
+    @pytest.mark.parametrize(
+        "overrides", [{}, {"xla_backend_optimization_level": 0}, {"xla_backend_optimization_level": 2}], ids=str
+    )
+    def test_only_what_is_not_optimized_is_compiled_with_the_least_effort(self, options, off, overrides):
+        import jax
+
+        before = jax.config.values["jax_disable_most_optimizations"]
+        jax.config.update("jax_disable_most_optimizations", off)
+        try:
+            made = options(overrides).SerializeAsString()
+        finally:
+            jax.config.update("jax_disable_most_optimizations", before)
+        least = overrides.get("xla_backend_optimization_level", 0 if off else 3) == 0
+        for name in quick.SETTINGS:
+            assert (name.encode() in made) == least
+
+    def test_other_options_are_kept(self):
+        from jax._src.lib import xla_client
+
+        options = xla_client.CompileOptions()
+        options.num_partitions = 2
+        options.device_assignment = xla_client.DeviceAssignment.create(np.array([[0, 1]], np.int32))
+        options.env_option_overrides = [("xla_backend_optimization_level", 0)]
+        options.executable_build_options.debug_options.xla_llvm_disable_expensive_passes = True
+        least = quick.least_effort(options)
+        assert least.num_partitions == 2 and least.device_assignment.computation_count() == 2
+        assert least.env_option_overrides == options.env_option_overrides
+        assert least.executable_build_options.debug_options.xla_llvm_disable_expensive_passes
+
+    def test_flags_say_the_same(self):
+        """A process that has them in `XLA_FLAGS` makes the options that `least_effort` makes."""
+        code = "from jax._src.lib import xla_client; print(xla_client.CompileOptions().SerializeAsString().hex())"
+        plain, flagged = (
+            bytes.fromhex(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                                         env=os.environ | {"XLA_FLAGS": flags}).stdout)
+            for flags in ("", quick.FLAGS)
+        )  # fmt: skip
+        from jax._src.lib import xla_client
+
+        assert plain != flagged
+        least = quick.least_effort(xla_client.CompileOptions.ParseFromString(plain))
+        again = xla_client.CompileOptions.ParseFromString(flagged)
+        assert least.SerializeAsString() == again.SerializeAsString()

@@ -1,6 +1,6 @@
 """Fused functions over sharded arrays, on as many CPU devices as the first argument says; run by `test_sharding.py`.
 
-The second argument is `all`, or `some`: one case of every kind, compiled without optimization, which takes most of the time.
+The second argument is `all`, or `some`: one case of every kind, compiled with the least effort.
 
 Each result is that of the plain function on one device, and what devices exchange is no larger than the states.
 """
@@ -12,9 +12,11 @@ import re
 import sys
 import warnings
 
+from tests import quick
+
 COUNT, ALL = int(sys.argv[1]), {"all": True, "some": False}[sys.argv[2]]
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={COUNT}" + (
-    "" if ALL else " --xla_backend_optimization_level=0"
+    "" if ALL else f" --xla_backend_optimization_level=0 {quick.FLAGS}"
 )
 
 import jax  # noqa: E402

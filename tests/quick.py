@@ -1,0 +1,58 @@
+"""XLA for CPUs at its least effort: what `--quick` compiles with, for kernels of a few hundred elements.
+
+With `jax_disable_most_optimizations` two thirds of the time of a compilation still go to what small programs do not need: every
+fusion is lowered through MLIR in a context of its own, and the code of a module is divided among 32 threads. Both are
+options of XLA that JAX has no flag for, and `XLA_FLAGS` would set them for the tests marked `optimized`, too.
+"""
+
+from typing import Any
+
+SETTINGS = {"xla_cpu_disable_new_fusion_emitters": ""}
+"""Extra options of XLA's CPU backend: loops of fusions are emitted as LLVM code directly."""
+FLAGS = f"--xla_backend_extra_options={','.join(SETTINGS)} --xla_cpu_parallel_codegen_split_count=1"
+"""The same for a process of its own, as `XLA_FLAGS`."""
+
+
+def _varint(number: int) -> bytes:
+    digits = []
+    while number >= 128:
+        digits.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def _message(field: int, payload: bytes) -> bytes:
+    """A field of a protocol buffer that holds a message or text."""
+    return _varint(field << 3 | 2) + _varint(len(payload)) + payload
+
+
+_EXECUTABLE_BUILD_OPTIONS, _DEBUG_OPTIONS = 3, 3
+_PARALLEL_CODEGEN_SPLIT_COUNT, _BACKEND_EXTRA_OPTIONS = 323, 500  # fields of DebugOptions, in xla.proto
+_ADDED = _message(_EXECUTABLE_BUILD_OPTIONS, _message(_DEBUG_OPTIONS, (
+    _varint(_PARALLEL_CODEGEN_SPLIT_COUNT << 3) + _varint(1)
+    + b"".join(_message(_BACKEND_EXTRA_OPTIONS, _message(1, name.encode()) + _message(2, value.encode()))
+               for name, value in SETTINGS.items())
+)))  # fmt: skip
+
+
+def least_effort(options: Any) -> Any:
+    """The same options of a compilation, with `SETTINGS`: of a field that a protocol buffer has twice, the last one counts."""
+    return type(options).ParseFromString(options.SerializeAsString() + _ADDED)
+
+
+def install() -> None:
+    """From here on, whatever JAX compiles without optimizations is compiled with the least effort."""
+    from jax._src import compiler
+
+    made = compiler.get_compile_options
+    if hasattr(made, "with_all_effort"):
+        return
+
+    def get_compile_options(*args: Any, **kwargs: Any) -> Any:
+        options = made(*args, **kwargs)
+        level = options.executable_build_options.debug_options.xla_backend_optimization_level
+        level = dict(options.env_option_overrides).get("xla_backend_optimization_level", level)
+        return options if level else least_effort(options)
+
+    get_compile_options.with_all_effort = made  # type: ignore[attr-defined]
+    compiler.get_compile_options = get_compile_options
