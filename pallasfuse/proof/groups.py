@@ -113,8 +113,9 @@ class GroupTest:
     def _over_fields(self, delta: float, seed: int, record: Record, chain: Chain) -> Tests:
         needed, miss = needed_trials(self.instance.program, self.group, delta)
         elements = max((nest_volume(n) for n in self.replaced), default=1)
-        batch = max(32, min(needed + 8, _BATCH_ELEMENTS // elements, _MOST_TRIALS))
         rounds = _ROUNDS if self.bounding else 1
+        shares = rounds if needed <= _MOST_TRIALS else 1  # the trials of all rounds count
+        batch = max(32, min(-(-(needed + 8) // shares), _BATCH_ELEMENTS // elements, _MOST_TRIALS))
         done = 0
         limit = (
             max(8 * needed + 64, _MOST_TRIALS) if needed <= _MOST_TRIALS else batch

@@ -133,20 +133,38 @@ class _Scales:
     """Mean and scale of sets, which are equivariant under every positive affine map."""
 
     def __init__(self, distinct: Array, count: Array) -> None:
+        """The sets: `distinct` marks the members that count. Each prime is asked for one array of residues only."""
         self.distinct, self.count = distinct, count
         self._flip: Array | None = None
+        self._means: dict[int, Array] = {}
+        self._deviations: dict[int, Array] = {}
+        self._scales: dict[int, Array] = {}
 
     def mean(self, x: Array, p: int) -> Array:
-        total = np.where(self.distinct, x, 0).sum(0) % p
-        return np.asarray(total * field.inverse(self.count.astype(np.int64), p) % p)
+        if p not in self._means:
+            total = np.where(self.distinct, x, 0).sum(0) % p
+            inverses = field.inverse(np.arange(len(x) + 1), p)
+            self._means[p] = np.asarray(total * inverses[self.count] % p)
+        return self._means[p]
+
+    def deviation(self, x: Array, p: int) -> Array:
+        """The members' distances from the mean."""
+        if p not in self._deviations:
+            self._deviations[p] = np.where(self.distinct, (x - self.mean(x, p)) % p, 0)
+        return self._deviations[p]
 
     def _moments(self, x: Array, p: int) -> tuple[Array, Array]:
-        deviation = np.where(self.distinct, (x - self.mean(x, p)) % p, 0)
+        deviation = self.deviation(x, p)
         second = deviation * deviation % p
         return second.sum(0) % p, (second * deviation % p).sum(0) % p
 
     def scale(self, x: Array, p: int) -> Array:
         """Third by second central moment; of two numbers the difference that is positive (on the level of the normal form)."""
+        if p not in self._scales:
+            self._scales[p] = self._scale(x, p)
+        return self._scales[p]
+
+    def _scale(self, x: Array, p: int) -> Array:
         second, third = self._moments(x, p)
         result = third * field.inverse(second, p) % p
         pair = self.count == 2
@@ -163,7 +181,7 @@ class _Scales:
     def normal_form(self, x: Array, p: int, mode: str) -> tuple[Array, Array]:
         """Returns for a set: does its scale point the way of `mode`, and a hash of the set without its scale and mean."""
         scale = self.scale(x, p)
-        shape = np.where(self.distinct, (x - self.mean(x, p)) % p * field.inverse(scale, p) % p, 0)
+        shape = self.deviation(x, p) * field.inverse(scale, p) % p
         with np.errstate(over="ignore"):
             key = np.where(self.distinct, mix(shape), np.uint64(0)).sum(0, dtype=np.uint64)
         points_up = field.is_square(scale, p) == (mode == "max")

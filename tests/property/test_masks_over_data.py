@@ -8,6 +8,7 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse.pipeline import prove_plan
+from pallasfuse.proof import groups
 
 B, N, HEADS, WIDTH = 2, 24, 2, 8
 
@@ -114,6 +115,18 @@ def test_bounds_by_data_are_proved(name):
     plan = tiled(function, *arrays).explain(*arrays)
     proof = prove_plan(plan)
     assert proof.holds, str(proof)
+
+
+def test_the_trials_of_all_rounds_count(monkeypatch):
+    """A proof makes batches with other bounds of loops each, and all of them together are the trials that it needs."""
+    function, data = PROGRAMS["by_array, causal"]
+    arrays = [*values(), *data]
+    plan = tiled(function, *arrays).explain(*arrays)
+    trials = {}
+    for rounds in (1, 6):
+        monkeypatch.setattr(groups, "_ROUNDS", rounds)
+        trials[rounds] = prove_plan(plan, delta=1e-3).trials
+    assert trials[1] <= trials[6] < trials[1] + 6 * 6
 
 
 @pytest.mark.parametrize("name", ["by_array, hidden rows", "infinite, of a batch"])
