@@ -164,7 +164,9 @@ def run(program: Program, devices: int | None = None) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | program.environment(folder) | {"PYTHONPATH": str(ROOT)}
         for count in (devices,) if devices else program.devices[:1]:
-            environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={count}"
+            environment["XLA_FLAGS"] = (
+                f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+            )
         done = subprocess.run(
             [sys.executable, __file__, "--one", f"{program.page}:{program.number}"],
             capture_output=True, text=True, check=False, timeout=600, env=environment, cwd=folder,

@@ -9,6 +9,7 @@ import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Hashable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     functions: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if item.path.is_relative_to(TESTS) and item.path.relative_to(TESTS).parts[0] in ROOMS_WITHOUT_JAX:
+        if _is_without_jax(item.path):
             item.add_marker("any_jax")
         if item.get_closest_marker("sampled") and isinstance(item, pytest.Function):
             functions[item.nodeid.partition("[")[0]].append(item)
@@ -88,6 +89,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@cache
+def _is_without_jax(path: Path) -> bool:
+    return path.is_relative_to(TESTS) and path.relative_to(TESTS).parts[0] in ROOMS_WITHOUT_JAX
 
 
 def _covered(case: pytest.Function) -> list[tuple[str, Hashable]]:

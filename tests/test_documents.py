@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts import api_reference, documents, pictures
+from tests import quick
 
 ROOT = Path(__file__).resolve().parents[1]
 PROGRAMS = [program for page in documents.pages() for program in documents.programs(page)]
@@ -25,10 +26,12 @@ def cases():
 
 
 @pytest.mark.parametrize(("program", "devices"), cases())
-def test_program_runs_and_prints_what_is_shown(program, devices, monkeypatch, tmp_path):
+def test_program_runs_and_prints_what_is_shown(program, devices, request, monkeypatch, tmp_path):
     if missing := program.missing():
         pytest.skip(f"needs {', '.join(missing)}: outside of the test extra")
     if program.devices or program.check:  # in a process of its own
+        if request.config.getoption("quick") and not program.check:  # which compares times
+            monkeypatch.setenv("XLA_FLAGS", quick.FLAGS)
         printed = documents.run(program, devices)
     else:
         for name, value in program.environment(str(tmp_path)).items():
