@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="XLA compiles without most of its optimizations, which takes most of the time, but for tests marked `optimized`",
+        help="XLA compiles with the least effort (tests/quick.py), but for tests marked `optimized`",
     )
     parser.addoption(
         "--share",
