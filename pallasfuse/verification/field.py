@@ -116,10 +116,14 @@ def _discrete_logarithm_table(p: int) -> tuple[int, Array, Array, Array]:
     values = np.ones(1, np.int64)
     while values.size < _BABY_STEPS:
         values = np.concatenate([values, values * pow(g, values.size, p) % p])
-    exponents = np.argsort(values)
+    bits = _BABY_STEPS.bit_length()
+    ordered = np.sort(
+        values << bits | np.arange(values.size)
+    )  # in one word, numbers are sorted faster than by an index
+    values, exponents = ordered >> bits, ordered & ((1 << bits) - 1)
     seen = np.zeros(1 << _FILTER_BITS, bool)
     seen[values & ((1 << _FILTER_BITS) - 1)] = True
-    return g, values[exponents], exponents, seen
+    return g, values, exponents, seen
 
 
 def discrete_logarithm(x: Array, p: int) -> Array:

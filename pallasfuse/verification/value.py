@@ -1,7 +1,7 @@
 """Numbers of the verifier: residues, with what the fields cannot hold beside them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -51,8 +51,9 @@ class Value:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        arrays = [getattr(self, f.name) for f in fields(self) if f.name in ("kind", "bad", "taint", "turn", "real")]
-        return np.broadcast_shapes(*(a.shape for a in (*arrays, *self.levels) if a is not None))[:-1]
+        arrays = (self.kind, self.bad, self.taint, self.turn, self.real, *self.levels)
+        shapes = {a.shape[:-1] for a in arrays if a is not None}
+        return shapes.pop() if len(shapes) == 1 else np.broadcast_shapes(*shapes)
 
     @property
     def lowest(self) -> int:
@@ -69,7 +70,7 @@ class Value:
         )  # fmt: skip
 
     def broadcast(self, shape: tuple[int, ...]) -> "Value":
-        return self.map(lambda x: np.broadcast_to(x, (*shape, x.shape[-1])))
+        return self.map(lambda x: x if x.shape[:-1] == shape else np.broadcast_to(x, (*shape, x.shape[-1])))
 
     def full(self) -> "Value":
         """Broadcasts every array to all dimensions."""
