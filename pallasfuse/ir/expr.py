@@ -183,13 +183,14 @@ def postorder(*roots: Expr) -> Iterator[Expr]:
     done: set[Expr] = set()
     stack: list[Expr] = list(reversed(roots))
     while stack:
-        node = stack[-1]
-        waiting = [arg for arg in node.args if arg not in done]
-        if waiting:
-            stack.extend(reversed(waiting))
+        node = stack.pop()
+        if node in done:
             continue
-        stack.pop()
-        if node not in done:
+        if node.args and (waiting := [arg for arg in node.args if arg not in done]):
+            stack.append(node)
+            waiting.reverse()
+            stack += waiting
+        else:
             done.add(node)
             yield node
 
@@ -208,9 +209,9 @@ def rebuild(
         if node in done:
             stack.pop()
             continue
-        waiting = [arg for arg in node.args if arg not in done]
-        if waiting:
-            stack.extend(reversed(waiting))
+        if node.args and (waiting := [arg for arg in node.args if arg not in done]):
+            waiting.reverse()
+            stack += waiting
             continue
         stack.pop()
         done[node] = replace(node, tuple([done[a] for a in node.args]))
