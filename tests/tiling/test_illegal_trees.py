@@ -47,7 +47,8 @@ ILLEGAL = {
     "a merge too many": (
         7, "b", "p { b:1@grid j/8@grid j:64 ( s m l o ) } q { b:1@grid ( +m +m +l +o out ) }"),
     "a reader of partial states": (7, "b", "p { b:1@grid j/8@grid j:64 ( s m l o ) } q { b:1@grid ( +m +o out ) }"),
-    "a reader in the blocks of the parts": (7, "b", "p { b:1@grid j/8@grid ( j:64 ( s m ) j:64 ( s l o ) ) } q { b:1@grid ( +m +l +o out ) }"),
+    "a reader in the blocks of the parts": (
+        7, "b", "p { b:1@grid j/8@grid ( j:64 ( s m ) j:64 ( s l o ) ) } q { b:1@grid ( +m +l +o out ) }"),
     "partial states of an output": (7, "d", "d { m:64@grid n/2@grid n:64 ( k:64 ( C ) E ) }"),
     "a merge before that of its frame": (7, "b", "p { b:1@grid j/8@grid j:64 ( s m l o ) } q { b:1@grid ( +o +m +l out ) }"),
     "a cluster merged by a later kernel": (7, "D", "p { m:64@grid n:128@cluster ( k:64 ( C ) E ) } q { m:64@grid ( +E ) }"),
@@ -61,7 +62,8 @@ ILLEGAL = {
     "an output that nothing computes": (13, "a", "a { h:1@grid i:128@grid ( j:128 ( s m l o ) ) }"),
     "warpgroups with parts of a sum": (14, "d", "d { m:64@grid ( n:64@group ( k:64 ( C ) E ) +E ) }"),
     "a cluster inside a loop": (14, "D", "d { m:64@grid h:20 ( n:128@cluster ( k:64 ( C ) E ) +E ) }"),
-    "parts of two axes": (14, "j", "p { b:1@grid p/2@grid c/2@grid p:8 ( s m l o ) } q { b:1@grid ( +m +l +o ) } r { b:1@grid ( +m +l +o out ) }"),
+    "parts of two axes": (
+        14, "j", "p { b:1@grid p/2@grid c/2@grid p:8 ( s m l o ) } q { b:1@grid ( +m +l +o ) } r { b:1@grid ( +m +l +o out ) }"),
 }  # fmt: skip
 
 
