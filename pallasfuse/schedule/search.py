@@ -37,7 +37,8 @@ class Found:
 
     @property
     def us(self) -> float:
-        return self.best[0][0]
+        """The lowest time; infinity where nothing could run."""
+        return self.best[0][0] if self.best else float("inf")
 
 
 def search(

@@ -25,7 +25,7 @@ def candidates_of(part, *, little_padding=True):
     )
 
 
-@pytest.mark.sampled(5, cover=())
+@pytest.mark.sampled(10, cover=())
 @pytest.mark.parametrize("seed", range(60))
 def test_evolution_finds_what_trying_everything_finds(seed):
     part = random_part(seed)
@@ -59,7 +59,7 @@ def test_a_small_space_is_tried_completely(part):
 
 
 def test_equal_arguments_find_the_same():
-    part = attention(2, 128, 128, 64, 64)
+    part = attention(2, 64, 64, 32, 32)
     found = candidates_of(part)
     runs = [search(found, ModelPrices(found, Model(part, GPU)), evolution=Evolution(seed=3)) for _ in range(2)]
     assert runs[0] == runs[1]
@@ -98,6 +98,8 @@ def test_nothing_that_can_run_is_infinitely_slow():
     found = candidates_of(part)
     result = search(found, lambda candidates: [math.inf] * len(candidates), evolution=Evolution(generations=5))
     assert result.us == math.inf
+    measured = search(found, lambda candidates: [math.inf] * len(candidates), measure=lambda candidate: 1.0)
+    assert measured.us == math.inf and not measured.best
 
 
 def test_the_trees_of_a_chain_are_moves_apart():
