@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.part import Part
-from pallasfuse.ir.tree import Do, Level, Merge, Node, RangeLoop, Tree, TreeKernel, walk
+from pallasfuse.ir.tree import Do, Keep, Level, Merge, Node, RangeLoop, Tree, TreeKernel, walk
 
 OUTER = ("time", "mesh", "grid")
 """Levels whose loops stand outermost in a kernel."""
@@ -94,6 +94,11 @@ def splits(loop: RangeLoop, part: Part) -> bool:
     return loop.level != "serial" and any(loop.axis == a.name for nest in done for a in nest.reduced)
 
 
+def _uses(body: Sequence[Node], axis: str, part: Part) -> bool:
+    done = [part.by_name[n.nest] for _, n in walk(body) if isinstance(n, Do)]
+    return any(axis == a.name for nest in done for a in (*nest.axes, *nest.reduced))
+
+
 def _phases(kernel: TreeKernel, part: Part) -> list[TreeKernel] | Refusal:
     """The kernels of a kernel with clusters: one for each loop that leaves partial states, and one for what comes after them.
 
@@ -105,6 +110,11 @@ def _phases(kernel: TreeKernel, part: Part) -> list[TreeKernel] | Refusal:
     rest: list[Node] = []
     for node in body:
         if isinstance(node, RangeLoop) and node.level == "cluster" and splits(node, part):
+            if _uses(
+                before, node.axis, part
+            ):  # all of the axis, where the blocks have parts: it goes through global memory
+                found.append(_in_grid(grid, tuple(before)))
+                before = [n for n in before if isinstance(n, Keep)]
             block = (*before, *_serial(node.body, "cluster"))
             found.append(_in_grid((*grid, replace(node, level="grid")), block))
             rest = []

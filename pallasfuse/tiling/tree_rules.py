@@ -144,7 +144,11 @@ def merges(tree: Tree, part: Part) -> None:
         for around, node in walk(kernel.body):
             if isinstance(node, Do):
                 reduced = {a.name for a in part.by_name[node.nest].reduced}
-                states[node.nest] = _Partial([(x, number) for x in around if x.axis in reduced and x.level != "serial"])
+                earlier = states.get(node.nest, _Partial()).apart
+                if earlier and earlier[-1][1] == number:
+                    broken(7, f"{kernel.name}: {node.nest} leaves partial states twice before they are merged")
+                apart = [(x, number) for x in around if x.axis in reduced and x.level != "serial"]
+                states[node.nest] = _Partial(apart)
             if isinstance(node, Merge):
                 _merge(node, states.setdefault(node.nest, _Partial()), around, number, kernel.name)
         for name, state in states.items():

@@ -12,7 +12,7 @@ from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.ir.statements import Buffer, Get, Load, Set
+from pallasfuse.ir.statements import Buffer, Get, Let, Load, Loop, Set, tile_name
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Memory, RangeLoop, TreeKernel, walk
 from pallasfuse.targets import Tails, power_of_two
@@ -45,6 +45,8 @@ class OpenPass:
     folds: list[Fold]
     deeper: frozenset[str]
     """Those that stand in loops inside of it: their accumulators are buffers."""
+    moved: frozenset[str] = frozenset()
+    """Of those, the ones whose pieces have several trips, before which they are moved to the frames once."""
     chain: tuple[RangeLoop, ...] = ()
     """The loops inside of it, over the same axis, in which all of them stand: each goes on with the states of the one around it."""
     body: Scope | None = None
@@ -115,6 +117,8 @@ class TreeValues(Passes):
         self.spilled: list[tuple[Scope, Expr, str]] = []
         """Values that an inner loop reads piece by piece, each with the body that knows it and the name of its buffer."""
         self.kept: dict[str, Kept] = {}
+        self.used: set[str] = set()
+        """The names that `_unique` has given."""
         self.loads: set[str] = set()
         """The names of tiles that are zero outside of their tensors."""
 
@@ -210,9 +214,33 @@ class TreeValues(Passes):
             owner.statements.append(Buffer(name, axes, sizes, node.dtype, const(_zero(node.dtype), node.dtype)))
             owner.statements.append(Set(name, axes, value))
         home = self._home(node.axes, scope)
-        home.statements.append(Get(f"{name}.here", name, axes, node.dtype))
-        home.known[node] = read(f"{name}.here", axes, node.dtype)
+        here = self._unique(f"{name}.here")
+        home.statements.append(Get(here, name, axes, node.dtype))
+        home.known[node] = read(here, axes, node.dtype)
         return home.known[node]
+
+    def _unique(self, name: str) -> str:
+        """A name like this one that no other buffer of the kernel has."""
+        found, number = name, 1
+        while found in self.used:
+            found, number = f"{name}{number}", number + 1
+        self.used.add(found)
+        return found
+
+    def _get(self, name: str, buffer: str, axes: tuple[Axis, ...], dtype: str, scope: Scope) -> None:
+        """`name` = the current part of a buffer, also where another value had that name before."""
+        at: Scope | None = scope
+        taken = False
+        while at is not None and not taken:
+            taken = any(tile_name(s) == name or (isinstance(s, Loop) and any(c.name == name for c in s.carries))
+                        for s in at.statements)  # fmt: skip
+            at = at.parent
+        if not taken:
+            scope.statements.append(Get(name, buffer, axes, dtype))
+            return
+        other = self._unique(f"{name}.again")
+        scope.statements.append(Get(other, buffer, axes, dtype))
+        scope.statements.append(Let(name, axes, read(other, axes, dtype)))
 
     def _home(self, axes: frozenset[Axis], scope: Scope) -> Scope:
         """The body of the innermost loop over one of these axes, else that of the block."""
@@ -238,16 +266,20 @@ class TreeValues(Passes):
             return home.known[node]
         loop = next((x for s, x in self.opened if s.parent is kept.scope and _stands_in(home, s)), None)
         if node not in kept.filled:
-            kept.filled[node] = f"{name}.kept", loop
+            buffer = self._unique(f"{name}.kept")
+            kept.filled[node] = buffer, loop
             sizes = tuple(self._room(a, kept.scope) for a in axes)
             zero = const(_zero(node.dtype), node.dtype)
-            kept.scope.statements.append(Buffer(f"{name}.kept", axes, sizes, node.dtype, zero, kept.memory))
+            kept.scope.statements.append(Buffer(buffer, axes, sizes, node.dtype, zero, kept.memory))
         buffer, filled_by = kept.filled[node]
         if filled_by is loop:
             home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
             home.statements.append(Set(buffer, axes, home.known[node]))
         else:
-            home.statements.append(Get(name, buffer, axes, node.dtype))
+            here = self._unique(f"{name}.here")
+            home.statements.append(Get(here, buffer, axes, node.dtype))
+            home.known[node] = read(here, axes, node.dtype)
+            self.loads.add(here)
         return home.known[node]
 
     def _is_load(self, value: Read) -> bool:

@@ -5,8 +5,9 @@ reduction whose axis is open has a *state*: accumulators and frames, carried by 
 deeper loops take it piece by piece, they are a buffer. A load stands in the innermost loop over one of its axes.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from pallasfuse.errors import Refusal
@@ -21,7 +22,6 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Buffer,
     Carry,
-    Get,
     Let,
     Load,
     Loop,
@@ -37,7 +37,7 @@ from pallasfuse.ir.tree import Do, Keep, Merge, Node, RangeLoop, Tree, TreeKerne
 from pallasfuse.tiling.bounds import Trip, known_where, plan_loop
 from pallasfuse.tiling.levels import blocks_and_loops, grid_of, splits
 from pallasfuse.tiling.lower import loaded
-from pallasfuse.tiling.masks import integer, minimum
+from pallasfuse.tiling.masks import integer, maximum, minimum
 from pallasfuse.tiling.rules import BrokenRuleError, broken
 from pallasfuse.tiling.tree_rules import check
 from pallasfuse.tiling.tree_values import Derive, Kept, Kernels, OpenPass, Tiles, TreeValues
@@ -91,6 +91,11 @@ class TreeLowering(TreeValues):
         super().__init__(known)
         self.kernel, self.stores = kernel, wanted | frozenset(known.part.outputs)
         self.outputs: list[Tensor] = []
+        self.steps = Counter(n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge))
+        self.joined: list[tuple[Scope, str]] = []
+        """The bodies where the states of parts were joined, with the reduction."""
+        self.buffers: dict[str, str] = {}
+        """Of accumulators that inner loops take piece by piece: the names of their buffers."""
         self._grid()
 
     # --- axes and windows
@@ -115,11 +120,9 @@ class TreeLowering(TreeValues):
                 self.sizes[axis] = blocks[axis] if loop.shares else loop.size
         if self.split in blocks:
             broken(1, f"{self.kernel.name}: blocks have pieces and parts of {self.split}")
-        if self.split is not None and not any(
-            isinstance(n, RangeLoop) and n.axis == self.split.name for _, n in walk(body)
-        ):
+        if self.split is not None:
             tile = self.sizes.get(self.split, -(-self.split.extent // parts))
-            self.block_body = (RangeLoop(self.split.name, tile, body),)
+            self.block_body = _each_in_a_loop(body, self.split, tile, self.nests)
         self.padded_axes = self._products(blocks)
         merged = [self.known.partial[n] for n in _done_in(self.kernel) if n in self.known.partial]
         self.blocks = {a: self._rounded(a, t) for a, t in blocks.items()}
@@ -167,7 +170,7 @@ class TreeLowering(TreeValues):
                             and nest.name in of.deeper
                             and all(x is not node for x in of.chain)
                         ):
-                            self._frames(of.by_name[nest.name], of.by_name, scope)
+                            self._move(nest, of, scope)
                     self._loop(node, scope)
                 case _:
                     assert_never(node)
@@ -199,14 +202,20 @@ class TreeLowering(TreeValues):
         if nest.name not in self.stores:
             return
         scope.statements.append(Store(nest.name, nest.axes, value))
-        if nest.name not in self.known.stored:
-            self.known.stored.add(nest.name)
+        self.known.stored.add(nest.name)
+        if all(t.name != nest.name for t in self.outputs):
             self.outputs.append(Tensor(nest.name, nest.axes, nest.dtype))
 
     def _finished(self, fold: Fold, folds: list[Fold], scope: Scope) -> None:
         self._finish(fold, folds)
         nest = fold.nest
-        self._store(nest, scope.known[read(nest.name, nest.axes, nest.dtype)], scope)
+        node = read(nest.name, nest.axes, nest.dtype)
+        value = scope.known[node]
+        if isinstance(value, Read) and self.steps[nest.name] > 1:  # another loop has accumulators of the same name
+            name, axes = f"{nest.name}.value", self._sorted(frozenset(nest.axes))
+            scope.statements.append(Let(name, axes, value))
+            value = scope.known[node] = read(name, axes, nest.dtype)
+        self._store(nest, value, scope)
 
     def _step_state(self, nest: Nest, of: OpenPass, scope: Scope) -> None:
         """One step of a reduction that is open: its accumulators, and, where no loop stands between, its frames."""
@@ -215,13 +224,32 @@ class TreeLowering(TreeValues):
             self._frames(fold, of.by_name, scope)
             self._accumulate(fold, scope)
             return
-        for a in fold.accumulators:
-            axes = self._sorted(frozenset(a.axes))
-            scope.statements.append(Get(a.name, _buffer(a.name), axes, a.dtype))
+        if nest.name in of.moved:
+            fold = replace(fold, accumulators=tuple(replace(a, update=None) for a in fold.accumulators))
+        self._get_accumulators(fold, scope)
         self._accumulate(fold, scope)
+        self._set_accumulators(fold, [read(f"{a.name}.next", a.axes, a.dtype) for a in fold.accumulators], scope)
+
+    def _move(self, nest: Nest, of: OpenPass, scope: Scope) -> None:
+        """Before the inner loops in which a reduction goes on: its frames, and what it has so far at them if a piece has more trips."""
+        fold = of.by_name[nest.name]
+        self._frames(fold, of.by_name, scope)
+        if nest.name in of.moved:
+            self._get_accumulators(fold, scope)
+            own = {a.name: read(a.name, self._sorted(frozenset(a.axes)), a.dtype) for a in fold.accumulators}
+            moved = [own[a.name] if a.update is None else self._bind(a.update, fold, scope) for a in fold.accumulators]
+            self._set_accumulators(fold, moved, scope)
+
+    def _get_accumulators(self, fold: Fold, scope: Scope) -> None:
         for a in fold.accumulators:
+            self._get(a.name, self.buffers[a.name], self._sorted(frozenset(a.axes)), a.dtype, scope)
+
+    def _set_accumulators(self, fold: Fold, values: Sequence[Expr], scope: Scope) -> None:
+        for a, value in zip(fold.accumulators, values, strict=True):
             axes = self._sorted(frozenset(a.axes))
-            scope.statements.append(Set(_buffer(a.name), axes, read(f"{a.name}.next", axes, a.dtype)))
+            if isinstance(value, Read):
+                value = read(value.tensor, axes, value.dtype)
+            scope.statements.append(Set(self.buffers[a.name], axes, value))
 
     # --- loops
 
@@ -236,6 +264,9 @@ class TreeLowering(TreeValues):
             outside = any(self._loop_over(a, scope) is not None for a in nest.reduced)
             if axis not in nest.reduced or outside:
                 continue
+            lacking = next((x.axis for x in path if self.axes[x.axis] not in (*nest.axes, *nest.reduced)), None)
+            if lacking is not None:
+                broken(4, f"{nest.name} would be added to in every trip of the loop over {lacking}, which it lacks")
             if nest.name in found:
                 broken(4, f"{nest.name} stands twice in the loop over {axis} that carries its state")
             found[nest.name] = nest
@@ -261,7 +292,9 @@ class TreeLowering(TreeValues):
                     f"{nest.name} reads {', '.join(sorted(set(nest.reads) & unfinished.keys()))} unfinished: {fold.reason}",
                 )
             folds[nest.name] = fold
-        return OpenPass(axis, list(folds.values()), frozenset(deeper), chain)
+        again = {n for n in deeper if any(self.axes[x.axis] in found[n].reduced for x in paths[n][len(chain) :])}
+        moved = {n for n in again if any(a.update is not None for a in folds[n].accumulators)}
+        return OpenPass(axis, list(folds.values()), frozenset(deeper), frozenset(moved), chain)
 
     def _depends(self, nest: Nest, name: str) -> bool:
         return name in nest.reads or any(self._depends(self.nests[t], name) for t in nest.reads if t in self.nests)
@@ -330,8 +363,10 @@ class TreeLowering(TreeValues):
 
     def _closed(self, own: OpenPass, scope: Scope, *, split: bool) -> None:
         """After the loop that carries states: what it reduces is finished, or the states of a part are stored."""
-        for a in (a for f in own.folds if f.name in own.deeper for a in f.accumulators):
-            scope.statements.append(Get(a.name, _buffer(a.name), self._sorted(frozenset(a.axes)), a.dtype))
+        self.joined = [(at, name) for at, name in self.joined if name not in own.by_name]
+        for fold in own.folds:
+            if fold.name in own.deeper:
+                self._get_accumulators(fold, scope)
         if split and own.folds:
             own.part, own.kernel = self.part, self.kernel.name
             for tensor, value in self._states(own.folds):
@@ -347,7 +382,8 @@ class TreeLowering(TreeValues):
             axes = self._sorted(frozenset(a.axes))
             sizes = tuple(self._room(x, scope) for x in axes)
             identity = const(a.reducer.identity(a.dtype), a.dtype)
-            scope.statements.append(Buffer(_buffer(a.name), axes, sizes, a.dtype, identity))
+            self.buffers[a.name] = self._unique(f"{a.name}.buffer")
+            scope.statements.append(Buffer(self.buffers[a.name], axes, sizes, a.dtype, identity))
 
     def _inner_loop(
         self, axis: Axis, tile: int, window: int, scope: Scope, visits: tuple[Expr, Expr] | None
@@ -362,7 +398,8 @@ class TreeLowering(TreeValues):
         trips = [Trip(integer(0), integer(window // tile), 0, tile, edge, frozenset(), "")]
         if window % tile:
             trips.append(Trip(integer(0), integer(1), window - window % tile, window % tile, edge, frozenset(), "tail"))
-        to_visit = simplify(minimum(integer(window), sub(integer(axis.extent), start))) if edge else integer(window)
+        left = maximum(sub(integer(axis.extent), start), integer(0))
+        to_visit = simplify(minimum(integer(window), left)) if edge else integer(window)
         to_visit, first = visits or (to_visit, start)
         return _Planned(trips, to_visit, first, None, start)
 
@@ -408,11 +445,37 @@ class TreeLowering(TreeValues):
         self.rolled, self.top, self.here, self.part = of.axis, scope, scope, of.part
         self.parts = Axis(of.part.name + "s", of.part.extent)
         self._enter(of.folds)
+        earlier = of.folds[: of.folds.index(fold)]
+        inside = next((f.name for f in (*earlier, fold) if f.name in self.active), None)
+        if inside is not None:
+            broken(6, f"{nest.name} is merged inside a loop in which {inside} goes on")
         for other in of.folds:
             needed = any(other.name in f.unfinished for f in fold.frames) or other.name in fold.finish.tensors
             if needed and scope.find(read(other.name, other.nest.axes, other.nest.dtype)) is None:
                 broken(7, f"{nest.name} is merged before {other.name}, which its repair reads")
-        states = {value.tensor: tensor for tensor, value in self._states(of.folds)}
+        for other in earlier:
+            if not self._is_joined(
+                other, scope
+            ):  # its accumulators here are those of larger windows, or of another loop
+                self._join(other, of, scope)
+        self._join(fold, of, scope)
+        self._finished(fold, of.folds, scope)
+        self.rolled, self.top, self.here, self.part, late, carried = saved
+        if late is not None and carried is not None:
+            self._late_frames, self._carried_frames = late, carried
+
+    def _is_joined(self, fold: Fold, scope: Scope) -> bool:
+        at: Scope | None = scope
+        while at is not None and not (at.along is not None and at.along in fold.nest.axes):
+            if any(of is at and name == fold.name for of, name in self.joined):
+                return True
+            at = at.parent
+        return at is not None and any(of is at and name == fold.name for of, name in self.joined)
+
+    def _join(self, fold: Fold, of: OpenPass, scope: Scope) -> None:
+        """The accumulators of a fold from the states that all parts have left."""
+        self.joined.append((scope, fold.name))
+        states = {value.tensor: self.tensors[tensor.name] for tensor, value in self._states(of.folds)}
         wanted = [a.name for a in fold.accumulators]
         wanted += [self._carried_frames[f.name].name + OLD for f in fold.frames if f.name not in self._late_frames]
         have: dict[str, Read] = {}
@@ -427,10 +490,6 @@ class TreeLowering(TreeValues):
                 value = home.known[node] = read(f"{name}.parts", self._sorted(node.axes), tensor.dtype)
             have[name] = value
         self._combine(fold, of.by_name, have)
-        self._finished(fold, of.folds, scope)
-        self.rolled, self.top, self.here, self.part, late, carried = saved
-        if late is not None and carried is not None:
-            self._late_frames, self._carried_frames = late, carried
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,6 +503,26 @@ class _Planned:
     origin: Expr
 
 
+def _each_in_a_loop(body: tuple[Node, ...], axis: Axis, size: int, nests: Mapping[str, Nest]) -> tuple[Node, ...]:
+    """The body of blocks that have parts of an axis, where a loop over it stands around all that has the axis."""
+    result: list[Node] = []
+    together: list[Node] = []
+    for node in body:
+        under = list(walk((node,)))
+        looped = any(isinstance(n, RangeLoop) and n.axis == axis.name for _, n in under)
+        has = any(isinstance(n, Do) and axis in (*nests[n.nest].axes, *nests[n.nest].reduced) for _, n in under)
+        if has and not looped:
+            together.append(node)
+            continue
+        if together:
+            result.append(RangeLoop(axis.name, size, tuple(together)))
+            together = []
+        if isinstance(node, RangeLoop) and node.axis != axis.name and looped:
+            node = replace(node, body=_each_in_a_loop(node.body, axis, size, nests))
+        result.append(node)
+    return (*result, RangeLoop(axis.name, size, tuple(together))) if together else tuple(result)
+
+
 def _shared_loops(paths: Sequence[tuple[RangeLoop, ...]], axis: str) -> tuple[RangeLoop, ...]:
     """The loops over an axis that all paths begin with, one in the other."""
     found: list[RangeLoop] = []
@@ -452,8 +531,3 @@ def _shared_loops(paths: Sequence[tuple[RangeLoop, ...]], axis: str) -> tuple[Ra
             break
         found.append(level[0])
     return tuple(found)
-
-
-def _buffer(accumulator: str) -> str:
-    """The buffer of an accumulator that inner loops take piece by piece."""
-    return f"{accumulator}.buffer"

@@ -71,7 +71,7 @@ class Subject:
             given = [
                 _wide(self.arguments()[name].reshape(s)) for name, s in zip(self._names(), self.shapes, strict=True)
             ]
-            return [np.asarray(x) for x in jax.tree.leaves(self.function(*given))]
+            return [np.asarray(x) for x in jax.tree.leaves(jax.jit(self.function)(*given))]
 
     def _names(self) -> list[str]:
         return [t.name for t in self.part.inputs]
