@@ -4,10 +4,12 @@ The level at which a loop runs changes no value. Warpgroups run one after the ot
 and the chunks of a stream become blocks of a grid, whose partial states the next kernel merges, all at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pallasfuse.errors import Refusal
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
 from pallasfuse.ir.tree import Do, Keep, Level, Merge, Node, RangeLoop, Tree, TreeKernel, walk
 
@@ -128,3 +130,24 @@ def _phases(kernel: TreeKernel, part: Part) -> list[TreeKernel] | Refusal:
     if rest:
         found.append(_in_grid(grid, tuple(before)))
     return [replace(kernel, name=f"{kernel.name}_{n}", body=body) for n, body in enumerate(found)]
+
+
+def each_in_a_loop(body: tuple[Node, ...], axis: Axis, size: int, nests: Mapping[str, Nest]) -> tuple[Node, ...]:
+    """The body of blocks that have parts of an axis, where a loop over it stands around all that has the axis."""
+    result: list[Node] = []
+    together: list[Node] = []
+    for node in body:
+        under = list(walk((node,)))
+        looped = any(isinstance(n, RangeLoop) and n.axis == axis.name for _, n in under)
+        has = any(isinstance(n, Do) and axis in (*nests[n.nest].axes, *nests[n.nest].reduced) for _, n in under)
+        if has and not looped:
+            together.append(node)
+            continue
+        if together:
+            result.append(RangeLoop(axis.name, size, tuple(together)))
+            together = []
+        if isinstance(node, RangeLoop) and node.axis != axis.name and looped:
+            result.append(replace(node, body=each_in_a_loop(node.body, axis, size, nests)))
+        else:
+            result.append(node)
+    return (*result, RangeLoop(axis.name, size, tuple(together))) if together else tuple(result)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
@@ -121,6 +121,18 @@ class TreeValues(Passes):
         """The names that `_unique` has given."""
         self.loads: set[str] = set()
         """The names of tiles that are zero outside of their tensors."""
+
+    # --- places
+
+    def _place(self) -> tuple[Any, ...]:
+        """What the construction of statements goes by, until `_return_to` it."""
+        passed = (getattr(self, name, None) for name in ("_late_frames", "_carried_frames"))
+        return self.rolled, self.top, self.here, self.part, *passed
+
+    def _return_to(self, place: tuple[Any, ...]) -> None:
+        self.rolled, self.top, self.here, self.part, late, carried = place
+        if carried is not None:
+            self._late_frames, self._carried_frames = late, carried
 
     # --- windows
 

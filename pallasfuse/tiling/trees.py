@@ -6,7 +6,7 @@ deeper loops take it piece by piece, they are a buffer. A load stands in the inn
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -35,7 +35,7 @@ from pallasfuse.ir.tile_program import (
 )
 from pallasfuse.ir.tree import Do, Keep, Merge, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.tiling.bounds import Trip, known_where, plan_loop
-from pallasfuse.tiling.levels import blocks_and_loops, grid_of, splits
+from pallasfuse.tiling.levels import blocks_and_loops, each_in_a_loop, grid_of, splits
 from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, maximum, minimum
 from pallasfuse.tiling.rules import BrokenRuleError, broken
@@ -122,7 +122,7 @@ class TreeLowering(TreeValues):
             broken(1, f"{self.kernel.name}: blocks have pieces and parts of {self.split}")
         if self.split is not None:
             tile = self.sizes.get(self.split, -(-self.split.extent // parts))
-            self.block_body = _each_in_a_loop(body, self.split, tile, self.nests)
+            self.block_body = each_in_a_loop(body, self.split, tile, self.nests)
         self.padded_axes = self._products(blocks)
         merged = [self.known.partial[n] for n in _done_in(self.kernel) if n in self.known.partial]
         self.blocks = {a: self._rounded(a, t) for a, t in blocks.items()}
@@ -228,10 +228,11 @@ class TreeLowering(TreeValues):
             fold = replace(fold, accumulators=tuple(replace(a, update=None) for a in fold.accumulators))
         self._get_accumulators(fold, scope)
         self._accumulate(fold, scope)
-        self._set_accumulators(fold, [read(f"{a.name}.next", a.axes, a.dtype) for a in fold.accumulators], scope)
+        after = [read(f"{a.name}.next", self._sorted(frozenset(a.axes)), a.dtype) for a in fold.accumulators]
+        self._set_accumulators(fold, after, scope)
 
     def _move(self, nest: Nest, of: OpenPass, scope: Scope) -> None:
-        """Before the inner loops in which a reduction goes on: its frames, and what it has so far at them if a piece has more trips."""
+        """Before the loops in which a reduction goes on: its frames, and what it has so far at them if a piece has more trips."""
         fold = of.by_name[nest.name]
         self._frames(fold, of.by_name, scope)
         if nest.name in of.moved:
@@ -247,8 +248,6 @@ class TreeLowering(TreeValues):
     def _set_accumulators(self, fold: Fold, values: Sequence[Expr], scope: Scope) -> None:
         for a, value in zip(fold.accumulators, values, strict=True):
             axes = self._sorted(frozenset(a.axes))
-            if isinstance(value, Read):
-                value = read(value.tensor, axes, value.dtype)
             scope.statements.append(Set(self.buffers[a.name], axes, value))
 
     # --- loops
@@ -308,7 +307,7 @@ class TreeLowering(TreeValues):
         window = self._window(axis, scope)
         tile = self._piece(loop, window if inside else axis.extent)
         tile = min(self._rounded(axis, tile), window) if inside else self._rounded(axis, tile)
-        saved = self.rolled, self.top, self.here, vars(self).get("_late_frames"), vars(self).get("_carried_frames")
+        saved = self._place()
         self.rolled, self.top, sizes = axis, scope, self.sizes
         self.sizes = {**sizes, axis: loop.size if not loop.shares else tile}
         self._enter(own.folds)
@@ -344,9 +343,7 @@ class TreeLowering(TreeValues):
         if handed is None:
             self._closed(own, scope, split=split)
         self.sizes = sizes
-        self.rolled, self.top, self.here, late, carried = saved
-        if late is not None and carried is not None:
-            self._late_frames, self._carried_frames = late, carried
+        self._return_to(saved)
 
     def _carries(self, own: OpenPass, *, begun: bool, last: bool) -> list[Carry]:
         """The carried values of a loop. begun: a loop around it over the same axis carries them, too; last: no loop in it does."""
@@ -434,14 +431,7 @@ class TreeLowering(TreeValues):
         if of.kernel == self.kernel.name:
             broken(7, f"{nest.name}: states of the blocks of a grid are merged by a later kernel")
         fold = of.by_name[nest.name]
-        saved = (
-            self.rolled,
-            self.top,
-            self.here,
-            self.part,
-            vars(self).get("_late_frames"),
-            vars(self).get("_carried_frames"),
-        )
+        saved = self._place()
         self.rolled, self.top, self.here, self.part = of.axis, scope, scope, of.part
         self.parts = Axis(of.part.name + "s", of.part.extent)
         self._enter(of.folds)
@@ -460,9 +450,7 @@ class TreeLowering(TreeValues):
                 self._join(other, of, scope)
         self._join(fold, of, scope)
         self._finished(fold, of.folds, scope)
-        self.rolled, self.top, self.here, self.part, late, carried = saved
-        if late is not None and carried is not None:
-            self._late_frames, self._carried_frames = late, carried
+        self._return_to(saved)
 
     def _is_joined(self, fold: Fold, scope: Scope) -> bool:
         at: Scope | None = scope
@@ -501,26 +489,6 @@ class _Planned:
     first: Expr
     split: Split | None
     origin: Expr
-
-
-def _each_in_a_loop(body: tuple[Node, ...], axis: Axis, size: int, nests: Mapping[str, Nest]) -> tuple[Node, ...]:
-    """The body of blocks that have parts of an axis, where a loop over it stands around all that has the axis."""
-    result: list[Node] = []
-    together: list[Node] = []
-    for node in body:
-        under = list(walk((node,)))
-        looped = any(isinstance(n, RangeLoop) and n.axis == axis.name for _, n in under)
-        has = any(isinstance(n, Do) and axis in (*nests[n.nest].axes, *nests[n.nest].reduced) for _, n in under)
-        if has and not looped:
-            together.append(node)
-            continue
-        if together:
-            result.append(RangeLoop(axis.name, size, tuple(together)))
-            together = []
-        if isinstance(node, RangeLoop) and node.axis != axis.name and looped:
-            node = replace(node, body=_each_in_a_loop(node.body, axis, size, nests))
-        result.append(node)
-    return (*result, RangeLoop(axis.name, size, tuple(together))) if together else tuple(result)
 
 
 def _shared_loops(paths: Sequence[tuple[RangeLoop, ...]], axis: str) -> tuple[RangeLoop, ...]:
