@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="workloads; all by default")
     parser.add_argument("--device", help="a kind of GPU; an H100 by default")
-    parser.add_argument("--slowdown", choices=SLOWDOWNS, default="published", help="what few blocks cost")
+    parser.add_argument("--slowdown", choices=SLOWDOWNS, default="rounds", help="what few blocks cost")
     parser.add_argument("--counts", action="store_true", help="no search")
     options = parser.parse_args()
     device = find(options.device, "gpu") if options.device else assumed("gpu")

@@ -89,7 +89,7 @@ class Model:
 
     part: Part
     device: Device
-    slowdown: Callable[[Number, int], Number] = published_slowdown
+    slowdown: Callable[[Number, int], Number] = rounds_of_blocks
     """By how much few blocks are slower than the whole device, from their number and that of multiprocessors."""
     _axes: dict[str, Axis] = field(init=False)
     _nests: dict[str, Nest] = field(init=False)

@@ -11,7 +11,7 @@ from pallasfuse.schedule import space, tiles
 from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space, each
 from pallasfuse.schedule.expressions import independent_axes
 from pallasfuse.schedule.folds import derivable
-from pallasfuse.schedule.model import Model, rounds_of_blocks
+from pallasfuse.schedule.model import Model, published_slowdown
 from pallasfuse.schedule.placement import Broken, place
 from tests.schedule.parts import attention, chain, norm_product, random_part, traced
 
@@ -106,8 +106,8 @@ def test_a_loop_of_more_than_sixteen_trips_indexes_shared_memory():
 
 
 def test_few_blocks_are_slow():
-    published = Model(CHAIN, GPU)
-    rounds = Model(CHAIN, GPU, rounds_of_blocks)
+    published = Model(CHAIN, GPU, published_slowdown)
+    rounds = Model(CHAIN, GPU)
     few, many = (parse(f"x {{ i:{t}@grid l:128@grid k:64 ( t0 t1 ) }}")[0] for t in (512, 64))
     for model in (published, rounds):
         assert model.price(few).us > 3 * model.price(many).us

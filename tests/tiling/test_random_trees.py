@@ -72,7 +72,8 @@ FOUND = {
     "loops beyond the end of the axis": ("above_the_mean", "k { i:3~2 i:1 ( t0 t5 i:1 i:1 ( t6 t5 t10 ) t6 ) }"),
     "a merge in smaller windows than that of its frame": (
         "layer_norm_dot", "p { k:16@time k:8@time j/3@grid j:16 ( t0 t5 t11 ) } q { j:8 i:2 ( +t0 +t5 i:1 ( +t11 ) ) }"),
-    "a frame outside of the loop in which its sum goes on": ("variance", "p { j/3@grid j:4 ( t0 j:1 ( t7 ) ) } q { i:16@time ( +t0 +t7 t12 ) }"),
+    "a frame outside of the loop in which its sum goes on": (
+        "variance", "p { j/3@grid j:4 ( t0 j:1 ( t7 ) ) } q { i:16@time ( +t0 +t7 t12 ) }"),
     "the same in one block": ("variance", "k { j:4 ( t0 j:1 ( t7 ) ) t12 }"),
     "what stands before a cluster over its axis": ("norm_dot", "k { t1 j:8@cluster ( t7 ) +t7 }"),
     "a merge, and the same again": (
