@@ -78,20 +78,28 @@ class Instance:
         return tuple(f"{n} is {s}" for n, s in self.signs.items() if s in SIGNED and n in reduced)
 
     def assume(self, name: str, value: Value, fields: FiniteFields) -> Value:
-        """Facts that the derivation relies on: a trial in which one does not hold proves nothing."""
-        sign = self.signs.get(name)
-        if sign not in SIGNED or not value.levels or value.lowest < 0 or value.real is not None:
-            return value
-        residue = value.levels[value.lowest]
-        assert residue is not None
-        square = is_square(residue, fields.tower.primes[value.lowest])
-        wrong = square if sign in ("negative", "nonpositive") else ~square
-        return replace(value, taint=value.taint | np.where(wrong & (value.kind == FINITE), ASSUMED, np.uint8(0)))
+        return assume(self.signs, name, value, fields)
 
     def draw(self, name: str, axes: Sequence[Axis], dtype: str, fields: FiniteFields) -> Value:
-        """An arbitrary value of a tensor; a positive one where that is a fact."""
-        value = fields.random([a.extent for a in axes], dtype)
-        return fields.squares(value) if self.signs.get(name) in ("positive", "nonnegative") and value.levels else value
+        return draw(self.signs, name, axes, dtype, fields)
+
+
+def assume(signs: Mapping[str, Sign], name: str, value: Value, fields: FiniteFields) -> Value:
+    """Facts that the derivation relies on: a trial in which one does not hold proves nothing."""
+    sign = signs.get(name)
+    if sign not in SIGNED or not value.levels or value.lowest < 0 or value.real is not None:
+        return value
+    residue = value.levels[value.lowest]
+    assert residue is not None
+    square = is_square(residue, fields.tower.primes[value.lowest])
+    wrong = square if sign in ("negative", "nonpositive") else ~square
+    return replace(value, taint=value.taint | np.where(wrong & (value.kind == FINITE), ASSUMED, np.uint8(0)))
+
+
+def draw(signs: Mapping[str, Sign], name: str, axes: Sequence[Axis], dtype: str, fields: FiniteFields) -> Value:
+    """An arbitrary value of a tensor; a positive one where that is a fact."""
+    value = fields.random([a.extent for a in axes], dtype)
+    return fields.squares(value) if signs.get(name) in ("positive", "nonnegative") and value.levels else value
 
 
 def _taken_apart(converted: Converted) -> dict[Axis, int]:

@@ -72,6 +72,16 @@ class Kept:
     """Of each read of it, the buffer, and the loop in that body that fills it: the first one that reads it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A loop that masks may bound: outside of where all predicates hold nothing counts."""
+
+    loop: Loop
+    predicates: tuple[Expr, ...]
+    assumes_finite_factor: bool
+    """Whether what is masked is taken to be finite."""
+
+
 class Derive(Protocol):
     """Derives the fold of a nest over an axis, where it reads reductions over that axis that are not finished."""
 
@@ -91,6 +101,7 @@ class Kernels:
     partial: dict[str, OpenPass] = field(default_factory=dict)
     """Reductions whose states earlier kernels have stored part by part."""
     stored: set[str] = field(default_factory=set)
+    bounded: list[Bounded] = field(default_factory=list)
 
 
 class TreeValues(Passes):

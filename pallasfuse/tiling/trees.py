@@ -39,17 +39,22 @@ from pallasfuse.tiling.levels import blocks_and_loops, each_in_a_loop, grid_of, 
 from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, maximum, minimum
 from pallasfuse.tiling.rules import BrokenRuleError, broken
+from pallasfuse.tiling.tree_merges import TreeMerges
 from pallasfuse.tiling.tree_rules import check
-from pallasfuse.tiling.tree_values import Derive, Kept, Kernels, OpenPass, Tiles, TreeValues
+from pallasfuse.tiling.tree_values import Bounded, Derive, Kept, Kernels, OpenPass, Tiles
 from pallasfuse.tiling.values import Scope
 
 
 def lower_tree(
-    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False
+    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, bounded: list[Bounded] | None = None
 ) -> tuple[TileProgram, ...] | Refusal:
     """The kernels of a schedule tree, each reading what those before have stored; or the rule that the tree breaks.
 
-    Levels that are not blocks or loops (`levels.blocks_and_loops`) run as those. strict: as in `fuse`.
+    Levels that are not blocks or loops (`levels.blocks_and_loops`) run as those.
+
+    Args:
+      strict: as in `fuse`.
+      bounded: gets the loops that masks may bound.
     """
     known = Kernels(part, derive, tiles, strict, {t.name: t for t in part.inputs})
     programs = []
@@ -65,6 +70,8 @@ def lower_tree(
             broken(13, f"nothing stores {', '.join(missing)}")
     except BrokenRuleError as error:
         return Refusal(str(error))
+    if bounded is not None:
+        bounded += known.bounded
     return tuple(programs)
 
 
@@ -83,7 +90,7 @@ def _read_later(part: Part, kernels: Sequence[TreeKernel]) -> frozenset[str]:
     return frozenset(found) & _done_in(kernels[0])
 
 
-class TreeLowering(TreeValues):
+class TreeLowering(TreeMerges):
     """One kernel of a tree under construction."""
 
     def __init__(self, kernel: TreeKernel, known: Kernels, wanted: frozenset[str]) -> None:
@@ -92,8 +99,6 @@ class TreeLowering(TreeValues):
         self.kernel, self.stores = kernel, wanted | frozenset(known.part.outputs)
         self.outputs: list[Tensor] = []
         self.steps = Counter(n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge))
-        self.joined: list[tuple[Scope, str]] = []
-        """The bodies where the states of parts were joined, with the reduction."""
         self.buffers: dict[str, str] = {}
         """Of accumulators that inner loops take piece by piece: the names of their buffers."""
         self._grid()
@@ -337,9 +342,12 @@ class TreeLowering(TreeValues):
         # what is read last before a loop that stores along the axis may still be in a cache
         backwards = not carries and not inside
         backwards &= all(isinstance(s, Load | Let | Store) for g in segments for s in g.body)
-        scope.statements.append(
-            Loop(axis, tuple(carries), tuple(segments), made.to_visit, made.first, made.split, backwards, made.origin)
+        made_loop = Loop(
+            axis, tuple(carries), tuple(segments), made.to_visit, made.first, made.split, backwards, made.origin
         )
+        scope.statements.append(made_loop)
+        if not inside:
+            self.known.bounded.append(Bounded(made_loop, made.predicates, made.assumes_finite_factor))
         if handed is None:
             self._closed(own, scope, split=split)
         self.sizes = sizes
@@ -405,10 +413,7 @@ class TreeLowering(TreeValues):
     ) -> "_Planned":
         """A loop over all of its axis, or a block's part of it: bounded by masks outside of which nothing is added or stored."""
         nests = list(self._under(loop))
-        around = (f for p in self.active.values() for f in p.folds if all(a.update is None for a in f.accumulators))
-        adding = [
-            f for f in (*own.folds, *around) if any(n.name == f.name for n in nests)
-        ]  # what is moved is moved everywhere
+        adding = self._adding(own, nests)
         adds_only = all(n.name in {f.name for f in adding} or n.name not in self.stores for n in nests)
         adds_only &= all(n.reads.isdisjoint(self.kept) for n in nests)  # a loop that fills a buffer fills all of it
         opened = [a for a in self.axes.values() if a in self.blocks or self._loop_over(a, scope) is not None]
@@ -420,64 +425,14 @@ class TreeLowering(TreeValues):
         plan = plan.map(lambda bound: self._outer(bound, scope))
         if split:
             plan = plan.part(self.part)
-        return _Planned(list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0))
+        return _Planned(
+            list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0), plan.guards, plan.assumes_finite_factor
+        )  # fmt: skip
 
-    # --- merges
-
-    def _merge(self, nest: Nest, scope: Scope) -> None:
-        of = self.known.partial.get(nest.name)
-        if of is None or of.part is None:
-            broken(7, f"{nest.name} has no partial states")
-        if of.kernel == self.kernel.name:
-            broken(7, f"{nest.name}: states of the blocks of a grid are merged by a later kernel")
-        fold = of.by_name[nest.name]
-        saved = self._place()
-        self.rolled, self.top, self.here, self.part = of.axis, scope, scope, of.part
-        self.parts = Axis(of.part.name + "s", of.part.extent)
-        self._enter(of.folds)
-        earlier = of.folds[: of.folds.index(fold)]
-        inside = next((f.name for f in (*earlier, fold) if f.name in self.active), None)
-        if inside is not None:
-            broken(6, f"{nest.name} is merged inside a loop in which {inside} goes on")
-        for other in of.folds:
-            needed = any(other.name in f.unfinished for f in fold.frames) or other.name in fold.finish.tensors
-            if needed and scope.find(read(other.name, other.nest.axes, other.nest.dtype)) is None:
-                broken(7, f"{nest.name} is merged before {other.name}, which its repair reads")
-        for other in earlier:
-            if not self._is_joined(
-                other, scope
-            ):  # its accumulators here are those of larger windows, or of another loop
-                self._join(other, of, scope)
-        self._join(fold, of, scope)
-        self._finished(fold, of.folds, scope)
-        self._return_to(saved)
-
-    def _is_joined(self, fold: Fold, scope: Scope) -> bool:
-        at: Scope | None = scope
-        while at is not None and not (at.along is not None and at.along in fold.nest.axes):
-            if any(of is at and name == fold.name for of, name in self.joined):
-                return True
-            at = at.parent
-        return at is not None and any(of is at and name == fold.name for of, name in self.joined)
-
-    def _join(self, fold: Fold, of: OpenPass, scope: Scope) -> None:
-        """The accumulators of a fold from the states that all parts have left."""
-        self.joined.append((scope, fold.name))
-        states = {value.tensor: self.tensors[tensor.name] for tensor, value in self._states(of.folds)}
-        wanted = [a.name for a in fold.accumulators]
-        wanted += [self._carried_frames[f.name].name + OLD for f in fold.frames if f.name not in self._late_frames]
-        have: dict[str, Read] = {}
-        for name in dict.fromkeys(wanted):
-            tensor = states[name]
-            indices = tuple(self.parts if a == of.part else a for a in tensor.axes)
-            node = read(tensor.name, indices, tensor.dtype)
-            value = self._find(node, scope)
-            if not isinstance(value, Read):
-                home = self._home(node.axes, scope)
-                home.statements.append(Load(f"{name}.parts", tensor.name, indices, tensor.dtype))
-                value = home.known[node] = read(f"{name}.parts", self._sorted(node.axes), tensor.dtype)
-            have[name] = value
-        self._combine(fold, of.by_name, have)
+    def _adding(self, own: OpenPass, nests: Sequence[Nest]) -> list[Fold]:
+        """The folds that go on in a loop and may skip some of it: what is moved there is moved everywhere."""
+        around = (f for p in self.active.values() for f in p.folds if all(a.update is None for a in f.accumulators))
+        return [f for f in (*own.folds, *around) if any(n.name == f.name for n in nests)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,6 +444,8 @@ class _Planned:
     first: Expr
     split: Split | None
     origin: Expr
+    predicates: tuple[Expr, ...] = ()
+    assumes_finite_factor: bool = False
 
 
 def _shared_loops(paths: Sequence[tuple[RangeLoop, ...]], axis: str) -> tuple[RangeLoop, ...]:
