@@ -12,14 +12,19 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.targets import Target
 from pallasfuse.tiling.bounds import assumed_by, guards
 from pallasfuse.tiling.lower import lower_for
-from pallasfuse.tiling.tree_values import Tiles
+from pallasfuse.tiling.tree_values import Bounded, Tiles
 from pallasfuse.tiling.trees import lower_tree
 
 
 def lowered(
-    target: Target, group: Group, schedule: Schedule, tensors: Mapping[str, Tensor], *, most_padded: int = 1 << 30
-) -> tuple[TileProgram, ...]:
-    """The kernel as `target` has it. most_padded: pad the tiles of short axes to no more than that.
+    target: Target, group: Group, schedule: Schedule, tensors: Mapping[str, Tensor], *, most_padded: int = 1 << 30,
+    bounded: list[Bounded] | None = None,
+) -> tuple[TileProgram, ...]:  # fmt: skip
+    """The kernel as `target` has it.
+
+    Args:
+      most_padded: pad the tiles of short axes to no more than that.
+      bounded: gets the loops of a tree that masks may bound.
 
     Raises:
       InvalidProgramError: the schedule is a tree that breaks a rule.
@@ -27,19 +32,19 @@ def lowered(
     if not schedule.tree:
         return lower_for(target, group, schedule, tensors, most_padded=most_padded)
     folds = FoldsOnDemand(part_of_group(group, tensors), strict=group.strict)
-    found = lower_on(target, group, schedule, tensors, folds, most_padded=most_padded)
+    found = lower_on(target, schedule, folds, most_padded=most_padded, bounded=bounded)
     if isinstance(found, Refusal):
         raise InvalidProgramError(f"the schedule of {group.name} breaks {found}")
     return found
 
 
 def lower_on(
-    target: Target, group: Group, schedule: Schedule, tensors: Mapping[str, Tensor], folds: FoldsOnDemand, *,
-    most_padded: int = 1 << 30,
+    target: Target, schedule: Schedule, folds: FoldsOnDemand, *, most_padded: int = 1 << 30,
+    bounded: list[Bounded] | None = None,
 ) -> tuple[TileProgram, ...] | Refusal:  # fmt: skip
     """The kernels of a schedule tree on a target, or the rule that it breaks. folds: derives what it reads unfinished."""
     tiles = Tiles(target.tails, min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded))
-    return lower_tree(folds.part, schedule.tree, folds, tiles, strict=group.strict)
+    return lower_tree(folds.part, schedule.tree, folds, tiles, strict=folds.strict, bounded=bounded)
 
 
 def assumptions(folds: FoldsOnDemand) -> tuple[str, ...]:

@@ -52,7 +52,7 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
         folds = FoldsOnDemand(part_of_group(group, tensors), strict=strict)
     except InvalidProgramError as error:
         raise ScheduleError(f"FuseOptions.schedule breaks rule 3 (nests): {error}") from None
-    programs = lower_on(able, group, schedule, tensors, folds)
+    programs = lower_on(able, schedule, folds)
     if isinstance(programs, Refusal):
         raise ScheduleError(f"FuseOptions.schedule breaks {programs}")
     phases = tuple(Phase(arithmetic.rewrite_for(able, p), able) for p in programs)

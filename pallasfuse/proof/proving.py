@@ -26,7 +26,7 @@ def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, s
         for stage in (inlining, duplicates):
             stage(converted, record)
         for part in parts:
-            bounds(part, seed, record)
+            bounds(converted, part, seed, record)
             lookups(converted, part, seed, record)
         parts = [over_stored(part) for part in parts]
         instance = Instance.of(converted, parts, record)

@@ -16,10 +16,13 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Loop, not_flat
 from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.lowering import lowered
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import MOST_ELEMENTS, Instance, all_axes, nest_volume
 from pallasfuse.proof.result import Counterexample, Part, Record
+from pallasfuse.proof.trees import bounds_of_loops
 from pallasfuse.tiling.bounds import guards_of
+from pallasfuse.tiling.tree_values import Bounded
 from pallasfuse.verification.bound import Size, miss_probability, sizes, trials_for
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
@@ -71,14 +74,17 @@ def duplicates(converted: Converted, record: Record) -> None:
             return
 
 
-def bounds(part: Part, seed: int, record: Record) -> None:
+def bounds(converted: Converted, part: Part, seed: int, record: Record) -> None:
     """The loops of the plan's own tile program."""
+    if part.schedule.tree:
+        _bounds_of_tree(converted, part, seed, record)
+        return
     generator = np.random.default_rng(seed)
     loops = [(phase.program, s) for phase in part.phases for s in phase.program.body if isinstance(s, Loop)]
     for pass_index, (program, loop) in enumerate(loops):
         stage = f"bounds of {program.name}"
         record.stages[stage] = None
-        several = "it runs a schedule tree" if part.schedule.tree else not_flat(program.body)
+        several = not_flat(program.body)
         if several is not None:  # which masks hide what of an inner loop is not known here
             record.uncovered[f"{stage}: {several}"] = None
             continue
@@ -94,6 +100,14 @@ def bounds(part: Part, seed: int, record: Record) -> None:
         wrong = wrong_visits(program, loop, predicates, generator, sure)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
+
+
+def _bounds_of_tree(converted: Converted, part: Part, seed: int, record: Record) -> None:
+    """The loops of a tree that masks bound, as its lowering makes them: `groups.as_lowered` compares that with the plan."""
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+    bounded: list[Bounded] = []
+    for program in lowered(part.phases[0].target, part.group, part.schedule, tensors, bounded=bounded):
+        bounds_of_loops(program, bounded, seed, record)
 
 
 def conversion(instance: Instance, delta: float, seed: int, record: Record) -> None:

@@ -45,7 +45,7 @@ def prove_tree(
     test = _TreeTest(part, programs, tails, record)
     try:
         for program in programs:
-            _bounds(program, bounded, seed, record)
+            bounds_of_loops(program, bounded, seed, record)
         if test.elements > MOST_ELEMENTS:
             record.uncovered[f"a statement has {test.elements} elements: prove the tree over shorter axes"] = None
         elif record.wrong is None:
@@ -126,7 +126,7 @@ class _TreeTest:
         record.notes.update(fields.notes)
 
 
-def _bounds(program: TileProgram, bounded: Sequence[Bounded], seed: int, record: Record) -> None:
+def bounds_of_loops(program: TileProgram, bounded: Sequence[Bounded], seed: int, record: Record) -> None:
     """The bounds of loops: every position that counts is visited, and what is called unmasked is."""
     generator = np.random.default_rng(seed)
     for around, loop in _with_windows(program.body, {}):
