@@ -1,6 +1,6 @@
 """A group and its schedule to tile programs, whatever form the schedule has: one rolled axis, or a tree."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
@@ -10,7 +10,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.targets import Target
-from pallasfuse.tiling.bounds import assumed_by, guards
+from pallasfuse.tiling.bounds import assumed_by
 from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.tree_values import Bounded, Tiles
 from pallasfuse.tiling.trees import lower_tree
@@ -47,8 +47,6 @@ def lower_on(
     return lower_tree(folds.part, schedule.tree, folds, tiles, strict=folds.strict, bounded=bounded)
 
 
-def assumptions(folds: FoldsOnDemand) -> tuple[str, ...]:
-    """What the loops of trees assume where they skip tiles that masks hide: of all folds that were derived."""
-    inner = frozenset(n.name for n in folds.part.nests)
-    found = (assumed_by(guards(own, axis, inner=inner, strict=folds.strict)) for axis, own in folds.over_each_axis())
-    return tuple(dict.fromkeys(text for texts in found for text in texts))
+def assumptions(bounded: Iterable[Bounded]) -> tuple[str, ...]:
+    """What the loops of trees assume where they skip tiles that masks hide."""
+    return tuple(dict.fromkeys(text for b in bounded for text in assumed_by(b.guards)))

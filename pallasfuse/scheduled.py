@@ -28,6 +28,7 @@ from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.price.terms import NOTHING
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
+from pallasfuse.tiling.tree_values import Bounded
 
 
 def scheduled(converted: Converted, text: str, target: Target, *, strict: bool = False) -> tuple[Grouping, Placed]:
@@ -52,7 +53,8 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
         folds = FoldsOnDemand(part_of_group(group, tensors), strict=strict)
     except InvalidProgramError as error:
         raise ScheduleError(f"FuseOptions.schedule breaks rule 3 (nests): {error}") from None
-    programs = lower_on(able, schedule, folds)
+    bounded: list[Bounded] = []
+    programs = lower_on(able, schedule, folds, bounded=bounded)
     if isinstance(programs, Refusal):
         raise ScheduleError(f"FuseOptions.schedule breaks {programs}")
     phases = tuple(Phase(arithmetic.rewrite_for(able, p), able) for p in programs)
@@ -60,7 +62,7 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
         problem = kernel_resources.too_large(phase.program, able)
         if problem is not None:
             raise ScheduleError(f"FuseOptions.schedule breaks rule 12 (space): {problem}")
-    group = replace(group, conditions=tuple(folds.conditions), exceptions=(*folds.exceptions, *assumptions(folds)))
+    group = replace(group, conditions=tuple(folds.conditions), exceptions=(*folds.exceptions, *assumptions(bounded)))
     names = {n.name for n in (*group.inner, *group.outputs)}
     left = tuple(
         Left(n.name, "the schedule does not name it", n.source) for n in graph.reductions() if n.name not in names

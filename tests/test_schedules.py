@@ -89,3 +89,21 @@ def test_a_schedule_says_all_of_tiles_and_parts():
         pf.FuseOptions(schedule="k { s }", parts=2)
     with pytest.raises(ValueError, match="as text"):
         pf.FuseOptions(schedule=3)
+
+
+def finite(q, k, v):
+    i = jnp.arange(q.shape[1])
+    s = jnp.where(i[:, None] >= i[None, :], jnp.einsum("hid,hjd->hij", q, k) * 0.125, -1e9)
+    return jnp.einsum("hij,hjd->hid", jax.nn.softmax(s, -1), v)
+
+
+def test_masks_that_fill_in_numbers_bound_the_loops_of_trees_and_the_plan_says_so():
+    text = "a { i:1@grid j:4@grid ( m:4 ( t4 t10 t16 ) m:4 ( t4 out ) ) }"
+    given = arrays(*[(2, 10, 4)] * 3)
+    fused = pf.fuse(finite, options=pf.FuseOptions(schedule=text))
+    np.testing.assert_allclose(fused(*given), finite(*given), rtol=2e-4, atol=2e-5)
+    plan = fused.explain(*given)
+    assert plan.kernels[0].visited_share < 1
+    assert any("stands -1e+09" in e for e in plan.exceptions)
+    report = pf.verify(fused, *given)
+    assert report.equivalent, str(report)

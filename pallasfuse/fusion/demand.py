@@ -1,6 +1,6 @@
 """Folds of the nests of a part, derived where a schedule reads reductions before they are finished."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pallasfuse.errors import Refusal
@@ -33,11 +33,6 @@ class FoldsOnDemand:
         if key not in self._known:
             self._known[key] = self._derived(nest, axis, unfinished)
         return self._known[key]
-
-    def over_each_axis(self) -> Iterator[tuple[Axis, list[Fold]]]:
-        """Yields the axes over which folds were derived, and these folds."""
-        for axis in dict.fromkeys(axis for _, axis, _ in self._known):
-            yield axis, [f for (_, a, _), f in self._known.items() if a == axis and isinstance(f, Fold)]
 
     def _derived(self, nest: Nest, axis: Axis, unfinished: Mapping[str, Fold]) -> Fold | Refusal:
         found = fold_over(nest, axis, 0, unfinished, self._signs, strict=self.strict)

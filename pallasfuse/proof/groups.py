@@ -37,6 +37,7 @@ from pallasfuse.repair.signs import Sign, infer_sign
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.bounds import guards_of
+from pallasfuse.tiling.tree_values import Bounded
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.folds import GroupRun
@@ -73,14 +74,16 @@ class GroupTest:
         target: Target,
         record: Record,
         trips: int,
+        far: frozenset[float] = frozenset(),
     ) -> None:
         """Prepares the tests of a group.
 
         variants: (stage, the phases of the kernel as that stage has them). trips: of the loop over the rolled axis.
+        far: the numbers that masks fill in by which the loops of a tree are bounded.
         """
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
         self.trips = trips
-        self.far = filled_numbers(group, ranged=any(p.ranges for _, phases in variants for p in phases))
+        self.far = far or filled_numbers(group, ranged=any(p.ranges for _, phases in variants for p in phases))
         self.replaced = replaced_nests(instance.program, group)
         self.ranged = any(p.ranges for _, phases in variants for p in phases)
         self.bounding = sorted(frozenset().union(*(_bounding(p) for _, phases in variants for p in phases)))
@@ -92,8 +95,10 @@ class GroupTest:
     def small(instance: Instance, part: Part, record: Record) -> "GroupTest":
         """Over short axes, lowered as the target has it, with small tiles."""
         group: Group = instance.small.of(part.group)
-        variants = _lowered(instance, group, part)
-        return GroupTest(instance, group, variants, part.phases[0].target, record, part.schedule.trips)
+        bounded: list[Bounded] = []
+        variants = _lowered(instance, group, part, bounded)
+        far = frozenset(n for b in bounded for n in b.numbers)
+        return GroupTest(instance, group, variants, part.phases[0].target, record, part.schedule.trips, far)
 
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
@@ -242,8 +247,10 @@ def as_lowered(converted: Converted, part: Part, record: Record) -> None:
             )
 
 
-def _lowered(instance: Instance, group: Group, part: Part) -> list[tuple[str, list[TileProgram]]]:
-    """Lowers a group over short axes, and returns (stage, phases) for each of its stages."""
+def _lowered(
+    instance: Instance, group: Group, part: Part, bounded: list[Bounded]
+) -> list[tuple[str, list[TileProgram]]]:
+    """Lowers a group over short axes, and returns (stage, phases) for each of its stages. bounded: as in `lowered`."""
     schedule = part.schedule
     small = instance.small
 
@@ -262,7 +269,7 @@ def _lowered(instance: Instance, group: Group, part: Part) -> list[tuple[str, li
         short = replace(schedule, rolled=small.axis(schedule.rolled), tree=shortened(schedule.tree, axes, least))
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in instance.program.definitions()}
     programs = [
-        lowered(phase.target, group, short, tensors, most_padded=_SHORT_DOT)[number]
+        lowered(phase.target, group, short, tensors, most_padded=_SHORT_DOT, bounded=bounded)[number]
         for number, phase in enumerate(part.phases)
     ]
     return [(f"lowering of {group.name}", programs), *_rewritten(group.name, programs, part)]
@@ -295,7 +302,17 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     variants = [(f"tile program {part.group.name}", programs)]
     if any(p.instead is not None for p in programs):
         variants.append(_instead(part.group.name, programs))
-    GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips).probe(seed)
+    far = _far_of_tree(converted, part)
+    GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips, far).probe(seed)
+
+
+def _far_of_tree(converted: Converted, part: Part) -> frozenset[float]:
+    """The numbers that masks fill in by which the loops of a schedule tree are bounded."""
+    bounded: list[Bounded] = []
+    if part.schedule.tree:
+        tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+        lowered(part.phases[0].target, part.group, part.schedule, tensors, bounded=bounded)
+    return frozenset(n for b in bounded for n in b.numbers)
 
 
 def filled_numbers(group: Group, *, ranged: bool) -> frozenset[float]:

@@ -136,7 +136,7 @@ def bounds_of_loops(program: TileProgram, bounded: Sequence[Bounded], seed: int,
         stage = f"bounds of {program.name}"
         record.stages[stage] = None
         grid = {**dict(program.grid), **around}
-        wrong = wrong_visits(replace(program, grid=tuple(grid.items())), loop, known.predicates, generator)
+        wrong = wrong_visits(replace(program, grid=tuple(grid.items())), loop, known.guards.predicates, generator)
         if wrong is not None and record.wrong is None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
 

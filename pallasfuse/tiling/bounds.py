@@ -46,14 +46,35 @@ class Trip:
 
 
 @dataclass(frozen=True, slots=True)
+class Guards:
+    """Predicates outside of which every term of a pass is neutral, and what that assumes.
+
+    `assumes_finite_factor`: values that are masked are finite. `fills`: of predicates, the numbers that stand for what is masked;
+    they are far from what is not, and every row has something that is not masked.
+    """
+
+    predicates: tuple[Expr, ...] = ()
+    assumes_finite_factor: bool = False
+    fills: Mapping[Expr, frozenset[float]] = field(default_factory=dict)
+    ranged: tuple[Expr, ...] = ()
+    """Predicates, some of them over data: where one is false, every term is neutral. Empty where no range is asked for or known."""
+    all_if_none: bool = False
+    """Where they leave nothing of a row together, the terms count all the same: what is filled in is finite."""
+
+    @property
+    def visible(self) -> Expr | None:
+        """The predicate that has a range: outside of it every term is neutral."""
+        return conjunction(self.ranged) if self.ranged else None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The segments of a loop, what they visit together, and the masks that shaped them."""
 
     trips: tuple[Trip, ...]
     to_visit: Expr
     first: Expr
-    guards: tuple[Expr, ...]
-    assumes_finite_factor: bool
+    guards: Guards
     tile: int
     whole: tuple[Expr, Expr]
     """Of the segments in tiles of that size: the first tile, and the one after the last."""
@@ -99,28 +120,6 @@ def _tiles_below(position: Expr, tile: int) -> Expr:
 def _tiles_covering(position: Expr, tile: int) -> Expr:
     """ceil(position / tile) for position >= 0."""
     return simplify(apply("div", add(position, integer(tile - 1)), integer(tile)))
-
-
-@dataclass(frozen=True, slots=True)
-class Guards:
-    """Predicates outside of which every term of a pass is neutral, and what that assumes.
-
-    `assumes_finite_factor`: values that are masked are finite. `fills`: of predicates, the numbers that stand for what is masked;
-    they are far from what is not, and every row has something that is not masked.
-    """
-
-    predicates: tuple[Expr, ...] = ()
-    assumes_finite_factor: bool = False
-    fills: Mapping[Expr, frozenset[float]] = field(default_factory=dict)
-    ranged: tuple[Expr, ...] = ()
-    """Predicates, some of them over data: where one is false, every term is neutral. Empty where no range is asked for or known."""
-    all_if_none: bool = False
-    """Where they leave nothing of a row together, the terms count all the same: what is filled in is finite."""
-
-    @property
-    def visible(self) -> Expr | None:
-        """The predicate that has a range: outside of it every term is neutral."""
-        return conjunction(self.ranged) if self.ranged else None
 
 
 def guards(
@@ -278,7 +277,7 @@ def plan_loop(
         return integer(0), axis.extent
 
     found = guards(folds, rolled, inputs=inputs, inner=inner, strict=strict, ranged=range_ends is not None)
-    predicates, assumed = found.predicates, found.assumes_finite_factor
+    predicates = found.predicates
     both = Extent(EVERYWHERE, EVERYWHERE)
     unbounded = any(p not in predicates or extent(p, rolled, block).certain is None for p in found.ranged)
     by_range: frozenset[Expr] = frozenset()
@@ -328,7 +327,7 @@ def plan_loop(
             trips.append(Trip(integer(0), reached, whole_tiles * tile, total % tile, False, frozenset(), "tail"))
     end = minimum(simplify(apply("mul", stop, integer(tile))), integer(total))
     to_visit = maximum(simplify(sub(end, begin)), integer(0))
-    return Plan(tuple(trips), to_visit, begin, predicates, assumed, tile, (start, body_stop))
+    return Plan(tuple(trips), to_visit, begin, found, tile, (start, body_stop))
 
 
 def _is_empty(first: Expr, last: Expr) -> bool:

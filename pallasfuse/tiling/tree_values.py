@@ -16,6 +16,7 @@ from pallasfuse.ir.statements import Buffer, Get, Let, Load, Loop, Set, tile_nam
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Memory, RangeLoop, TreeKernel, walk
 from pallasfuse.targets import Tails, power_of_two
+from pallasfuse.tiling.bounds import Guards
 from pallasfuse.tiling.passes import Passes
 from pallasfuse.tiling.products import contracts
 from pallasfuse.tiling.rules import broken
@@ -77,9 +78,9 @@ class Bounded:
     """A loop that masks may bound: outside of where all predicates hold nothing counts."""
 
     loop: Loop
-    predicates: tuple[Expr, ...]
-    assumes_finite_factor: bool
-    """Whether what is masked is taken to be finite."""
+    guards: Guards
+    numbers: frozenset[float]
+    """The numbers that masks fill in, where such masks bound it."""
 
 
 class Derive(Protocol):

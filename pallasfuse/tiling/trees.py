@@ -7,7 +7,7 @@ deeper loops take it piece by piece, they are a buffer. A load stands in the inn
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from pallasfuse.errors import Refusal
@@ -15,6 +15,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, const, convert, read, sub
 from pallasfuse.ir.fold import OLD, Fold
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.neutrality import fills_of
 from pallasfuse.ir.part import Part
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
@@ -34,7 +35,7 @@ from pallasfuse.ir.tile_program import (
     verify,
 )
 from pallasfuse.ir.tree import Do, Keep, Merge, Node, RangeLoop, Tree, TreeKernel, walk
-from pallasfuse.tiling.bounds import Trip, known_where, plan_loop
+from pallasfuse.tiling.bounds import Guards, Trip, known_where, plan_loop
 from pallasfuse.tiling.levels import blocks_and_loops, each_in_a_loop, grid_of, splits
 from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, maximum, minimum
@@ -347,7 +348,7 @@ class TreeLowering(TreeMerges):
         )
         scope.statements.append(made_loop)
         if not inside:
-            self.known.bounded.append(Bounded(made_loop, made.predicates, made.assumes_finite_factor))
+            self.known.bounded.append(Bounded(made_loop, made.guards, made.numbers))
         if handed is None:
             self._closed(own, scope, split=split)
         self.sizes = sizes
@@ -426,7 +427,8 @@ class TreeLowering(TreeMerges):
         if split:
             plan = plan.part(self.part)
         return _Planned(
-            list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0), plan.guards, plan.assumes_finite_factor
+            list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0), plan.guards,
+            _filled(adding) if plan.guards.fills else frozenset(),
         )  # fmt: skip
 
     def _adding(self, own: OpenPass, nests: Sequence[Nest]) -> list[Fold]:
@@ -444,8 +446,14 @@ class _Planned:
     first: Expr
     split: Split | None
     origin: Expr
-    predicates: tuple[Expr, ...] = ()
-    assumes_finite_factor: bool = False
+    guards: Guards = field(default_factory=Guards)
+    numbers: frozenset[float] = frozenset()
+
+
+def _filled(folds: Sequence[Fold]) -> frozenset[float]:
+    """The numbers that masks fill in."""
+    found = (fills_of(a.term) for f in folds for a in f.accumulators)
+    return frozenset(n for fills in found if fills is not None for n in fills.numbers)
 
 
 def _shared_loops(paths: Sequence[tuple[RangeLoop, ...]], axis: str) -> tuple[RangeLoop, ...]:

@@ -302,7 +302,7 @@ def test_loops_without_masks_visit_everything_once(tile, tails):
     seen = [j for trip in loop.trips for t in range(int(evaluate_expr(trip.start, (), {})), int(evaluate_expr(trip.stop, (), {})))
             for j in range(trip.offset + t * trip.tile, trip.offset + (t + 1) * trip.tile) if j < J.extent]  # fmt: skip
     assert seen == list(range(J.extent))
-    assert loop.guards == ()
+    assert loop.guards.predicates == ()
     assert {trip.edge for trip in loop.trips} == (
         {False, True} if tails == "masked" and J.extent % tile and tile < 23 else {False}
     )
