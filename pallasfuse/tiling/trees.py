@@ -12,7 +12,7 @@ from typing import assert_never
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, const, convert, read, sub
+from pallasfuse.ir.expr import Expr, Read, add, apply, const, convert, read, sub
 from pallasfuse.ir.fold import OLD, Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.neutrality import fills_of
@@ -401,11 +401,17 @@ class TreeLowering(TreeMerges):
         start = read(block_start(axis), (), "int32")
         around = self._loop_over(axis, scope)
         edge = around.edge if around is not None else self.tails != "exact" and axis.extent % window != 0
-        trips = [Trip(integer(0), integer(window // tile), 0, tile, edge, frozenset(), "")]
-        if window % tile:
-            trips.append(Trip(integer(0), integer(1), window - window % tile, window % tile, edge, frozenset(), "tail"))
         left = maximum(sub(integer(axis.extent), start), integer(0))
         to_visit = simplify(minimum(integer(window), left)) if edge else integer(window)
+        # no trip begins beyond the end of the axis, where a tile of one position has no mask
+        reached = (
+            simplify(apply("div", add(to_visit, integer(tile - 1)), integer(tile))) if edge else integer(window // tile)
+        )
+        trips = [Trip(integer(0), minimum(reached, integer(window // tile)), 0, tile, edge, frozenset(), "")]
+        if window % tile:
+            rest = maximum(sub(to_visit, integer(window - window % tile)), integer(0))
+            last = simplify(minimum(rest, integer(1)))
+            trips.append(Trip(integer(0), last, window - window % tile, window % tile, edge, frozenset(), "tail"))
         to_visit, first = visits or (to_visit, start)
         return _Planned(trips, to_visit, first, None, start)
 

@@ -84,6 +84,21 @@ FOUND = {
 }  # fmt: skip
 
 
+ON_MACHINES = {
+    "tiles of one position beyond the end": (
+        "chain", "p { j/2@grid j/4 i:4 j:16 j:4 j:1 ( t0 ) } q { j:2@mesh ( +t0 i:4 i:4~2 ( t1 ) ) }"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", ON_MACHINES)
+def test_found_on_machines(name, machine):
+    program, text = ON_MACHINES[name]
+    tiles, run = MACHINES[machine]
+    found = lower_tree(SUBJECTS[program].part, parse(text), FoldsOnDemand(SUBJECTS[program].part), tiles)
+    on_machine(SUBJECTS[program], found, run)
+
+
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("name", FOUND)
 def test_found_before(name, tiles):
