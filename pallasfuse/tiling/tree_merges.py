@@ -33,7 +33,11 @@ class TreeMerges(TreeValues):
         self.rolled, self.top, self.here, self.part = of.axis, scope, scope, of.part
         self.parts = Axis(of.part.name + "s", of.part.extent)
         self._enter(of.folds)
-        earlier = of.folds[: of.folds.index(fold)]
+        needed_by = {fold.name}
+        for other in reversed(of.folds[: of.folds.index(fold) + 1]):
+            if other.name in needed_by:
+                needed_by |= other.finish.tensors.union(*(f.unfinished for f in other.frames))
+        earlier = [f for f in of.folds[: of.folds.index(fold)] if f.name in needed_by]
         inside = next((f.name for f in (*earlier, fold) if f.name in self.active), None)
         if inside is not None:
             broken(6, f"{nest.name} is merged inside a loop in which {inside} goes on")

@@ -108,7 +108,7 @@ KERNELS = {
     "j paged decoding": "part { b:1@grid g:1@grid p/8@grid p:8~4 ( s m l o ) } join { b:1@grid g:1@grid ( +m +l +o out ) }",
 }  # fmt: skip
 
-HAVE_PARTS_OF_BUFFERS = ("d chain, flat", "f low rank", "g long rows")
+HAVE_PARTS_OF_BUFFERS = ("d chain, flat", "g long rows")
 
 
 @pytest.mark.parametrize("tiles", TILES)
