@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.price.xla import of_kernel
-from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel, habits_on, xla_kernels
+from pallasfuse.price.xla import kernels_on, of_kernel
+from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel
 
 if TYPE_CHECKING:
     from pallasfuse.ir.schedule import Schedule
@@ -141,7 +141,7 @@ def _times(plan: Plan, *, fused: bool) -> list[tuple[XlaKernel, float]]:
     made = frozenset(name for k in plan.kernels for name in k.stores) if fused else frozenset[str]()
     read = frozenset(name for k in plan.kernels for name in k.reads) if fused else frozenset[str]()
     device = plan.target.device
-    return [(k, of_kernel(k, device).us) for k in xla_kernels(program, habits_on(device), made, read)]
+    return [(k, of_kernel(k, device).us) for k in kernels_on(device, program, made, read)]
 
 
 def _some(lines: list[str], most: int) -> list[str]:

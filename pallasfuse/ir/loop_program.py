@@ -46,6 +46,8 @@ class Nest:
     """Precision of the products in a contraction, as JAX names it; None for a sum that the user wrote as a sum: full precision."""
     picks: bool = False
     """The program takes one element of the reduced axis by its index: the body is `select(axis == an index in range, x, 0)`."""
+    unit_batch: bool = False
+    """A contraction with a batch dimension of one element, which is no axis: XLA computes it in another shape."""
 
     @property
     def is_reduction(self) -> bool:

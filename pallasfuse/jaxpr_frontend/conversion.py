@@ -312,6 +312,7 @@ class _Naming:
                     source=source,
                     precision=plan.precision,
                     picks=plan.picks,
+                    unit_batch=plan.unit_batch,
                 )
             case _:
                 assert_never(step.plan)

@@ -30,6 +30,8 @@ class Plan:
     """The values that are read, where these are not the equation's own operands."""
     picks: bool = False
     """As `Nest.picks`."""
+    unit_batch: bool = False
+    """As `Nest.unit_batch`."""
 
     def reads(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         """The variables and literals that `views` are of."""

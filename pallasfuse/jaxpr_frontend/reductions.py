@@ -58,7 +58,8 @@ def _dot_general(eqn: JaxprEqn, dims: Dimensions, space: int) -> Plan | Refusal:
 
     kept = flat([*batch, *lhs_free, *rhs_free])
     precision = _precision(eqn.params.get("precision"))
-    return Plan(kept, (flat(lhs), flat(rhs)), body, reduced, SUM if reduced else None, precision)
+    views, unit_batch = (flat(lhs), flat(rhs)), any(shape_of(eqn.invars[0])[int(d)] == 1 for d in lhs_batch)
+    return Plan(kept, views, body, reduced, SUM if reduced else None, precision, unit_batch=unit_batch)
 
 
 def _operand_type(eqn: JaxprEqn, lhs: str, rhs: str, result: str) -> str | None:

@@ -26,6 +26,7 @@ from pallasfuse.ir.tile_program import (
     every,
     expressions,
 )
+from pallasfuse.price.library_operations import FEWEST, takes_all
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
 from pallasfuse.price.visited_tiles import Window, mean_and_most_trips, window_of
 
@@ -71,13 +72,14 @@ class Product:
     precise: bool
     """Float32 operands that keep all their bits."""
     times: float
+    in_columns: bool = False
+    """The left operand is loaded with the contracted axes before its own."""
 
     @property
     def flops(self) -> float:
         return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
 
 
-_LANES = 16
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
 
@@ -105,7 +107,9 @@ class BlockWork:
     statements: float = 0.0
     """That compute something; a statement of a loop counts in every trip."""
     sums: float = 0.0
-    """Results of reductions, each of at least so many elements as a vector has."""
+    """Results of reductions, whose lanes are added up at the end."""
+    calls: float = 0.0
+    """Reductions that are large enough for a library, on a CPU."""
     tile_bytes: float = 0.0
     """Bytes of the tiles that statements read and make, where each statement is a loop of its own, with four bytes an element."""
     strided: float = 0.0
@@ -170,6 +174,8 @@ class _Step:
     statement: Load | Let | Reduce | Contract | Store | Buffer | Get | Set
     reads: tuple[Read, ...]
     instructions: Instructions
+    stores: bool = False
+    """It reduces what XLA stores before on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,8 @@ def _read_block(
         if not isinstance(s, Loop):
             nodes = tuple(postorder(*expressions(s)))
             reads = tuple(n for n in nodes if isinstance(n, Read))
-            steps.append(_Step(s, reads, new_instructions(nodes, seen)))
+            stores = isinstance(s, Reduce) and not takes_all(s.value, frozenset(s.over))
+            steps.append(_Step(s, reads, new_instructions(nodes, seen), stores))
             continue
         trips = [(g, *mean_and_most_trips(g, s, program, windows)) for g in s.segments]
         visited = tuple(
@@ -241,6 +248,8 @@ class _Walk:
     """How often that is run, in the longest block."""
     strided: set[str] = field(default_factory=set)
     """Loads whose last dimension is not the last of the tile."""
+    layouts: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
+    """The axes of what is loaded, in the order of memory."""
 
     def block(self, block: _Block, times: float, sizes: _Sizes, *, pipelined: bool) -> None:
         tiles = sizes.tiles
@@ -250,6 +259,7 @@ class _Walk:
                 continue
             match step.statement:
                 case Load(name, tensor, indices):
+                    self.layouts[name] = indices
                     staged = pipelined and (name in block.operands)
                     if self.is_strided(indices, tiles):
                         self.strided.add(name)
@@ -286,11 +296,14 @@ class _Walk:
                     self.work.reductions += times
                     self.pass_over(value.axes - frozenset(over), step, times, sizes)
                     self.stride(step, times, sizes)
-                    self.work.sums += times * elements / max(sizes.volume(frozenset(over)), _LANES)
+                    self.work.calls += times * (elements >= FEWEST)
+                    if step.stores:
+                        self.work.kept_bytes += 4.0 * elements
+                    self.work.sums += times * elements / max(sizes.volume(frozenset(over)), 1)
                 case Contract() as product:
                     self.work.statements += times
                     self.operate(step, times, sizes)
-                    self.work.products.append(_product(product, sizes, times))
+                    self.work.products.append(_product(product, sizes, times, self.layouts))
                     self.keep(product, sizes)
                     self.pass_over(frozenset(product.axes), step, times, sizes)
 
@@ -425,11 +438,17 @@ def is_precise(precision: str | None) -> bool:
     return precision is None or precision.lower() in ("highest", "float32")
 
 
-def _product(s: Contract, sizes: _Sizes, times: float) -> Product:
+def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tuple[Axis, ...]]) -> Product:
     over = frozenset(s.over)
     left, right = s.lhs.axes - over, s.rhs.axes - over
     extent = sizes.volume
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
-        is_precise(s.precision), times,
+        is_precise(s.precision), times, any(_in_columns(layouts.get(r.tensor, ()), s) for r in _through_casts(s.lhs)),
     )  # fmt: skip
+
+
+def _in_columns(layout: Sequence[Axis], product: Contract) -> bool:
+    """Does the left operand lie in memory with the contracted axes before its own?"""
+    own = [a not in product.over for a in layout if a not in product.rhs.axes or a in product.over]
+    return bool(own) and own[-1] and not own[0]

@@ -12,10 +12,11 @@ from typing import assert_never
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.expr import Apply, Expr, apply, const, postorder, rebuild, with_args
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import BlockWork, Examiner, Product, examine
-from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.library_operations import inverted
+from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_kernels import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
 
@@ -37,7 +38,10 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
     """The price of one of XLA's kernels."""
     match kernel:
         case LibraryProduct():
-            products = _product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, kernel.operand_dtype, device)
+            products = [
+                *_product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, kernel.operand_dtype, device),
+                _strided(_in_columns(kernel, device), 1),
+            ]
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
             copies = [_copied(c, device) for c in kernel.copies]
             thunk = _thunk(_cores_for(2.0 * kernel.flops, device), device)
@@ -54,6 +58,13 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
             return Price(max(moved.us, scalar.us) + thunk.us, (moved, scalar, thunk))
         case _:
             assert_never(kernel)
+
+
+def _in_columns(product: LibraryProduct, device: Device) -> float:
+    """The elements of a left operand that are brought into panels in strides: of another library, which shares long sums among
+    the cores instead, each of them with rows of its own."""
+    long = product.summed > 2 * device.multiprocessors * max(product.rows, product.columns)
+    return float(product.batch * product.rows * product.summed) if product.in_columns and not long else 0.0
 
 
 def pages(stored: Iterable[float], device: Device) -> Price:
@@ -92,13 +103,20 @@ _CACHED_SHARE = 0.25
 """A block finds its tiles in the last cache again if they take at most this part of it: what is made from them is there, too."""
 _OWN_SHARE, _OWN_RATE = 1 / 16, 2.0
 """The part of the last cache that a core's own cache is, about, and how much faster that is."""
+_CALL_US = 6.0
+"""A call of the library that reduces, whatever its size."""
+_UNROUNDED = frozenset({"convert", "select", "max", "min", "neg", "abs", "sign"})
+"""Operations whose results need no rounding, or are counted with it."""
 _PRODUCT_US = 20.0
 """The library takes so long to share one product among the cores."""
 
 
 def _fusion(fusion: LoopFusion, device: Device) -> Price:
     seen: set[Expr] = set()
-    work = count(fusion.bodies, lambda axes: float(math.prod(a.extent for a in axes)), seen)
+    bodies = [_with_inverses(b) for b in fusion.bodies]
+    work = count(bodies, lambda axes: float(math.prod(a.extent for a in axes)), seen)
+    if not fusion.by_library:
+        work += _roundings(seen)
     work += Operations(
         float(sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction))
     )
@@ -108,10 +126,33 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     terms = (
         *_arithmetic(work, cores, device), _strided(strided, cores),
         Term("sums of lanes", sums, "", 1e-3 * _LAST_SUM_NS * sums / cores),
+        Term("library calls", fusion.calls, "", _CALL_US * fusion.calls),
         _memory("memory", fusion.read_bytes + fusion.written_bytes, device),
     )  # fmt: skip
     thunk = _thunk(cores, device)
     return Price(_joined(terms) + thunk.us, (*terms, thunk))
+
+
+def _roundings(nodes: Iterable[Expr]) -> Operations:
+    """The instructions by which loops round every result of arithmetic in a half type."""
+    elements = sum(
+        math.prod(a.extent for a in n.axes)
+        for n in nodes if isinstance(n, Apply) and n.dtype in ("float16", "bfloat16") and n.op not in _UNROUNDED
+    )  # fmt: skip
+    return ROUNDED.times(float(elements))
+
+
+def _with_inverses(body: Expr) -> Expr:
+    """What XLA computes: a product with the inverse instead of a division by what varies along fewer axes."""
+
+    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        divisor = inverted(node)
+        if divisor is None or not isinstance(node, Apply):
+            return with_args(node, args)
+        one = const(1.0, divisor.dtype)
+        return apply("mul", args[0], apply("div", one, args[1]), dtype=node.dtype)
+
+    return rebuild(body, replace) if any(inverted(n) is not None for n in postorder(body)) else body
 
 
 def _cores_for(operations: float, device: Device) -> int:
@@ -168,13 +209,15 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
     sums = Term("sums of lanes", work.sums * work.blocks, "", 1e-3 * _LAST_SUM_NS * work.sums * work.blocks / cores)
     thunks = work.blocks * (work.statements + 2)
     trips = Term("thunks of trips", thunks, "", thunks * (device.trip_us + (device.launch_us if cores > 1 else 0.0)))
+    called = work.calls * work.blocks
+    calls = Term("library calls", called, "", _CALL_US * called)
     elements = work.strided * work.blocks
     strided = Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements)
     arithmetic = product.us + packed.us + copied.us + strided.us + max(vector.us + special.us + sums.us, kept.us)
     stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
-        max(arithmetic, unique.us) + trips.us + device.kernel_us,
-        (vector, special, sums, product, packed, copied, strided, kept, unique, trips),
+        max(arithmetic, unique.us) + trips.us + calls.us + device.kernel_us,
+        (vector, special, sums, product, packed, copied, strided, kept, unique, trips, calls),
     )
     return own + pages([*stored, _footprint(work)], device)
 
@@ -203,5 +246,8 @@ def _passes(work: BlockWork, device: Device) -> Term:
 
 
 def _block_product(p: Product, device: Device) -> Iterator[Term]:
-    for one in _product(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, device):
+    products, packed = _product(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, device)
+    turned = float(p.batch * p.rows * p.summed) if p.in_columns else 0.0
+    packed = Term(packed.name, packed.amount + turned, packed.unit, packed.us + 1e-3 * _PACKED_NS * turned)
+    for one in (products, packed):
         yield Term(one.name, one.amount * p.times, one.unit, one.us * p.times)

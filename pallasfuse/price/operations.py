@@ -36,7 +36,7 @@ _OPERATIONS = {op: Operations(*counts) for op, counts in _INSTRUCTIONS.items()}
 _ONE = Operations(_SIMPLE)
 
 
-_ROUNDED = Operations(0.5, 1.0)
+ROUNDED = Operations(0.5, 1.0)
 """A conversion to a half type."""
 
 
@@ -45,7 +45,7 @@ def of_node(node: Apply) -> Operations:
     if node.op == "div" and isinstance(node.args[1], Const):
         return _ONE
     if node.op == "convert" and node.dtype in ("float16", "bfloat16"):
-        return _ROUNDED
+        return ROUNDED
     return _OPERATIONS.get(node.op, _ONE)
 
 

@@ -10,6 +10,7 @@ from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.price import cpu
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
+from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_kernels import (
     Habits,
     LibraryProduct,
@@ -18,9 +19,9 @@ from pallasfuse.price.xla_kernels import (
     XlaKernel,
     gather_of,
     habits_on,
-    most_live_bytes,
     xla_kernels,
 )
+from pallasfuse.price.xla_library import together
 
 _OVERLAP = 4.0
 _CACHED_SHARE = 0.4
@@ -47,9 +48,20 @@ def price_xla(
     program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
 ) -> Price:
     """The price of computing a program with XLA's kernels, where the tensors `made` come from kernels that read `read`."""
-    kernels = xla_kernels(program, habits_on(device), made, read)
+    kernels = kernels_on(device, program, made, read)
     price = total(of_kernel(k, device) for k in kernels)
-    return price if device.platform == "gpu" else price + cpu.pages([most_live_bytes(kernels)], device)
+    if device.platform == "gpu":
+        return price
+    stored = read.union(program.outputs)
+    return price + cpu.pages([temporary_bytes(kernels, stored), *result_bytes(kernels, stored)], device)
+
+
+def kernels_on(
+    device: Device, program: LoopProgram, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
+) -> list[XlaKernel]:
+    """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`."""
+    kernels = xla_kernels(program, habits_on(device), made, read)
+    return kernels if device.platform == "gpu" else together(kernels, read.union(program.outputs))
 
 
 def price_gather(lookup: Lookup, device: Device) -> Price:

@@ -16,6 +16,8 @@ from pallasfuse.ir.expr import Apply, Expr, Read, postorder, rename_axes, substi
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.price.common_nests import without_repetitions
+from pallasfuse.price.library_operations import takes_all, takes_reduction
 
 Place = tuple[str, tuple[Axis, ...]]
 """A tensor, and the axes that run over its dimensions."""
@@ -30,6 +32,8 @@ class Habits:
     """Elements of a row that is reduced and read again in one kernel; 0: never."""
     shares_reads: bool
     """Reductions of the same values are one kernel."""
+    library_reduces: bool = False
+    """Reductions are a library's, which takes what it can of their operands; loops make the rest, and store it."""
     strides_batches: bool = True
     """A library reads batches of matrices wherever they lie; else only those that lie one after the other."""
 
@@ -37,7 +41,7 @@ class Habits:
 def habits_on(device: Device) -> Habits:
     """XLA's habits for a device."""
     on_gpu = device.platform == "gpu"
-    return Habits(on_gpu, device.longest_row, shares_reads=on_gpu, strides_batches=on_gpu)
+    return Habits(on_gpu, device.longest_row, shares_reads=on_gpu, library_reduces=not on_gpu, strides_batches=on_gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ class Copy:
     moved_bytes: float
     in_rows: bool
     """Its last dimension stays the last one."""
+    tensor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,24 @@ class LibraryProduct:
     written_bytes: float
     copies: tuple[Copy, ...]
     """Operands whose dimensions are brought into another order before."""
+    name: str = ""
+    """The tensor that it makes."""
+    operands: tuple[tuple[str, float], ...] = ()
+    """The tensors that it reads, and their bytes."""
+    in_columns: bool = False
+    """The left operand lies in memory with the contracted axes before its own."""
+    reshaped: bool = False
+    """Its result has fewer dimensions than what reads it."""
+    turned: tuple[Copy, ...] = ()
+    """Copies of operands that are computed, should they be made in the order of the program."""
+
+    @property
+    def sources(self) -> dict[str, float]:
+        return dict(self.operands)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return (self.name,)
 
     @property
     def flops(self) -> float:
@@ -81,10 +104,30 @@ class LoopFusion:
     """Several reductions and maps along a row that stays on the chip."""
     in_order: frozenset[str] = frozenset()
     """Tensors whose layout is given: results of the program, and what other kernels read."""
+    inside: frozenset[str] = frozenset()
+    """Tensors that are never stored: a library computes what makes them and what reads them together."""
+    by_library: bool = False
+    """It is no loop, but part of a library's call."""
+    calls: int = 0
+    """Calls of the library that are counted here: each once, in one of its parts."""
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self.roots)
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """The tensors that it reads, and their bytes in memory."""
+        read = {tensor: moved for (tensor, _), moved in self.reads.items() if tensor not in self.makes}
+        return {tensor: 0.0 if tensor in self.inside else moved for tensor, moved in read.items()}
 
     @property
     def written_bytes(self) -> float:
-        return float(sum(volume(n.axes) * dtypes.itemsize_bytes(n.dtype) for n in self.roots))
+        return sum(self.bytes_of(n) for n in self.roots if n.name not in self.inside)
+
+    @staticmethod
+    def bytes_of(root: Nest) -> float:
+        return float(volume(root.axes) * dtypes.itemsize_bytes(root.dtype))
 
     @property
     def is_product(self) -> bool:
@@ -120,7 +163,7 @@ class LoopFusion:
 
     @property
     def read_bytes(self) -> float:
-        made = {n.name for n in self.roots}
+        made = self.inside.union(self.makes)
         return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
 
 
@@ -133,38 +176,36 @@ class Opaque:
     written_bytes: float
     condenses: bool = False
     """It makes much less than it reads."""
+    operands: tuple[tuple[str, float], ...] = ()
+    """The tensors that it reads, and their bytes."""
+
+    @property
+    def sources(self) -> dict[str, float]:
+        return dict(self.operands)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return (self.name,)
 
 
 XlaKernel = LibraryProduct | LoopFusion | Opaque
-
-
-def most_live_bytes(kernels: Sequence[XlaKernel]) -> float:
-    """Returns about how much memory a program needs beside its inputs: what one kernel writes, and what a loop reads of other
-    loops, but for what it may write over."""
-    made = {n.name for k in kernels if isinstance(k, LoopFusion) for n in k.roots}
-    most = 0.0
-    for kernel in kernels:
-        if isinstance(kernel, LoopFusion):
-            own = {n.name for n in kernel.roots}
-            read = [b for (tensor, _), b in kernel.reads.items() if tensor in made - own]
-            over = kernel.written_bytes if kernel.written_bytes in read else 0.0
-            most = max(most, kernel.written_bytes + sum(read) - over)
-        else:
-            most = max(most, kernel.written_bytes)
-    return most
 
 
 def xla_kernels(
     program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
 ) -> list[XlaKernel]:
     """The kernels that compute `program` where other kernels make the tensors `made`, and read `read`."""
+    program = without_repetitions(program, made | read)
     needed = _needed(program, made, read)
     kept = _stored_maps(program, needed, habits, read)
     bodies = _inline(program, needed, kept)
     kernels: list[XlaKernel] = []
     fusions: list[LoopFusion] = []
     sizes = {d.name: float(volume(d.axes) * dtypes.itemsize_bytes(d.dtype)) for d in program.definitions()}
-    stored_operands: set[Expr] = set()
+    given = frozenset(t.name for t in program.inputs)
+    types = {d.name: d.dtype for d in program.definitions()}
+    volumes = {d.name: volume(d.axes) for d in program.definitions()}
+    stored_operands: dict[Expr, str] = {}
     above: dict[str, frozenset[str]] = {}
     """The tensors in memory that each of them depends on."""
     for node in program.nests:
@@ -177,10 +218,16 @@ def xla_kernels(
             if node.lookup is not None:
                 kernels.append(gather_of(node.lookup))
                 continue
-            volumes = {t: int(sizes[t]) for t in (*node.operands, node.name)}
-            kernels.append(
-                Opaque(node.name, sum(sizes[t] for t in node.operands), sizes[node.name], _condenses(node, volumes))
-            )
+            condenses = _condenses(node, volumes)
+            if condenses and (
+                not dtypes.is_integer(node.dtype) or any(dtypes.is_integer(types[t]) for t in node.operands)
+            ):
+                # it makes no positions of what it reads: it takes a part, which is all that it reads
+                condenses = False
+                taken = {t: min(sizes[t], sizes[node.name]) for t in node.operands}
+            else:
+                taken = {t: sizes[t] for t in node.operands}
+            kernels.append(Opaque(node.name, sum(taken.values()), sizes[node.name], condenses, tuple(taken.items())))
             continue
         if node.name not in kept and not node.is_reduction:
             continue
@@ -193,12 +240,13 @@ def xla_kernels(
         for operand in operands:
             core = without_casts(operand)
             if not isinstance(core, Read) and core not in stored_operands:
-                stored_operands.add(core)
                 axes = tuple(sorted(core.axes))
-                stored = Nest(f"{node.name}.operand{len(stored_operands)}", axes, core, core.dtype)
+                stored = Nest(f"{node.name}.operand{len(stored_operands) + 1}", axes, core, core.dtype)
+                stored_operands[core] = stored.name
                 above[stored.name] = _with_ancestors(core.tensors, above)
                 _fuse(stored, core, fusions, habits, above)
-        kernels.append(_product(node, operands, habits))
+        layouts = product_operands(node.reduced, node.body) or operands
+        kernels.append(_product(node, operands, layouts, stored_operands, given, habits))
     for fusion in fusions:
         fusion.in_order = read.union(program.outputs)
     return [*kernels, *fusions]
@@ -209,7 +257,9 @@ def gather_of(lookup: Lookup) -> Opaque:
     stored, source, table = (
         float(volume(t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in (lookup.result, lookup.source, lookup.table)
     )
-    return Opaque(lookup.result.name, min(stored, source) + table, stored)
+    taken = min(stored, source)
+    read = ((lookup.source.name, taken), (lookup.table.name, table))
+    return Opaque(lookup.result.name, taken + table, stored, operands=read)
 
 
 def _with_ancestors(tensors: Iterable[str], above: dict[str, frozenset[str]]) -> frozenset[str]:
@@ -249,7 +299,32 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
                 and _computes(node.body)
             ):
                 stored.add(node.name)
+    if habits.library_reduces:
+        stored |= _before_library(program, needed)
     return frozenset(stored)
+
+
+def _before_library(program: LoopProgram, needed: frozenset[str]) -> set[str]:
+    """Operands of the library's reductions that it cannot compute."""
+    maps = {n.name: n for n in program.nests if isinstance(n, Nest) and not n.is_reduction and n.name in needed}
+    waiting = [
+        t for n in program.nests
+        if isinstance(n, Nest) and n.is_reduction and n.name in needed and takes_reduction(n) and takes_all(n.body)
+        and product_operands(n.reduced, n.body) is None
+        for t in n.reads
+    ]  # fmt: skip
+    seen: set[str] = set()
+    found: set[str] = set()
+    while waiting:
+        node = maps.get(waiting.pop())
+        if node is None or node.name in seen:
+            continue
+        seen.add(node.name)
+        if takes_all(node.body):
+            waiting += node.reads
+        else:
+            found.add(node.name)
+    return found
 
 
 def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
@@ -311,7 +386,7 @@ def _fuse(node: Nest, body: Expr, fusions: list[LoopFusion], habits: Habits, abo
     """Add a nest to the last fusion that can take it, or begin one."""
     reads = dict(_places(body))
     space = frozenset((*node.axes, *node.reduced))
-    for fusion in reversed(fusions):
+    for fusion in reversed(fusions) if habits.shares_reads or habits.longest_row else ():
         if _shares_kernel(node, body, reads, space, fusion, habits, above):
             made = {n.name for n in fusion.roots}
             fusion.is_row = fusion.is_row or bool(made & body.tensors)
@@ -343,24 +418,40 @@ def _shares_kernel(
     return together and same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
 
 
-def _product(node: Nest, operands: tuple[Expr, Expr], habits: Habits) -> LibraryProduct:
+def _product(
+    node: Nest, operands: tuple[Expr, Expr], layouts: tuple[Expr, Expr], stored: Mapping[Expr, str], given: frozenset[str],
+    habits: Habits,
+) -> LibraryProduct:  # fmt: skip
+    """The call of a library. layouts: the operands as the program has them; stored: the names of those that are computed for
+    it; given: the program's inputs, which a library reads in either order."""
     over = frozenset(node.reduced)
     lhs, rhs = operands
     batch = lhs.axes & rhs.axes - over
     rows, columns = lhs.axes - rhs.axes - over, rhs.axes - lhs.axes - over
     cores = [without_casts(o) for o in operands]
-    copies = tuple(
-        Copy(2.0 * volume(c.indices) * dtypes.itemsize_bytes(c.dtype), not c.indices or c.indices[-1] not in batch)
-        for c, own in zip(cores, (rows, columns), strict=True)
+    names = [c.tensor if isinstance(c, Read) else stored[c] for c in cores]
+    bytes_of = [float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype)) for c in cores]
+    copies = [
+        Copy(2.0 * moved, not c.indices or c.indices[-1] not in batch, name)
+        for c, own, name, moved in zip(cores, (rows, columns), names, bytes_of, strict=True)
         if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
+    ]
+    turned = tuple(
+        Copy(2.0 * moved, c.indices[-1] not in batch, name)
+        for c, own, name, moved in zip(map(without_casts, layouts), (rows, columns), names, bytes_of, strict=True)
+        if name in stored.values() and isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
     )
-    read = sum(float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype)) for c in cores)
+    right = without_casts(layouts[1])
+    reshaped = node.unit_batch and not habits.strides_batches
+    if reshaped and names[1] not in given and isinstance(right, Read) and right.indices[-1] in over:
+        copies.append(Copy(2.0 * bytes_of[1], in_rows=False, tensor=names[1]))
     written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
     narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
     precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
     return LibraryProduct(
-        volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, read, written, copies
-    )
+        volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, sum(bytes_of), written, tuple(copies),
+        node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _in_columns(cores[0], rows, over), reshaped, turned,
+    )  # fmt: skip
 
 
 def _is_matrix(
@@ -373,3 +464,11 @@ def _is_matrix(
     if not habits.strides_batches and "batch" in runs[1:]:
         return False
     return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")
+
+
+def _in_columns(operand: Expr, own: frozenset[Axis], over: frozenset[Axis]) -> bool:
+    """Does a stored operand have its own axes after the contracted ones?"""
+    if not isinstance(operand, Read):
+        return False
+    kinds = [a in own for a in operand.indices if a.extent > 1 and (a in own or a in over)]
+    return bool(kinds) and kinds[-1] and not kinds[0]

@@ -130,6 +130,52 @@ def test_few_blocks_do_not_reach_the_memory_s_bandwidth():
     assert moved[0].amount / moved[0].us < 0.3 * moved[1].amount / moved[1].us
 
 
+def test_a_left_operand_in_columns_is_packed_too():
+    def product(x, w):
+        return jax.nn.softmax(jnp.einsum("ki,kj->ij", x, w), -1)
+
+    def in_rows(x, w):
+        return jax.nn.softmax(jnp.einsum("ik,kj->ij", x, w), -1)
+
+    shapes = struct(512, 64, dtype=jnp.float32), struct(512, 1024, dtype=jnp.float32)
+    turned = kernel_of(product, *shapes, target=XLA_CPU)
+    straight = kernel_of(in_rows, struct(64, 512, dtype=jnp.float32), shapes[1], target=XLA_CPU)
+    packed = [sum(t.amount for t in k.price.terms if t.name == "packed operands") for k in (turned, straight)]
+    assert packed[0] - packed[1] == 64 * 512 * 16  # in each of eight trips, twice
+
+
+def test_what_a_block_stores_for_its_reductions_counts():
+    def summed(x, w):
+        return jnp.sum(jnp.exp(x) * w, -1) * jnp.max(x, -1)
+
+    def chosen(x, w):
+        return jnp.sum(jnp.where(w > 0, jnp.exp(x), 0.5), -1) * jnp.max(x, -1)
+
+    shapes = [struct(64, 8192, dtype=jnp.float32)] * 2
+    kept = [
+        examine(kernel_of(f, *shapes, target=XLA_CPU, tiles=(("i", 16),)).program).kept_bytes for f in (summed, chosen)
+    ]
+    assert kept == [0, 16 * 8192 * 4]
+
+
+def test_reductions_of_a_block_are_calls_of_the_library_if_they_are_large():
+    shape = [struct(64, 8192, dtype=jnp.float32)]
+    calls = [
+        term(kernel_of(softmax, *shape, target=XLA_CPU, tiles=(("i", n),)).price, "library calls").amount
+        for n in (16, 32)
+    ]
+    assert calls[0] == 2 * calls[1] > 0
+    assert term(kernel_of(softmax, struct(4, 128), target=XLA_CPU).price, "library calls").amount == 0
+
+
+def test_every_sum_of_a_short_axis_adds_up_its_lanes():
+    def distances(x, y):
+        return jax.nn.softmax(-jnp.sum(jnp.square(x[:, None] - y[None]), -1), -1)
+
+    kernel = kernel_of(distances, struct(256, 3, dtype=jnp.float32), struct(512, 3, dtype=jnp.float32), target=XLA_CPU)
+    assert term(kernel.price, "sums of lanes").amount >= 256 * 512
+
+
 # --- XLA's kernels
 
 

@@ -1,0 +1,49 @@
+"""What the library computes that XLA hands reductions and their neighbours to, on a CPU."""
+
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Const, Expr, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import MAX, MIN, SUM
+
+TYPES = frozenset({"float32", "float64", "bfloat16"})
+_OPERATIONS = frozenset({
+    "abs", "ceil", "convert", "cos", "erf", "exp", "expm1", "floor", "log", "log1p", "logistic", "neg", "round_even", "rsqrt",
+    "sign", "sin", "sqrt", "tanh", "tan", "add", "div", "max", "min", "mul", "pow", "sub", "square", "integer_pow",
+})  # fmt: skip
+"""What it computes element by element: no choices, comparisons or integers."""
+FEWEST = 4096
+"""Elements that an operation reads or makes at least, to be given to the library."""
+
+
+def takes_reduction(nest: Nest) -> bool:
+    """Does the library reduce like that?"""
+    return nest.reducer in (SUM, MAX, MIN) and volume((*nest.axes, *nest.reduced)) >= FEWEST
+
+
+def takes_all(body: Expr, along: frozenset[Axis] | None = None) -> bool:
+    """Does the library have every operation of an expression? along: only of those that vary along one of these axes."""
+    return all(
+        _takes(n) for n in postorder(body) if isinstance(n, Apply) and (along is None or not along.isdisjoint(n.axes))
+    )
+
+
+def _takes(node: Apply) -> bool:
+    if node.op not in _OPERATIONS or node.dtype not in TYPES:
+        return False
+    if any(a.dtype not in TYPES for a in node.args if not isinstance(a, Const)):
+        return False
+    return all(volume(axes) >= FEWEST for axes in _spaces(node))
+
+
+def _spaces(node: Apply) -> list[frozenset[Axis]]:
+    """The axes of the operations that an operation is: a division by what varies along fewer axes is a product with its inverse."""
+    inverse = inverted(node)
+    return [node.axes] if inverse is None else [node.axes, inverse.axes]
+
+
+def inverted(node: Expr) -> Expr | None:
+    """The divisor that XLA inverts, since it is the same along some axes of the quotient."""
+    if isinstance(node, Apply) and node.op == "div" and not isinstance(node.args[1], Const):
+        divisor = node.args[1]
+        return divisor if divisor.axes < node.axes else None
+    return None
