@@ -161,7 +161,8 @@ def test_the_price_counts_what_the_gather_takes():
 def test_readers_share_what_a_gather_takes():
     """Where many nests read it, each alone would gain by a lookup, and all of them together lose."""
     given = large(128, 1024)
-    plan = planned(by_pages(), *given, options=replace(FREE, price=True))
+    at_its_word = find("xla").on(replace(find("xla").device, price_error=1.0))
+    plan = make_plan(jax.make_jaxpr(by_pages())(*given), at_its_word, replace(FREE, price=True))
     (kernel,) = plan.kernels
     placed = Placed(kernel.schedule, indirect.with_lookups(kernel.phases, ()), ())
     lookups = indirect.lookups_in(plan.program)
