@@ -170,7 +170,7 @@ def test_a_failing_verifier_proves_nothing(monkeypatch):
     def fail(*args, **kwargs):
         raise AssertionError("planted")
 
-    monkeypatch.setattr(groups, "lower_for", fail)
+    monkeypatch.setattr(groups, "lowered", fail)
     proof = prove_plan(plan("softmax"), delta=1e-3)
     assert not proof.holds
     assert any("planted" in u for u in proof.uncovered)
@@ -284,7 +284,7 @@ def test_a_wrong_tile_program_is_refuted_by_name():
 
 
 def test_a_wrong_lowering_is_refuted_by_name(monkeypatch):
-    right = groups.lower_for
+    right = groups.lowered
 
     def wrong_lower(*args, **kwargs):
         *before, program = right(*args, **kwargs)
@@ -294,7 +294,7 @@ def test_a_wrong_lowering_is_refuted_by_name(monkeypatch):
         )
         return (*before, replace(program, body=body))
 
-    monkeypatch.setattr(groups, "lower_for", wrong_lower)
+    monkeypatch.setattr(groups, "lowered", wrong_lower)
     assert refuted("attention", lambda p: p).stage.startswith("lowering of")
 
 
