@@ -29,6 +29,8 @@ from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
 """The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
+_MORE_FOR_CALLS_S = 1.0
+"""The seconds that a whole call of long programs gets beyond that while its kernels seem to win: it decides on all of them."""
 _OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
@@ -353,4 +355,4 @@ def _measure_whole(bench: Bench, plan: Plan, made: Made) -> Measured:
         _OURS: lambda *args: execute(plan, [*consts, *args]),
     }
     avals = [v.aval for v in plan.converted.jaxpr.invars]
-    return compare(functions, avals, bench.device, budget_s=BUDGET_S, made=made)
+    return compare(functions, avals, bench.device, budget_s=BUDGET_S, more_s=_MORE_FOR_CALLS_S, made=made)

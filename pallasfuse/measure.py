@@ -54,12 +54,13 @@ def compare(
     device: Any,
     *,
     budget_s: float,
+    more_s: float = 0.0,
     expected_us: float | None = None,
     made: Made | None = None,
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 
-    budget_s: of all timed calls together; compilation comes on top. expected_us: about what a call takes, where that is known: a
+    budget_s, more_s: as of `timing.race`; compilation comes on top. expected_us: about what a call takes, where that is known: a
     short program is compiled only as it is measured. made: to be given to other comparisons with the same first program, which is
     then compiled once.
     """
@@ -70,7 +71,8 @@ def compare(
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
     failed: dict[str, str] = {}
-    found = _timed(functions, usable, times, avals, device, budget_s, failed, made)
+    race = partial(timing.race, budget_s=budget_s, more_s=more_s)
+    found = _timed(functions, usable, times, avals, device, race, failed, made)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
         return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)
@@ -114,8 +116,8 @@ def _is_accelerator(device: Any) -> bool:
 
 
 def _timed(
-    functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any, budget_s: float,
-    failed: dict[str, str], made: Made,
+    functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any,
+    race: Callable[[Mapping[str, timing.Sampler]], timing.Outcome], failed: dict[str, str], made: Made,
 ) -> tuple[timing.Outcome, dict[str, float]] | str:  # fmt: skip
     """The race of programs that compiled, with what kernels of the winners take where it is known, or why there was none. Those
     that fail when they run are noted in `failed`."""
@@ -140,7 +142,7 @@ def _timed(
         if not any(isinstance(p, str) for p in longer.values()):
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
             samplers = lasting if len(lasting) == len(samplers) else samplers
-    outcome = timing.race(samplers, budget_s=budget_s)
+    outcome = race(samplers)
     ahead = outcome.faster
     if not ahead and outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
         ahead = outcome.tied

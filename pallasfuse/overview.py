@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.price.xla import kernels_on, of_kernel
+from pallasfuse.price.xla import kernels_on, of_kernel, price_xla
 from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class _Left:
 
 def overview(plan: Plan) -> str:
     """At most `LINES` lines; `plan.kernels`, `plan.show(...)` and `str(plan)` have the rest."""
-    whole, left = _times(plan, fused=False), _times(plan, fused=True)
-    total, rest = sum(us for _, us in whole), sum(us for _, us in left)
+    total, (left, rest) = _left_to_xla(plan, fused=False)[1], _left_to_xla(plan, fused=True)
     ours = sum(k.price.us for k in plan.kernels)
     device = plan.target.device.kind
     lines = [
@@ -135,13 +134,14 @@ def _advice(reason: str) -> str:
     return next((advice for start, advice in _ADVICE if reason.startswith(start)), _OTHERWISE)
 
 
-def _times(plan: Plan, *, fused: bool) -> list[tuple[XlaKernel, float]]:
-    """XLA's kernels for the program, with or beside those of the plan, and how long each takes."""
+def _left_to_xla(plan: Plan, *, fused: bool) -> tuple[list[tuple[XlaKernel, float]], float]:
+    """XLA's kernels for the program, with or beside those of the plan, and how long each takes; and all together."""
     program: LoopProgram = plan.program
     made = frozenset(name for k in plan.kernels for name in k.stores) if fused else frozenset[str]()
     read = frozenset(name for k in plan.kernels for name in k.reads) if fused else frozenset[str]()
     device = plan.target.device
-    return [(k, of_kernel(k, device).us) for k in kernels_on(device, program, made, read)]
+    each = [(k, of_kernel(k, device).us) for k in kernels_on(device, program, made, read)]
+    return each, price_xla(program, device, made, read).us
 
 
 def _some(lines: list[str], most: int) -> list[str]:

@@ -53,17 +53,20 @@ class Outcome:
     tied: frozenset[str] = frozenset()
 
 
-def race(contenders: Mapping[str, Sampler], *, budget_s: float) -> Outcome:
+def race(contenders: Mapping[str, Sampler], *, budget_s: float, more_s: float = 0.0) -> Outcome:
     """Let contenders run in turns. The first is the one to beat: ties are its own.
 
     budget_s: what all measured calls together may take, or twice that for the first few rounds; every contender runs at least once.
+    more_s: what they may take beyond that in the first few rounds, while another contender has the lower median.
     """
     names = list(contenders)
     reference = names[0]
     samples: dict[str, list[float]] = {n: [] for n in names}
     running, spent, rounds = list(names), 0.0, 0
     look = _FIRST_LOOK
-    while not rounds or (len(running) > 1 and rounds < _MOST_ROUNDS and _has_time(spent, rounds, budget_s)):
+    while not rounds or (
+        len(running) > 1 and rounds < _MOST_ROUNDS and _has_time(spent, rounds, budget_s, more_s, samples, reference)
+    ):
         for name in running if rounds % 2 == 0 else reversed(running):
             seconds, calls = contenders[name]()
             samples[name].append(seconds / calls)
@@ -83,9 +86,22 @@ def is_ahead(one: Sequence[float], other: Sequence[float]) -> bool:
     return _faster(one, other, LEAST_GAIN) or _leads(one, other, LEAST_GAIN)
 
 
-def _has_time(spent: float, rounds: int, budget_s: float) -> bool:
+def _has_time(
+    spent: float, rounds: int, budget_s: float, more_s: float, samples: Mapping[str, Sequence[float]], reference: str
+) -> bool:
     """Is there time for another round? A little more where there were few, and the next one does not exceed it."""
-    return spent < budget_s or (rounds < _ENOUGH_ROUNDS and spent * (rounds + 1) / rounds <= 2 * budget_s)
+    if spent < budget_s:
+        return True
+    needed = spent * (rounds + 1) / rounds
+    if rounds >= _ENOUGH_ROUNDS or needed > 2 * budget_s + more_s:
+        return False
+    return needed <= 2 * budget_s or _is_promising(samples, reference)
+
+
+def _is_promising(samples: Mapping[str, Sequence[float]], reference: str) -> bool:
+    """Does a contender have the least median, by more than the least gain?"""
+    medians = {n: statistics.median(of) for n, of in samples.items()}
+    return LEAST_GAIN * min(medians.values()) < medians[reference]
 
 
 def _remaining(running: Sequence[str], samples: Mapping[str, Sequence[float]], reference: str) -> list[str]:

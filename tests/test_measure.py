@@ -186,7 +186,7 @@ def test_kernels_are_not_measured_of_what_has_lost(kernels):
 def test_a_tie_of_short_programs_is_decided_by_their_kernels(kernels, monkeypatch, seconds, wins):
     kernels(*seconds)
     tie = timing.Outcome({"often": 9e-6, "once": 9e-6}, "often", frozenset(), 200, tied=frozenset({"once"}))
-    monkeypatch.setattr(timing, "race", lambda samplers, budget_s: tie)
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: tie)
     found = compare({"often": often, "once": once}, [SMALL])
     assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
 
@@ -194,7 +194,7 @@ def test_a_tie_of_short_programs_is_decided_by_their_kernels(kernels, monkeypatc
 def test_a_tie_of_longer_programs_stays_one(kernels, monkeypatch):
     asked = kernels(2e-6, 1e-6)
     tie = timing.Outcome({"often": 9e-3, "once": 9e-3}, "often", frozenset(), 200, tied=frozenset({"once"}))
-    monkeypatch.setattr(timing, "race", lambda samplers, budget_s: tie)
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: tie)
     assert compare({"often": often, "once": once}, [SMALL]).winner == "often"
     assert asked == []
 
@@ -209,7 +209,7 @@ def test_without_cupti_the_clock_decides(kernels):
 def test_of_several_winners_those_whose_kernels_are_faster_stay(kernels, monkeypatch):
     kernels(3e-6, 4e-6, 2e-6)
     won = timing.Outcome({"often": 9e-6, "once": 1e-6, "twice": 2e-6}, "once", frozenset({"once", "twice"}), 10)
-    monkeypatch.setattr(timing, "race", lambda samplers, budget_s: won)
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: won)
     found = compare({"often": often, "once": once, "twice": lambda x: jnp.tanh(x @ x) @ x}, [SMALL])
     assert (found.winner, found.faster) == ("twice", {"twice"})
 

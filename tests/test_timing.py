@@ -55,6 +55,43 @@ def test_a_gain_of_a_tenth_is_found_through_noise_and_spikes():
     assert won.count("b") >= 48
 
 
+LONG = dict(budget_s=0.25, more_s=1.0)
+"""Long calls, of which there are few."""
+
+
+def test_long_calls_get_more_time_while_one_seems_to_win():
+    def won(**given):
+        noise = {"spread": 0.2, "spikes": 0.1}
+        return [
+            race({"a": noisy(60e-3, s, **noise), "b": noisy(44e-3, s + 500, **noise)}, **given).winner
+            for s in range(200)
+        ].count("b")
+
+    assert won(**LONG) >= 150 > won(budget_s=0.25) + 40
+
+
+@pytest.mark.parametrize(("spikes", "most"), [(0.0, 4), (0.1, 4), (0.3, 16)])
+def test_more_time_makes_fewer_winners_of_ties(spikes, most):
+    def won(**given):
+        noise = {"spread": 0.2, "spikes": spikes}
+        return [
+            race({"a": noisy(60e-3, s, **noise), "b": noisy(60e-3, s + 500, **noise)}, **given).winner
+            for s in range(400)
+        ].count("b")
+
+    assert won(**LONG) <= most and won(**LONG) <= won(budget_s=0.25) + 1
+
+
+def test_more_time_is_for_those_only_that_seem_to_win():
+    spent = []
+
+    def sample(seconds):
+        return lambda: spent.append(seconds) or (seconds, 1)
+
+    race({"a": sample(0.060), "b": sample(0.0597)}, **LONG)
+    assert sum(spent) <= 0.5
+
+
 def test_drift_is_no_difference():
     """Both get slower all the time, as on a machine that heats up."""
     clock = itertools.count()

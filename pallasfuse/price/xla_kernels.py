@@ -431,14 +431,17 @@ def _product(
     cores = [without_casts(o) for o in operands]
     names = [c.tensor if isinstance(c, Read) else stored[c] for c in cores]
     bytes_of = [float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype)) for c in cores]
+    # a copy of the left operand ends with the contracted axes, and that of the right one with its own
     copies = [
-        Copy(2.0 * moved, not c.indices or c.indices[-1] not in batch, name)
-        for c, own, name, moved in zip(cores, (rows, columns), names, bytes_of, strict=True)
+        Copy(2.0 * moved, _ends_in(c.indices, last), name)
+        for c, own, last, name, moved in zip(cores, (rows, columns), (over, columns), names, bytes_of, strict=True)
         if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
     ]
     turned = tuple(
-        Copy(2.0 * moved, c.indices[-1] not in batch, name)
-        for c, own, name, moved in zip(map(without_casts, layouts), (rows, columns), names, bytes_of, strict=True)
+        Copy(2.0 * moved, _ends_in(c.indices, last), name)
+        for c, own, last, name, moved in zip(
+            map(without_casts, layouts), (rows, columns), (over, columns), names, bytes_of, strict=True
+        )
         if name in stored.values() and isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
     )
     right = without_casts(layouts[1])
@@ -464,6 +467,11 @@ def _is_matrix(
     if not habits.strides_batches and "batch" in runs[1:]:
         return False
     return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")
+
+
+def _ends_in(indices: Sequence[Axis], axes: frozenset[Axis]) -> bool:
+    """Is the last dimension, but for those of one position, along one of these axes?"""
+    return next((a in axes for a in reversed(indices) if a.extent > 1), True)
 
 
 def _in_columns(operand: Expr, own: frozenset[Axis], over: frozenset[Axis]) -> bool:

@@ -231,3 +231,43 @@ def test_of_a_part_of_a_tensor_only_the_part_is_read():
 def test_a_part_of_a_tensor_is_no_reduction():
     found = kernels(lambda x: [jnp.sin(p) for p in jnp.split(x, 3, axis=-1)], (256, 768))
     assert not any(k.condenses for k in found if isinstance(k, Opaque))
+
+
+# --- copies of operands, and the order of what is ready
+
+
+@pytest.mark.parametrize(
+    ("equation", "strided"),
+    [
+        ("bihd,bjhd->bhij", [False, True]),
+        ("bhij,bjhd->bhid", [False]),
+        ("bhij,bdhj->bhid", [True]),
+        ("bihd,bdjh->bhij", [False, True]),
+    ],
+)
+def test_copies_end_with_the_contracted_axes_on_the_left_and_with_its_own_on_the_right(equation, strided):
+    """As XLA's rewriter of products has them: read off the programs that it makes on a CPU."""
+    sizes = {"b": 2, "h": 4, "i": 128, "j": 96, "d": 64}
+    shapes = [tuple(sizes[a] for a in side) for side in equation.split("->")[0].split(",")]
+    (product,) = [k for k in kernels(lambda x, y: jnp.einsum(equation, x, y), *shapes) if isinstance(k, LibraryProduct)]
+    assert [not c.in_rows for c in product.copies] == strided
+
+
+def test_what_is_ready_is_made_first():
+    """Both copies are in memory while the first product runs, as in XLA's program for a CPU."""
+
+    def two(q, k, v):
+        scores = jnp.einsum("bihd,bjhd->bhij", q, k)
+        return jnp.einsum("bhij,bjhd->bhid", scores.max(-1, keepdims=True) - scores, v)
+
+    shapes = [(2, 8, 4, 64), (2, 4096, 4, 64), (2, 4096, 4, 64)]
+    compiled = jax.jit(two).lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)).compile()
+    theirs = compiled.memory_analysis().temp_size_in_bytes
+    assert 16 * MB < theirs < 20 * MB
+    assert temporary(two, *shapes) == pytest.approx(theirs, rel=0.1)
+
+
+def test_the_memory_of_a_result_is_used_before():
+    """A numerator that is divided in place needs no memory of its own."""
+    assert temporary(softmax, (64, 65536)) < MB
+    assert temporary(lambda x: (softmax(x), x.sum()), (64, 65536)) < MB
