@@ -33,7 +33,7 @@ class Clock:
         self.times, self.default, self.xla = times, default, xla
         self.raced = []
 
-    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None, **_):
         names = [n for n in functions if n != XLA]
         self.raced.append(names)
         found = {n: next((t for part, t in self.times.items() if part in n), self.default) for n in names}

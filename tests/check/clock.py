@@ -21,7 +21,7 @@ class Clock:
         self.speedups, self.uncompiled, self.failed = list(speedups), list(uncompiled), list(failed)
         self.compared = []
 
-    def __call__(self, functions, avals, device, *, budget_s, more_s=0.0, expected_us=None, made=None):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None, **_):
         number = len(self.compared)
         self.compared.append([a.shape for a in avals])
         first, *others = functions
