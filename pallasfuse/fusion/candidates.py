@@ -4,6 +4,7 @@ A candidate starts from reductions over one axis (the folds), takes in the reduc
 (the inner nests), derives each fold, and absorbs the maps that follow. It is legal when no value leaves it and comes back.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -32,7 +33,7 @@ class Candidate:
     """Reductions computed inside."""
     least_us: float
     relaid: frozenset[str] = frozenset()
-    """Transposes that stay outside of the kernel, which reads what they store."""
+    """Maps that stay outside of the kernel, which reads what they store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +66,22 @@ def components(graph: Graph, axis: Axis) -> list[list[Nest]]:
 def candidates(
     graph: Graph, axis: Axis, members: list[Nest], target: Target, reasons: dict[str, str]
 ) -> Iterable[Candidate]:
-    """One candidate for every choice of the axes that all folds keep, and for every prefix that stays legal."""
+    """One candidate for every choice of the axes that all folds keep, and for every prefix that stays legal.
+
+    What prevents a kernel is left out, with all that depends on it; then it is looked at by itself.
+    """
     cores = {frozenset(n.axes) for n in members}
     for nest in members:
         # one side of a matrix product may stay whole inside the tile
         kept = [frozenset(o.axes) - frozenset(nest.reduced) for o in product_operands(nest) or ()]
         cores |= {frozenset(nest.axes) - (a - b) for a, b in (kept, kept[::-1])} if kept else set()
     seen: set[frozenset[str]] = set()
-    for core in sorted(cores, key=lambda c: (len(c), sorted(c))):
-        chosen = [n for n in members if core <= set(n.axes)]
+    waiting = deque(
+        (core, [n for n in members if core <= set(n.axes)]) for core in sorted(cores, key=lambda c: (len(c), sorted(c)))
+    )
+    while waiting:
+        core, whole = waiting.popleft()
+        chosen, legal = whole, False
         while chosen:
             names = frozenset(n.name for n in chosen)
             if names in seen:
@@ -82,11 +90,15 @@ def candidates(
             parallel = tuple(a for a in chosen[0].axes if a in core)
             built = _build(graph, axis, chosen, parallel, target)
             if isinstance(built, Candidate):
+                others = [n for n in whole if n.name not in names]
+                if not legal and len(others) > 1:
+                    waiting.append((core, others))
+                legal = True
                 yield built
-                transposed = relaying.transposes(graph, built.group)
-                relaid = _build(graph, axis, chosen, parallel, target, relaid=transposed) if transposed else None
-                if isinstance(relaid, Candidate):
-                    yield relaid
+                for maps in relaying.in_order(graph, built.group):
+                    relaid = _build(graph, axis, chosen, parallel, target, relaid=maps)
+                    if isinstance(relaid, Candidate):
+                        yield relaid
                 chosen = chosen[:-1]
                 continue
             name, reason = built

@@ -69,6 +69,9 @@ def group_segment(
         if chosen and apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
             chosen = _join(graph, chosen, candidate, target, judge) or chosen
     chosen = worth_it(judge, chosen, reasons)
+    if judge.is_shared(c.group for c in chosen):
+        ranked = sorted(range(len(found)), key=lambda n: -savings[n])
+        chosen = _with_others_together(graph, chosen, [found[n] for n in ranked], target, judge)
     groups = _in_order(graph, [c.group for c in chosen])
     assert groups is not None
     covered = frozenset().union(*(c.covers for c in chosen)) if chosen else frozenset()
@@ -77,6 +80,19 @@ def group_segment(
         for n in graph.reductions() if n.name not in covered
     )  # fmt: skip
     return Grouping(tuple(groups), left, tuple(judge.replaced(g, others_than(chosen, g)) for g in groups))
+
+
+def _with_others_together(
+    graph: Graph, chosen: list[Candidate], ranked: Sequence[Candidate], target: Target, judge: Judge
+) -> list[Candidate]:
+    """The chosen candidates, and others that save something only if all of them are kernels: memory that XLA needs for any of them,
+    or a value that they share. ranked: all candidates, the best first."""
+    together = chosen
+    for candidate in ranked:
+        if all(candidate.covers.isdisjoint(c.covers) for c in together) and judge.may_share(candidate):
+            together = _join(graph, together, candidate, target, judge) or together
+    together = worth_it(judge, together, {})
+    return together if judge.total_us(together) < judge.total_us(chosen) else chosen
 
 
 def _join(

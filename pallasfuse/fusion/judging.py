@@ -6,7 +6,11 @@ from dataclasses import replace
 
 from pallasfuse.fusion.candidates import Candidate
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.axes import volume
+from pallasfuse.ir.dtypes import itemsize_bytes
+from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
+from pallasfuse.price.cpu import NEW_PAGES
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL, count_xla, price_xla
 from pallasfuse.targets import Target
@@ -43,6 +47,26 @@ class Judge:
         """Returns the price of XLA's kernels for the work of a group, beside these others."""
         without, with_it = self.apart(others), self.apart([*others, group])
         return replace(without, us=max(0.0, without.us - with_it.us))
+
+    def is_shared(self, groups: Iterable[Group]) -> bool:
+        """Does XLA's program for the rest pay for memory once that several of its kernels need?"""
+        return self.price is not None and any(t.name == NEW_PAGES and t.us for t in self.apart(list(groups)).terms)
+
+    def may_share(self, candidate: Candidate) -> bool:
+        """Does XLA need such memory for what a candidate keeps inside of its kernel? Only those that were priced are asked."""
+        found = self._kernels.get(id(candidate.group))
+        if found is None or isinstance(found[1], str):
+            return False
+        nests = (*(f.nest for f in candidate.group.folds), *candidate.group.inner)
+        values = [(n.axes, n.dtype) for n in nests]
+        values += [(x.indices, x.dtype) for n in nests for x in postorder(n.body) if isinstance(x, Read)]
+        return any(volume(axes) * itemsize_bytes(dtype) > self.device.kept_bytes for axes, dtype in values)
+
+    def total_us(self, chosen: Sequence[Candidate]) -> float:
+        """The time of the program with these kernels, after a margin for the error of their prices."""
+        kernels = [self.kernel(c) for c in chosen]
+        ours = sum(math.inf if isinstance(k, str) else k.us for k in kernels)
+        return self.apart([c.group for c in chosen]).us + ours * self.margin
 
     def kernel(self, candidate: Candidate) -> Price | str:
         """The price of its kernel, or why there is none."""

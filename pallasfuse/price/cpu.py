@@ -20,6 +20,8 @@ from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_kernels import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
 
+NEW_PAGES = "new pages"
+"""The name of the term for memory that the system makes anew."""
 _SHARED_OPERATIONS = 1 << 18
 """Operations of a loop that XLA spreads over the cores."""
 _PACKED_NS = 0.4
@@ -70,7 +72,7 @@ def _in_columns(product: LibraryProduct, device: Device) -> float:
 def pages(stored: Iterable[float], device: Device) -> Price:
     """The price of buffers that are made anew at every call."""
     fresh = sum(b for b in stored if b > device.kept_bytes)
-    term = Term("new pages", fresh, "B", 1e-3 * fresh / device.page_gb_s)
+    term = Term(NEW_PAGES, fresh, "B", 1e-3 * fresh / device.page_gb_s)
     return Price(term.us, (term,))
 
 

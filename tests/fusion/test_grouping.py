@@ -8,7 +8,10 @@ import pytest
 from jax import lax
 
 from pallasfuse.fusion.cost import Work, apart, together
+from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group
+from pallasfuse.fusion.judging import Judge
+from pallasfuse.price.terms import Price
 from pallasfuse.steps import external_reasons
 from pallasfuse.targets import TRITON, XLA_CPU
 from tests.programs_by_name import FREE, attention, only_group, program, program_of, softmax, two_softmaxes
@@ -193,3 +196,54 @@ def test_integer_factors_are_not_hoisted(dtype, passes):
     (chosen,) = group(program_of(function, (5, 13), dtype=dtype), FREE).groups
     assert chosen.passes == passes
     assert any(f.hoisted for f in chosen.folds) is (dtype == "float32")
+
+
+# --- cores that share the axis of a tensor
+
+
+def attend(x, weights, bias):
+    q, k, v = (jnp.einsum("nf,fhd->nhd", x, w) for w in weights)
+    scores = jnp.where(bias > 0, jnp.einsum("qhd,khd->hqk", q, k), -1e9)
+    return jnp.einsum("hqk,khd->qhd", jax.nn.softmax(scores, -1), v)
+
+
+def two_layers(x, first, second, bias):
+    for weights in (first, second):
+        x = x + jnp.einsum("nhd,fhd->nf", attend(x, weights[:3], bias), weights[3])
+    return x
+
+
+def layers_of(length):
+    """Both layers read one bias: their queries are one axis, and so are their keys."""
+    width, heads = 64, 2
+    weights = (4, width, heads, width // heads)
+    return program_of(two_layers, (length, width), weights, weights, (heads, length, length))
+
+
+def test_equal_layers_that_share_axes_are_kernels_each():
+    found = group(layers_of(64), XLA_CPU)
+    assert sum(len(f) == 3 and reads_bias(g) for f, g in zip(folds(found), found.groups, strict=True)) == 2
+
+
+def reads_bias(found):
+    return "bias" in found.inputs
+
+
+def test_cores_that_need_the_same_memory_are_worth_it_together():
+    """XLA makes memory anew once for both: a kernel for one of them alone saves none of it."""
+    loops = layers_of(4096)
+    judge = Judge(Graph(loops), XLA_CPU, lambda _: Price(0.0, ()))
+    cores = [g for g in group(loops, XLA_CPU).groups if reads_bias(g)]
+    alone = max(judge.replaced(g).us for g in cores)
+    both = judge.apart(()).us - judge.apart(cores).us
+    assert len(cores) == 2 and alone < 0.45 * both
+
+    def chosen(us):
+        def price(g):
+            return Price(us / XLA_CPU.margin if reads_bias(g) and len(g.folds) == 3 else 1e9, ())
+
+        return [g for g in group(loops, XLA_CPU, price).groups if reads_bias(g)]
+
+    assert len(chosen(0.5 * alone)) == 2
+    assert len(chosen((alone + 0.5 * both) / 2)) == 2
+    assert chosen(0.51 * both) == []

@@ -9,7 +9,10 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse.execution import execute
+from pallasfuse.fusion.candidates import candidates, components
+from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan, prove_plan
 from pallasfuse.targets import XLA_CPU
@@ -93,6 +96,21 @@ def test_layers_share_one_transpose():
 
 MANY_CORES = XLA_CPU.on(replace(XLA_CPU.device, multiprocessors=64, price_error=1.0))
 """A device that transposes in no time, and whose prices are taken at their word."""
+
+
+def test_what_is_stored_for_others_may_be_read_as_it_lies():
+    """The sum is a result: a kernel that reads it needs no other order of what it is made of."""
+
+    def with_sum(q, k, v, bias):
+        total = bias.transpose(2, 0, 1) * 0.5
+        return attend(q, k, v, total), total
+
+    graph = Graph(convert(jax.make_jaxpr(with_sum)(*structs((LENGTH, LENGTH, HEADS)))).program)
+    axes = dict.fromkeys(a for n in graph.reductions() for a in n.reduced)
+    found = [c for a in axes for m in components(graph, a) for c in candidates(graph, a, m, XLA_CPU, {})]
+    whole = [c for c in found if len(c.group.folds) == 3]
+    assert [sorted(c.relaid) for c in whole] == [[], ["t0"], ["t1"]]
+    assert "bias" in whole[0].group.inputs and {"bias", "t0"}.isdisjoint(whole[2].group.inputs)
 
 
 @pytest.mark.parametrize("function", [gathered_bias, stored_bias])
