@@ -27,7 +27,17 @@ def blocks_and_loops(tree: Tree, part: Part) -> Tree | Refusal:
         if isinstance(found, Refusal):
             return found
         kernels += found
-    return tuple(kernels)
+    return _named_apart(kernels)
+
+
+def _named_apart(kernels: Sequence[TreeKernel]) -> Tree:
+    """Kernels whose names differ: a number follows the name of one that is called like an earlier one."""
+    found: dict[str, TreeKernel] = {}
+    for kernel in kernels:
+        names = (kernel.name, *(f"{kernel.name}_{n}" for n in range(2, len(kernels) + 2)))
+        name = next(n for n in names if n not in found)
+        found[name] = replace(kernel, name=name)
+    return tuple(found.values())
 
 
 def _merged_at_once(tree: Tree, part: Part) -> Tree:

@@ -41,7 +41,7 @@ from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, maximum, minimum
 from pallasfuse.tiling.rules import BrokenRuleError, broken
 from pallasfuse.tiling.tree_merges import TreeMerges
-from pallasfuse.tiling.tree_rules import check
+from pallasfuse.tiling.tree_rules import check, side_by_side
 from pallasfuse.tiling.tree_values import Bounded, Derive, Kept, Kernels, OpenPass, Tiles
 from pallasfuse.tiling.values import Scope
 
@@ -145,6 +145,7 @@ class TreeLowering(TreeMerges):
         """The kernel's tile program."""
         self._nodes(self.block_body, self.root)
         launch = self.kernel.launch
+        side_by_side(self.kernel, [-(-a.extent // t) for a, t in self.grid])
         reads = dict.fromkeys(loaded(self.root.statements))
         tiles = tuple((a, self._window(a, self.root)) for a in self.order)
         slots = max((n.slots for _, n in walk(self.block_body) if isinstance(n, RangeLoop)), default=1)
