@@ -39,7 +39,7 @@ class RangeLoop:
     level: Level = "serial"
     shares: bool = False
     slots: int = 1
-    """How many tiles of what the loop loads are in memory at a time: those to come are on their way."""
+    """The number of tiles of what the loop loads that are in memory at a time: those to come are on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Launch:
     warps: int = 0
     """Warps of a block; 0: as the target likes."""
     grid_swizzle: int = 1
-    """How many blocks of the other grid axes run side by side for each position of the last one."""
+    """The number of blocks of the other grid axes that run side by side for each position of the last one."""
 
 
 @dataclass(frozen=True, slots=True)

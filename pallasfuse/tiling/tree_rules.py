@@ -1,4 +1,4 @@
-"""What is asked of a schedule tree before it is lowered: rules that need no values, each a function named after it."""
+"""Rules of schedule trees that are checked before any is lowered, since they need no values: each is a function named after it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

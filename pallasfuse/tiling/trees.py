@@ -81,7 +81,7 @@ def _done_in(kernel: TreeKernel) -> set[str]:
 
 
 def _read_later(part: Part, kernels: Sequence[TreeKernel]) -> frozenset[str]:
-    """What the first kernel computes for those after it, which do not compute it again."""
+    """Returns the nests of the first kernel that later ones read, and do not compute again."""
     nests = part.by_name
     found: set[str] = set()
     for kernel in kernels[1:]:
@@ -101,7 +101,7 @@ class TreeLowering(TreeMerges):
         self.outputs: list[Tensor] = []
         self.steps = Counter(n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge))
         self.buffers: dict[str, str] = {}
-        """Of accumulators that inner loops take piece by piece: the names of their buffers."""
+        """The names of the buffers of accumulators that inner loops take piece by piece."""
         self._grid()
 
     # --- axes and windows
