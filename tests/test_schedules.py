@@ -279,5 +279,8 @@ def test_a_schedule_is_the_one_way_that_is_tuned():
     (subject,) = Bench(plan, device).subjects
     assert not list(subject.others())
     assert subject.find(subject.way) is not None
-    (candidate,) = pf.tune(fused, x, seconds=1.0).candidates
+    tuned = pf.tune(fused, x, seconds=1.0)
+    (candidate,) = tuned.candidates
     assert "k {" in candidate.schedule
+    assert [k.name for k in tuned.plan.kernels] == ["k"]  # as later calls have it, whatever the clock says
+    assert "(used)" not in str(tuned)
