@@ -193,9 +193,12 @@ def struct_of(atom: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding, manual_axis_type=varies)
 
 
-def _unnamed(jaxpr: Jaxpr) -> Any:
-    """Returns the record of where a jaxpr comes from, without the names of its arguments."""
-    return jaxpr.debug_info.with_unknown_names()
+def _with_unnamed(count: int, jaxpr: Jaxpr) -> Any:
+    """Returns the record of where a jaxpr comes from, for one with `count` more arguments in front, which have no names."""
+    names = argument_names(jaxpr)
+    if len(names) != len(jaxpr.invars):
+        return jaxpr.debug_info.with_unknown_names()
+    return jaxpr.debug_info._replace(arg_names=("",) * count + names)
 
 
 def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
@@ -206,14 +209,15 @@ def hoist_traced_consts(jaxpr: Jaxpr) -> tuple[Jaxpr, list[Any]]:
     kept = [n for n in range(len(jaxpr.consts)) if n not in traced]
     result = jaxpr.replace(  # type: ignore[no-untyped-call]
         constvars=[jaxpr.constvars[n] for n in kept], consts=[jaxpr.consts[n] for n in kept],
-        invars=[*(jaxpr.constvars[n] for n in traced), *jaxpr.invars], debug_info=_unnamed(jaxpr),
+        invars=[*(jaxpr.constvars[n] for n in traced), *jaxpr.invars], debug_info=_with_unnamed(len(traced), jaxpr),
     )  # fmt: skip
     return result, [jaxpr.consts[n] for n in traced]
 
 
 def with_arguments(jaxpr: Jaxpr, first: Sequence[Var]) -> Jaxpr:
     """`jaxpr` with some of the variables that it reads as leading arguments."""
-    result: Jaxpr = jaxpr.replace(invars=[*first, *jaxpr.invars], debug_info=_unnamed(jaxpr))  # type: ignore[no-untyped-call]
+    debug_info = _with_unnamed(len(first), jaxpr)
+    result: Jaxpr = jaxpr.replace(invars=[*first, *jaxpr.invars], debug_info=debug_info)  # type: ignore[no-untyped-call]
     return result
 
 

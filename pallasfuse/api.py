@@ -243,7 +243,7 @@ class FusedFunction[**P, R]:
                                   "and stays with XLA as a whole: move them out of the fused function")  # fmt: skip
             return self._function(*args, **kwargs)
         mesh = _compat.explicit_mesh(leaves)
-        if mesh is None and any(fixed):
+        if mesh is None and any(fixed) and options.schedule is None:  # a schedule is of the function as it is written
             jaxpr, leaves = outside_of_loop(jaxpr, fixed, leaves)
         how = options, self._name, self._warning, leaves
         results = call_fused(jaxpr, *how) if mesh is None else call_typed(mesh, jaxpr, self._types(args, kwargs), *how)

@@ -48,5 +48,5 @@ def lower_on(
 
 
 def assumptions(bounded: Iterable[Bounded]) -> tuple[str, ...]:
-    """What the loops of trees assume where they skip tiles that masks hide."""
+    """Returns the conditions under which loops of trees may skip tiles that masks hide."""
     return tuple(dict.fromkeys(text for b in bounded for text in assumed_by(b.guards)))

@@ -12,7 +12,14 @@ from typing import Any
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, Var
 from pallasfuse.decisions import Grouping, Left, Original, Placed
-from pallasfuse.errors import FusionError, InvalidProgramError, TargetError, TraceError, VerificationError
+from pallasfuse.errors import (
+    FusionError,
+    InvalidProgramError,
+    ScheduleError,
+    TargetError,
+    TraceError,
+    VerificationError,
+)
 from pallasfuse.first_time import known
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
@@ -111,7 +118,11 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
 
 
 def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
-    """A plan of the chosen groups, each as its kernel."""
+    """A plan of the chosen groups, each as its kernel.
+
+    Raises:
+      ScheduleError: the kernel of a given schedule cannot be run.
+    """
     converted, target, options = placements.converted, placements.target, placements.options
     known = {a.name for g in grouping.groups for a in (*g.parallel, g.rolled)}
     if options.tiles and grouping.groups and known.isdisjoint(name for name, _ in options.tiles):
@@ -127,6 +138,8 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
             kernels.append(kernel_of(chosen, placed, replaced, *placements.original(chosen)))
         except Exception as error:
             reason = f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
+            if options.schedule is not None:
+                raise ScheduleError(f"FuseOptions.schedule: {chosen.name} cannot be run: {reason}") from error
             return schedule_grouping(placements, without_group(grouping, chosen, reason))
     return _assembled(converted, grouping, kernels, target, options)
 
@@ -134,13 +147,20 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
 def _assembled(
     converted: Converted, grouping: Grouping, kernels: Sequence[Kernel], target: Target, options: FuseOptions
 ) -> Plan:
-    """The plan of these kernels, one for each group; everything else is left to XLA."""
+    """The plan of these kernels, one for each group; everything else is left to XLA.
+
+    Raises:
+      FusionError: as `make_plan`.
+      ScheduleError: the kernel of a given schedule waits for itself.
+    """
     try:
         anyway = gathered_anyway(converted, kernels)
         kernels = [_without(k, anyway) for k in kernels]
         steps = steps_of(converted, kernels)
     except InvalidProgramError as error:
         reason = f"its kernel and another one would wait for each other ({error})"
+        if options.schedule is not None:
+            raise ScheduleError(f"FuseOptions.schedule: {grouping.groups[-1].name} cannot be run: {reason}") from None
         left = without_group(grouping, grouping.groups[-1], reason)
         return _assembled(converted, left, kernels[:-1], target, options)
     fallbacks = fallbacks_of(converted, grouping, steps, options)
@@ -216,7 +236,10 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
 
 def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
     """Ways to run one kernel of a plan, as it is planned first, and then the most promising ones. They look up what it looks up, if
-    they can."""
+    they can. A kernel whose schedule was given has that way alone."""
+    if kernel.schedule.tree:  # who asks for a schedule gets it
+        yield Placed(kernel.schedule, kernel.phases, kernel.declined)
+        return
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
     for placed in placements(kernel.group, plan.target, tensors, plan.options):
         able = [x for x in kernel.lookups.values() if unable(placed.phases, x) is None]
@@ -251,7 +274,8 @@ def _verified(plan: Plan, options: FuseOptions) -> Plan:
 
 def without_group(grouping: Grouping, group: Group, reason: str) -> Grouping:
     """The other groups; this one's reductions are left to XLA."""
-    left = tuple(Left(f.name, reason, f.nest.source) for f in group.folds)
+    nests = (*(f.nest for f in group.folds), *(n for n in group.inner if n.is_reduction))
+    left = tuple(Left(n.name, reason, n.source) for n in nests)
     kept = [n for n, g in enumerate(grouping.groups) if g is not group]
     replaced = tuple(grouping.replaced[n] for n in kept) if grouping.replaced else ()
     return Grouping(tuple(grouping.groups[n] for n in kept), (*grouping.left, *left), replaced)

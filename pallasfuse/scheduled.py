@@ -7,6 +7,7 @@ do not name is left to XLA.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from pallasfuse import _compat
 from pallasfuse.decisions import Grouping, Left, Phase, Placed
 from pallasfuse.errors import InvalidProgramError, Refusal, ScheduleError, TargetError
 from pallasfuse.fusion.candidates import unsupported
@@ -22,7 +23,7 @@ from pallasfuse.ir.part import part_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Do, Keep, Merge, RangeLoop, Tree, parse, renamed, walk
-from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.price.terms import NOTHING
@@ -42,6 +43,7 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
     tree = _in_names_of(converted, program, parse(text))
     graph = Graph(program, strict=strict)
     group = _group(graph, tree, strict=strict)
+    _refuse_waiting(graph, group)
     able = _able(target)
     for nest in (*group.inner, *group.outputs):
         lacking = unsupported(nest, able)
@@ -64,9 +66,8 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
             raise ScheduleError(f"FuseOptions.schedule breaks rule 12 (space): {problem}")
     group = replace(group, conditions=tuple(folds.conditions), exceptions=(*folds.exceptions, *assumptions(bounded)))
     names = {n.name for n in (*group.inner, *group.outputs)}
-    left = tuple(
-        Left(n.name, "the schedule does not name it", n.source) for n in graph.reductions() if n.name not in names
-    )
+    reductions = (n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction)
+    left = tuple(Left(n.name, "the schedule does not name it", n.source) for n in reductions if n.name not in names)
     return Grouping((group,), left, (Judge(graph, able, lambda _: NOTHING).replaced(group),)), Placed(
         schedule, phases, ()
     )
@@ -86,28 +87,103 @@ def _in_names_of(converted: Converted, program: LoopProgram, tree: Tree) -> Tree
     """The tree in the program's names.
 
     An axis is called by its letter or as a dimension of an argument (`q.1`), a nest by its name or as a result (`out`, or
-    `out.0` of several): `explain` prints both.
+    `out.0` of several): `explain` prints both. What is kept is an argument before it is a result.
+
+    program: that of `converted`, in which reductions that are computed twice are copies of the first one.
+
+    Raises:
+      ScheduleError: a name is none, or stands for what no kernel computes.
     """
     axes = {a.name: a.name for d in program.definitions() for a in d.axes}
     axes |= {a.name: a.name for n in program.nests if isinstance(n, Nest) for a in n.reduced}
-    for tensor in program.inputs:
-        axes |= {f"{tensor.name}.{d}": a.name for d, a in enumerate(tensor.axes)}
-    nests = {n.name: n.name for n in program.nests if isinstance(n, Nest)} | {t.name: t.name for t in program.inputs}
-    results = [r for r in converted.results if isinstance(r, str)]
-    nests |= {f"out.{n}": name for n, name in enumerate(results)} | ({"out": results[0]} if len(results) == 1 else {})
+    dimensions = dict(_dimensions(converted, program))
+    axes |= {name: found[0].name for name, found in dimensions.items() if len(found) == 1}
+    results = {f"out.{n}": name for n, name in enumerate(converted.results) if isinstance(name, str)}
+    results |= {"out": results["out.0"]} if len(converted.results) == len(results) == 1 else {}
+    nests = {n.name: n.name for n in program.nests if isinstance(n, Nest)} | results
+    kept = nests | {d.name: d.name for d in program.definitions() if not isinstance(d, Nest)}
     for kernel in tree:
         for _, node in walk(kernel.body):
             match node:
                 case RangeLoop(axis) if axis not in axes:
-                    raise ScheduleError(f"FuseOptions.schedule: no axis is called {axis}; there are {', '.join(axes)}")
-                case Do(name) | Merge(name) | Keep(name) if name not in nests:
-                    raise ScheduleError(f"FuseOptions.schedule: nothing is called {name}; there are {', '.join(nests)}")
-    return renamed(tree, axes, nests)
+                    raise _no_axis(axis, dimensions.get(axis), axes)
+                case Do(name) | Merge(name):
+                    _refuse_uncomputed(program, name, nests.get(name, name))
+                    if name not in nests:
+                        raise _nothing(name, nests)
+                case Keep(name) if name not in kept:
+                    raise _nothing(name, kept)
+    found = renamed(tree, axes, nests, kept)
+    _refuse_copies(converted, program, tree, found)
+    return found
+
+
+def _no_axis(name: str, dimension: tuple[Axis, ...] | None, known: Iterable[str]) -> ScheduleError:
+    if dimension is None:
+        return ScheduleError(f"FuseOptions.schedule: no axis is called {name}; there are {', '.join(known)}")
+    why = f"is {len(dimension)} axes here: {', '.join(a.name for a in dimension)}"
+    return ScheduleError(
+        f"FuseOptions.schedule: the dimension {name} {why if dimension else 'has one element, and no axis'}"
+    )
+
+
+def _nothing(name: str, known: Iterable[str]) -> ScheduleError:
+    return ScheduleError(f"FuseOptions.schedule: nothing is called {name}; there are {', '.join(known)}")
+
+
+def _refuse_uncomputed(program: LoopProgram, written: str, name: str) -> None:
+    """Refuses what XLA keeps for another reason than the schedule. written: the name in the schedule."""
+    external = next((n for n in program.nests if isinstance(n, External) and n.name == name), None)
+    if external is not None:
+        raise ScheduleError(f"FuseOptions.schedule: {written} cannot be in a kernel: {external.reason}")
+
+
+def _refuse_copies(converted: Converted, program: LoopProgram, tree: Tree, found: Tree) -> None:
+    """Refuses reductions that are computed twice where the first of both is not named. found: the tree in the program's names."""
+    twice = {n.name for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction}
+    copies = (n for n in program.nests if isinstance(n, Nest) and not n.is_reduction and n.name in twice)
+    first = {n.name: node.tensor for n in copies for node in _reads(n.body)}
+    names = zip(_done(tree), _done(found), strict=True)
+    done = set(_done(found))
+    for written, name in names:
+        if first.get(name, name) not in done:
+            raise ScheduleError(f"FuseOptions.schedule: {written} is the same reduction as {first[name]}, which comes first: name "
+                                f"{first[name]} where it is reduced, and {written}, if at all, as a copy of it")  # fmt: skip
+
+
+def _done(tree: Tree) -> list[str]:
+    """The nests that a tree computes or merges, in order."""
+    return [n.nest for k in tree for _, n in walk(k.body) if isinstance(n, Do | Merge)]
+
+
+def _dimensions(converted: Converted, program: LoopProgram) -> Iterator[tuple[str, tuple[Axis, ...]]]:
+    """The axes of every dimension of the arguments, by names like `q.1`."""
+    for tensor in program.inputs:
+        shape = _compat.shape_of(converted.variable[tensor.name])
+        for n, (_, axes) in enumerate(axes_of(shape, tensor.axes)):
+            yield f"{tensor.name}.{n}", axes
+
+
+def _refuse_waiting(graph: Graph, group: Group) -> None:
+    """Refuses a kernel that reads what XLA computes from the kernel's own results: each would wait for the other.
+
+    Raises:
+      ScheduleError: naming what stands between.
+    """
+    own = {n.name for n in (*group.inner, *group.outputs)}
+    for name in group.inputs:
+        source = min(graph.ancestors.get(name, frozenset()) & own, key=graph.order.__getitem__, default=None)
+        if source is None:
+            continue
+        reader = next(n.name for n in (*group.inner, *group.outputs) if name in n.reads)
+        raise ScheduleError(f"FuseOptions.schedule: {reader} reads {name}, which the schedule leaves to XLA, and {name} is "
+                            f"computed from {source}: the kernel would wait for itself. Name {name}, too, or leave out "
+                            f"{reader}")  # fmt: skip
 
 
 def _group(graph: Graph, tree: Tree, *, strict: bool) -> Group:
     """The nests of a tree, with maps that it does not name inlined."""
-    named = dict.fromkeys(n.nest for k in tree for _, n in walk(k.body) if isinstance(n, Do | Merge))
+    named = dict.fromkeys(_done(tree))
     maps = frozenset(n for n in named if n in graph.nests and not graph.nests[n].is_reduction)
     bodies = graph.inlined(maps)
     inside = [replace(n, body=bodies[n.name]) for n in graph.nests.values() if n.name in named]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pallasfuse.api import FusedFunction
-from pallasfuse.check import BUDGET_S, check
+from pallasfuse.check import BUDGET_S, check, unchecked, wanted
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Made, Measured, compare
 from pallasfuse.plan import Kernel, Plan
@@ -66,10 +66,11 @@ class Tuned:
 
     def __str__(self) -> str:
         lines = [f"{self.name}: tuned in {self.seconds:.1f} s"]
+        kept = {k.name for p in self.plan.all() for k in p.kernels}
         for kernel in dict.fromkeys(c.kernel for c in self.candidates):
             own = [c for c in self.candidates if c.kernel == kernel]
             xla = next((c.xla_us for c in own if c.xla_us is not None), None)
-            winner = "" if any(c.won for c in own) else " (used)"
+            winner = "" if kernel in kept or any(c.won for c in own) else " (used)"
             times = "not measured" if xla is None else f"{xla:.4g} us"
             lines.append(
                 f"{kernel}: XLA's own {times}{winner}, {self.predicted_xla_us.get(kernel, 0.0):.4g} us predicted"
@@ -114,7 +115,8 @@ def tune(
               disable=None if progress is None else not progress) as bar:  # fmt: skip
         deadline = None if seconds is None else start + seconds
         unfinished = apart(lambda: _tune_all(list(distinct.values()), device, deadline, bar.update), device)
-    settled = check(plan, device, measure=deadline is None or time.perf_counter() < deadline)
+    measure = deadline is None or time.perf_counter() < deadline
+    settled = check(plan, device, measure=measure) if wanted(plan.options) else unchecked(plan, device)
     fused.renew()
     candidates = tuple(c for s in distinct.values() for c in _candidates(s))
     predicted = {s.kernel.name: s.kernel.replaced.us for s in distinct.values()}

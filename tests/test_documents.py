@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pallasfuse.tiling.rules import RULES
 from scripts import api_reference, documents, pictures
 from tests import quick
 
@@ -139,6 +140,12 @@ def test_every_page_is_in_the_navigation():
 
 
 @pytest.mark.any_jax
+def test_every_rule_that_refuses_a_schedule_is_listed():
+    """Bounds (10) are derived: no tree breaks that rule."""
+    rows = re.findall(r"^\| (\d+) ([a-z ]+) \|", (ROOT / "docs/schedules.md").read_text(), re.MULTILINE)
+    assert rows == [(str(number), name) for number, name in RULES.items() if number != 10]
+
+
 def test_pictures_are_current():
     for name, draw in pictures.PICTURES.items():
         assert (pictures.FOLDER / f"{name}.svg").read_text() == str(draw()), "scripts/pictures.py --write"

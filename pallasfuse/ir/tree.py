@@ -39,7 +39,7 @@ class RangeLoop:
     level: Level = "serial"
     shares: bool = False
     slots: int = 1
-    """How many tiles of what the loop loads are in memory at a time: those to come are on their way."""
+    """The number of tiles of what the loop loads that are in memory at a time: those to come are on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Launch:
     warps: int = 0
     """Warps of a block; 0: as the target likes."""
     grid_swizzle: int = 1
-    """How many blocks of the other grid axes run side by side for each position of the last one."""
+    """The number of blocks of the other grid axes that run side by side for each position of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,24 +106,6 @@ def walk(body: Iterable[Node], around: tuple[RangeLoop, ...] = ()) -> Iterator[t
         yield around, node
         if isinstance(node, RangeLoop):
             yield from walk(node.body, (*around, node))
-
-
-def without_single_trips(body: tuple[Node, ...], extents: dict[str, int]) -> tuple[Node, ...]:
-    """Returns a body without the serial loops that run once: equal trees then look equal."""
-    result: list[Node] = []
-    for node in body:
-        if not isinstance(node, RangeLoop):
-            result.append(node)
-            continue
-        covered = extents[node.axis]
-        size = -(-covered // node.size) if node.shares else min(node.size, covered)
-        inner = without_single_trips(node.body, extents | {node.axis: size})
-        once = (node.size == 1) if node.shares else node.size >= covered
-        if once and node.level == "serial":
-            result += inner
-        else:
-            result.append(replace(node, body=inner))
-    return tuple(result)
 
 
 def short_sizes(tree: Tree, extents: Mapping[str, int]) -> dict[tuple[str, int], int]:
@@ -150,8 +132,14 @@ def shortened(tree: Tree, extents: Mapping[str, int], short: Mapping[str, int]) 
     return tuple(replace(k, body=tuple(map(node, k.body))) for k in tree)
 
 
-def renamed(tree: Tree, axes: Mapping[str, str], nests: Mapping[str, str]) -> Tree:
-    """Returns the tree with other names for some of its axes, and for some of its nests and tensors."""
+def renamed(
+    tree: Tree, axes: Mapping[str, str], nests: Mapping[str, str], kept: Mapping[str, str] | None = None
+) -> Tree:
+    """Returns the tree with other names for some of its axes, and for some of its nests and tensors.
+
+    kept: names of what buffers are kept of; None: those of nests.
+    """
+    tensors = nests if kept is None else kept
 
     def body(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return tuple(map(node, nodes))
@@ -163,7 +151,7 @@ def renamed(tree: Tree, axes: Mapping[str, str], nests: Mapping[str, str]) -> Tr
             case Merge(nest):
                 return Merge(nests.get(nest, nest))
             case Keep(tensor, memory):
-                return Keep(nests.get(tensor, tensor), memory)
+                return Keep(tensors.get(tensor, tensor), memory)
             case RangeLoop():
                 return replace(of, axis=axes.get(of.axis, of.axis), body=body(of.body))
             case _:
@@ -208,6 +196,10 @@ def _launch(launch: Launch) -> str:
     return f" [{' '.join(found)}]" if found else ""
 
 
+_DEEPEST = 100
+"""Loops in each other beyond which a text is no schedule of a program."""
+_LONGEST = 15
+"""The digits of the largest number that is read."""
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_][\w.]*)|(\d+)|([:/@~!+=(){}\[\]])|(\S))")
 _SWITCHES = {f.name: type(f.default) for f in fields(Launch)}
 
@@ -226,10 +218,12 @@ class _Parser:
         self.text = text
         self.tokens = [(m.group().strip(), m.end()) for m in _TOKEN.finditer(text) if m.group().strip()]
         self.at = 0
+        self.depth = 0
+        """The loops around what is being read."""
 
     def fail(self, wanted: str) -> ScheduleError:
         end = self.tokens[self.at - 1][1] if self.at else 0
-        found = repr(self._peek()) if self._peek() else "the end"
+        found = repr(self._peek()[:60]) if self._peek() else "the end"
         return ScheduleError(
             f"the schedule has {found} where {wanted} should stand, after {self.text[:end].strip()[-60:]!r}"
         )
@@ -257,8 +251,8 @@ class _Parser:
 
     def _number(self, wanted: str) -> int:
         token = self._peek()
-        if not token.isdigit() or int(token) < 1:
-            raise self.fail(f"{wanted}, a positive number,")
+        if not token.isdecimal() or len(token) > _LONGEST or int(token) < 1:
+            raise self.fail(f"{wanted}, a positive number of at most {_LONGEST} digits,")
         self.at += 1
         return int(token)
 
@@ -309,6 +303,9 @@ class _Parser:
         return Do(name)
 
     def _loop(self, axis: str) -> RangeLoop:
+        if self.depth == _DEEPEST:
+            raise ScheduleError(f"the schedule has more than {_DEEPEST} loops in each other")
+        self.depth += 1
         shares = self._peek() == "/"
         self.at += 1
         size = self._number("the number of shares" if shares else "the size of a tile")
@@ -326,4 +323,5 @@ class _Parser:
             body = (self._loop(self._name("an axis")),)
         else:
             raise self.fail("'(' or another loop")
+        self.depth -= 1
         return RangeLoop(axis, size, body, level, shares, slots)

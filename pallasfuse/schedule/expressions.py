@@ -88,7 +88,7 @@ def intermediates(part: Part) -> frozenset[str]:
 
 
 def expressions(part: Part) -> tuple[Expression, ...]:
-    """Returns every tiling expression of a part; loops over independent axes, which are always those of the grid, are left out."""
+    """Returns every tiling expression of a part, without loops over independent axes, which are always those of the grid."""
     independent = frozenset(independent_axes(part))
     tied: set[frozenset[str]] = set()
     for nest in part.nests:

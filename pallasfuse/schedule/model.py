@@ -45,18 +45,18 @@ _SECTOR_BYTES = 32
 _UNIT = (64, 8, 16)
 """Rows, columns and summed positions of the smallest product of a warpgroup's matrix unit; the larger side is its rows."""
 _TIE = 1e-6
-"""Of two that the same resource limits as much, the one is faster that does less besides."""
+"""The weight of what does not limit a kernel: of two that one resource limits as much, the one is faster that does less besides."""
 _UNROLLED = 16
 """Trips of a loop that may index registers: it is unrolled."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What one point of a nest costs."""
+    """The cost of one point of a nest."""
 
     product: Product | None
     sides: tuple[Expr, ...]
-    """What is computed elementwise."""
+    """The expressions that are computed elementwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,10 +52,10 @@ class Statement:
     kind: Kind
     name: str
     axes: tuple[Axis, ...]
-    """Of its tile: an axis without a loop around the statement is whole."""
+    """The axes of its tile: one without a loop around the statement is whole."""
     around: tuple[RangeLoop, ...]
     numbers: tuple[int, ...]
-    """Of the loops around it, in `Placement.loops`."""
+    """The numbers of the loops around it in `Placement.loops`."""
     unfinished: tuple[str, ...] = ()
     """The reductions that a nest reads before they are finished."""
 
@@ -138,7 +138,7 @@ class _Value:
     """The number of loops around its values; they are dropped when the last of these ends."""
     buffer: Buffer
     numbers: tuple[int, ...]
-    """Of the loops around its computation."""
+    """The numbers of the loops around its computation."""
     open_reduced: frozenset[str]
     """The reduced axes that these loops are over."""
     finished: bool
@@ -147,7 +147,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """What the nests of a part read."""
+    """Tensors and reductions that the nests of a part read."""
 
     nests: dict[str, Nest]
     of_nests: dict[str, tuple[str, ...]]

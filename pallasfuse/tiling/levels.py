@@ -27,11 +27,21 @@ def blocks_and_loops(tree: Tree, part: Part) -> Tree | Refusal:
         if isinstance(found, Refusal):
             return found
         kernels += found
-    return tuple(kernels)
+    return _named_apart(kernels)
+
+
+def _named_apart(kernels: Sequence[TreeKernel]) -> Tree:
+    """Returns kernels whose names differ: a number follows the name of one that is called like an earlier one."""
+    found: dict[str, TreeKernel] = {}
+    for kernel in kernels:
+        names = (kernel.name, *(f"{kernel.name}_{n}" for n in range(2, len(kernels) + 2)))
+        name = next(n for n in names if n not in found)
+        found[name] = replace(kernel, name=name)
+    return tuple(found.values())
 
 
 def _merged_at_once(tree: Tree, part: Part) -> Tree:
-    """Of the merges of a reduction, one for each level at which it is split, the one that completes it joins the states of all."""
+    """Returns the tree with one merge of each reduction, the last one, which joins the states of all levels that split it."""
     missing = _split_levels(tree, part)
 
     def kept(body: tuple[Node, ...]) -> tuple[Node, ...]:

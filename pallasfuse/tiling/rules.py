@@ -6,7 +6,7 @@ RULES = {
     1: "windows", 2: "levels", 3: "nests", 4: "states", 5: "finished", 6: "unfinished reads", 7: "merges", 8: "memory",
     9: "loads", 10: "bounds", 11: "slots", 12: "space", 13: "cover", 14: "target",
 }  # fmt: skip
-"""What each rule is about."""
+"""The subject of every rule, by its number."""
 
 
 class BrokenRuleError(Exception):

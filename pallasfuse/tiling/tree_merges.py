@@ -19,7 +19,7 @@ class TreeMerges(TreeValues):
         """The bodies where the states of parts were joined, with the reduction."""
 
     def _finished(self, fold: Fold, folds: list[Fold], scope: Scope) -> None:
-        """What a reduction is after its last step."""
+        """Computes the value of a reduction whose last step is done, and stores it where somebody else reads it."""
         raise NotImplementedError
 
     def _merge(self, nest: Nest, scope: Scope) -> None:

@@ -1,6 +1,6 @@
-"""What is asked of a schedule tree before it is lowered: rules that need no values, each a function named after it."""
+"""Rules of schedule trees that are checked before any is lowered, since they need no values: each is a function named after it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
@@ -67,6 +67,16 @@ def levels(kernel: TreeKernel) -> None:
     for outer, inner in pairwise(grid):
         if OUTER.index(outer.level) > OUTER.index(inner.level):
             broken(2, f"{kernel.name}: {inner.axis}@{inner.level} stands inside {outer.axis}@{outer.level}")
+
+
+def side_by_side(kernel: TreeKernel, grid: Sequence[int]) -> None:
+    """Rule 2: blocks of all grid axes but the last run side by side in groups of equal sizes. grid: the blocks of each axis."""
+    together, others = kernel.launch.grid_swizzle, prod(grid[:-1])
+    if others % together:
+        broken(
+            2,
+            f"{kernel.name}: grid_swizzle={together} does not divide the {others} blocks of the grid axes before the last",
+        )
 
 
 def instances(kernel: TreeKernel, part: Part) -> None:

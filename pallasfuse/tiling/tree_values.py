@@ -25,7 +25,7 @@ from pallasfuse.tiling.values import Scope
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """How a target has its tiles: see `Target.tails`, `smallest_dot` and `tile_multiple`."""
+    """The shapes of tiles that a target can have: see `Target.tails`, `smallest_dot` and `tile_multiple`."""
 
     tails: Tails
     smallest_dot: int = 1
@@ -47,12 +47,12 @@ class OpenPass:
     deeper: frozenset[str]
     """Those that stand in loops inside of it: their accumulators are buffers."""
     moved: frozenset[str] = frozenset()
-    """Of those, the ones whose pieces have several trips, before which they are moved to the frames once."""
+    """Those of `deeper` whose pieces have several trips, before which they are moved to the frames once."""
     chain: tuple[RangeLoop, ...] = ()
     """The loops inside of it, over the same axis, in which all of them stand: each goes on with the states of the one around it."""
     body: Scope | None = None
     part: Axis | None = None
-    """Where the blocks of a grid have parts of the axis: the axis of the parts."""
+    """The axis of the parts, where the blocks of a grid have parts of the axis; else None."""
     kernel: str = ""
     """The kernel whose blocks have them."""
     visits: tuple[Expr, Expr] | None = None
@@ -70,7 +70,7 @@ class Kept:
     scope: Scope
     memory: Memory
     filled: dict[Read, tuple[str, RangeLoop | None]] = field(default_factory=dict)
-    """Of each read of it, the buffer, and the loop in that body that fills it: the first one that reads it."""
+    """The buffer for each read of it, and the loop in that body that fills the buffer: the first one that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +91,14 @@ class Derive(Protocol):
 
 @dataclass(slots=True)
 class Kernels:
-    """What the kernels of a tree know of each other."""
+    """The tensors and the partial states that the kernels of a tree hand to each other."""
 
     part: Part
     derive: Derive
     tiles: Tiles
     strict: bool
     tensors: dict[str, Tensor]
-    """What is in global memory: inputs, and what earlier kernels have stored."""
+    """The tensors in global memory: inputs, and what earlier kernels have stored."""
     partial: dict[str, OpenPass] = field(default_factory=dict)
     """Reductions whose states earlier kernels have stored part by part."""
     stored: set[str] = field(default_factory=set)
@@ -137,7 +137,7 @@ class TreeValues(Passes):
     # --- places
 
     def _place(self) -> tuple[Any, ...]:
-        """What the construction of statements goes by, until `_return_to` it."""
+        """Returns the state of the construction of statements, for `_return_to` to set again."""
         passed = (getattr(self, name, None) for name in ("_late_frames", "_carried_frames"))
         return self.rolled, self.top, self.here, self.part, *passed
 

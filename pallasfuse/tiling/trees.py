@@ -41,7 +41,7 @@ from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, maximum, minimum
 from pallasfuse.tiling.rules import BrokenRuleError, broken
 from pallasfuse.tiling.tree_merges import TreeMerges
-from pallasfuse.tiling.tree_rules import check
+from pallasfuse.tiling.tree_rules import check, side_by_side
 from pallasfuse.tiling.tree_values import Bounded, Derive, Kept, Kernels, OpenPass, Tiles
 from pallasfuse.tiling.values import Scope
 
@@ -81,7 +81,7 @@ def _done_in(kernel: TreeKernel) -> set[str]:
 
 
 def _read_later(part: Part, kernels: Sequence[TreeKernel]) -> frozenset[str]:
-    """What the first kernel computes for those after it, which do not compute it again."""
+    """Returns the nests of the first kernel that later ones read, and do not compute again."""
     nests = part.by_name
     found: set[str] = set()
     for kernel in kernels[1:]:
@@ -101,7 +101,7 @@ class TreeLowering(TreeMerges):
         self.outputs: list[Tensor] = []
         self.steps = Counter(n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge))
         self.buffers: dict[str, str] = {}
-        """Of accumulators that inner loops take piece by piece: the names of their buffers."""
+        """The names of the buffers of accumulators that inner loops take piece by piece."""
         self._grid()
 
     # --- axes and windows
@@ -145,6 +145,7 @@ class TreeLowering(TreeMerges):
         """The kernel's tile program."""
         self._nodes(self.block_body, self.root)
         launch = self.kernel.launch
+        side_by_side(self.kernel, [-(-a.extent // t) for a, t in self.grid])
         reads = dict.fromkeys(loaded(self.root.statements))
         tiles = tuple((a, self._window(a, self.root)) for a in self.order)
         slots = max((n.slots for _, n in walk(self.block_body) if isinstance(n, RangeLoop)), default=1)

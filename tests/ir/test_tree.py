@@ -16,7 +16,6 @@ from pallasfuse.ir.tree import (
     parse,
     show,
     walk,
-    without_single_trips,
 )
 
 TEXTS = [
@@ -73,6 +72,10 @@ def test_every_tree_is_read_back_from_its_text(kernels):
         ("k { s } [warps]", r"'\]' where '='"),
         ("k { i:8 ( s ) } {", "'{' where the name of a kernel"),
         ("k { i%8 }", "'%' where"),
+        ("k { i:² ( s ) }", "'²' where the size of a tile, a positive number"),
+        ("k { i:" + "9" * 5000 + " ( s ) }", "'9{60}' where the size of a tile, a positive number"),
+        ("k { " + "i:4 ( " * 3000 + "s" + " )" * 3000 + " }", "more than 100 loops in each other"),
+        ("k { " + "i:4 " * 3000 + "( s ) }", "more than 100 loops in each other"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_with_its_place(text, message):
@@ -86,7 +89,6 @@ def test_nodes_are_walked_with_the_loops_around_them():
     assert [f for f in found if f[1]] == [("mnk", "C"), ("mn", "E")]
 
 
-def test_serial_loops_that_run_once_are_dropped():
-    (kernel,) = parse("k { m:8@grid n:64 ( k:64 ( C ) m:8 ( n:16 ( E ) ) n/1 ( F ) ) }")
-    body = without_single_trips(kernel.body, {"m": 64, "n": 64, "k": 32})
-    assert show((TreeKernel("k", body),)) == "k { m:8@grid ( C n:16 ( E ) F ) }"
+def test_many_loops_beside_each_other_are_no_deep_ones():
+    text = f"k {{ {' '.join(f'i:{n} ( s )' for n in range(1, 300))} }}"
+    assert show(parse(text)) == text

@@ -30,6 +30,8 @@ ILLEGAL = {
         2, "b", "p { b:1@grid g:1@grid ( j/8@cluster j:64 ( s m l o ) +m +l d:30@cluster ( +o out ) ) }"),
     "other numbers of warpgroups": (
         2, "a", "a { h:1@grid i:128@grid ( i:64@group j:64 ( s m l o ) i:32@group ( j:64 ( s m l o ) out ) ) }"),
+    "blocks that cannot run side by side": (
+        2, "a", "a { h:1@grid i:128@grid ( j:128 ( s m l o ) out ) } [grid_swizzle=7]"),
     "a reader without what it reads": (3, "a", "a { h:1@grid i:128@grid ( j:128 ( m l o ) out ) }"),
     "what an earlier loop has dropped": (3, "h", "a { h:1@grid i:128@grid ( j:128 ( s m l ) j:128 ( o ) out ) }"),
     "what another body has dropped": (3, "a", "a { h:1@grid i:128@grid ( i:64@group j:64 ( s m l o ) out ) }"),
