@@ -97,7 +97,10 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
     Raises:
       ScheduleError: the user has written a schedule, and it cannot be run.
     """
-    if options.schedule is not None and not _compat.has_symbolic_shapes(converted.original):
+    if options.schedule is not None:
+        if _compat.has_symbolic_shapes(converted.original):
+            raise ScheduleError("FuseOptions.schedule needs static shapes: its tiles are numbers of positions. Leave it out to "
+                                "export for symbolic shapes, which are left to XLA")  # fmt: skip
         placements = Placements(converted, target, options, looks_up=False)
         grouping, placed = scheduled(converted, options.schedule, target, strict=options.strict)
         placements.adopt(grouping.groups[0], placed, None, {})

@@ -79,7 +79,8 @@ def test_operations_in_modules_of_flax_are_in_their_scopes():
     for layer in ("layer_0", "layer_1"):
         inside = [(what, name) for what, name in found if re.search(rf"/{layer}/attention/attention/fused_t\w+/", name)]
         assert any(what == "exponential" for what, _ in inside)
-    assert all("/layer_" in name for what, name in found if what in ("exponential", "rsqrt"))
+    rest = [name for what, name in found if what in ("exponential", "rsqrt") and "/fused_" not in name]
+    assert all("/layer_" in name for name in rest)  # a kernel may compute parts of two layers
 
 
 @pytest.mark.sampled(2, cover=("target",))

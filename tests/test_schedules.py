@@ -284,3 +284,11 @@ def test_a_schedule_is_the_one_way_that_is_tuned():
     assert "k {" in candidate.schedule
     assert [k.name for k in tuned.plan.kernels] == ["k"]  # as later calls have it, whatever the clock says
     assert "(used)" not in str(tuned)
+
+
+def test_a_schedule_needs_static_shapes():
+    (n,) = jax.export.symbolic_shape("n")
+    with pytest.raises(ScheduleError, match="static shapes"):
+        pf.fuse(lambda a, b: a @ b, options=pf.FuseOptions(schedule="x { a.0:64@grid ( t0 ) }")).explain(
+            jax.ShapeDtypeStruct((n, 64), jnp.float32), jax.ShapeDtypeStruct((64, 32), jnp.float32)
+        )

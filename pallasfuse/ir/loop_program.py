@@ -70,6 +70,8 @@ class External:
     source: Source = Source()
     lookup: Lookup | None = None
     """The place of each of its elements in another tensor, where a kernel may read them, so that it need not be stored."""
+    selects: bool = False
+    """Its elements are some of those of its operands."""
 
     @property
     def reads(self) -> frozenset[str]:

@@ -30,6 +30,8 @@ from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
+_SELECT = frozenset({"slice", "dynamic_slice", "gather", "rev", "squeeze", "split"})
+"""Primitives whose results are made of some elements of their operands, as they are."""
 
 
 def is_map(eqn: JaxprEqn) -> bool:
@@ -297,7 +299,10 @@ class _Naming:
                 operands = tuple(dict.fromkeys(self._tensor_names[a] for a in step.eqn.invars if isinstance(a, Var)))
                 for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
                     axes = self._over(symbols)
-                    yield External(self._tensor_names[var], axes, dtype_of(var), operands, reason, source)
+                    selects = step.eqn.primitive.name in _SELECT
+                    yield External(
+                        self._tensor_names[var], axes, dtype_of(var), operands, reason, source, selects=selects
+                    )
             case Plan() as plan:
                 var = step.eqn.outvars[0]
                 kept, reduced = self._over(plan.kept), self._over(plan.reduced)

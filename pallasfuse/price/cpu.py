@@ -55,8 +55,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
         case Opaque():
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
             thunk = _thunk(1, device)
-            looked_at = kernel.read_bytes / 4 if kernel.condenses else 0.0
-            scalar = Term("scalar loops", looked_at, "elements", 1e-3 * _SCALAR_NS * looked_at)
+            scalar = Term("scalar loops", kernel.looked_at, "elements", 1e-3 * _SCALAR_NS * kernel.looked_at)
             return Price(max(moved.us, scalar.us) + thunk.us, (moved, scalar, thunk))
         case _:
             assert_never(kernel)

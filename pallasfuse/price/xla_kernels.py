@@ -174,8 +174,8 @@ class Opaque:
     name: str
     read_bytes: float
     written_bytes: float
-    condenses: bool = False
-    """It makes much less than it reads."""
+    looked_at: float = 0.0
+    """The elements that it looks at one by one, as for the position of a maximum."""
     operands: tuple[tuple[str, float], ...] = ()
     """The tensors that it reads, and their bytes."""
 
@@ -203,7 +203,6 @@ def xla_kernels(
     fusions: list[LoopFusion] = []
     sizes = {d.name: float(volume(d.axes) * dtypes.itemsize_bytes(d.dtype)) for d in program.definitions()}
     given = frozenset(t.name for t in program.inputs)
-    types = {d.name: d.dtype for d in program.definitions()}
     volumes = {d.name: volume(d.axes) for d in program.definitions()}
     stored_operands: dict[Expr, str] = {}
     above: dict[str, frozenset[str]] = {}
@@ -218,16 +217,14 @@ def xla_kernels(
             if node.lookup is not None:
                 kernels.append(gather_of(node.lookup))
                 continue
-            condenses = _condenses(node, volumes)
-            if condenses and (
-                not dtypes.is_integer(node.dtype) or any(dtypes.is_integer(types[t]) for t in node.operands)
-            ):
+            looked_at = 0.0
+            if _condenses(node, volumes) and (node.selects or not dtypes.is_integer(node.dtype)):
                 # it makes no positions of what it reads: it takes a part, which is all that it reads
-                condenses = False
                 taken = {t: min(sizes[t], sizes[node.name]) for t in node.operands}
             else:
                 taken = {t: sizes[t] for t in node.operands}
-            kernels.append(Opaque(node.name, sum(taken.values()), sizes[node.name], condenses, tuple(taken.items())))
+                looked_at = float(sum(volumes[t] for t in node.operands)) if _condenses(node, volumes) else 0.0
+            kernels.append(Opaque(node.name, sum(taken.values()), sizes[node.name], looked_at, tuple(taken.items())))
             continue
         if node.name not in kept and not node.is_reduction:
             continue

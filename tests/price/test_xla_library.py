@@ -215,22 +215,22 @@ def test_elements_that_are_taken_by_an_index_are_all_that_is_read():
         return jnp.diagonal(x) * 2
 
     (taken,) = [k for k in kernels(diagonal, (2048, 2048)) if isinstance(k, Opaque) and k.written_bytes == 8192]
-    assert taken.read_bytes < 64 * 1024 and not taken.condenses
+    assert taken.read_bytes < 64 * 1024 and not taken.looked_at
 
 
 def test_the_position_of_a_maximum_is_found_element_by_element():
     (found,) = [k for k in kernels(lambda x: jnp.argmax(x, -1), (64, 4096)) if isinstance(k, Opaque)]
-    assert found.condenses and found.read_bytes == MB
+    assert found.looked_at == 64 * 4096 and found.read_bytes == MB
 
 
 def test_of_a_part_of_a_tensor_only_the_part_is_read():
     (taken,) = [k for k in kernels(lambda x: jnp.sin(x[:, 7] * 2), (4096, 32, 64)) if isinstance(k, Opaque)]
-    assert taken.read_bytes == taken.written_bytes == MB and not taken.condenses
+    assert taken.read_bytes == taken.written_bytes == MB and not taken.looked_at
 
 
 def test_a_part_of_a_tensor_is_no_reduction():
     found = kernels(lambda x: [jnp.sin(p) for p in jnp.split(x, 3, axis=-1)], (256, 768))
-    assert not any(k.condenses for k in found if isinstance(k, Opaque))
+    assert not any(k.looked_at for k in found if isinstance(k, Opaque))
 
 
 # --- copies of operands, and the order of what is ready
@@ -271,3 +271,14 @@ def test_the_memory_of_a_result_is_used_before():
     """A numerator that is divided in place needs no memory of its own."""
     assert temporary(softmax, (64, 65536)) < MB
     assert temporary(lambda x: (softmax(x), x.sum()), (64, 65536)) < MB
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bfloat16", "float32"])
+def test_positions_are_found_element_by_element_whatever_these_are(dtype):
+    of = program(lambda x: jnp.argmax(x, -1), (64, 4096), dtype=jnp.dtype(dtype))
+    assert amount(price_xla(of, CPU), "scalar loops") == 64 * 4096
+
+
+def test_a_part_of_integers_is_all_that_is_read():
+    of = program(lambda x: jnp.sin(x[:, 7].astype(jnp.float32)), (4096, 32, 64), dtype=jnp.int32)
+    assert amount(price_xla(of, CPU), "scalar loops") == 0
