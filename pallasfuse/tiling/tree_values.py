@@ -69,8 +69,9 @@ class Kept:
 
     scope: Scope
     memory: Memory
-    filled: dict[Read, tuple[str, RangeLoop | None]] = field(default_factory=dict)
-    """Of each read of it, the buffer, and the loop in that body that fills it: the first one that reads it."""
+    filled: dict[Read, tuple[str, RangeLoop | None, int]] = field(default_factory=dict)
+    """Of each read of it, the buffer, the loop in that body that fills it (the first one that reads it), and the tile in which that
+    loop divides a block's part of an axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Bounded:
     guards: Guards
     numbers: frozenset[float]
     """The numbers that masks fill in, where such masks bound it."""
+    folds: tuple[Fold, ...] = ()
+    """What is added to in it, and is the same where some predicate is false."""
 
 
 class Derive(Protocol):
@@ -129,6 +132,10 @@ class TreeValues(Passes):
         self.spilled: list[tuple[Scope, Expr, str]] = []
         """Values that an inner loop reads piece by piece, each with the body that knows it and the name of its buffer."""
         self.kept: dict[str, Kept] = {}
+        self.split: Axis | None = None
+        """The axis of which every block has a part only."""
+        self.part_tile = 0
+        """The tile of the outermost open loop over that axis, in which the parts are cut; 0: none is open."""
         self.used: set[str] = set()
         """The names that `_unique` has given."""
         self.loads: set[str] = set()
@@ -291,11 +298,17 @@ class TreeValues(Passes):
         loop = next((x for s, x in self.opened if s.parent is kept.scope and _stands_in(home, s)), None)
         if node not in kept.filled:
             buffer = self._unique(f"{name}.kept")
-            kept.filled[node] = buffer, loop
+            kept.filled[node] = buffer, loop, self.part_tile
             sizes = tuple(self._room(a, kept.scope) for a in axes)
             zero = const(_zero(node.dtype), node.dtype)
             kept.scope.statements.append(Buffer(buffer, axes, sizes, node.dtype, zero, kept.memory))
-        buffer, filled_by = kept.filled[node]
+        buffer, filled_by, part_tile = kept.filled[node]
+        if self.split in node.axes and part_tile != self.part_tile:
+            broken(
+                8,
+                f"{node.tensor} is kept in tiles of {part_tile} along {self.split}, and read in tiles of {self.part_tile}, whose "
+                "parts begin elsewhere",
+            )
         if filled_by is loop:
             home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
             home.statements.append(Set(buffer, axes, home.known[node]))

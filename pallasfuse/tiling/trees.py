@@ -12,7 +12,7 @@ from typing import assert_never
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, add, apply, const, convert, read, sub
+from pallasfuse.ir.expr import Expr, Read, add, apply, const, convert, read, sub, substitute
 from pallasfuse.ir.fold import OLD, Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.neutrality import fills_of
@@ -35,7 +35,7 @@ from pallasfuse.ir.tile_program import (
     verify,
 )
 from pallasfuse.ir.tree import Do, Keep, Merge, Node, RangeLoop, Tree, TreeKernel, walk
-from pallasfuse.tiling.bounds import Guards, Trip, known_where, plan_loop
+from pallasfuse.tiling.bounds import Guards, Trip, known_where, plan_loop, unmasked
 from pallasfuse.tiling.levels import blocks_and_loops, each_in_a_loop, grid_of, splits
 from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, maximum, minimum
@@ -111,7 +111,6 @@ class TreeLowering(TreeMerges):
         loops, body = grid_of(self.kernel.body)
         self.block_body = body
         blocks: dict[Axis, int] = {}
-        self.split: Axis | None = None
         parts = 1
         for loop in loops:
             axis = self.axes[loop.axis]
@@ -314,7 +313,8 @@ class TreeLowering(TreeMerges):
         tile = self._piece(loop, window if inside else axis.extent)
         tile = min(self._rounded(axis, tile), window) if inside else self._rounded(axis, tile)
         saved = self._place()
-        self.rolled, self.top, sizes = axis, scope, self.sizes
+        self.rolled, self.top, sizes, part_tile = axis, scope, self.sizes, self.part_tile
+        self.part_tile = tile if split else part_tile
         self.sizes = {**sizes, axis: loop.size if not loop.shares else tile}
         self._enter(own.folds)
         for fold in () if handed else own.folds:
@@ -348,10 +348,10 @@ class TreeLowering(TreeMerges):
         )
         scope.statements.append(made_loop)
         if not inside:
-            self.known.bounded.append(Bounded(made_loop, made.guards, made.numbers))
+            self.known.bounded.append(Bounded(made_loop, made.guards, made.numbers, made.folds))
         if handed is None:
             self._closed(own, scope, split=split)
-        self.sizes = sizes
+        self.sizes, self.part_tile = sizes, part_tile
         self._return_to(saved)
 
     def _carries(self, own: OpenPass, *, begun: bool, last: bool) -> list[Carry]:
@@ -371,6 +371,9 @@ class TreeLowering(TreeMerges):
         """After the loop that carries states: what it reduces is finished, or the states of a part are stored."""
         self.joined = [(at, name) for at, name in self.joined if name not in own.by_name]
         for fold in own.folds:
+            if not split and self._has_a_part_of(fold.nest, scope):
+                inside = f"the loop over {self.split}, of which a block has a part only, stands inside of it"
+                broken(7, f"{fold.name} is finished after the loop over {own.axis}: {inside}")
             if fold.name in own.deeper:
                 self._get_accumulators(fold, scope)
         if split and own.folds:
@@ -382,6 +385,9 @@ class TreeLowering(TreeMerges):
         else:
             for fold in own.folds:
                 self._finished(fold, own.folds, scope)
+
+    def _has_a_part_of(self, nest: Nest, scope: Scope) -> bool:
+        return self.split in (*nest.axes, *nest.reduced) and self._loop_over(self.split, scope) is None
 
     def _make_buffers(self, fold: Fold, scope: Scope) -> None:
         for a in fold.accumulators:
@@ -420,22 +426,40 @@ class TreeLowering(TreeMerges):
     ) -> "_Planned":
         """A loop over all of its axis, or a block's part of it: bounded by masks outside of which nothing is added or stored."""
         nests = list(self._under(loop))
-        adding = self._adding(own, nests)
-        adds_only = all(n.name in {f.name for f in adding} or n.name not in self.stores for n in nests)
+        adding = [self._with_maps(f, axis, nests) for f in self._adding(own, nests)]
+        lasting = (self.stores | self.active.keys() | own.by_name.keys()) - {f.name for f in adding}
+        adds_only = all(n.name not in lasting for n in nests)
         adds_only &= all(n.reads.isdisjoint(self.kept) for n in nests)  # a loop that fills a buffer fills all of it
+        adds_only &= not any(isinstance(n, Merge) for _, n in walk(loop.body))
         opened = [a for a in self.axes.values() if a in self.blocks or self._loop_over(a, scope) is not None]
         schedule = Schedule(tuple((a, self._window(a, scope)) for a in opened), axis, tile)
         plan = plan_loop(
             schedule, axis, lambda a: tile if a == axis else self._window(a, scope), self.tails, adding if adds_only else [],
-            inner=frozenset(n.name for n in nests), strict=self.strict,
+            inner=unmasked(self.nests.values()) & {n.name for n in nests}, strict=self.strict,
+            far=all(f.name in own.by_name for f in adding),
         )  # fmt: skip
         plan = plan.map(lambda bound: self._outer(bound, scope))
         if split:
             plan = plan.part(self.part)
         return _Planned(
             list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0), plan.guards,
-            _filled(adding) if plan.guards.fills else frozenset(),
+            _filled(adding) if plan.guards.fills else frozenset(), tuple(adding),
         )  # fmt: skip
+
+    def _with_maps(self, fold: Fold, axis: Axis, nests: Sequence[Nest]) -> Fold:
+        """The fold as masks are judged by, with the maps of the tree inlined: what these hide, and what they read, is seen.
+
+        nests: those in the loop over `axis`; other reductions that a map reads are finished.
+        """
+        maps: dict[Expr, Expr] = {}
+        for nest in self.nests.values():
+            if nest.reducer is None:
+                maps[read(nest.name, nest.axes, nest.dtype)] = convert(substitute(nest.body, maps), nest.dtype)
+        accumulators = tuple(replace(a, term=substitute(a.term, maps)) for a in fold.accumulators)
+        before, after = (frozenset().union(*(a.term.tensors for a in of)) for of in (fold.accumulators, accumulators))
+        inside = {n.name for n in nests if axis in n.axes}
+        finished = (after - before - inside) & self.nests.keys()
+        return replace(fold, accumulators=accumulators, finished_reads=fold.finished_reads | finished)
 
     def _adding(self, own: OpenPass, nests: Sequence[Nest]) -> list[Fold]:
         """The folds that go on in a loop and may skip some of it: what is moved there is moved everywhere."""
@@ -454,6 +478,7 @@ class _Planned:
     origin: Expr
     guards: Guards = field(default_factory=Guards)
     numbers: frozenset[float] = frozenset()
+    folds: tuple[Fold, ...] = ()
 
 
 def _filled(folds: Sequence[Fold]) -> frozenset[float]:
