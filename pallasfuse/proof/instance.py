@@ -125,8 +125,11 @@ def _is_quick(program: LoopProgram, parts: Sequence[Part], small: Shrinking) -> 
 def constant_masks(part: Part, small: Shrinking) -> list[Expr]:
     """Masks that hide something at the actual extents, but nothing (or everything) on the short axes."""
     generator = np.random.default_rng(0)
+    terms = [a.term for f in part.group.folds for a in f.accumulators]
+    if part.schedule.tree:  # its folds are derived as it is lowered: of what its nests compute
+        terms += [n.body for n in (*part.group.inner, *part.group.outputs)]
     predicates = {
-        n.args[0]: None for f in part.group.folds for a in f.accumulators for n in postorder(a.term)
+        n.args[0]: None for n in postorder(*terms)
         if isinstance(n, Apply) and n.op == "select" and is_positional(n.args[0])
     }  # fmt: skip
     return [p for p in predicates if is_constant(small.of(p), generator) and not is_constant(p, generator)]

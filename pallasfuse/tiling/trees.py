@@ -47,20 +47,22 @@ from pallasfuse.tiling.values import Scope
 
 
 def lower_tree(
-    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, bounded: list[Bounded] | None = None
-) -> tuple[TileProgram, ...] | Refusal:
+    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, uneven: bool = False,
+    bounded: list[Bounded] | None = None,
+) -> tuple[TileProgram, ...] | Refusal:  # fmt: skip
     """The kernels of a schedule tree, each reading what those before have stored; or the rule that the tree breaks.
 
     Levels that are not blocks or loops (`levels.blocks_and_loops`) run as those.
 
     Args:
       strict: as in `fuse`.
+      uneven: as in `tree_rules.check`.
       bounded: gets the loops that masks may bound.
     """
     known = Kernels(part, derive, tiles, strict, {t.name: t for t in part.inputs})
     programs = []
     try:
-        check(tree, part)
+        check(tree, part, uneven=uneven)
         plain = blocks_and_loops(tree, part)
         if isinstance(plain, Refusal):
             return plain
