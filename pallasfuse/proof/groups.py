@@ -189,7 +189,7 @@ class GroupTest:
             for program in phases:
                 written = evaluate_tiles_over(program, known, fields, move_last_block_back=self.target.tails == "exact")
                 known |= written
-                results |= {n: value for n, value in written.items() if n in outputs or program is phases[-1]}
+                results |= {n: value for n, value in written.items() if n in outputs}
             for name, value in results.items():
                 record.compare(stage, name, tensors[name], value, trials, unfinished=True)
             for name, value in before.items():
@@ -303,5 +303,5 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     variants = [(f"tile program {part.group.name}", programs)]
     if any(p.instead is not None for p in programs):
         variants.append(_instead(part.group.name, programs))
-    bounded = bounded_by(converted, part)
+    _, bounded = bounded_by(converted, part)
     GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips, bounded).probe(seed)

@@ -7,10 +7,12 @@ from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.neutrality import fills_of
 from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.lowering import lowered
-from pallasfuse.proof.instance import Instance, constant_masks
+from pallasfuse.proof.instance import Instance, constant_masks, masks_of
 from pallasfuse.proof.result import Part, Record
+from pallasfuse.proof.trees import skipping
 from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.tree_values import Bounded
 from pallasfuse.verification.domain import FiniteFields
@@ -18,13 +20,13 @@ from pallasfuse.verification.folds import GroupRun, random_frame
 from pallasfuse.verification.value import Value
 
 
-def bounded_by(converted: Converted, part: Part) -> list[Bounded]:
-    """Returns the loops of a plan's schedule tree that masks may bound; none where the schedule is no tree."""
+def bounded_by(converted: Converted, part: Part) -> tuple[tuple[TileProgram, ...], list[Bounded]]:
+    """Returns the kernels of a plan's schedule tree, and their loops that masks may bound; nothing if its schedule is no tree."""
     bounded: list[Bounded] = []
-    if part.schedule.tree:
-        tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
-        lowered(part.phases[0].target, part.group, part.schedule, tensors, bounded=bounded)
-    return bounded
+    if not part.schedule.tree:
+        return (), bounded
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
+    return lowered(part.phases[0].target, part.group, part.schedule, tensors, bounded=bounded), bounded
 
 
 def filled_numbers(group: Group, bounded: Sequence[Bounded], *, ranged: bool) -> frozenset[float]:
@@ -40,28 +42,39 @@ def filled_numbers(group: Group, bounded: Sequence[Bounded], *, ranged: bool) ->
     return frozenset(found)
 
 
-def masks_vary(part: Part, instance: Instance, bounded: Sequence[Bounded], record: Record) -> None:
+def masks_vary(
+    part: Part,
+    instance: Instance,
+    programs: Sequence[TileProgram],
+    bounded: Sequence[Bounded],
+    seed: int,
+    record: Record,
+) -> None:
     """Tests that a mask which hides something at the actual extents does so on the short axes, and leaves what it leaves there.
 
     What it fills in must be no number of anything else, which would be an infinity with it.
 
     Args:
-      bounded: the loops of its tree over short axes.
+      programs: the kernels over short axes.
+      bounded: the loops of its tree there.
     """
     ranged, short = any(phase.program.ranges for phase in part.phases), instance.small.of(part.group)
-    actual = bounded_by(instance.converted, part)
+    at_full_size, actual = bounded_by(instance.converted, part)
     numbers = filled_numbers(part.group, actual, ranged=ranged)
     if numbers != filled_numbers(short, bounded, ranged=ranged):
         record.uncovered[f"the masks of {part.group.name} hide other rows on short axes"] = None
     fills = [fills_of(e) for e in short.expressions()] if numbers else []
     if any(f is None for f in fills):
         record.uncovered[f"{part.group.name} computes with a number that is as far as what its masks fill in"] = None
-    for predicate in constant_masks(part, instance.small):
+    bounding = list(dict.fromkeys(p for b in actual for p in b.guards.predicates))
+    for predicate in constant_masks(bounding if part.schedule.tree else masks_of(part), instance.small):
         record.uncovered[f"the mask {predicate} hides nothing, or everything, on short axes"] = None
-    bounding = {p for b in bounded for p in b.guards.predicates}
-    for predicate in dict.fromkeys(p for b in actual for p in b.guards.predicates):
-        if instance.small.of(predicate) not in bounding:
-            record.uncovered[f"the mask {predicate} bounds no loop on short axes"] = None
+    on_short_axes = skipping(programs, bounded, seed)
+    for kernel, axis, masks in skipping(at_full_size, actual, seed):
+        if (kernel, instance.small.axis(axis), frozenset(map(instance.small.expr, masks))) not in on_short_axes:
+            record.uncovered[f"{kernel}: the loop over {axis}, which masks bound, visits all of it on short axes"] = (
+                None
+            )
 
 
 Hidden = tuple[str, Value, Value]

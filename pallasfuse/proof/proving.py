@@ -37,7 +37,7 @@ def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, s
             for number, part in enumerate(parts):
                 if record.counterexample() is None:
                     test = GroupTest.small(instance, part, record)
-                    masks_vary(part, instance, test.bounded, record)
+                    masks_vary(part, instance, test.variants[0][1], test.bounded, seed, record)
                     test.run(delta, seed + 31 * number)
                 if record.counterexample() is None:
                     probe(converted, part, seed, record)

@@ -1,13 +1,13 @@
 """The values of a kernel that a schedule tree describes: the windows of axes, and where values are known, loaded and kept."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, const, read
+from pallasfuse.ir.expr import Expr, Read, const, convert, read, substitute
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
@@ -220,7 +220,26 @@ class TreeValues(Passes):
         at = self._loop_over(axis, scope)
         return at.edge if at is not None else axis.extent % self._window(axis, scope) != 0
 
+    def _has_a_part_of(self, nest: Nest, scope: Scope) -> bool:
+        """Says whether a nest has the axis of which a block has a part only, whose loop does not stand around a body."""
+        return self.split in (*nest.axes, *nest.reduced) and self._loop_over(self.split, scope) is None
+
     # --- values
+
+    def _with_maps(self, fold: Fold, axis: Axis, nests: Sequence[Nest]) -> Fold:
+        """The fold as masks are judged by, with the maps of the tree inlined: what these hide, and what they read, is seen.
+
+        nests: those in the loop over `axis`; other reductions that a map reads are finished.
+        """
+        maps: dict[Expr, Expr] = {}
+        for nest in self.nests.values():
+            if nest.reducer is None:
+                maps[read(nest.name, nest.axes, nest.dtype)] = convert(substitute(nest.body, maps), nest.dtype)
+        accumulators = tuple(replace(a, term=substitute(a.term, maps)) for a in fold.accumulators)
+        before, after = (frozenset().union(*(a.term.tensors for a in of)) for of in (fold.accumulators, accumulators))
+        inside = {n.name for n in nests if axis in n.axes}
+        finished = (after - before - inside) & self.nests.keys()
+        return replace(fold, accumulators=accumulators, finished_reads=fold.finished_reads | finished)
 
     def _find(self, node: Expr, scope: Scope) -> Expr | None:
         crossed: set[Axis] = set()

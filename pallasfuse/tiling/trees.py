@@ -12,7 +12,7 @@ from typing import assert_never
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, add, apply, const, convert, read, sub, substitute
+from pallasfuse.ir.expr import Expr, Read, add, apply, const, convert, read, sub
 from pallasfuse.ir.fold import OLD, Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.neutrality import fills_of
@@ -388,9 +388,6 @@ class TreeLowering(TreeMerges):
             for fold in own.folds:
                 self._finished(fold, own.folds, scope)
 
-    def _has_a_part_of(self, nest: Nest, scope: Scope) -> bool:
-        return self.split in (*nest.axes, *nest.reduced) and self._loop_over(self.split, scope) is None
-
     def _make_buffers(self, fold: Fold, scope: Scope) -> None:
         for a in fold.accumulators:
             axes = self._sorted(frozenset(a.axes))
@@ -429,7 +426,7 @@ class TreeLowering(TreeMerges):
         """A loop over all of its axis, or a block's part of it: bounded by masks outside of which nothing is added or stored."""
         nests = list(self._under(loop))
         adding = [self._with_maps(f, axis, nests) for f in self._adding(own, nests)]
-        lasting = (self.stores | self.active.keys() | own.by_name.keys()) - {f.name for f in adding}
+        lasting = self._lasting(own) - {f.name for f in adding}
         adds_only = all(n.name not in lasting for n in nests)
         adds_only &= all(n.reads.isdisjoint(self.kept) for n in nests)  # a loop that fills a buffer fills all of it
         adds_only &= not any(isinstance(n, Merge) for _, n in walk(loop.body))
@@ -448,20 +445,9 @@ class TreeLowering(TreeMerges):
             _filled(adding) if plan.guards.fills else frozenset(), tuple(adding),
         )  # fmt: skip
 
-    def _with_maps(self, fold: Fold, axis: Axis, nests: Sequence[Nest]) -> Fold:
-        """The fold as masks are judged by, with the maps of the tree inlined: what these hide, and what they read, is seen.
-
-        nests: those in the loop over `axis`; other reductions that a map reads are finished.
-        """
-        maps: dict[Expr, Expr] = {}
-        for nest in self.nests.values():
-            if nest.reducer is None:
-                maps[read(nest.name, nest.axes, nest.dtype)] = convert(substitute(nest.body, maps), nest.dtype)
-        accumulators = tuple(replace(a, term=substitute(a.term, maps)) for a in fold.accumulators)
-        before, after = (frozenset().union(*(a.term.tensors for a in of)) for of in (fold.accumulators, accumulators))
-        inside = {n.name for n in nests if axis in n.axes}
-        finished = (after - before - inside) & self.nests.keys()
-        return replace(fold, accumulators=accumulators, finished_reads=fold.finished_reads | finished)
+    def _lasting(self, own: OpenPass) -> frozenset[str]:
+        """What is read after a loop that carries a pass."""
+        return self.stores | self.active.keys() | own.by_name.keys()
 
     def _adding(self, own: OpenPass, nests: Sequence[Nest]) -> list[Fold]:
         """The folds that go on in a loop and may skip some of it: what is moved there is moved everywhere."""
