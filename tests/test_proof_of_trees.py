@@ -44,7 +44,9 @@ def test_random_trees(name, target):
     tiles = Tiles(own.tails, own.smallest_dot, own.tile_multiple)
     tree = Walker(SUBJECTS[name].part, tiles, random.Random(NAMES.index(name))).walk(9)
     found = proved(SUBJECTS[name], tree, own)
-    assert found.holds, f"{found}\n{show(tree)}"
+    assert found.counterexample is None, f"{found}\n{show(tree)}"
+    # of some masks the short axes are too short for tiles that are skipped, which the proof says
+    assert all("visits all of it on short axes" in reason for reason in found.uncovered), f"{found}\n{show(tree)}"
     assert found.bound <= 1e-9
 
 
