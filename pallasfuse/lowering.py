@@ -18,12 +18,13 @@ from pallasfuse.tiling.trees import lower_tree
 
 def lowered(
     target: Target, group: Group, schedule: Schedule, tensors: Mapping[str, Tensor], *, most_padded: int = 1 << 30,
-    bounded: list[Bounded] | None = None,
+    uneven: bool = False, bounded: list[Bounded] | None = None,
 ) -> tuple[TileProgram, ...]:  # fmt: skip
     """The kernel as `target` has it.
 
     Args:
       most_padded: pad the tiles of short axes to no more than that.
+      uneven: as in `lower_tree`.
       bounded: gets the loops of a tree that masks may bound.
 
     Raises:
@@ -32,7 +33,7 @@ def lowered(
     if not schedule.tree:
         return lower_for(target, group, schedule, tensors, most_padded=most_padded)
     folds = FoldsOnDemand(part_of_group(group, tensors), strict=group.strict)
-    found = lower_on(target, schedule, folds, most_padded=most_padded, bounded=bounded)
+    found = lower_on(target, schedule, folds, most_padded=most_padded, uneven=uneven, bounded=bounded)
     if isinstance(found, Refusal):
         raise InvalidProgramError(f"the schedule of {group.name} breaks {found}")
     return found
@@ -40,11 +41,13 @@ def lowered(
 
 def lower_on(
     target: Target, schedule: Schedule, folds: FoldsOnDemand, *, most_padded: int = 1 << 30,
-    bounded: list[Bounded] | None = None,
+    uneven: bool = False, bounded: list[Bounded] | None = None,
 ) -> tuple[TileProgram, ...] | Refusal:  # fmt: skip
     """The kernels of a schedule tree on a target, or the rule that it breaks. folds: derives what it reads unfinished."""
     tiles = Tiles(target.tails, min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded))
-    return lower_tree(folds.part, schedule.tree, folds, tiles, strict=folds.strict, bounded=bounded)
+    return lower_tree(
+        folds.part, schedule.tree, folds, tiles, strict=folds.strict, uneven=uneven, bounded=bounded
+    )  # fmt: skip
 
 
 def assumptions(bounded: Iterable[Bounded]) -> tuple[str, ...]:

@@ -119,13 +119,18 @@ def short_sizes(tree: Tree, extents: Mapping[str, int]) -> dict[tuple[str, int],
 
 
 def shortened(tree: Tree, extents: Mapping[str, int], short: Mapping[str, int]) -> Tree:
-    """Returns the tree for axes of other extents, with as many levels of tiles; at most two shares."""
+    """Returns the tree for axes of other extents, with as many levels of tiles; at most two shares.
+
+    Where each body ran in as many blocks of a cluster as the others do, they need not any more.
+    """
     sizes = short_sizes(tree, extents)
+    largest = {axis: size for (axis, _), size in sorted(sizes.items(), key=lambda of: of[1])}
 
     def node(of: Node) -> Node:
         if not isinstance(of, RangeLoop):
             return of
-        whole = short[of.axis] if of.size > 1 else 1
+        unit = largest.get(of.axis, 1)  # the tiles inside of it must divide a tile that holds all of the axis
+        whole = -(-short[of.axis] // unit) * unit if of.size > 1 else 1
         size = min(of.size, 2) if of.shares else sizes.get((of.axis, of.size), whole)
         return replace(of, size=size, body=tuple(map(node, of.body)))
 

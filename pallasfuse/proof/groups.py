@@ -11,11 +11,10 @@ from pallasfuse.errors import Refusal
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.evaluate import evaluate_nest, evaluate_over
+from pallasfuse.ir.evaluate import evaluate_nest
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles_over
 from pallasfuse.ir.expr import Apply, Const, Expr
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.neutrality import fills_of
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Loop, TileProgram, every
 from pallasfuse.ir.tree import shortened
@@ -26,17 +25,16 @@ from pallasfuse.proof.instance import (
     MOST_ELEMENTS,
     Instance,
     all_axes,
-    constant_masks,
     levels_of,
     needed_trials,
     nest_volume,
     replaced_nests,
 )
+from pallasfuse.proof.masks import bounded_by, filled_numbers, masked_terms
 from pallasfuse.proof.result import Counterexample, Part, Record
 from pallasfuse.repair.signs import Sign, infer_sign
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
-from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.tree_values import Bounded
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
@@ -74,18 +72,19 @@ class GroupTest:
         target: Target,
         record: Record,
         trips: int,
-        far: frozenset[float] = frozenset(),
+        bounded: Sequence[Bounded] = (),
     ) -> None:
         """Prepares the tests of a group.
 
         variants: (stage, the phases of the kernel as that stage has them). trips: of the loop over the rolled axis.
-        far: the numbers that masks fill in by which the loops of a tree are bounded.
+        bounded: the loops of its tree that masks may bound.
         """
         self.instance, self.group, self.variants, self.target, self.record = instance, group, variants, target, record
-        self.trips = trips
-        self.far = far or filled_numbers(group, ranged=any(p.ranges for _, phases in variants for p in phases))
-        self.replaced = replaced_nests(instance.program, group)
+        self.trips, self.bounded = trips, tuple(bounded)
         self.ranged = any(p.ranges for _, phases in variants for p in phases)
+        self.far = filled_numbers(group, bounded, ranged=self.ranged)
+        """The numbers that masks fill in."""
+        self.replaced = replaced_nests(instance.program, group)
         self.bounding = sorted(frozenset().union(*(_bounding(p) for _, phases in variants for p in phases)))
         """Inputs that bounds of loops read: one value in all trials of a batch."""
         self.decided: dict[str, set[bool]] = {}
@@ -97,8 +96,7 @@ class GroupTest:
         group: Group = instance.small.of(part.group)
         bounded: list[Bounded] = []
         variants = _lowered(instance, group, part, bounded)
-        far = frozenset(n for b in bounded for n in b.numbers)
-        return GroupTest(instance, group, variants, part.phases[0].target, record, part.schedule.trips, far)
+        return GroupTest(instance, group, variants, part.phases[0].target, record, part.schedule.trips, bounded)
 
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
@@ -176,7 +174,7 @@ class GroupTest:
             tensors[nest.name] = instance.assume(nest.name, value, fields)
             if _compares(nest.body) and value.real is not None and value.real.shape[-1] > 1:
                 self.decided.setdefault(nest.name, set()).update(np.unique(value.real).tolist())
-        for name, expected, found in masked_terms(group, tensors, fields, ranged=self.ranged):
+        for name, expected, found in masked_terms(group, self.bounded, tensors, fields, ranged=self.ranged):
             record.compare(f"masks of {group.name}", name, expected, found, trials)
         for split in (False, True):
             stage = f"folds of {group.name}" + (", combined" if split else "")
@@ -184,11 +182,14 @@ class GroupTest:
                 record.compare(stage, name, tensors[name], value, trials)
             self._set_aside(record, stage)
         before: Mapping[str, Value] = {}
+        own, outputs = {n.name for n in self.replaced}, {n.name for n in group.outputs}
         for stage, phases in self.variants:
-            known, results = dict(tensors), {}
+            known = {t: value for t, value in tensors.items() if t not in own}  # kernels read what kernels have stored
+            results: dict[str, Value] = {}
             for program in phases:
-                results = evaluate_tiles_over(program, known, fields, move_last_block_back=self.target.tails == "exact")
-                known |= results
+                written = evaluate_tiles_over(program, known, fields, move_last_block_back=self.target.tails == "exact")
+                known |= written
+                results |= {n: value for n, value in written.items() if n in outputs}
             for name, value in results.items():
                 record.compare(stage, name, tensors[name], value, trials, unfinished=True)
             for name, value in before.items():
@@ -269,7 +270,7 @@ def _lowered(
         short = replace(schedule, rolled=small.axis(schedule.rolled), tree=shortened(schedule.tree, axes, least))
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in instance.program.definitions()}
     programs = [
-        lowered(phase.target, group, short, tensors, most_padded=_SHORT_DOT, bounded=bounded)[number]
+        lowered(phase.target, group, short, tensors, most_padded=_SHORT_DOT, uneven=True, bounded=bounded)[number]
         for number, phase in enumerate(part.phases)
     ]
     return [(f"lowering of {group.name}", programs), *_rewritten(group.name, programs, part)]
@@ -302,69 +303,5 @@ def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
     variants = [(f"tile program {part.group.name}", programs)]
     if any(p.instead is not None for p in programs):
         variants.append(_instead(part.group.name, programs))
-    far = _far_of_tree(converted, part)
-    GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips, far).probe(seed)
-
-
-def _far_of_tree(converted: Converted, part: Part) -> frozenset[float]:
-    """The numbers that masks fill in by which the loops of a schedule tree are bounded."""
-    bounded: list[Bounded] = []
-    if part.schedule.tree:
-        tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
-        lowered(part.phases[0].target, part.group, part.schedule, tensors, bounded=bounded)
-    return frozenset(n for b in bounded for n in b.numbers)
-
-
-def filled_numbers(group: Group, *, ranged: bool) -> frozenset[float]:
-    """Returns the numbers that masks fill in by which tiles are skipped; over fields they are infinities.
-
-    ranged: as in `guards`.
-    """
-    found: set[float] = set()
-    for pass_index in range(group.passes):
-        if guards_of(group, pass_index, ranged=ranged).fills:
-            terms = [a.term for f in group.folds if f.pass_index == pass_index for a in f.accumulators]
-            found.update(n for fills in map(fills_of, terms) if fills is not None for n in fills.numbers)
-    return frozenset(found)
-
-
-def masks_vary(part: Part, instance: Instance, record: Record) -> None:
-    """A mask that hides something at the actual extents must hide something on the short axes, and leave what it leaves there.
-
-    What it fills in must be no number of anything else, which would be an infinity with it.
-    """
-    ranged, short = any(phase.program.ranges for phase in part.phases), instance.small.of(part.group)
-    numbers = filled_numbers(part.group, ranged=ranged)
-    if numbers != filled_numbers(short, ranged=ranged):
-        record.uncovered[f"the masks of {part.group.name} hide other rows on short axes"] = None
-    fills = [fills_of(e) for e in short.expressions()] if numbers else []
-    if any(f is None for f in fills):
-        record.uncovered[f"{part.group.name} computes with a number that is as far as what its masks fill in"] = None
-    for predicate in constant_masks(part, instance.small):
-        record.uncovered[f"the mask {predicate} hides nothing, or everything, on short axes"] = None
-
-
-def masked_terms(
-    group: Group, tensors: Mapping[str, Value], fields: FiniteFields, *, ranged: bool
-) -> Iterator[tuple[str, Value, Value]]:
-    """Yields (accumulator, identity, terms where a mask by which tiles are skipped is false), at random frames."""
-    run = GroupRun(group, tensors, fields, split=False)
-    known = dict(tensors)
-    for name, value in run.run():
-        known[name] = value
-    known |= run.tensors
-    for pass_index in range(group.passes):
-        folds = [f for f in group.folds if f.pass_index == pass_index]
-        known_guards = guards_of(group, pass_index, ranged=ranged)
-        visible = () if known_guards.visible is None else (known_guards.visible,)
-        for predicate in dict.fromkeys((*known_guards.predicates, *visible)):
-            for fold in folds:
-                frames = {f.name: run.random_frame(f) for f in fold.frames}
-                space = fold.nest.axes + fold.nest.reduced
-                for a in fold.accumulators:
-                    identity = fields.constant(a.reducer.identity(a.dtype), a.dtype, len(space))
-                    term = evaluate_over(a.term, space, known | frames, fields)
-                    kept = evaluate_over(predicate, space, tensors, fields)
-                    extents = tuple(x.extent for x in space)
-                    found = fields.apply("select", [kept, identity, term], a.dtype)
-                    yield f"{a.name} where {predicate} is false", identity.broadcast(extents), found.broadcast(extents)
+    _, bounded = bounded_by(converted, part)
+    GroupTest(instance, part.group, variants, part.phases[0].target, record, part.schedule.trips, bounded).probe(seed)

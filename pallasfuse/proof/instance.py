@@ -33,6 +33,8 @@ _ALGEBRAIC = frozenset({"add", "sub", "mul", "div", "neg", "integer_pow", "squar
 """Operations that keep the levels of their arguments; all others give fresh values."""
 _MANY_TRIALS = 3000
 """More than these are avoided by shorter axes, if possible."""
+_LONGER = (8, 12)
+"""Extents of axes with masks that hide nothing, or everything, on shorter ones."""
 MOST_ELEMENTS = 1 << 12
 """The most elements of a nest that is tested at its actual extents."""
 SIGNED = ("positive", "nonnegative", "negative", "nonpositive")
@@ -65,8 +67,10 @@ class Instance:
             if _is_quick(program, parts, small):
                 break
         assert isinstance(small, Shrinking)
-        if any(constant_masks(p, small) for p in parts):
-            least = {a: min(a.extent, 2 + small_integers(program)) for a in compared_axes(program)}
+        for most in (2 + small_integers(program), *_LONGER):
+            if not any(constant_masks(masks_of(p), small) for p in parts):
+                break
+            least = {a: min(a.extent, most) for a in compared_axes(program)}
             wanted = _wanted(parts, longest) | whole
             longer = shrinking(program, wanted | {a: max(n, wanted.get(a, 2)) for a, n in least.items()})
             small = longer if isinstance(longer, Shrinking) and _is_quick(program, parts, longer) else small
@@ -122,13 +126,18 @@ def _is_quick(program: LoopProgram, parts: Sequence[Part], small: Shrinking) -> 
     return all(needed_trials(short, small.of(p.group), 1e-9)[0] <= _MANY_TRIALS for p in parts)
 
 
-def constant_masks(part: Part, small: Shrinking) -> list[Expr]:
-    """Masks that hide something at the actual extents, but nothing (or everything) on the short axes."""
+def masks_of(part: Part) -> list[Expr]:
+    """Returns the predicates over positions by which a kernel chooses what it adds; those of trees, what it computes."""
+    terms = [a.term for f in part.group.folds for a in f.accumulators]
+    if part.schedule.tree:  # its folds are derived as it is lowered: of what its nests compute
+        terms += [n.body for n in (*part.group.inner, *part.group.outputs)]
+    chosen = (n.args[0] for n in postorder(*terms) if isinstance(n, Apply) and n.op == "select") if terms else ()
+    return list(dict.fromkeys(p for p in chosen if is_positional(p)))
+
+
+def constant_masks(predicates: Sequence[Expr], small: Shrinking) -> list[Expr]:
+    """Returns those that hide something at the actual extents, but nothing (or everything) on the short axes."""
     generator = np.random.default_rng(0)
-    predicates = {
-        n.args[0]: None for f in part.group.folds for a in f.accumulators for n in postorder(a.term)
-        if isinstance(n, Apply) and n.op == "select" and is_positional(n.args[0])
-    }  # fmt: skip
     return [p for p in predicates if is_constant(small.of(p), generator) and not is_constant(p, generator)]
 
 

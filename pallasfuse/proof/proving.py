@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
-from pallasfuse.proof.groups import GroupTest, as_lowered, masks_vary, probe
+from pallasfuse.proof.groups import GroupTest, as_lowered, probe
 from pallasfuse.proof.instance import Instance, all_axes
 from pallasfuse.proof.lookups import lookups, over_stored
+from pallasfuse.proof.masks import masks_vary
 from pallasfuse.proof.parts_of_axes import parts_of_axes
 from pallasfuse.proof.result import Part, Proof, Record
 from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining, short_shapes
@@ -35,8 +36,9 @@ def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, s
             conversion(instance, delta, seed, record)
             for number, part in enumerate(parts):
                 if record.counterexample() is None:
-                    masks_vary(part, instance, record)
-                    GroupTest.small(instance, part, record).run(delta, seed + 31 * number)
+                    test = GroupTest.small(instance, part, record)
+                    masks_vary(part, instance, test.variants[0][1], test.bounded, seed, record)
+                    test.run(delta, seed + 31 * number)
                 if record.counterexample() is None:
                     probe(converted, part, seed, record)
                 if record.counterexample() is None:

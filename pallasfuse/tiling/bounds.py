@@ -1,6 +1,6 @@
 """Bounds of the rolled loop: tightened to the tiles that masks leave, and split into masked and unmasked segments."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -8,6 +8,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, add, apply, const, postorder, read, sub, substitute
 from pallasfuse.ir.fold import Accumulator, Fold, Group
+from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.neutrality import VANISHES, Far, evaluate_under, fills_of, hides, is_neutral
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.schedule import Schedule
@@ -124,14 +125,15 @@ def _tiles_covering(position: Expr, tile: int) -> Expr:
 
 def guards(
     folds: Sequence[Fold], rolled: Axis, *, inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(),
-    strict: bool = False, ranged: bool = False,
+    strict: bool = False, far: bool = True, ranged: bool = False,
 ) -> Guards:  # fmt: skip
     """Finds the predicates outside of which every term of a pass is neutral.
 
-    They bound the rolled axis by positions, and by what they read of `inputs`. `inner`: reductions that are computed in the tile.
-    `strict`: only predicates that assume nothing. Frames are finite: the tile program guards them. Reductions that an earlier
-    pass has finished may be anything: a row that they make NaN must become NaN here too. `ranged`: find what is visible by masks
-    over data, too.
+    They bound the rolled axis by positions, and by what they read of `inputs`. `inner`: reductions that are computed in the tile,
+    and which no mask has touched (`unmasked`). `strict`: only predicates that assume nothing. `far`: those that fill in numbers,
+    too, which needs folds that all reduce the rolled axis. Frames are finite: the tile program guards them. Reductions that an
+    earlier pass has finished may be anything: a row that they make NaN must become NaN here too. `ranged`: find what is visible by
+    masks over data, too.
     """
     accumulators = [a for f in folds for a in f.accumulators]
     frames = {frame.name for f in folds for frame in f.frames}
@@ -151,7 +153,7 @@ def guards(
     neutral: dict[Expr, tuple[frozenset[float], bool]] = {}
     for predicate, otherwise in found.items():
         filled = [evaluate_under(o, {}, far=True).value for o in otherwise]
-        numbers = frozenset(f.value for f in filled if isinstance(f, Far)) if not strict else frozenset()
+        numbers = frozenset(f.value for f in filled if isinstance(f, Far)) if far and not strict else frozenset()
         proofs = [
             is_neutral(a.term, a.reducer, hidden[predicate], frames, finished, far=bool(numbers)) for a in accumulators
         ]
@@ -210,6 +212,24 @@ def _shows_some(
     return True
 
 
+def unmasked(nests: Iterable[Nest]) -> frozenset[str]:
+    """Names the reductions in which no mask fills anything in, nor in any of these nests that they read.
+
+    What a mask has hidden before may be all that the next one leaves of a row, however much it leaves.
+    """
+    known = {n.name: n for n in nests}
+    touched = {n for n, nest in known.items() if (fills := fills_of(nest.body)) is None or fills.shown}
+    while more := {n for n, nest in known.items() if n not in touched and not nest.reads.isdisjoint(touched)}:
+        touched |= more
+    return frozenset(n for n, nest in known.items() if nest.is_reduction and n not in touched)
+
+
+def unmasked_in(group: Group) -> frozenset[str]:
+    """Names the reductions inside of a group's tiles that no mask has touched."""
+    names = unmasked((*group.inner, *(f.nest for f in group.folds)))
+    return frozenset(n.name for n in group.inner if n.name in names)
+
+
 def _without(term: Expr, true: AbstractSet[Expr]) -> Expr:
     """A term where these predicates are true."""
     return simplify(substitute(term, known_where(true)))
@@ -224,8 +244,8 @@ def known_where(true: AbstractSet[Expr]) -> dict[Expr, Expr]:
 def guards_of(group: Group, pass_index: int, *, ranged: bool = False) -> Guards:
     """The guards of one pass of a group. ranged: as in `guards`."""
     folds = [f for f in group.folds if f.pass_index == pass_index]
-    inner = frozenset(n.name for n in group.inner)
-    return guards(folds, group.rolled, inputs=frozenset(group.inputs), inner=inner, strict=group.strict, ranged=ranged)
+    inputs, inner = frozenset(group.inputs), unmasked_in(group)
+    return guards(folds, group.rolled, inputs=inputs, inner=inner, strict=group.strict, ranged=ranged)
 
 
 def bounding_axes(group: Group) -> frozenset[Axis]:
@@ -261,9 +281,9 @@ def assumed_by(skipped: Guards) -> Iterator[str]:
 def plan_loop(
     schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
     inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(), strict: bool = False,
-    range_ends: Callable[[Expr, bool], Extent] | None = None,
+    far: bool = True, range_ends: Callable[[Expr, bool], Extent] | None = None,
 ) -> Plan:  # fmt: skip
-    """Segments that together visit every tile on which some term is not neutral (`inputs`, `inner`, `strict`: as in `guards`).
+    """Segments that together visit every tile on which some term is not neutral (`inputs` to `far`: as in `guards`).
 
     range_ends: makes the extent of a range known in the rows of a block, from what is visible and whether rows without anything
     visible are visited. It is asked where a mask does not bound the loop by itself.
@@ -276,7 +296,7 @@ def plan_loop(
             return read(block_start(axis), (), "int32"), tile_of(axis)
         return integer(0), axis.extent
 
-    found = guards(folds, rolled, inputs=inputs, inner=inner, strict=strict, ranged=range_ends is not None)
+    found = guards(folds, rolled, inputs=inputs, inner=inner, strict=strict, far=far, ranged=range_ends is not None)
     predicates = found.predicates
     both = Extent(EVERYWHERE, EVERYWHERE)
     unbounded = any(p not in predicates or extent(p, rolled, block).certain is None for p in found.ranged)

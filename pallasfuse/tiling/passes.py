@@ -23,7 +23,7 @@ from pallasfuse.ir.tile_program import (
     visited,
 )
 from pallasfuse.tiling import guards
-from pallasfuse.tiling.bounds import Trip, known_where, plan_loop
+from pallasfuse.tiling.bounds import Trip, known_where, plan_loop, unmasked_in
 from pallasfuse.tiling.masks import Extent, Interval
 from pallasfuse.tiling.ranges import range_of
 from pallasfuse.tiling.values import Scope, Values
@@ -48,10 +48,9 @@ class Passes(Values):
 
     def _rolled(self, folds: list[Fold], *, split: bool = False) -> None:
         """One pass over the rolled axis, or over the block's part of it."""
-        inner = frozenset(n.name for n in self.group.inner)
         plan = plan_loop(
             self.schedule, self.rolled, self._tile, self.tails, folds,
-            inputs=self.bounding, inner=inner, strict=self.group.strict,
+            inputs=self.bounding, inner=unmasked_in(self.group), strict=self.group.strict,
             range_ends=self._range_ends if self.schedule.ranges else None,
         )  # fmt: skip
         plan = plan.map(lambda bound: self._outer(bound, self.top))

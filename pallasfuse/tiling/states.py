@@ -32,7 +32,7 @@ from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Reduce, Store, TileProgram, verify
 from pallasfuse.targets import Target
-from pallasfuse.tiling.bounds import guards
+from pallasfuse.tiling.bounds import guards, unmasked_in
 from pallasfuse.tiling.lower import Lowering, loaded
 from pallasfuse.tiling.masks import EVERYWHERE, extent, integer, intersect, maximum, minimum
 from pallasfuse.tiling.values import Scope
@@ -189,7 +189,7 @@ class _Progress(Lowering):
             return (index(axis), 1) if axis in rows else (integer(0), axis.extent)
 
         possible = EVERYWHERE
-        inner = frozenset(n.name for n in whole.inner)
+        inner = unmasked_in(whole)
         for predicate in guards(whole.folds, whole.rolled, inner=inner, strict=whole.strict).predicates:
             possible = intersect(possible, extent(predicate, whole.rolled, block).possible)
         total = integer(whole.rolled.extent)

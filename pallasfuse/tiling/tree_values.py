@@ -1,13 +1,13 @@
 """The values of a kernel that a schedule tree describes: the windows of axes, and where values are known, loaded and kept."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, const, read
+from pallasfuse.ir.expr import Expr, Read, const, convert, read, substitute
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.part import Part
@@ -69,8 +69,9 @@ class Kept:
 
     scope: Scope
     memory: Memory
-    filled: dict[Read, tuple[str, RangeLoop | None]] = field(default_factory=dict)
-    """The buffer for each read of it, and the loop in that body that fills the buffer: the first one that reads it."""
+    filled: dict[Read, tuple[str, RangeLoop | None, int]] = field(default_factory=dict)
+    """The buffer for each read of it, the loop in that body that fills it (the first one that reads it), and the tile in which that
+    loop divides a block's part of an axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Bounded:
     guards: Guards
     numbers: frozenset[float]
     """The numbers that masks fill in, where such masks bound it."""
+    folds: tuple[Fold, ...] = ()
+    """What is added to in it, and is the same where some predicate is false."""
 
 
 class Derive(Protocol):
@@ -129,6 +132,10 @@ class TreeValues(Passes):
         self.spilled: list[tuple[Scope, Expr, str]] = []
         """Values that an inner loop reads piece by piece, each with the body that knows it and the name of its buffer."""
         self.kept: dict[str, Kept] = {}
+        self.split: Axis | None = None
+        """The axis of which every block has a part only."""
+        self.part_tile = 0
+        """The tile of the outermost open loop over that axis, in which the parts are cut; 0: none is open."""
         self.used: set[str] = set()
         """The names that `_unique` has given."""
         self.loads: set[str] = set()
@@ -213,7 +220,26 @@ class TreeValues(Passes):
         at = self._loop_over(axis, scope)
         return at.edge if at is not None else axis.extent % self._window(axis, scope) != 0
 
+    def _has_a_part_of(self, nest: Nest, scope: Scope) -> bool:
+        """Says whether a nest has the axis of which a block has a part only, whose loop does not stand around a body."""
+        return self.split in (*nest.axes, *nest.reduced) and self._loop_over(self.split, scope) is None
+
     # --- values
+
+    def _with_maps(self, fold: Fold, axis: Axis, nests: Sequence[Nest]) -> Fold:
+        """The fold as masks are judged by, with the maps of the tree inlined: what these hide, and what they read, is seen.
+
+        nests: those in the loop over `axis`; other reductions that a map reads are finished.
+        """
+        maps: dict[Expr, Expr] = {}
+        for nest in self.nests.values():
+            if nest.reducer is None:
+                maps[read(nest.name, nest.axes, nest.dtype)] = convert(substitute(nest.body, maps), nest.dtype)
+        accumulators = tuple(replace(a, term=substitute(a.term, maps)) for a in fold.accumulators)
+        before, after = (frozenset().union(*(a.term.tensors for a in of)) for of in (fold.accumulators, accumulators))
+        inside = {n.name for n in nests if axis in n.axes}
+        finished = (after - before - inside) & self.nests.keys()
+        return replace(fold, accumulators=accumulators, finished_reads=fold.finished_reads | finished)
 
     def _find(self, node: Expr, scope: Scope) -> Expr | None:
         crossed: set[Axis] = set()
@@ -291,11 +317,17 @@ class TreeValues(Passes):
         loop = next((x for s, x in self.opened if s.parent is kept.scope and _stands_in(home, s)), None)
         if node not in kept.filled:
             buffer = self._unique(f"{name}.kept")
-            kept.filled[node] = buffer, loop
+            kept.filled[node] = buffer, loop, self.part_tile
             sizes = tuple(self._room(a, kept.scope) for a in axes)
             zero = const(_zero(node.dtype), node.dtype)
             kept.scope.statements.append(Buffer(buffer, axes, sizes, node.dtype, zero, kept.memory))
-        buffer, filled_by = kept.filled[node]
+        buffer, filled_by, part_tile = kept.filled[node]
+        if self.split in node.axes and part_tile != self.part_tile:
+            broken(
+                8,
+                f"{node.tensor} is kept in tiles of {part_tile} along {self.split}, and read in tiles of {self.part_tile}, whose "
+                "parts begin elsewhere",
+            )
         if filled_by is loop:
             home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
             home.statements.append(Set(buffer, axes, home.known[node]))

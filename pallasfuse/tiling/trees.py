@@ -35,7 +35,7 @@ from pallasfuse.ir.tile_program import (
     verify,
 )
 from pallasfuse.ir.tree import Do, Keep, Merge, Node, RangeLoop, Tree, TreeKernel, walk
-from pallasfuse.tiling.bounds import Guards, Trip, known_where, plan_loop
+from pallasfuse.tiling.bounds import Guards, Trip, known_where, plan_loop, unmasked
 from pallasfuse.tiling.levels import blocks_and_loops, each_in_a_loop, grid_of, splits
 from pallasfuse.tiling.lower import loaded
 from pallasfuse.tiling.masks import integer, maximum, minimum
@@ -47,20 +47,22 @@ from pallasfuse.tiling.values import Scope
 
 
 def lower_tree(
-    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, bounded: list[Bounded] | None = None
-) -> tuple[TileProgram, ...] | Refusal:
+    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, uneven: bool = False,
+    bounded: list[Bounded] | None = None,
+) -> tuple[TileProgram, ...] | Refusal:  # fmt: skip
     """The kernels of a schedule tree, each reading what those before have stored; or the rule that the tree breaks.
 
     Levels that are not blocks or loops (`levels.blocks_and_loops`) run as those.
 
     Args:
       strict: as in `fuse`.
+      uneven: as in `tree_rules.check`.
       bounded: gets the loops that masks may bound.
     """
     known = Kernels(part, derive, tiles, strict, {t.name: t for t in part.inputs})
     programs = []
     try:
-        check(tree, part)
+        check(tree, part, uneven=uneven)
         plain = blocks_and_loops(tree, part)
         if isinstance(plain, Refusal):
             return plain
@@ -111,7 +113,6 @@ class TreeLowering(TreeMerges):
         loops, body = grid_of(self.kernel.body)
         self.block_body = body
         blocks: dict[Axis, int] = {}
-        self.split: Axis | None = None
         parts = 1
         for loop in loops:
             axis = self.axes[loop.axis]
@@ -315,7 +316,8 @@ class TreeLowering(TreeMerges):
         tile = self._piece(loop, window if inside else axis.extent)
         tile = min(self._rounded(axis, tile), window) if inside else self._rounded(axis, tile)
         saved = self._place()
-        self.rolled, self.top, sizes = axis, scope, self.sizes
+        self.rolled, self.top, sizes, part_tile = axis, scope, self.sizes, self.part_tile
+        self.part_tile = tile if split else part_tile
         self.sizes = {**sizes, axis: loop.size if not loop.shares else tile}
         self._enter(own.folds)
         for fold in () if handed else own.folds:
@@ -349,10 +351,10 @@ class TreeLowering(TreeMerges):
         )
         scope.statements.append(made_loop)
         if not inside:
-            self.known.bounded.append(Bounded(made_loop, made.guards, made.numbers))
+            self.known.bounded.append(Bounded(made_loop, made.guards, made.numbers, made.folds))
         if handed is None:
             self._closed(own, scope, split=split)
-        self.sizes = sizes
+        self.sizes, self.part_tile = sizes, part_tile
         self._return_to(saved)
 
     def _carries(self, own: OpenPass, *, begun: bool, last: bool) -> list[Carry]:
@@ -372,6 +374,9 @@ class TreeLowering(TreeMerges):
         """After the loop that carries states: what it reduces is finished, or the states of a part are stored."""
         self.joined = [(at, name) for at, name in self.joined if name not in own.by_name]
         for fold in own.folds:
+            if not split and self._has_a_part_of(fold.nest, scope):
+                inside = f"the loop over {self.split}, of which a block has a part only, stands inside of it"
+                broken(7, f"{fold.name} is finished after the loop over {own.axis}: {inside}")
             if fold.name in own.deeper:
                 self._get_accumulators(fold, scope)
         if split and own.folds:
@@ -421,22 +426,29 @@ class TreeLowering(TreeMerges):
     ) -> "_Planned":
         """A loop over all of its axis, or a block's part of it: bounded by masks outside of which nothing is added or stored."""
         nests = list(self._under(loop))
-        adding = self._adding(own, nests)
-        adds_only = all(n.name in {f.name for f in adding} or n.name not in self.stores for n in nests)
+        adding = [self._with_maps(f, axis, nests) for f in self._adding(own, nests)]
+        lasting = self._lasting(own) - {f.name for f in adding}
+        adds_only = all(n.name not in lasting for n in nests)
         adds_only &= all(n.reads.isdisjoint(self.kept) for n in nests)  # a loop that fills a buffer fills all of it
+        adds_only &= not any(isinstance(n, Merge) for _, n in walk(loop.body))
         opened = [a for a in self.axes.values() if a in self.blocks or self._loop_over(a, scope) is not None]
         schedule = Schedule(tuple((a, self._window(a, scope)) for a in opened), axis, tile)
         plan = plan_loop(
             schedule, axis, lambda a: tile if a == axis else self._window(a, scope), self.tails, adding if adds_only else [],
-            inner=frozenset(n.name for n in nests), strict=self.strict,
+            inner=unmasked(self.nests.values()) & {n.name for n in nests}, strict=self.strict,
+            far=all(f.name in own.by_name for f in adding),
         )  # fmt: skip
         plan = plan.map(lambda bound: self._outer(bound, scope))
         if split:
             plan = plan.part(self.part)
         return _Planned(
             list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0), plan.guards,
-            _filled(adding) if plan.guards.fills else frozenset(),
+            _filled(adding) if plan.guards.fills else frozenset(), tuple(adding),
         )  # fmt: skip
+
+    def _lasting(self, own: OpenPass) -> frozenset[str]:
+        """What is read after a loop that carries a pass."""
+        return self.stores | self.active.keys() | own.by_name.keys()
 
     def _adding(self, own: OpenPass, nests: Sequence[Nest]) -> list[Fold]:
         """The folds that go on in a loop and may skip some of it: what is moved there is moved everywhere."""
@@ -455,6 +467,7 @@ class _Planned:
     origin: Expr
     guards: Guards = field(default_factory=Guards)
     numbers: frozenset[float] = frozenset()
+    folds: tuple[Fold, ...] = ()
 
 
 def _filled(folds: Sequence[Fold]) -> frozenset[float]:

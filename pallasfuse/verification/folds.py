@@ -62,7 +62,7 @@ class GroupRun:
         at: dict[str, Value] = {}
         for part in parts:
             last = part is parts[-1]
-            frames = final if last and not self.split else {f.name: self.random_frame(f) for f in fold.frames}
+            frames = final if last and not self.split else {f.name: random_frame(f, self.fields) for f in fold.frames}
             new = self._terms(fold, part, frames)
             if self.split:
                 new, frames = self._moved(fold, new, frames, final), final
@@ -75,11 +75,6 @@ class GroupRun:
             main = fold.accumulators[0]
             named[main.name] = self._value(fold.refined, main.axes, named)
         return self.fields.finished(self._value(fold.finish, fold.nest.axes, named))
-
-    def random_frame(self, frame: Frame) -> Value:
-        """An arbitrary value of a frame; a square where the repair relies on a positive one."""
-        value = self.fields.random([a.extent for a in frame.axes], frame.value.dtype)
-        return self.fields.squares(value) if frame.positive else value
 
     def _terms(self, fold: Fold, part: Array, frames: Mapping[str, Value]) -> list[Value]:
         """Every accumulator over some positions of the rolled axis."""
@@ -147,3 +142,9 @@ class GroupRun:
     def _combined(self, fold: Fold, a: list[Value], b: list[Value]) -> list[Value]:
         return [self.fields.apply(x.reducer.combine, [p, q], x.dtype)
                 for x, p, q in zip(fold.accumulators, a, b, strict=True)]  # fmt: skip
+
+
+def random_frame(frame: Frame, fields: FiniteFields) -> Value:
+    """Returns an arbitrary value of a frame; a square where the repair relies on a positive one."""
+    value = fields.random([a.extent for a in frame.axes], frame.value.dtype)
+    return fields.squares(value) if frame.positive else value

@@ -45,13 +45,25 @@ def wrong_visits(
     return None
 
 
+def skips(program: TileProgram, loop: Loop, generator: np.random.Generator) -> bool:
+    """Returns whether a loop, whose bounds read no data, leaves out positions of its axis in some block."""
+    for starts in _blocks(program, loop, generator):
+        runs = [(begin, end) for one in _parts(loop, starts) for _, begin, end in _runs(program, loop, one, {})]
+        if _complement(runs, loop.axis.extent):
+            return True
+    return False
+
+
+def _parts(loop: Loop, starts: dict[Axis, int]) -> list[dict[Axis, int]]:
+    split = loop.split
+    return [starts] if split is None else [{**starts, split.part: n} for n in range(split.part.extent)]
+
+
 def _wrong_in_block(
     program: TileProgram, loop: Loop, predicates: Sequence[Expr], sure: Sequence[Expr], starts: dict[Axis, int],
     data: dict[str, int], generator: np.random.Generator,
 ) -> str | None:  # fmt: skip
-    split = loop.split
-    parts = [starts] if split is None else [{**starts, split.part: n} for n in range(split.part.extent)]
-    runs = [run for one in parts for run in _runs(program, loop, one, data)]
+    runs = [run for one in _parts(loop, starts) for run in _runs(program, loop, one, data)]
     problem = _contiguous(loop, starts, runs)
     if problem is not None:
         return problem

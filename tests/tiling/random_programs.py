@@ -1,7 +1,5 @@
 """Functions for random schedule trees: extents are small and odd, so that tiles seldom divide them."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 
@@ -56,6 +54,56 @@ def positive_products(x, y):
     return jnp.sum(jnp.sum(jnp.exp(x[:, :, None] + y[None]), 1), -1)
 
 
+def masked_twice(q, k, v):
+    """Both masks fill in numbers, and the first row keeps nothing."""
+    s = q @ k.T
+    i, j = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])[None, :]
+    return jax.nn.softmax(jnp.where(j <= i, jnp.where(j >= 1, s, -1e9), -1e9), -1) @ v
+
+
+def finite_causal(q, k, v):
+    i, j = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])[None, :]
+    return jax.nn.softmax(jnp.where(j <= i, q @ k.T, -1e9), -1) @ v
+
+
+def largest_above_the_diagonal(a, b):
+    """Masks along both axes of a product: some columns keep nothing."""
+    s = a @ b
+    i, j = jnp.arange(s.shape[0])[:, None], jnp.arange(s.shape[1])[None, :]
+    return jnp.max(jnp.where(j > i + 2, s, -1e9), 0)
+
+
+def beside_masked_columns(q, k, v):
+    """No output is the weighted sum itself."""
+    o = jax.nn.softmax(q @ k.T, -1) @ v
+    j, d = jnp.arange(v.shape[0])[:, None], jnp.arange(v.shape[1])[None, :]
+    return jnp.sin(o) + jnp.where(d >= j, v, 0).sum(0)
+
+
+def sum_of_the_first(x):
+    t = jnp.sum(x * x, 1)
+    return t, jnp.sum(jnp.where(jnp.arange(x.shape[0]) < 4, t, 0))
+
+
+def sums_both_ways(x):
+    return jnp.sum(x, 0), jnp.sum(x * x, 1)
+
+
+def of_all_squares(x):
+    return jnp.exp(0.0625 * jnp.sum(x * x, (1, 2)))
+
+
+def exponentials_and_squares(x):
+    return jnp.sum(jnp.exp(x), 1), jnp.max(x * x, 1)
+
+
+def counts(x):
+    """Integers: of positives, and of the last positions with one."""
+    positive = x > 0
+    j = jnp.arange(x.shape[1])
+    return jnp.sum(positive.astype(jnp.int32), 1), jnp.max(jnp.where(positive, j, -1), 1)
+
+
 NAMED = [n for n in PROGRAMS if n not in ("half_attention", "quantized")]
 SUBJECTS = {n: Subject(PROGRAMS[n].function, PROGRAMS[n].shapes, "") for n in NAMED} | {
     "chain": Subject(lambda a, b, c: a @ b @ c, ((7, 5), (5, 13), (13, 6)), ""),
@@ -68,11 +116,14 @@ SUBJECTS = {n: Subject(PROGRAMS[n].function, PROGRAMS[n].shapes, "") for n in NA
     "products of norms": Subject(products_of_norms, ((7, 13), (13,), (13, 9), (13, 9)), ""),
     "two reduced axes": Subject(sum_of_two_axes, ((3, 5, 7),), ""),
     "low rank": Subject(low_rank, ((5, 13), (13, 9), (13, 3), (3, 9)), ""),
+    "masked twice": Subject(masked_twice, ((13, 5), (13, 5), (13, 6)), "", kept="t10"),
+    "finite causal": Subject(finite_causal, ((13, 5), (13, 5), (13, 6)), "", kept="t9"),
+    "above the diagonal": Subject(largest_above_the_diagonal, ((9, 5), (5, 13)), ""),
+    "beside masked columns": Subject(beside_masked_columns, ((5, 5), (13, 5), (13, 9)), ""),
+    "sum of the first": Subject(sum_of_the_first, ((13, 9),), ""),
+    "sums both ways": Subject(sums_both_ways, ((8, 12),), ""),
+    "a sum of two axes": Subject(of_all_squares, ((3, 8, 12),), ""),
+    "exponentials and squares": Subject(exponentials_and_squares, ((8, 12),), ""),
+    "counts": Subject(counts, ((7, 13),), ""),
     "positive products": Subject(positive_products, ((5, 7), (7, 9)), ""),
 }
-
-
-def short(subject: Subject) -> Subject:
-    """The same function of shorter arguments: a proof needs as many tests as there are exponents."""
-    shapes = tuple(tuple(n if n < 4 else 3 + (n > 6) + (n > 12) for n in shape) for shape in subject.shapes)
-    return replace(subject, shapes=shapes)

@@ -39,11 +39,14 @@ class Walker:
         moves = (
             [self.enclose] * 6
             + [self.blocks] * 2
-            + [self.split, self.cluster, self.again, self.again, self.apart, self.keep]
+            + [self.split, self.cluster, self.again, self.again, self.apart, self.keep, self.pass_over]
         )
         moves += [self.slots]
         if self.random.random() < 0.3:
             self.attempt(self.split())
+            for step in (self.pass_over, self.apart, self.around_parts):
+                if self.random.random() < 0.3:
+                    self.attempt(step())
         for _ in range(steps):
             self.attempt(self.random.choice(moves)())
         return self.tree
@@ -231,6 +234,27 @@ class Walker:
         tensor = self.random.choice(self.part.inputs).name
         at = self.random.randint(0, len(body))
         return self.changed(number, path, (*body[:at], Keep(tensor, "shared"), *body[at:]))
+
+    def pass_over(self) -> Tree | None:
+        """An input is kept, and read by two loops: one is taken apart, with tiles of its own."""
+        tree, self.tree = self.tree, self.keep() or self.tree
+        apart = self.apart()
+        self.tree = tree
+        return apart
+
+    def around_parts(self) -> Tree | None:
+        """In blocks that have parts of an axis: a loop over another axis around the loop over that one."""
+        loop = self.tree[0].body[0]
+        if len(self.tree) < 2 or not isinstance(loop, RangeLoop) or len(loop.body) != 1:
+            return None
+        body = loop.body
+        others = sorted({a.name for n in self.nests(body) for a in (*n.axes, *n.reduced)} - {loop.axis})
+        if not others:
+            return None
+        axis = self.random.choice(others)
+        if self.random.random() < 0.5 and isinstance(body[0], RangeLoop):  # what stands first gets a loop of its own
+            body = (*body[0].body[:1], replace(body[0], body=body[0].body[1:] or body[0].body))
+        return self.changed(0, (0,), (RangeLoop(axis, self.size(axis, ()), body),))
 
     def slots(self) -> Tree | None:
         number = self.kernel()
