@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.schedule_parts import workloads
+from benchmarks.schedule_regions import workloads
 from pallasfuse.device import Device, assumed, find
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.schedule import expressions, pruning, tiles
 from pallasfuse.schedule.candidates import ModelPrices, Space
 from pallasfuse.schedule.folds import derivable
@@ -30,23 +30,23 @@ from pallasfuse.schedule.space import all_trees
 SLOWDOWNS = {"published": published_slowdown, "rounds": rounds_of_blocks}
 
 
-def print_expressions(part: Part, choices: tiles.Choices) -> None:
+def print_expressions(region: Region, choices: tiles.Choices) -> None:
     """Prints the paper's counts: tiling expressions, both readings of its first two rules, tuples of tiles."""
-    every = expressions.expressions(part)
+    every = expressions.expressions(region)
     deep = sum(map(expressions.is_deep, every))
     print(
         f"  expressions: {deep} deep, {len(every) - deep} flat; full space {len(every) * tiles.count(choices):,} candidates"
     )
     for reading in pruning.READINGS:
-        stages = pruning.expression_stages(part, reading)
+        stages = pruning.expression_stages(region, reading)
         counts = " -> ".join(map(str, (stages[0].before, *(s.after for s in stages))))
         print(f"    {' and '.join(s.rule for s in stages)}: {counts}   ({reading})")
 
 
-def print_trees(part: Part, choices: tiles.Choices, model: Model, may_fold: MayFold) -> Space:
+def print_trees(region: Region, choices: tiles.Choices, model: Model, may_fold: MayFold) -> Space:
     """Prints what each rule leaves of our own trees; returns the space without equal trees and padding."""
     start = time.perf_counter()
-    every = Space(part, tuple(all_trees(part, may_fold)), choices, may_fold)
+    every = Space(region, tuple(all_trees(region, may_fold)), choices, may_fold)
     pruned, stages = pruning.prune(every)
     memory = pruning.within_memory(pruned, model)
     print(
@@ -66,21 +66,21 @@ def print_best(space: Space, model: Model) -> None:
     print(f"  search: {space.count:,} candidates, {found.priced:,} priced in {took:.2f} s")
     for us, candidate in found.best:
         tree = space.tree(candidate)
-        placement = place(space.part, tree, space.may_fold)
+        placement = place(space.region, tree, space.may_fold)
         price = model.price(tree, space.may_fold)
         assert not isinstance(placement, Broken) and not isinstance(price, Broken)
         print(f"    {us:9.3f} us  {price.limit:16} {str(tree).removeprefix('kernel '):60} {show(placement)}")
 
 
-def report(name: str, part: Part, device: Device, slowdown: str, *, counts_only: bool) -> None:
-    """Prints everything about one part."""
-    batch = [a.name for a in expressions.independent_axes(part)]
-    axes = ", ".join(f"{a.name}:{a.extent}" + (" in the grid" if a.name in batch else "") for a in part.axes.values())
+def report(name: str, region: Region, device: Device, slowdown: str, *, counts_only: bool) -> None:
+    """Prints everything about one region."""
+    batch = [a.name for a in expressions.independent_axes(region)]
+    axes = ", ".join(f"{a.name}:{a.extent}" + (" in the grid" if a.name in batch else "") for a in region.axes.values())
     print(f"{name}: {axes}")
-    choices = tiles.choices(part.axes.values(), batch)
-    model = Model(part, device, SLOWDOWNS[slowdown])
-    print_expressions(part, choices)
-    space = print_trees(part, choices, model, derivable(part))
+    choices = tiles.choices(region.axes.values(), batch)
+    model = Model(region, device, SLOWDOWNS[slowdown])
+    print_expressions(region, choices)
+    space = print_trees(region, choices, model, derivable(region))
     if not counts_only:
         print_best(space, model)
     print(flush=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.part import part_of_group
+from pallasfuse.ir.region import region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
@@ -32,7 +32,7 @@ def lowered(
     """
     if not schedule.tree:
         return lower_for(target, group, schedule, tensors, most_padded=most_padded)
-    folds = FoldsOnDemand(part_of_group(group, tensors), strict=group.strict)
+    folds = FoldsOnDemand(region_of_group(group, tensors), strict=group.strict)
     found = lower_on(target, schedule, folds, most_padded=most_padded, uneven=uneven, bounded=bounded)
     if isinstance(found, Refusal):
         raise InvalidProgramError(f"the schedule of {group.name} breaks {found}")
@@ -46,7 +46,7 @@ def lower_on(
     """The kernels of a schedule tree on a target, or the rule that it breaks. folds: derives what it reads unfinished."""
     tiles = Tiles(target.tails, min(target.smallest_dot, most_padded), min(target.tile_multiple, most_padded))
     return lower_tree(
-        folds.part, schedule.tree, folds, tiles, strict=folds.strict, uneven=uneven, bounded=bounded
+        folds.region, schedule.tree, folds, tiles, strict=folds.strict, uneven=uneven, bounded=bounded
     )  # fmt: skip
 
 

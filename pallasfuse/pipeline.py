@@ -37,7 +37,7 @@ from pallasfuse.plan import Kernel, Plan, Step, Strategy
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
-from pallasfuse.proof import Part, Proof, prove
+from pallasfuse.proof import PlannedKernel, Proof, prove
 from pallasfuse.repetition import Places, grouped, predicted_us
 from pallasfuse.scheduled import scheduled
 from pallasfuse.steps import fallbacks_of, gathered_anyway, operands_of, steps_of
@@ -249,9 +249,9 @@ def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
         yield replace(placed, phases=with_lookups(placed.phases, able))
 
 
-def parts_of(plan: Plan) -> list[Part]:
+def parts_of(plan: Plan) -> list[PlannedKernel]:
     """The kernels of a plan, as the proof takes them."""
-    return [Part(k.group, k.schedule, k.phases) for k in plan.kernels]
+    return [PlannedKernel(k.group, k.schedule, k.phases) for k in plan.kernels]
 
 
 def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:

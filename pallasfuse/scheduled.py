@@ -19,7 +19,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder, read
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
-from pallasfuse.ir.part import part_of_group
+from pallasfuse.ir.region import region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Do, Keep, Merge, RangeLoop, Tree, parse, renamed, walk
@@ -52,7 +52,7 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
     schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
     try:
-        folds = FoldsOnDemand(part_of_group(group, tensors), strict=strict)
+        folds = FoldsOnDemand(region_of_group(group, tensors), strict=strict)
     except InvalidProgramError as error:
         raise ScheduleError(f"FuseOptions.schedule breaks rule 3 (nests): {error}") from None
     bounded: list[Bounded] = []

@@ -17,7 +17,7 @@ from pallasfuse.pipeline import make_plan, parts_of, prove_plan, ways
 from pallasfuse.placement import looking_up
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.xla import price_gather
-from pallasfuse.proof import Part, prove
+from pallasfuse.proof import PlannedKernel, prove
 from pallasfuse.subjects import Bench
 from pallasfuse.targets import find
 from tests.xla_backend.test_lookups import arguments, by_pages, exact, heads_first
@@ -77,7 +77,7 @@ def test_a_wrong_lookup_is_refuted(mistake):
     first, second = lookups_of(part.phases).values()
     wrong = WRONG[mistake](first, second)
     phases = tuple(replace(p, program=replace(p.program, lookups=(wrong, second))) for p in part.phases)
-    proof = prove(plan.converted, [Part(part.group, part.schedule, phases)], delta=0.1)
+    proof = prove(plan.converted, [PlannedKernel(part.group, part.schedule, phases)], delta=0.1)
     assert proof.counterexample is not None
     assert proof.counterexample.stage.startswith("lookups of")
 

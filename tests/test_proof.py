@@ -15,7 +15,7 @@ from pallasfuse.ir.tile_program import Let, Load, Loop, Store
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, choose_groups, prove_plan, schedule_grouping
-from pallasfuse.proof import Counterexample, Part, Proof, deciding, groups, prove, stages
+from pallasfuse.proof import Counterexample, PlannedKernel, Proof, deciding, groups, prove, stages
 from pallasfuse.proof.result import Record
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU, Target
 from tests.ir.nested_programs import EXAMPLES
@@ -45,7 +45,7 @@ def plan_of(function, arguments, target: Target = TARGETS["xla"], options: FuseO
 
 
 def parts_of(found):
-    return [Part(k.group, k.schedule, k.phases) for k in found.kernels]
+    return [PlannedKernel(k.group, k.schedule, k.phases) for k in found.kernels]
 
 
 def with_body(part, body):
@@ -188,7 +188,7 @@ def refuted(name: str, change, target: str = "xla") -> Counterexample:
     return proof.counterexample
 
 
-def with_repair(part: Part, change) -> Part:
+def with_repair(part: PlannedKernel, change) -> PlannedKernel:
     """The part with every repair changed, as `fusion` would have derived it."""
 
     def accumulator(a):
@@ -249,7 +249,7 @@ def test_a_wrong_output_is_refuted():
     assert wrong.index == (0, 0)
 
 
-def first_segment_stops_early(part: Part) -> Part:
+def first_segment_stops_early(part: PlannedKernel) -> PlannedKernel:
     body = []
     for s in part.phases[0].program.body:
         if isinstance(s, Loop) and s.carries:

@@ -12,7 +12,7 @@ from pallasfuse.ir.expr import apply, const, index, read, sub
 from pallasfuse.ir.fold import OLD
 from pallasfuse.ir.tree import parse, show
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.proof import Part, prove
+from pallasfuse.proof import Region, prove
 from pallasfuse.scheduled import scheduled
 from pallasfuse.targets import INTERPRET, XLA_CPU
 from pallasfuse.tiling import trees
@@ -33,7 +33,7 @@ def proved(subject, tree, target=INTERPRET):
     converted = convert(jax.make_jaxpr(subject.function)(*arguments))
     grouping, placed = scheduled(converted, show(tree), target)
     (group,) = grouping.groups
-    return prove(converted, [Part(group, placed.schedule, placed.phases)])
+    return prove(converted, [Region(group, placed.schedule, placed.phases)])
 
 
 @pytest.mark.sampled(2)
@@ -42,7 +42,7 @@ def proved(subject, tree, target=INTERPRET):
 def test_random_trees(name, target):
     own = TARGETS[target]
     tiles = Tiles(own.tails, own.smallest_dot, own.tile_multiple)
-    tree = Walker(SUBJECTS[name].part, tiles, random.Random(NAMES.index(name))).walk(9)
+    tree = Walker(SUBJECTS[name].region, tiles, random.Random(NAMES.index(name))).walk(9)
     found = proved(SUBJECTS[name], tree, own)
     assert found.counterexample is None, f"{found}\n{show(tree)}"
     # of some masks the short axes are too short for tiles that are skipped, which the proof says

@@ -50,7 +50,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class DynamicSlice:
     """The current tile along one axis: `size` positions from `start`; `overhangs`: some may lie past the axis' end."""
 
     start: Array | int
@@ -63,7 +63,7 @@ class Memory:
     """The contents of a buffer: a tile with a dimension for every axis of more than one element, in canonical order."""
 
     array: Array
-    held: Mapping[Axis, Window]
+    held: Mapping[Axis, DynamicSlice]
     """The positions that it has along each axis, in canonical order."""
     dtype: str
 
@@ -71,11 +71,11 @@ class Memory:
     def axes(self) -> tuple[Axis, ...]:
         return tuple(a for a, w in self.held.items() if w.size != 1)
 
-    def is_whole(self, windows: Mapping[Axis, Window]) -> bool:
+    def is_whole(self, windows: Mapping[Axis, DynamicSlice]) -> bool:
         """Are the current windows all of the buffer? One of the buffer's size can only begin where the buffer does."""
         return all(windows[a].size == w.size for a, w in self.held.items())
 
-    def starts(self, windows: Mapping[Axis, Window]) -> list[Array]:
+    def starts(self, windows: Mapping[Axis, DynamicSlice]) -> list[Array]:
         """Where the current windows begin in the buffer."""
         found = []
         for axis in self.axes:
@@ -92,10 +92,10 @@ class Memory:
 class Machine(Protocol):
     """The operations that a backend must provide to run tile programs."""
 
-    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str) -> Array:
         """The tile of an input, one dimension per index axis, in the order of `indices`; `again`: as `Load.again`."""
 
-    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], value: Array) -> None:
         """Write a tile, one dimension per index axis."""
 
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
@@ -113,7 +113,7 @@ class Machine(Protocol):
 class Scope:
     """Values by name, with the windows of every axis and a memo of evaluated expressions."""
 
-    windows: dict[Axis, Window]
+    windows: dict[Axis, DynamicSlice]
     names: dict[str, Tile]
     memo: dict[Expr, Tile] = field(default_factory=dict)
     buffers: dict[str, Memory] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Interpreter:
 
     def run_block(self, starts: Mapping[Axis, Array]) -> None:
         """Run the whole program for the grid block that begins at `starts`."""
-        windows = {a: Window(starts.get(a, 0), t, a.extent % t != 0) for a, t in self.program.tiles}
+        windows = {a: DynamicSlice(starts.get(a, 0), t, a.extent % t != 0) for a, t in self.program.tiles}
         names = {block_start(a): Tile(s, ()) for a, s in starts.items()}
         self.run(self.program.body, Scope(windows, names))
 
@@ -281,7 +281,7 @@ class Interpreter:
 
     def _declare(self, s: Buffer, scope: Scope) -> None:
         sizes = dict(zip(s.axes, s.sizes, strict=True))
-        held = {a: Window(scope.windows[a].start, sizes[a], False) for a in self._union(s.axes)}
+        held = {a: DynamicSlice(scope.windows[a].start, sizes[a], False) for a in self._union(s.axes)}
         shape = tuple(w.size for w in held.values() if w.size != 1)
         array = jnp.full(shape, self.value(s.init, scope).array, jnp.dtype(s.dtype))
         scope.buffers[s.name] = Memory(array, held, s.dtype)
@@ -343,7 +343,7 @@ class Interpreter:
         begin = jnp.int32(segment.offset) + number * jnp.int32(segment.tile)
         if loop.origin is not ZERO:
             begin = self.value(loop.origin, scope).array + begin
-        inner.windows[axis] = Window(begin, segment.tile, segment.edge)
+        inner.windows[axis] = DynamicSlice(begin, segment.tile, segment.edge)
         done = begin - first.array
         after = jnp.minimum(done + jnp.int32(segment.tile), jnp.int32(axis.extent) - first.array)
         inner.names |= {before(axis): Tile(done, ()), visited(axis): Tile(after, ()), to_visit(axis): total}

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from pallasfuse.emission.elementwise import select
-from pallasfuse.emission.interpreter import Window
+from pallasfuse.emission.interpreter import DynamicSlice
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.tile_program import Loop, TileProgram, every
@@ -26,7 +26,7 @@ def stored(lookups: Sequence[Lookup], arrays: Mapping[str, Array]) -> dict[str, 
     """The results of lookups by name, as arrays of their own: what the program's gathers would have stored."""
     found = {}
     for lookup in lookups:
-        windows = {a: Window(0, a.extent, False) for a in lookup.result.axes}
+        windows = {a: DynamicSlice(0, a.extent, False) for a in lookup.result.axes}
         found[lookup.result.name] = tile_of(lookup, arrays, lookup.result.axes, windows, by_blocks=True)
     return found
 
@@ -47,7 +47,7 @@ def tile_of(
     lookup: Lookup,
     arrays: Mapping[str, Array],
     indices: Sequence[Axis],
-    windows: Mapping[Axis, Window],
+    windows: Mapping[Axis, DynamicSlice],
     *,
     by_blocks: bool,
 ) -> Array:
@@ -79,7 +79,7 @@ def tile_of(
     return select(inside, found, jnp.asarray(lookup.fill.value, found.dtype))
 
 
-def _positions(window: Window) -> Array:
+def _positions(window: DynamicSlice) -> Array:
     return lax.iota(jnp.int32, window.size) + jnp.asarray(window.start, jnp.int32)
 
 
@@ -102,7 +102,7 @@ def is_inside(entries: Array, count: int) -> Array:
     return inside
 
 
-def _entries(lookup: Lookup, table: Array, window: Mapping[Axis, Window], *, by_blocks: bool) -> Array:
+def _entries(lookup: Lookup, table: Array, window: Mapping[Axis, DynamicSlice], *, by_blocks: bool) -> Array:
     """The part of the table that a tile needs: an entry for each block, or for each row."""
     starts, sizes = [], []
     for axis in lookup.table.axes:
@@ -123,7 +123,7 @@ def _entries(lookup: Lookup, table: Array, window: Mapping[Axis, Window], *, by_
 
 
 def _gathered(
-    lookup: Lookup, source: Array, rows: Array, over: Sequence[Axis], block: int, window: Mapping[Axis, Window]
+    lookup: Lookup, source: Array, rows: Array, over: Sequence[Axis], block: int, window: Mapping[Axis, DynamicSlice]
 ) -> Array:
     """`block` rows of the source from each of `rows` on, in the order of the result's axes; over: the axes of `rows`."""
     starts: list[Array] = []

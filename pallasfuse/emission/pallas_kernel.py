@@ -14,7 +14,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision, select
-from pallasfuse.emission.interpreter import Array, Interpreter, Tile, Window
+from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Tile
 from pallasfuse.emission.lookups import in_range, is_inside, shaped
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
@@ -40,7 +40,7 @@ class _PallasMachine:
         self.lookups = {x.result.name: x for x in lookups}
 
     def _view(
-        self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, Window]
+        self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice]
     ) -> tuple[Any, tuple[int, ...], Array | None]:
         """The reference at the current tile, its shape, and the mask of what lies inside the array (None: everything)."""
         from jax.experimental import pallas as pl
@@ -71,14 +71,14 @@ class _PallasMachine:
             return ref.at[pl.ds(jnp.int32(0), 1)], (1,), None
         return ref.at[tuple(at)], shape, mask
 
-    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str) -> Array:
         if tensor in self.lookups:
             return self._looked_up(self.lookups[tensor], indices, windows, again)
         ref, _, mask = self._view(self.inputs[tensor], indices, windows)
         return _compat.masked_load(ref, mask, _EVICTION.get(again))
 
     def _looked_up(
-        self, lookup: Lookup, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str
+        self, lookup: Lookup, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str
     ) -> Array:
         """The tile of a looked-up tensor: every dimension of the source has an index for each element, so the tile is in the order
         of the result's axes whatever the order of the source's. What lies outside is neither read there nor in the table."""
@@ -114,7 +114,7 @@ class _PallasMachine:
                 found = select(mask, found, jnp.zeros((), found.dtype))
         return found
 
-    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], value: Array) -> None:
         ref, shape, mask = self._view(self.outputs[tensor], indices, windows)
         _compat.masked_store(ref, value.reshape(shape), mask)
 

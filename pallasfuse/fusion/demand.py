@@ -1,4 +1,4 @@
-"""Folds of the nests of a part, derived where a schedule reads reductions before they are finished."""
+"""Folds of the nests of a region, derived where a schedule reads reductions before they are finished."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,22 +8,22 @@ from pallasfuse.fusion.folding import fold_over
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
 
 class FoldsOnDemand:
     """Derives folds, each once, and remembers how results may differ by them."""
 
-    def __init__(self, part: Part, *, strict: bool = False) -> None:
-        self.part, self.strict = part, strict
+    def __init__(self, region: Region, *, strict: bool = False) -> None:
+        self.region, self.strict = region, strict
         self.conditions: dict[str, None] = {}
         """The ways in which the kernels that were derived round otherwise."""
         self.exceptions: dict[str, None] = {}
         """Where results may be NaN, infinite or finite though the program's are not."""
         self._signs: dict[str, Sign] = {}
         self._known: dict[tuple[str, Axis, frozenset[str]], Fold | Refusal] = {}
-        for nest in part.nests:
+        for nest in region.nests:
             sign = infer_sign(nest.body, self._signs)
             self._signs[nest.name] = sign if nest.reducer is None else reduction_sign(nest.reducer, sign)
 
@@ -40,5 +40,5 @@ class FoldsOnDemand:
             return found
         self.conditions |= dict.fromkeys(found.conditions)
         self.exceptions |= dict.fromkeys(found.exceptions)
-        finished = (n.name for n in self.part.reads(nest) if n.name not in unfinished and axis not in n.axes)
+        finished = (n.name for n in self.region.reads(nest) if n.name not in unfinished and axis not in n.axes)
         return replace(found.fold, finished_reads=frozenset(finished))

@@ -23,7 +23,7 @@ Level = Literal["time", "mesh", "grid", "cluster", "group", "serial"]
 """The place where the trips of a loop run, the outermost first: one after the other on a stream, on devices, in blocks, in the
 blocks of a cluster, in warpgroups, or one after the other inside of a block."""
 LEVELS: tuple[Level, ...] = get_args(Level)
-Memory = Literal["shared", "global"]
+MemorySpace = Literal["shared", "global"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Keep:
     """A buffer of a tensor in a memory, from here to the end of the body that it stands in."""
 
     tensor: str
-    memory: Memory
+    memory: MemorySpace
 
 
 Node = RangeLoop | Do | Merge | Keep
@@ -299,7 +299,7 @@ class _Parser:
         name = self._name("a loop, a nest, '+' or a closing bracket")
         if self._taken("!"):
             memory = self._name("shared or global")
-            if memory not in get_args(Memory):
+            if memory not in get_args(MemorySpace):
                 self.at -= 1
                 raise self.fail("shared or global")
             return Keep(name, memory)  # type: ignore[arg-type]

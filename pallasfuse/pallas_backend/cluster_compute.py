@@ -11,7 +11,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallasfuse import _compat
 from pallasfuse.emission.elementwise import TABLE
-from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile, Window
+from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Scope, Tile
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.reducers import REDUCERS
@@ -30,7 +30,7 @@ class _Machine:
     def __init__(self, phase: "Phase") -> None:
         self.phase, self.block = phase, phase.block
 
-    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str) -> Array:
         block, rolled = self.block, self.block.shape.rolled
         if rolled not in indices:
             return block.arrays[tensor][block.at(indices)]
@@ -45,7 +45,7 @@ class _Machine:
         inside = self.phase.positions(window) < rolled.extent
         return jnp.where(inside, value, jnp.zeros_like(value))
 
-    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], value: Array) -> None:
         block, rolled = self.block, self.block.shape.rolled
         if rolled not in indices:
 
@@ -98,7 +98,7 @@ class Phase(Interpreter):
     def _layout(self) -> Any:
         return plgpu.Layout.WG_STRIDED((self.shape.tile,), vec_size=self.shape.vector)
 
-    def positions(self, window: Window) -> Array:
+    def positions(self, window: DynamicSlice) -> Array:
         return plgpu.broadcasted_iota(jnp.int32, (window.size,), 0, layout=self._layout()) + window.start
 
     def _position(self, axis: Axis, dtype: str, scope: Scope) -> Tile:

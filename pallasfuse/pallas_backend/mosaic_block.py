@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallasfuse.emission.interpreter import Array, Scope, Tile, Window
+from pallasfuse.emission.interpreter import Array, DynamicSlice, Scope, Tile
 from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
@@ -163,11 +163,11 @@ class Block(Computing):
         """Returns the windows and block starts of a grid block, or of one warpgroup's part of it."""
         starts = block_starts(self.program, number)
         names = {block_start(a): Tile(s, ()) for a, s in starts.items()}
-        windows = {a: Window(starts.get(a, 0), t, a.extent % t != 0) for a, t in self.program.tiles}
+        windows = {a: DynamicSlice(starts.get(a, 0), t, a.extent % t != 0) for a, t in self.program.tiles}
         if warpgroup is not None:
             rows = self.shape.rows
             start = starts[rows] + warpgroup * WARPGROUP_ROWS
-            windows[rows] = Window(start, WARPGROUP_ROWS, windows[rows].overhangs)
+            windows[rows] = DynamicSlice(start, WARPGROUP_ROWS, windows[rows].overhangs)
         return Scope(windows, names)
 
     def _bounds(self, scope: Scope) -> tuple[Array, Array]:
@@ -240,19 +240,19 @@ class Block(Computing):
         self._copy_resident(number, self.shape.after)
         return trips + stop - start
 
-    def _windows(self, n: Array, scope: Scope) -> dict[Axis, Window]:
+    def _windows(self, n: Array, scope: Scope) -> dict[Axis, DynamicSlice]:
         axis, tile = self.shape.loop.axis, self.shape.segments[0].tile
-        return scope.windows | {axis: Window(n * tile, tile, False)}
+        return scope.windows | {axis: DynamicSlice(n * tile, tile, False)}
 
     def _early_slices(self, slices: Slices) -> int:
         """Returns the number of slices that wait for nothing of their own trip: at most as many as there are slots."""
         return min(self.program.stages, slices.count)
 
     def _copy_slices(
-        self, slices: Slices, position: "Position", windows: Mapping[Axis, Window], first: int, last: int
+        self, slices: Slices, position: "Position", windows: Mapping[Axis, DynamicSlice], first: int, last: int
     ) -> None:
         def step(n: Array, _: None) -> None:
-            here = dict(windows) | {slices.axis: Window(n * slices.size, slices.size, False)}
+            here = dict(windows) | {slices.axis: DynamicSlice(n * slices.size, slices.size, False)}
             for load in slices.loads:
                 self._copy(load, Scope(here, {}), position.slot(self.program.stages, slices.count, n))
 

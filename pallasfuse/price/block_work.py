@@ -28,7 +28,7 @@ from pallasfuse.ir.tile_program import (
 )
 from pallasfuse.price.library_operations import FEWEST, takes_all
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
-from pallasfuse.price.visited_tiles import Window, mean_and_most_trips, window_of
+from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class _Block:
 
 
 def _read_block(
-    body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, Window]
+    body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, IterationDomain]
 ) -> _Block:
     """What tiles do not change of a block. seen: what has been computed already; grows. windows: those of the loops around."""
     steps: list[_Step | _Rolled] = []
@@ -222,7 +222,7 @@ def _read_block(
                 g,
                 mean,
                 longest,
-                _read_block(g.body if mean else (), program, set(seen), {**windows, s.axis: window_of(g, s)}),
+                _read_block(g.body if mean else (), program, set(seen), {**windows, s.axis: domain_of(g, s)}),
             )
             for g, mean, longest in trips
         )

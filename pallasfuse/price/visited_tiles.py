@@ -67,25 +67,25 @@ def tile_range(segment: Segment, starts: Mapping[Axis, int]) -> range | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class IterationDomain:
     """The trips of a loop around another one: how many positions each has, and where they begin."""
 
     size: int
     starts: range
 
 
-def window_of(segment: Segment, loop: Loop) -> Window:
+def domain_of(segment: Segment, loop: Loop) -> IterationDomain:
     """The trips of a segment; where no constants say which, and inside a window of the axis, all tiles of the axis."""
     tile = segment.tile
     match loop.origin, segment.start, segment.stop:
         case Const(origin), Const(start), Const(stop):
             first = int(origin) + segment.offset
-            return Window(tile, range(first + int(start) * tile, first + int(stop) * tile, tile))
-    return Window(tile, range(0, loop.axis.extent, tile))
+            return IterationDomain(tile, range(first + int(start) * tile, first + int(stop) * tile, tile))
+    return IterationDomain(tile, range(0, loop.axis.extent, tile))
 
 
 def mean_and_most_trips(
-    segment: Segment, loop: Loop, program: TileProgram, windows: Mapping[Axis, Window] | None = None
+    segment: Segment, loop: Loop, program: TileProgram, windows: Mapping[Axis, IterationDomain] | None = None
 ) -> tuple[float, float]:
     """The trips of a segment in an average block and in the longest; of a loop whose bounds the data decides, all of them.
 
@@ -104,7 +104,7 @@ def mean_and_most_trips(
 
 
 def _sampled_blocks(
-    program: TileProgram, read: frozenset[str], windows: Mapping[Axis, Window] | None = None
+    program: TileProgram, read: frozenset[str], windows: Mapping[Axis, IterationDomain] | None = None
 ) -> dict[str, Integers]:
     """The starts that bounds read, in all blocks or an even sample of them, and in the trips of loops around."""
     ranges, names = [], []

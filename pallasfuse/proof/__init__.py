@@ -11,6 +11,6 @@ listed, and the plan does not count as proven.
 """
 
 from pallasfuse.proof.proving import prove, short_kernels
-from pallasfuse.proof.result import Counterexample, Part, Proof
+from pallasfuse.proof.result import Counterexample, PlannedKernel, Proof
 
-__all__ = ["Counterexample", "Part", "Proof", "prove", "short_kernels"]
+__all__ = ["Counterexample", "PlannedKernel", "Proof", "prove", "short_kernels"]

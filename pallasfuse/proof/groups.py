@@ -31,7 +31,7 @@ from pallasfuse.proof.instance import (
     replaced_nests,
 )
 from pallasfuse.proof.masks import bounded_by, filled_numbers, masked_terms
-from pallasfuse.proof.result import Counterexample, Part, Record
+from pallasfuse.proof.result import Counterexample, PlannedKernel, Record
 from pallasfuse.repair.signs import Sign, infer_sign
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
@@ -91,7 +91,7 @@ class GroupTest:
         """The outcomes of each predicate of inputs, in all trials."""
 
     @staticmethod
-    def small(instance: Instance, part: Part, record: Record) -> "GroupTest":
+    def small(instance: Instance, part: PlannedKernel, record: Record) -> "GroupTest":
         """Over short axes, lowered as the target has it, with small tiles."""
         group: Group = instance.small.of(part.group)
         bounded: list[Bounded] = []
@@ -235,7 +235,7 @@ def _of_sign(body: Expr, signs: Mapping[str, Sign]) -> bool | None:
     return None
 
 
-def as_lowered(converted: Converted, part: Part, record: Record) -> None:
+def as_lowered(converted: Converted, part: PlannedKernel, record: Record) -> None:
     """The plan's own tile program is what lowering makes of its group and schedule: what short axes show then speaks for it."""
     stage = f"own lowering of {part.group.name}"
     record.stages[stage] = None
@@ -249,7 +249,7 @@ def as_lowered(converted: Converted, part: Part, record: Record) -> None:
 
 
 def _lowered(
-    instance: Instance, group: Group, part: Part, bounded: list[Bounded]
+    instance: Instance, group: Group, part: PlannedKernel, bounded: list[Bounded]
 ) -> list[tuple[str, list[TileProgram]]]:
     """Lowers a group over short axes, and returns (stage, phases) for each of its stages. bounded: as in `lowered`."""
     schedule = part.schedule
@@ -276,7 +276,7 @@ def _lowered(
     return [(f"lowering of {group.name}", programs), *_rewritten(group.name, programs, part)]
 
 
-def _rewritten(name: str, programs: list[TileProgram], part: Part) -> Iterator[tuple[str, list[TileProgram]]]:
+def _rewritten(name: str, programs: list[TileProgram], part: PlannedKernel) -> Iterator[tuple[str, list[TileProgram]]]:
     if all(phase.target.platform != "gpu" for phase in part.phases):
         return
     rewritten = [arithmetic.rewrite_for(phase.target, p) for phase, p in zip(part.phases, programs, strict=True)]
@@ -289,7 +289,7 @@ def _instead(name: str, programs: Sequence[TileProgram]) -> tuple[str, list[Tile
     return f"what {name} runs instead", [p if p.instead is None else p.instead.program for p in programs]
 
 
-def probe(converted: Converted, part: Part, seed: int, record: Record) -> None:
+def probe(converted: Converted, part: PlannedKernel, seed: int, record: Record) -> None:
     """The plan's own tile program, where it is small enough to be evaluated."""
     replaced = replaced_nests(converted.program, part.group)
     programs = [phase.program for phase in part.phases]

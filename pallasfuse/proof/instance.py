@@ -15,7 +15,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import short_sizes
 from pallasfuse.jaxpr_frontend import Converted, axes_of
-from pallasfuse.proof.result import Part, Record
+from pallasfuse.proof.result import PlannedKernel, Record
 from pallasfuse.repair.signs import Sign
 from pallasfuse.tiling.masks import is_positional
 from pallasfuse.verification.bound import miss_probability, sizes, trials_for
@@ -50,7 +50,7 @@ class Instance:
     signs: Mapping[str, Sign]
 
     @staticmethod
-    def of(converted: Converted, parts: Sequence[Part], record: Record) -> "Instance | None":
+    def of(converted: Converted, parts: Sequence[PlannedKernel], record: Record) -> "Instance | None":
         program = converted.program
         signs = Graph(program).signs
         whole = _taken_apart(converted)
@@ -121,12 +121,12 @@ def _taken_apart(converted: Converted) -> dict[Axis, int]:
     return found
 
 
-def _is_quick(program: LoopProgram, parts: Sequence[Part], small: Shrinking) -> bool:
+def _is_quick(program: LoopProgram, parts: Sequence[PlannedKernel], small: Shrinking) -> bool:
     short: LoopProgram = small.of(program)
     return all(needed_trials(short, small.of(p.group), 1e-9)[0] <= _MANY_TRIALS for p in parts)
 
 
-def masks_of(part: Part) -> list[Expr]:
+def masks_of(part: PlannedKernel) -> list[Expr]:
     """Returns the predicates over positions by which a kernel chooses what it adds; those of trees, what it computes."""
     terms = [a.term for f in part.group.folds for a in f.accumulators]
     if part.schedule.tree:  # its folds are derived as it is lowered: of what its nests compute
@@ -151,7 +151,7 @@ def nest_volume(nest: Nest | External) -> int:
     return int(np.prod([a.extent for a in space], dtype=int))
 
 
-def _wanted(parts: Sequence[Part], longest: int) -> dict[Axis, int]:
+def _wanted(parts: Sequence[PlannedKernel], longest: int) -> dict[Axis, int]:
     """Extents at which loops have several trips, a tail, and blocks that overlap."""
     wanted: dict[Axis, int] = {}
 

@@ -18,7 +18,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Const, const
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.jaxpr_frontend import Converted
-from pallasfuse.proof.result import Counterexample, Part, Record
+from pallasfuse.proof.result import Counterexample, PlannedKernel, Record
 
 _MOST_PLACES = 1 << 18
 """The most places that are compared: of larger results so many are drawn."""
@@ -26,7 +26,7 @@ _MOST_PLACES = 1 << 18
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def lookups(converted: Converted, part: Part, seed: int, record: Record) -> None:
+def lookups(converted: Converted, part: PlannedKernel, seed: int, record: Record) -> None:
     """Compares what the kernel of a part looks up with the equations of the program."""
     random = np.random.default_rng(seed)
     makers = {v: e for e in converted.jaxpr.eqns for v in e.outvars}
@@ -62,7 +62,7 @@ def lookups(converted: Converted, part: Part, seed: int, record: Record) -> None
                 )
 
 
-def over_stored(part: Part) -> Part:
+def over_stored(part: PlannedKernel) -> PlannedKernel:
     """The same part without lookups: its inputs are any arrays, also those that a gather would have stored."""
     phases = tuple(replace(p, program=replace(p.program, lookups=())) for p in part.phases)
     return replace(part, phases=phases) if lookups_of(part.phases) else part

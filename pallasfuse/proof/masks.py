@@ -11,7 +11,7 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.lowering import lowered
 from pallasfuse.proof.instance import Instance, constant_masks, masks_of
-from pallasfuse.proof.result import Part, Record
+from pallasfuse.proof.result import PlannedKernel, Record
 from pallasfuse.proof.trees import skipping
 from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.tree_values import Bounded
@@ -20,7 +20,7 @@ from pallasfuse.verification.folds import GroupRun, random_frame
 from pallasfuse.verification.value import Value
 
 
-def bounded_by(converted: Converted, part: Part) -> tuple[tuple[TileProgram, ...], list[Bounded]]:
+def bounded_by(converted: Converted, part: PlannedKernel) -> tuple[tuple[TileProgram, ...], list[Bounded]]:
     """Returns the kernels of a plan's schedule tree, and their loops that masks may bound; nothing if its schedule is no tree."""
     bounded: list[Bounded] = []
     if not part.schedule.tree:
@@ -43,7 +43,7 @@ def filled_numbers(group: Group, bounded: Sequence[Bounded], *, ranged: bool) ->
 
 
 def masks_vary(
-    part: Part,
+    part: PlannedKernel,
     instance: Instance,
     programs: Sequence[TileProgram],
     bounded: Sequence[Bounded],

@@ -10,12 +10,12 @@ from pallasfuse.proof.instance import Instance, all_axes
 from pallasfuse.proof.lookups import lookups, over_stored
 from pallasfuse.proof.masks import masks_vary
 from pallasfuse.proof.parts_of_axes import parts_of_axes
-from pallasfuse.proof.result import Part, Proof, Record
+from pallasfuse.proof.result import PlannedKernel, Proof, Record
 from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining, short_shapes
 from pallasfuse.targets import Target
 
 
-def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, seed: int = 0) -> Proof:
+def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float = 1e-9, seed: int = 0) -> Proof:
     """Test every stage from the jaxpr to the tile programs.
 
     Args:
@@ -56,7 +56,7 @@ def prove(converted: Converted, parts: Sequence[Part], *, delta: float = 1e-9, s
     )  # fmt: skip
 
 
-def short_kernels(converted: Converted, parts: Sequence[Part]) -> list[tuple[Target, TileProgram]]:
+def short_kernels(converted: Converted, parts: Sequence[PlannedKernel]) -> list[tuple[Target, TileProgram]]:
     """The kernels of a plan, lowered over short axes: what an emitter can be tried on where the plan's own sizes are too large.
 
     Raises:

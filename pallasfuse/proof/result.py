@@ -59,7 +59,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlannedKernel:
     """One kernel of a plan: its group and how it is tiled."""
 
     group: Group

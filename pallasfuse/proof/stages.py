@@ -19,7 +19,7 @@ from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.lowering import lowered
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import MOST_ELEMENTS, Instance, all_axes, nest_volume
-from pallasfuse.proof.result import Counterexample, Part, Record
+from pallasfuse.proof.result import Counterexample, PlannedKernel, Record
 from pallasfuse.proof.trees import bounds_of_loops
 from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.tree_values import Bounded
@@ -74,7 +74,7 @@ def duplicates(converted: Converted, record: Record) -> None:
             return
 
 
-def bounds(converted: Converted, part: Part, seed: int, record: Record) -> None:
+def bounds(converted: Converted, part: PlannedKernel, seed: int, record: Record) -> None:
     """The loops of the plan's own tile program."""
     if part.schedule.tree:
         _bounds_of_tree(converted, part, seed, record)
@@ -102,7 +102,7 @@ def bounds(converted: Converted, part: Part, seed: int, record: Record) -> None:
             record.wrong = Counterexample(stage, str(loop.axis), (), "every element that counts", wrong)
 
 
-def _bounds_of_tree(converted: Converted, part: Part, seed: int, record: Record) -> None:
+def _bounds_of_tree(converted: Converted, part: PlannedKernel, seed: int, record: Record) -> None:
     """The loops of a tree that masks bound, as its lowering makes them: `groups.as_lowered` compares that with the plan."""
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
     bounded: list[Bounded] = []

@@ -65,7 +65,7 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
     if at in view.copied_ahead:
         in_place = len(direct) == len(readers) and all(p.warpgroup and p.half for p in direct)
         copies = view.program.stages - (0 if in_place else 1)  # what goes on to registers leaves its slot at once
-        yield Buffer(f"{copies} of {s.tensor}", size * copies, line.region.first, line.region.last)
+        yield Buffer(f"{copies} of {s.tensor}", size * copies, line.scope.first, line.scope.last)
         return
     staged = [p for p in direct if p.half or not p.warpgroup or p.statement.lhs.tensors == {s.name}]
     if staged:
@@ -88,9 +88,9 @@ def _widest_bytes(view: View, line: Line, s: Load) -> int:
 
 def _needed_until(line: Line, product: Product) -> int:
     """The last statement for which what was staged by a load stays where it is."""
-    region = product.line.region
-    kept = line.region.kept_until(region, product.line.number)
-    if kept > product.line.number or (region is not line.region and region.repeats):
+    scope = product.line.scope
+    kept = line.scope.kept_until(scope, product.line.number)
+    if kept > product.line.number or (scope is not line.scope and scope.repeats):
         return kept
     # the left side goes on to registers, where it is wide
     return product.line.number if product.half or not product.warpgroup else line.number

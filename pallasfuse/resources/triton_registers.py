@@ -14,7 +14,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read
 from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, Store, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP
-from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, Region, View
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, LoopScope, Product, View
 
 ADDRESS_REGISTERS = 2
 """An address has 64 bits."""
@@ -73,44 +73,44 @@ def _values(view: View) -> Iterator[_Value]:
     for line in view.lines:
         s = line.statement
         if isinstance(s, Buffer):
-            yield _Value(_shares(view, prod(s.sizes), s.dtype), line.number, line.region.last)
+            yield _Value(_shares(view, prod(s.sizes), s.dtype), line.number, line.scope.last)
         if line.number in in_place or not isinstance(s, Load | Let | Reduce | Contract):
             continue
         readers = view.readers(line)
-        last = max((_until(line.region, r) for r in readers), default=line.number)
+        last = max((_until(line.scope, r) for r in readers), default=line.number)
         if isinstance(s, Load):
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
                 yield _Value(_registers(view, s.indices, s.dtype), line.number, last)
             continue
-        loop = line.region.loop
+        loop = line.scope.loop
         if loop is not None and any(c.next_name == s.name for c in loop.carries):
-            last = line.region.last
+            last = line.scope.last
         yield _Value(_registers(view, s.axes, _dtype(s)), begins.get(line.number, line.number), last)
     yield from _carried(view, begins)
 
 
-def _until(region: Region, reader: Line) -> int:
-    """The last statement for which a value of a region is kept, by one of its readers."""
-    return region.kept_until(reader.region, reader.number)
+def _until(scope: LoopScope, reader: Line) -> int:
+    """The last statement for which a value of a scope is kept, by one of its readers."""
+    return scope.kept_until(reader.scope, reader.number)
 
 
 def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
     """Lists the values that loops carry: in each segment, until they have been read for the last time."""
-    for region in view.regions:
-        if region.loop is None:
+    for scope in view.scopes:
+        if scope.loop is None:
             continue
-        around = region.around if region.around is not None and region.around.loop is not None else None
-        for carry in region.loop.carries:
+        around = scope.around if scope.around is not None and scope.around.loop is not None else None
+        for carry in scope.loop.carries:
             if around is not None:  # what an inner loop leaves is read behind it, in the trip that it stands in
-                behind = [line for line in view.lines[region.last + 1 : around.last + 1]
+                behind = [line for line in view.lines[scope.last + 1 : around.last + 1]
                           if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
-                later = max((begins.get(r.number, _until(around, r)) for r in behind), default=region.last)
-                yield _Value(_registers(view, carry.axes, carry.dtype), region.last, later)
-            readers = [line.number for line in view.lines[region.first : region.last + 1]
+                later = max((begins.get(r.number, _until(around, r)) for r in behind), default=scope.last)
+                yield _Value(_registers(view, carry.axes, carry.dtype), scope.last, later)
+            readers = [line.number for line in view.lines[scope.first : scope.last + 1]
                        if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
-            last = max((begins.get(n, n) for n in readers), default=region.last)
-            yield _Value(_registers(view, carry.axes, carry.dtype), region.first, last)
+            last = max((begins.get(n, n) for n in readers), default=scope.last)
+            yield _Value(_registers(view, carry.axes, carry.dtype), scope.first, last)
 
 
 def _on_the_way(view: View, line: Line) -> float:
@@ -136,9 +136,9 @@ def _terms(view: View, line: Line) -> float:
 
 
 def _interleaves(view: View, one: Line, other: Line) -> bool:
-    """Are both reductions of one region, and neither needs the other?"""
+    """Are both reductions of one scope, and neither needs the other?"""
     return (
-        one.region is other.region
+        one.scope is other.scope
         and _is_reduced(view, one)
         and one.name not in view.needs(other)
         and other.name not in view.needs(one)
@@ -149,13 +149,13 @@ def _operands(view: View) -> float:
     """Sides of products that pass through registers: wide ones, to be rounded, and all of products of warps. Left sides that were
     loaded before a loop stay there; of the others, those of one product at a time."""
     kept, passing = 0.0, 0.0
-    loaded = {line.name: line.region for line in view.lines if isinstance(line.statement, Load)}
+    loaded = {line.name: line.scope for line in view.lines if isinstance(line.statement, Load)}
     for product in view.products.values():
         lhs = product.statement.lhs
         left, right = _sides(view, product)
         if product.half and product.warpgroup:
             passing = max(passing, 0.0 if isinstance(lhs, Read) else left)
-        elif isinstance(lhs, Read) and loaded.get(lhs.tensor, product.line.region) is not product.line.region:
+        elif isinstance(lhs, Read) and loaded.get(lhs.tensor, product.line.scope) is not product.line.scope:
             kept, passing = kept + left, max(passing, right)
         else:
             passing = max(passing, left + right)

@@ -7,8 +7,8 @@ from math import prod
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
-from pallasfuse.ir.levels import with_own_axes
 from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.own_axes import with_own_axes
 from pallasfuse.ir.tile_program import (
     Contract,
     Load,
@@ -35,7 +35,7 @@ LEAST_COPY_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class LoopScope:
     """Statements that run together: those of one loop segment, or those outside of loops (`loop` is None)."""
 
     loop: Loop | None
@@ -45,18 +45,18 @@ class Region:
     first: int
     last: int
     """Numbers of its first and last statement, those of loops inside counted."""
-    around: "Region | None" = None
+    around: "LoopScope | None" = None
 
-    def is_in(self, other: "Region") -> bool:
-        """Is this region the other one, or inside it?"""
+    def is_in(self, other: "LoopScope") -> bool:
+        """Is this scope the other one, or inside it?"""
         return self is other or (self.around is not None and self.around.is_in(other))
 
-    def kept_until(self, other: "Region", at: int) -> int:
-        """The last statement for which a value of this region is kept that statement `at` of the other one reads: loops between
+    def kept_until(self, other: "LoopScope", at: int) -> int:
+        """The last statement for which a value of this scope is kept that statement `at` of the other one reads: loops between
         both read it in every trip."""
-        last, region = at, other
-        while region is not self and region.around is not None:
-            last, region = region.last if region.repeats else last, region.around
+        last, scope = at, other
+        while scope is not self and scope.around is not None:
+            last, scope = scope.last if scope.repeats else last, scope.around
         return last
 
     def masks(self, program: TileProgram, axis: Axis) -> bool:
@@ -70,11 +70,11 @@ class Region:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Line:
-    """A statement, its number in the order of execution, and its region."""
+    """A statement, its number in the order of execution, and its scope."""
 
     number: int
     statement: Statement
-    region: Region
+    scope: LoopScope
 
     @property
     def name(self) -> str | None:
@@ -118,27 +118,27 @@ class View:
         are reached (if contiguous enough for the copy engine)."""
 
     @property
-    def regions(self) -> list[Region]:
-        """All regions, and those that have no statements but loops."""
-        found: dict[Region, None] = {}
+    def scopes(self) -> list[LoopScope]:
+        """All scopes, and those that have no statements but loops."""
+        found: dict[LoopScope, None] = {}
         for line in self.lines:
-            region: Region | None = line.region
-            while region is not None:
-                found[region] = None
-                region = region.around
+            scope: LoopScope | None = line.scope
+            while scope is not None:
+                found[scope] = None
+                scope = scope.around
         return list(found)
 
     def readers(self, line: Line) -> list[Line]:
         """Returns the lines that read the value that a statement defines. Segments give the same names to values of their own."""
         readers = self._readers.get(line.name or "", [])
-        return readers if line.region.segment is None else [r for r in readers if r.region.is_in(line.region)]
+        return readers if line.scope.segment is None else [r for r in readers if r.scope.is_in(line.scope)]
 
     def needs(self, line: Line) -> frozenset[str]:
-        """Names of the values of its region that a statement is computed from."""
+        """Names of the values of its scope that a statement is computed from."""
         if line.number not in self._needs:
             wanted = set(_read(line.statement))
-            for other in reversed(self.lines[line.region.first : line.number]):
-                if other.region is line.region and other.name in wanted:
+            for other in reversed(self.lines[line.scope.first : line.number]):
+                if other.scope is line.scope and other.name in wanted:
                     wanted |= _read(other.statement)
             self._needs[line.number] = frozenset(wanted)
         return self._needs[line.number]
@@ -157,7 +157,7 @@ class View:
             return 1
         minor = indices[-1]
         run = self.program.tile(minor)
-        if run > 1 and (len(indices) > 1 or line.region.masks(self.program, minor)):
+        if run > 1 and (len(indices) > 1 or line.scope.masks(self.program, minor)):
             run = min(run, minor.extent & -minor.extent)
         return run
 
@@ -172,10 +172,10 @@ class View:
         if self.program.stages < 2:
             return frozenset()
         found: set[int] = set()
-        for region in dict.fromkeys(line.region for line in self.lines if line.region.repeats):
+        for scope in dict.fromkeys(line.scope for line in self.lines if line.scope.repeats):
             wanted: set[str] = set()
-            for line in reversed(self.lines[region.first : region.last + 1]):
-                if line.region is not region or (line.number not in self.products and line.name not in wanted):
+            for line in reversed(self.lines[scope.first : scope.last + 1]):
+                if line.scope is not scope or (line.number not in self.products and line.name not in wanted):
                     continue
                 wanted |= _read(line.statement)
                 if isinstance(line.statement, Load) and self._can_be_copied(line, line.statement):
@@ -201,18 +201,23 @@ def _lines(program: TileProgram) -> list[Line]:
         return len(body) - len(loops) + inside
 
     def visit(
-        body: tuple[Statement, ...], loop: Loop | None, segment: Segment | None, around: Region | None, *, repeats: bool
+        body: tuple[Statement, ...],
+        loop: Loop | None,
+        segment: Segment | None,
+        around: LoopScope | None,
+        *,
+        repeats: bool,
     ) -> None:
         at = len(found)
-        region = Region(loop, segment, repeats, at, at + size(body) - 1, around)
+        scope = LoopScope(loop, segment, repeats, at, at + size(body) - 1, around)
         for s in body:
             if not isinstance(s, Loop):
-                found.append(Line(len(found), s, region))
+                found.append(Line(len(found), s, scope))
                 continue
             for g in s.segments:
                 trips = _trips(program, g)
                 if trips != 0:
-                    visit(g.body, s, g, region, repeats=trips != 1)
+                    visit(g.body, s, g, scope, repeats=trips != 1)
 
     visit(program.body, None, None, None, repeats=False)
     return found

@@ -1,1 +1,1 @@
-"""Schedule trees of a part: the space of them, pruned by named rules, priced by a model, searched (MCFuser, sections 3 and 4)."""
+"""Schedule trees of a region: the space of them, pruned by named rules, priced by a model, searched (MCFuser, sections 3 and 4)."""

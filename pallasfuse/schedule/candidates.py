@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
 from pallasfuse.schedule.model import Model
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
 class Space:
     """Trees and the sizes to choose from: every tree with every tuple of sizes is a candidate."""
 
-    part: Part
+    region: Region
     trees: tuple[TreeKernel, ...]
     choices: tiles.Choices
     may_fold: MayFold = no_folds
@@ -49,7 +49,7 @@ class Space:
     def tree(self, candidate: Candidate) -> TreeKernel:
         """Returns the tree of a candidate with its tiles."""
         sizes = dict(zip(self.axes, candidate.sizes, strict=True))
-        return tiled(self.part, self.trees[candidate.tree], sizes, self.may_fold)
+        return tiled(self.region, self.trees[candidate.tree], sizes, self.may_fold)
 
     def all_sizes(self) -> Integers:
         """Returns every tuple of sizes: one row for each, one column for each axis."""
@@ -127,7 +127,7 @@ class ModelPrices:
         if tree not in self._serial:
             loops = [n for _, n in walk(self.space.trees[tree].body) if isinstance(n, RangeLoop)]
             self._serial[tree] = frozenset(n.axis for n in loops if n.level == "serial")
-        extents = np.array([self.space.part.axes[a].extent for a in self.space.axes])
+        extents = np.array([self.space.region.axes[a].extent for a in self.space.axes])
         serial = np.array([a in self._serial[tree] for a in self.space.axes], dtype=bool)
         once = (sizes >= extents) & serial
         patterns = once @ (1 << np.arange(once.shape[1], dtype=np.int64))
@@ -140,8 +140,8 @@ class ModelPrices:
     def _placement(self, tree: int, once: frozenset[str]) -> Placement | None:
         key = (tree, once)
         if key not in self._placements:
-            extents = {a: self.space.part.axes[a].extent for a in once}
-            whole = tiled(self.space.part, self.space.trees[tree], extents, self.space.may_fold)
-            placement = place(self.space.part, whole, self.space.may_fold)
+            extents = {a: self.space.region.axes[a].extent for a in once}
+            whole = tiled(self.space.region, self.space.trees[tree], extents, self.space.may_fold)
+            placement = place(self.space.region, whole, self.space.may_fold)
             self._placements[key] = None if isinstance(placement, Broken) else placement
         return self._placements[key]

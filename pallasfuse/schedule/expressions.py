@@ -1,4 +1,4 @@
-"""Tiling expressions: the orders in which loops over a part's axes stand inside of each other (MCFuser, section 3.1).
+"""Tiling expressions: the orders in which loops over a region's axes stand inside of each other (MCFuser, section 3.1).
 
     Expression = (Loops, ...)                     # one after the other
     Loops      = axis Expression                  # what stands inside of this axis' loop
@@ -14,7 +14,7 @@ from functools import cache
 from itertools import combinations
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -58,43 +58,43 @@ def without(expression: Expression, axes: Collection[str]) -> Expression:
     return tuple(found)
 
 
-# --- the axes of a part, by what loops over them may be
+# --- the axes of a region, by what loops over them may be
 
 
-def independent_axes(part: Part) -> tuple[Axis, ...]:
+def independent_axes(region: Region) -> tuple[Axis, ...]:
     """Returns the axes that every nest keeps and every input has: blocks along them share nothing, as those of a batch do."""
-    kept = [frozenset(n.axes) for n in part.nests]
-    read = [frozenset(t.axes) for t in part.inputs]
-    found = tuple(a for a in part.axes.values() if all(a in axes for axes in (*kept, *read)))
-    return found if any(a not in found and not is_reduced(part, a) for a in part.axes.values()) else ()
+    kept = [frozenset(n.axes) for n in region.nests]
+    read = [frozenset(t.axes) for t in region.inputs]
+    found = tuple(a for a in region.axes.values() if all(a in axes for axes in (*kept, *read)))
+    return found if any(a not in found and not is_reduced(region, a) for a in region.axes.values()) else ()
 
 
-def is_reduced(part: Part, axis: Axis) -> bool:
+def is_reduced(region: Region, axis: Axis) -> bool:
     """Returns whether some nest reduces over the axis."""
-    return any(axis in n.reduced for n in part.nests)
+    return any(axis in n.reduced for n in region.nests)
 
 
-def spatial_axes(part: Part) -> tuple[Axis, ...]:
+def spatial_axes(region: Region) -> tuple[Axis, ...]:
     """Returns the axes that no nest reduces: blocks of a grid may each take a piece of them."""
-    return tuple(a for a in part.axes.values() if not is_reduced(part, a))
+    return tuple(a for a in region.axes.values() if not is_reduced(region, a))
 
 
-def intermediates(part: Part) -> frozenset[str]:
+def intermediates(region: Region) -> frozenset[str]:
     """Returns the nests that other nests read."""
-    return frozenset(r for n in part.nests for r in n.reads) & frozenset(part.by_name)
+    return frozenset(r for n in region.nests for r in n.reads) & frozenset(region.by_name)
 
 
 # --- all expressions
 
 
-def expressions(part: Part) -> tuple[Expression, ...]:
-    """Returns every tiling expression of a part, without loops over independent axes, which are always those of the grid."""
-    independent = frozenset(independent_axes(part))
+def expressions(region: Region) -> tuple[Expression, ...]:
+    """Returns every tiling expression of a region, without loops over independent axes, which are always those of the grid."""
+    independent = frozenset(independent_axes(region))
     tied: set[frozenset[str]] = set()
-    for nest in part.nests:
+    for nest in region.nests:
         names = sorted(a.name for a in (*nest.axes, *nest.reduced) if a not in independent)
         tied |= {frozenset(pair) for pair in combinations(names, 2)}
-    order = {name: n for n, name in enumerate(part.axes)}
+    order = {name: n for n, name in enumerate(region.axes)}
 
     @cache
     def orders(axes: frozenset[str]) -> tuple[Expression, ...]:
@@ -107,7 +107,7 @@ def expressions(part: Part) -> tuple[Expression, ...]:
                     found += [(Loops(axis, inside), *after) for after in orders(rest)]
         return tuple(found)
 
-    return orders(frozenset(a.name for a in part.axes.values() if a not in independent))
+    return orders(frozenset(a.name for a in region.axes.values() if a not in independent))
 
 
 def _divisions(
@@ -126,17 +126,17 @@ def _divisions(
             yield group, axes - group
 
 
-def places(expression: Expression, part: Part) -> dict[str, tuple[str, ...]]:
+def places(expression: Expression, region: Region) -> dict[str, tuple[str, ...]]:
     """Returns for every nest the axes of the loops around its place, the outermost first.
 
     It is the innermost loop over one of its axes ("the rightmost related loop"), or, further in, where what it reads is finished.
     """
     every = list(paths(expression))
     found: dict[str, tuple[str, ...]] = {}
-    for nest in part.nests:
+    for nest in region.nests:
         own = {a.name for a in (*nest.axes, *nest.reduced)}
         place = max((p for p in every if p[-1] in own), key=len, default=())
-        for read in part.reads(nest):
+        for read in region.reads(nest):
             around, reduced = found[read.name], {a.name for a in read.reduced}
             finished = around[: next((n for n, axis in enumerate(around) if axis in reduced), len(around))]
             if len(finished) > len(place) and finished[: len(place)] == place:
@@ -148,25 +148,25 @@ def places(expression: Expression, part: Part) -> dict[str, tuple[str, ...]]:
 # --- which loops become those of the grid
 
 
-def bound_where_possible(expression: Expression, part: Part) -> frozenset[str]:
+def bound_where_possible(expression: Expression, region: Region) -> frozenset[str]:
     """Returns the axes of the grid, read from the paper's words: spatial axes, unless other loops stand beside theirs."""
     every = list(paths(expression))
-    spatial = {a.name for a in spatial_axes(part)}
+    spatial = {a.name for a in spatial_axes(region)}
     return frozenset(
         a for a in spatial if all(a in p or any(p == q[: len(p)] for q in every if q[-1] == a) for p in every)
     )
 
 
-def bound_without_recomputing(expression: Expression, part: Part) -> frozenset[str]:
+def bound_without_recomputing(expression: Expression, region: Region) -> frozenset[str]:
     """Returns the axes of the grid that add no work: spatial axes inside of whose loops every nest stands already."""
-    found = places(expression, part)
-    return frozenset(a.name for a in spatial_axes(part) if all(a.name in place for place in found.values()))
+    found = places(expression, region)
+    return frozenset(a.name for a in spatial_axes(region) if all(a.name in place for place in found.values()))
 
 
-def holds_partial_tiles(expression: Expression, part: Part) -> bool:
+def holds_partial_tiles(expression: Expression, region: Region) -> bool:
     """Returns whether an intermediate is reduced by a loop around one over an axis that it keeps: all its tiles wait unfinished."""
-    read = intermediates(part)
-    for nest in part.nests:
+    read = intermediates(region)
+    for nest in region.nests:
         kept, reduced = {a.name for a in nest.axes}, {a.name for a in nest.reduced}
         for path in paths(expression):
             if nest.name in read and path[-1] in kept and reduced & set(path):

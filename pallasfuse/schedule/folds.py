@@ -1,17 +1,17 @@
-"""The reads of unfinished reductions that a part's algebra allows: where the fold of a nest over them can be derived."""
+"""The reads of unfinished reductions that a region's algebra allows: where the fold of a nest over them can be derived."""
 
 from functools import cache
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.fold import Fold
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.schedule.placement import MayFold
 
 
-def derivable(part: Part, *, strict: bool = False) -> MayFold:
-    """Returns the test that derives folds of a part's nests, each once. strict: none with exceptions for special values."""
-    nests, derive = part.by_name, FoldsOnDemand(part, strict=strict)
+def derivable(region: Region, *, strict: bool = False) -> MayFold:
+    """Returns the test that derives folds of a region's nests, each once. strict: none with exceptions for special values."""
+    nests, derive = region.by_name, FoldsOnDemand(region, strict=strict)
 
     @cache
     def fold(name: str, unfinished: frozenset[str]) -> Fold | None:

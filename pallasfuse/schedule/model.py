@@ -24,8 +24,8 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, postorder
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import RangeLoop, TreeKernel
 from pallasfuse.price.operations import Instructions, Operations, new_instructions
@@ -85,9 +85,9 @@ def rounds_of_blocks(blocks: Number, processors: int) -> Number:
 
 @dataclass(slots=True)
 class Model:
-    """The price of the trees of one part on one device."""
+    """The price of the trees of one region on one device."""
 
-    part: Part
+    region: Region
     device: Device
     slowdown: Callable[[Number, int], Number] = rounds_of_blocks
     """By how much few blocks are slower than the whole device, from their number and that of multiprocessors."""
@@ -97,11 +97,11 @@ class Model:
     _work: dict[str, _Work] = field(init=False)
 
     def __post_init__(self) -> None:
-        ignored = frozenset(independent_axes(self.part))
-        self._axes, self._nests = self.part.axes, self.part.by_name
-        stored = (Tensor(n.name, n.axes, n.dtype) for n in self.part.nests)
-        self._tensors = {t.name: t for t in (*self.part.inputs, *stored)}
-        self._work = {n.name: _work(n, ignored) for n in self.part.nests}
+        ignored = frozenset(independent_axes(self.region))
+        self._axes, self._nests = self.region.axes, self.region.by_name
+        stored = (Tensor(n.name, n.axes, n.dtype) for n in self.region.nests)
+        self._tensors = {t.name: t for t in (*self.region.inputs, *stored)}
+        self._work = {n.name: _work(n, ignored) for n in self.region.nests}
 
     def estimate(self, placement: Placement, sizes: Sizes | None = None) -> Estimate:
         """Estimates one placement. sizes: instead of those of the loops."""
@@ -114,7 +114,7 @@ class Model:
 
     def price(self, tree: TreeKernel, may_fold: MayFold = no_folds) -> Price | Broken:
         """Returns the price of one tree with its tiles, or the rule that it breaks."""
-        placement = place(self.part, tree, may_fold)
+        placement = place(self.region, tree, may_fold)
         if isinstance(placement, Broken):
             return placement
         found = self.estimate(placement)

@@ -6,7 +6,7 @@ A move rewrites one place. Not every result is legal or worth anything: neighbou
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel
 from pallasfuse.schedule.candidates import Candidate, Space
 from pallasfuse.schedule.expressions import spatial_axes
@@ -16,19 +16,19 @@ from pallasfuse.schedule.space import Signature, canonical, computed, signature
 Body = tuple[Node, ...]
 
 
-def moved(part: Part, tree: TreeKernel) -> Iterator[TreeKernel]:
+def moved(region: Region, tree: TreeKernel) -> Iterator[TreeKernel]:
     """Yields the trees that are one move away, legal or not. What does not depend on a serial loop is taken out of it."""
-    for body in (*_moved(part, tree.body), *_bound(part, tree.body)):
-        yield replace(tree, body=_hoisted(part, body))
+    for body in (*_moved(region, tree.body), *_bound(region, tree.body)):
+        yield replace(tree, body=_hoisted(region, body))
 
 
-def _moved(part: Part, body: Body) -> Iterator[Body]:
+def _moved(region: Region, body: Body) -> Iterator[Body]:
     for n, node in enumerate(body):
         before, after = body[:n], body[n + 1 :]
         if isinstance(node, RangeLoop):
-            for inside in _moved(part, node.body):
+            for inside in _moved(region, node.body):
                 yield (*before, replace(node, body=inside), *after)
-            for nodes in (*_ordered(node), *_parted(part, node), *_raised(node)):
+            for nodes in (*_ordered(node), *_parted(region, node), *_raised(node)):
                 yield (*before, *nodes, *after)
         if after:
             for nodes in (*_merged(node, after[0]), *_sunk(node, after[0])):
@@ -42,11 +42,11 @@ def _ordered(loop: RangeLoop) -> Iterator[Body]:
         yield (replace(inner, body=(replace(loop, body=inner.body),)),)
 
 
-def _parted(part: Part, loop: RangeLoop) -> Iterator[Body]:
+def _parted(region: Region, loop: RangeLoop) -> Iterator[Body]:
     """Takes a loop apart into two; the second one computes again what it needs of the first."""
     for n in range(1, len(loop.body)):
         first, second = loop.body[:n], loop.body[n:]
-        needed = [x for x in first if _is_needed(part, x, second)]
+        needed = [x for x in first if _is_needed(region, x, second)]
         for body in (second, (*needed, *second)) if needed else (second,):
             apart = replace(loop, body=first)
             yield (apart, replace(loop, body=body))
@@ -54,8 +54,8 @@ def _parted(part: Part, loop: RangeLoop) -> Iterator[Body]:
                 yield (*inner, replace(loop, body=body))
 
 
-def _is_needed(part: Part, node: Node, by: Body) -> bool:
-    reads = {r for x in by for name in computed(x) for r in part.by_name[name].reads}
+def _is_needed(region: Region, node: Node, by: Body) -> bool:
+    reads = {r for x in by for name in computed(x) for r in region.by_name[name].reads}
     return bool(computed(node) & reads)
 
 
@@ -79,7 +79,7 @@ def _raised(loop: RangeLoop) -> Iterator[Body]:
         yield (loop.body[0], replace(loop, body=loop.body[1:]))
 
 
-def _hoisted(part: Part, body: Body) -> Body:
+def _hoisted(region: Region, body: Body) -> Body:
     """Puts before each serial loop what computes the same in all of its trips."""
     found: list[Node] = []
     for node in body:
@@ -87,12 +87,12 @@ def _hoisted(part: Part, body: Body) -> Body:
             found.append(node)
             continue
         stay: list[Node] = []
-        for inner in _hoisted(part, node.body):
+        for inner in _hoisted(region, node.body):
             names = computed(inner)
             depends = any(
-                node.axis in {a.name for a in (*n.axes, *n.reduced)} for n in map(part.by_name.get, names) if n
+                node.axis in {a.name for a in (*n.axes, *n.reduced)} for n in map(region.by_name.get, names) if n
             )
-            if node.level != "serial" or depends or any(_is_needed(part, x, (inner,)) for x in stay):
+            if node.level != "serial" or depends or any(_is_needed(region, x, (inner,)) for x in stay):
                 stay.append(inner)
             else:
                 found.append(inner)
@@ -100,12 +100,12 @@ def _hoisted(part: Part, body: Body) -> Body:
     return tuple(found)
 
 
-def _bound(part: Part, body: Body) -> Iterator[Body]:
+def _bound(region: Region, body: Body) -> Iterator[Body]:
     """Makes a spatial loop one of the grid, or one of the grid a serial loop around each nest that has its axis."""
-    for axis in spatial_axes(part):
+    for axis in spatial_axes(region):
         loops = _loops(body, axis.name)
         if any(loop.level == "grid" for loop in loops):
-            own = {n.name for n in part.nests if axis in n.axes}
+            own = {n.name for n in region.nests if axis in n.axes}
             yield _wrapped(_without(body, axis.name), axis.name, own)
         elif loops:
             yield (RangeLoop(axis.name, loops[0].size, _without(body, axis.name), "grid"),)
@@ -149,16 +149,16 @@ class Neighbours:
     def trees(self, number: int) -> tuple[int, ...]:
         """Returns the numbers of the trees that are one move away from a tree."""
         if number not in self._trees:
-            part, fold = self.space.part, self.space.may_fold
+            region, fold = self.space.region, self.space.may_fold
             if self._numbers is None:
                 self._numbers = {}
                 for n, tree in enumerate(self.space.trees):
-                    placement = place(part, tree, fold)
+                    placement = place(region, tree, fold)
                     if not isinstance(placement, Broken):
                         self._numbers[signature(placement)] = n
             found: set[int] = set()
-            for tree in {canonical(part, t) for t in moved(part, self.space.trees[number])}:
-                placement = place(part, tree, fold)
+            for tree in {canonical(region, t) for t in moved(region, self.space.trees[number])}:
+                placement = place(region, tree, fold)
                 if not isinstance(placement, Broken):
                     found.add(self._numbers.get(signature(placement), number))
             self._trees[number] = tuple(sorted(found - {number}))

@@ -12,7 +12,7 @@ from typing import Literal
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import LEVELS, Do, Keep, Merge, Node, RangeLoop, TreeKernel
 from pallasfuse.tiling.rules import RULES
 
@@ -98,12 +98,12 @@ class Placement:
     """Nests that are computed somewhere, but neither read from there nor stored."""
 
 
-def place(part: Part, kernel: TreeKernel, may_fold: MayFold = no_folds) -> Placement | Broken:
+def place(region: Region, kernel: TreeKernel, may_fold: MayFold = no_folds) -> Placement | Broken:
     """Places the loads, computations and stores of one kernel, or says which rule it breaks."""
-    walk = _Walk(part, may_fold, _reads(part))
+    walk = _Walk(region, may_fold, _reads(region))
     broken = walk.run(kernel.body)
     if broken is None:
-        missing = [name for name in part.outputs if name not in walk.stored]
+        missing = [name for name in region.outputs if name not in walk.stored]
         if missing:
             broken = Broken(13, f"{', '.join(missing)} is never stored")
     if broken is not None:
@@ -147,30 +147,30 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """Tensors and reductions that the nests of a part read."""
+    """Tensors and reductions that the nests of a region read."""
 
     nests: dict[str, Nest]
     of_nests: dict[str, tuple[str, ...]]
     of_inputs: dict[str, tuple[tuple[str, tuple[Axis, ...]], ...]]
-    """The inputs, in the part's order, each with the axes that run over its dimensions."""
+    """The inputs, in the region's order, each with the axes that run over its dimensions."""
     axes: frozenset[str]
 
 
 @cache
-def _reads(part: Part) -> _Reads:
-    nests, order = part.by_name, {t.name: n for n, t in enumerate(part.inputs)}
+def _reads(region: Region) -> _Reads:
+    nests, order = region.by_name, {t.name: n for n, t in enumerate(region.inputs)}
     of_inputs = {}
-    for nest in part.nests:
+    for nest in region.nests:
         reads = [node for node in postorder(nest.body) if isinstance(node, Read)]
         found = {(node.tensor, node.indices) for node in reads if node.tensor in order}
         of_inputs[nest.name] = tuple(sorted(found, key=lambda read: (order[read[0]], read[1])))
-    of_nests = {n.name: tuple(sorted(n.reads & frozenset(nests))) for n in part.nests}
-    return _Reads(nests, of_nests, of_inputs, frozenset(part.axes))
+    of_nests = {n.name: tuple(sorted(n.reads & frozenset(nests))) for n in region.nests}
+    return _Reads(nests, of_nests, of_inputs, frozenset(region.axes))
 
 
 @dataclass(slots=True)
 class _Walk:
-    part: Part
+    region: Region
     may_fold: MayFold
     reads: _Reads
     path: list[RangeLoop] = field(default_factory=list)
@@ -200,12 +200,12 @@ class _Walk:
                     broken = self._loop(node)
                 case Do(name):
                     nest = self.reads.nests.get(name)
-                    broken = Broken(3, f"the part has no nest {name}") if nest is None else self._do(nest)
+                    broken = Broken(3, f"the region has no nest {name}") if nest is None else self._do(nest)
                 case Merge(name):
                     broken = Broken(7, f"+{name} merges what no loop of this space leaves apart")
                 case Keep(tensor, _):
                     broken = None
-                    if tensor not in {t.name for t in self.part.inputs}:
+                    if tensor not in {t.name for t in self.region.inputs}:
                         broken = Broken(8, f"{tensor} is no input")
                     self.kept[tensor] = (len(self.path), None)
             if broken is not None:
@@ -214,7 +214,7 @@ class _Walk:
 
     def _loop(self, loop: RangeLoop) -> Broken | None:
         if loop.axis not in self.reads.axes:
-            return Broken(1, f"the part has no axis {loop.axis}")
+            return Broken(1, f"the region has no axis {loop.axis}")
         outer = next((x for x in reversed(self.path) if x.axis == loop.axis), None)
         if outer is not None and not outer.shares and not loop.shares and outer.size % loop.size:
             return Broken(1, f"{loop.axis}:{loop.size} does not divide {loop.axis}:{outer.size}")
@@ -330,7 +330,7 @@ class _Walk:
         return tuple(loop for loop in self.path[:depth] if loop.level != "group")
 
     def _store(self, nest: Nest, value: _Value) -> None:
-        if nest.name in self.part.outputs:
+        if nest.name in self.region.outputs:
             self.stored.add(nest.name)
             self._add("store", nest.name, nest.axes, value.depth)
             value.buffer.last, value.used = self.clock, True

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import TreeKernel
 from pallasfuse.schedule import expressions as ex
 from pallasfuse.schedule import tiles
@@ -37,25 +37,25 @@ class Stage:
 def _equal_trees(space: Space) -> Space:
     found: dict[Signature, TreeKernel] = {}
     for tree in space.trees:
-        form = canonical(space.part, tree)
-        placement = place(space.part, form, space.may_fold)
+        form = canonical(space.region, tree)
+        placement = place(space.region, form, space.may_fold)
         if not isinstance(placement, Broken) and not placement.unread:
             found.setdefault(signature(placement), form)
     return replace(space, trees=tuple(found.values()))
 
 
 def _partial_tiles(space: Space) -> Space:
-    read = ex.intermediates(space.part)
+    read = ex.intermediates(space.region)
     kept = []
     for tree in space.trees:
-        placement = place(space.part, tree, space.may_fold)
+        placement = place(space.region, tree, space.may_fold)
         if isinstance(placement, Broken) or not any(b.name in read and b.indexed_by for b in placement.buffers):
             kept.append(tree)
     return replace(space, trees=tuple(kept) or space.trees)
 
 
 def _padding(space: Space) -> Space:
-    axes = space.part.axes
+    axes = space.region.axes
     fitting = {
         a: tuple(s for s in sizes if sizes == (1,) or tiles.pads_little(axes[a].extent, s)) or sizes
         for a, sizes in space.choices.items()
@@ -95,17 +95,17 @@ def within_memory(space: Space, model: Model) -> Stage:
 
 # --- the paper's own counts, over tiling expressions
 
-READINGS: dict[str, Callable[[ex.Expression, Part], frozenset[str]]] = {
+READINGS: dict[str, Callable[[ex.Expression, Region], frozenset[str]]] = {
     "spatial loops are those of the grid": ex.bound_where_possible,
     "spatial loops are those of the grid where nothing is recomputed for it": ex.bound_without_recomputing,
 }
 """The two readings of the paper's first rule: the axes of the grid that each takes from an expression."""
 
 
-def expression_stages(part: Part, reading: str) -> tuple[Stage, ...]:
+def expression_stages(region: Region, reading: str) -> tuple[Stage, ...]:
     """Counts tiling expressions before and after the first two rules, by one of the readings."""
     bound = READINGS[reading]
-    every = ex.expressions(part)
-    blocks = {ex.without(e, bound(e, part)) for e in every}
-    left = [e for e in blocks if not ex.holds_partial_tiles(e, part)]
+    every = ex.expressions(region)
+    blocks = {ex.without(e, bound(e, region)) for e in every}
+    left = [e for e in blocks if not ex.holds_partial_tiles(e, region)]
     return (Stage(EQUAL_TREES.name, len(every), len(blocks)), Stage(PARTIAL_TILES.name, len(blocks), len(left)))

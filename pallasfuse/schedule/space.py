@@ -1,4 +1,4 @@
-"""All trees of a part, each once: loops over its axes in every order, merged or apart, with nests recomputed where that may help.
+"""All trees of a region, each once: loops over its axes in every order, merged or apart, with nests recomputed where that may help.
 
 A tree of the space has a loop over every axis of a nest around it, each axis at most once on a path; `tiled` gives these loops
 their sizes. Spatial axes are loops of the grid, or serial ones. Bodies are built from what they have to compute, their *goals*:
@@ -12,7 +12,7 @@ from itertools import combinations
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel, walk
 from pallasfuse.schedule.expressions import independent_axes, spatial_axes
 from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
@@ -20,14 +20,14 @@ from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, 
 Body = tuple[Node, ...]
 
 
-def trees(part: Part, may_fold: MayFold = no_folds, *, most: int | None = None) -> tuple[TreeKernel, ...]:
+def trees(region: Region, may_fold: MayFold = no_folds, *, most: int | None = None) -> tuple[TreeKernel, ...]:
     """Returns every legal tree once, in its canonical form, with tiles of one position. most: where to stop.
 
     Trees that compute what nothing reads are left out.
     """
     found: dict[Signature, TreeKernel] = {}
-    for tree in dict.fromkeys(canonical(part, t) for t in all_trees(part, may_fold)):
-        placement = place(part, tree, may_fold)
+    for tree in dict.fromkeys(canonical(region, t) for t in all_trees(region, may_fold)):
+        placement = place(region, tree, may_fold)
         if not isinstance(placement, Broken) and not placement.unread:
             found.setdefault(signature(placement), tree)
             if len(found) == most:
@@ -35,21 +35,21 @@ def trees(part: Part, may_fold: MayFold = no_folds, *, most: int | None = None) 
     return tuple(found.values())
 
 
-def all_trees(part: Part, may_fold: MayFold = no_folds) -> Iterator[TreeKernel]:
+def all_trees(region: Region, may_fold: MayFold = no_folds) -> Iterator[TreeKernel]:
     """Yields every tree that can be built: equal ones too, and some that compute what nothing reads."""
-    spatial = spatial_axes(part)
-    always = {*independent_axes(part), *(a for a in spatial if all(a in n.axes for n in part.nests))}
+    spatial = spatial_axes(region)
+    always = {*independent_axes(region), *(a for a in spatial if all(a in n.axes for n in region.nests))}
     free = [a for a in spatial if a not in always]
     for count in range(len(free), -1, -1):
         for chosen in combinations(free, count):
             grid = [a.name for a in spatial if a in always or a in chosen]
             if spatial and not grid:
                 continue
-            for body in _Builder(part, may_fold).bodies(frozenset(part.outputs), _Scope(frozenset(grid))):
+            for body in _Builder(region, may_fold).bodies(frozenset(region.outputs), _Scope(frozenset(grid))):
                 yield TreeKernel("kernel", _rebuilt([RangeLoop(axis, 1, (), "grid") for axis in grid], body))
 
 
-def tiled(part: Part, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayFold = no_folds) -> TreeKernel:
+def tiled(region: Region, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayFold = no_folds) -> TreeKernel:
     """Returns the tree with tiles of these sizes, without the serial loops that then run once.
 
     One stays where it holds values together that later loops read piece by piece: the tree would not be legal without it.
@@ -63,10 +63,10 @@ def tiled(part: Part, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayF
 
     result = replace(tree, body=sized(tree.body))
     loops = [n for _, n in walk(result.body) if isinstance(n, RangeLoop) and n.level == "serial"]
-    once = tuple(dict.fromkeys(n.axis for n in loops if n.size >= part.axes[n.axis].extent))
+    once = tuple(dict.fromkeys(n.axis for n in loops if n.size >= region.axes[n.axis].extent))
     for axes in (once, *((axis,) for axis in once)):
         shorter = replace(result, body=without_loops(result.body, axes))
-        if shorter != result and not isinstance(place(part, shorter, may_fold), Broken):
+        if shorter != result and not isinstance(place(region, shorter, may_fold), Broken):
             result = shorter
     return result
 
@@ -87,15 +87,15 @@ def without_loops(body: Body, axes: Collection[str]) -> Body:
 # --- canonical form
 
 
-def canonical(part: Part, tree: TreeKernel) -> TreeKernel:
+def canonical(region: Region, tree: TreeKernel) -> TreeKernel:
     """Returns the one form of all trees that are equal for each block.
 
     Loops of the grid are sorted by axis, since their order only numbers the blocks, and a spatial loop around all that a block
-    does is one of them; what is independent in a body, so that it may run in any order, has the order of the part's nests.
+    does is one of them; what is independent in a body, so that it may run in any order, has the order of the region's nests.
     """
     grid, inside = _split_grid(tree.body)
-    order = {name: n for n, name in enumerate(part.axes)}
-    spatial = {a.name for a in spatial_axes(part)} - {x.axis for x in grid}
+    order = {name: n for n, name in enumerate(region.axes)}
+    spatial = {a.name for a in spatial_axes(region)} - {x.axis for x in grid}
     while (
         len(inside) == 1
         and isinstance(inside[0], RangeLoop)
@@ -105,7 +105,7 @@ def canonical(part: Part, tree: TreeKernel) -> TreeKernel:
         grid.append(replace(inside[0], level="grid"))
         spatial.remove(inside[0].axis)
         inside = inside[0].body
-    body = _sorted(part, inside)
+    body = _sorted(region, inside)
     for loop in sorted(grid, key=lambda x: order[x.axis], reverse=True):
         body = (replace(loop, body=body),)
     return replace(tree, body=body)
@@ -155,10 +155,10 @@ def computed(node: Node) -> frozenset[str]:
     return frozenset(n.nest for _, n in walk((node,)) if isinstance(n, Do))
 
 
-def _sorted(part: Part, body: Body) -> Body:
-    """Puts the nodes of bodies in the first order, by the part's nests, that keeps each after those that it depends on."""
-    order = {n.name: i for i, n in enumerate(part.nests)}
-    waiting = [replace(n, body=_sorted(part, n.body)) if isinstance(n, RangeLoop) else n for n in body]
+def _sorted(region: Region, body: Body) -> Body:
+    """Puts the nodes of bodies in the first order, by the region's nests, that keeps each after those that it depends on."""
+    order = {n.name: i for i, n in enumerate(region.nests)}
+    waiting = [replace(n, body=_sorted(region, n.body)) if isinstance(n, RangeLoop) else n for n in body]
     if not all(isinstance(n, Do | RangeLoop) for n in waiting):
         return tuple(waiting)
     inside = {id(n): computed(n) for n in waiting}
@@ -167,7 +167,7 @@ def _sorted(part: Part, body: Body) -> Body:
         free = [
             n
             for i, n in enumerate(waiting)
-            if not any(_depends(part, inside[id(n)], inside[id(m)]) for m in waiting[:i])
+            if not any(_depends(region, inside[id(n)], inside[id(m)]) for m in waiting[:i])
         ]
         first = min(free, key=lambda n: (sorted(order[x] for x in inside[id(n)]), str(n)))
         done.append(first)
@@ -175,10 +175,10 @@ def _sorted(part: Part, body: Body) -> Body:
     return tuple(done)
 
 
-def _depends(part: Part, later: frozenset[str], earlier: frozenset[str]) -> bool:
+def _depends(region: Region, later: frozenset[str], earlier: frozenset[str]) -> bool:
     """Returns whether two nodes must keep their order: one reads what the other computes, or both compute the same."""
     return bool(later & earlier) or any(
-        (part.by_name[a].reads & earlier) or a in part.by_name[b].reads for a in later for b in earlier
+        (region.by_name[a].reads & earlier) or a in region.by_name[b].reads for a in later for b in earlier
     )
 
 
@@ -201,7 +201,7 @@ class _Scope:
 
 @dataclass(slots=True)
 class _Builder:
-    part: Part
+    region: Region
     may_fold: MayFold
     nests: dict[str, Nest] = field(init=False)
     axes: dict[str, frozenset[str]] = field(init=False)
@@ -210,10 +210,10 @@ class _Builder:
     memo: dict[tuple[frozenset[str], _Scope], tuple[Body, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.nests = self.part.by_name
-        self.axes = {n.name: frozenset(a.name for a in (*n.axes, *n.reduced)) for n in self.part.nests}
-        self.reduced = {n.name: frozenset(a.name for a in n.reduced) for n in self.part.nests}
-        self.reads = {n.name: n.reads & frozenset(self.nests) for n in self.part.nests}
+        self.nests = self.region.by_name
+        self.axes = {n.name: frozenset(a.name for a in (*n.axes, *n.reduced)) for n in self.region.nests}
+        self.reduced = {n.name: frozenset(a.name for a in n.reduced) for n in self.region.nests}
+        self.reads = {n.name: n.reads & frozenset(self.nests) for n in self.region.nests}
 
     def bodies(self, goals: frozenset[str], scope: _Scope) -> tuple[Body, ...]:
         """Returns every body that computes its goals."""
@@ -269,7 +269,7 @@ class _Builder:
     def _may_loop(self, name: str, axis: str, is_goal: bool, scope: _Scope) -> bool:
         """Returns whether a nest that is computed in a loop over an axis is of use after it."""
         lives_on = axis in self.reduced[name] or bool(self.reduced[name] & scope.open)
-        return lives_on or (is_goal and name in self.part.outputs)
+        return lives_on or (is_goal and name in self.region.outputs)
 
     def _looped(
         self, axis: str, chosen: frozenset[str], left: frozenset[str], goals: frozenset[str], scope: _Scope,

@@ -10,20 +10,20 @@ from dataclasses import replace
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import Do, Keep, Level, Merge, Node, RangeLoop, Tree, TreeKernel, walk
 
 OUTER = ("time", "mesh", "grid")
 """Levels whose loops stand outermost in a kernel."""
 
 
-def blocks_and_loops(tree: Tree, part: Part) -> Tree | Refusal:
+def blocks_and_loops(tree: Tree, region: Region) -> Tree | Refusal:
     """Returns the tree with levels of blocks and serial loops only, kernels that merge clusters being kernels of their own."""
     kernels: list[TreeKernel] = []
-    for kernel in _merged_at_once(tree, part):
-        if any(isinstance(n, RangeLoop) and n.level == "group" and splits(n, part) for _, n in walk(kernel.body)):
+    for kernel in _merged_at_once(tree, region):
+        if any(isinstance(n, RangeLoop) and n.level == "group" and splits(n, region) for _, n in walk(kernel.body)):
             return Refusal("rule 14 (target): only a target with warpgroups merges what they have reduced")
-        found = _phases(replace(kernel, body=_serial(kernel.body, "group")), part)
+        found = _phases(replace(kernel, body=_serial(kernel.body, "group")), region)
         if isinstance(found, Refusal):
             return found
         kernels += found
@@ -40,9 +40,9 @@ def _named_apart(kernels: Sequence[TreeKernel]) -> Tree:
     return tuple(found.values())
 
 
-def _merged_at_once(tree: Tree, part: Part) -> Tree:
+def _merged_at_once(tree: Tree, region: Region) -> Tree:
     """Returns the tree with one merge of each reduction, the last one, which joins the states of all levels that split it."""
-    missing = _split_levels(tree, part)
+    missing = _split_levels(tree, region)
 
     def kept(body: tuple[Node, ...]) -> tuple[Node, ...]:
         result: list[Node] = []
@@ -61,9 +61,9 @@ def _merged_at_once(tree: Tree, part: Part) -> Tree:
     return tuple(k for k in kernels if any(isinstance(n, Do | Merge) for _, n in walk(k.body)))
 
 
-def _split_levels(tree: Tree, part: Part) -> dict[str, int]:
+def _split_levels(tree: Tree, region: Region) -> dict[str, int]:
     """The number of spatial loops that leave partial states of each reduction."""
-    nests, found = part.by_name, dict[str, int]()
+    nests, found = region.by_name, dict[str, int]()
     for kernel in tree:
         for around, node in walk(kernel.body):
             if isinstance(node, Do) and node.nest in nests:
@@ -99,19 +99,19 @@ def _serial(body: tuple[Node, ...], level: Level) -> tuple[Node, ...]:
     return tuple(result)
 
 
-def splits(loop: RangeLoop, part: Part) -> bool:
+def splits(loop: RangeLoop, region: Region) -> bool:
     """Says whether a loop leaves partial states: it is spatial, and something under it reduces its axis."""
-    nests = part.by_name
+    nests = region.by_name
     done = (nests[n.nest] for _, n in walk(loop.body) if isinstance(n, Do) and n.nest in nests)
     return loop.level != "serial" and any(loop.axis == a.name for nest in done for a in nest.reduced)
 
 
-def _uses(body: Sequence[Node], axis: str, part: Part) -> bool:
-    done = [part.by_name[n.nest] for _, n in walk(body) if isinstance(n, Do)]
+def _uses(body: Sequence[Node], axis: str, region: Region) -> bool:
+    done = [region.by_name[n.nest] for _, n in walk(body) if isinstance(n, Do)]
     return any(axis == a.name for nest in done for a in (*nest.axes, *nest.reduced))
 
 
-def _phases(kernel: TreeKernel, part: Part) -> list[TreeKernel] | Refusal:
+def _phases(kernel: TreeKernel, region: Region) -> list[TreeKernel] | Refusal:
     """The kernels of a kernel with clusters: one for each loop that leaves partial states, and one for what comes after them.
 
     Each begins with what stands before: the merges of the states that earlier ones left.
@@ -121,9 +121,9 @@ def _phases(kernel: TreeKernel, part: Part) -> list[TreeKernel] | Refusal:
     before: list[Node] = []
     rest: list[Node] = []
     for node in body:
-        if isinstance(node, RangeLoop) and node.level == "cluster" and splits(node, part):
+        if isinstance(node, RangeLoop) and node.level == "cluster" and splits(node, region):
             if _uses(
-                before, node.axis, part
+                before, node.axis, region
             ):  # all of the axis, where the blocks have parts: it goes through global memory
                 found.append(_in_grid(grid, tuple(before)))
                 before = [n for n in before if isinstance(n, Keep)]
@@ -131,7 +131,7 @@ def _phases(kernel: TreeKernel, part: Part) -> list[TreeKernel] | Refusal:
             found.append(_in_grid((*grid, replace(node, level="grid")), block))
             rest = []
             continue
-        if any(isinstance(n, RangeLoop) and n.level == "cluster" and splits(n, part) for _, n in walk((node,))):
+        if any(isinstance(n, RangeLoop) and n.level == "cluster" and splits(n, region) for _, n in walk((node,))):
             return Refusal("rule 14 (target): only a target with clusters runs one inside of a loop")
         rest = list(_serial((node,), "cluster"))
         before += rest

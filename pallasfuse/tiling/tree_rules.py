@@ -6,13 +6,13 @@ from itertools import pairwise
 from math import prod
 
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import Do, Keep, Level, Merge, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.tiling.levels import OUTER, grid_of
 from pallasfuse.tiling.rules import broken
 
 
-def check(tree: Tree, part: Part, *, uneven: bool = False) -> None:
+def check(tree: Tree, region: Region, *, uneven: bool = False) -> None:
     """Ends the walk at the first rule that the tree breaks.
 
     Args:
@@ -23,33 +23,33 @@ def check(tree: Tree, part: Part, *, uneven: bool = False) -> None:
       BrokenRuleError: with the rule, and where.
     """
     for kernel in tree:
-        names(kernel, part)
+        names(kernel, region)
         windows(kernel)
         levels(kernel)
         if not uneven:
-            instances(kernel, part)
-        nests(kernel, part)
-        loads(kernel, part)
+            instances(kernel, region)
+        nests(kernel, region)
+        loads(kernel, region)
         slots(kernel)
-    merges(tree, part)
-    cover(tree, part)
+    merges(tree, region)
+    cover(tree, region)
 
 
 def _loops(kernel: TreeKernel) -> Iterator[tuple[tuple[RangeLoop, ...], RangeLoop]]:
     return ((around, n) for around, n in walk(kernel.body) if isinstance(n, RangeLoop))
 
 
-def _under(body: tuple[Node, ...], part: Part) -> list[Nest]:
-    return [part.by_name[n.nest] for _, n in walk(body) if isinstance(n, Do | Merge)]
+def _under(body: tuple[Node, ...], region: Region) -> list[Nest]:
+    return [region.by_name[n.nest] for _, n in walk(body) if isinstance(n, Do | Merge)]
 
 
-def names(kernel: TreeKernel, part: Part) -> None:
-    """Rules 1 and 3: axes and nests are those of the part."""
+def names(kernel: TreeKernel, region: Region) -> None:
+    """Rules 1 and 3: axes and nests are those of the region."""
     for _, node in walk(kernel.body):
-        if isinstance(node, RangeLoop) and node.axis not in part.axes:
-            broken(1, f"no axis is called {node.axis}; there are {', '.join(part.axes)}")
-        if isinstance(node, Do | Merge) and node.nest not in part.by_name:
-            broken(3, f"no nest is called {node.nest}; there are {', '.join(part.by_name)}")
+        if isinstance(node, RangeLoop) and node.axis not in region.axes:
+            broken(1, f"no axis is called {node.axis}; there are {', '.join(region.axes)}")
+        if isinstance(node, Do | Merge) and node.nest not in region.by_name:
+            broken(3, f"no nest is called {node.nest}; there are {', '.join(region.by_name)}")
 
 
 def windows(kernel: TreeKernel) -> None:
@@ -84,7 +84,7 @@ def side_by_side(kernel: TreeKernel, grid: Sequence[int]) -> None:
         )
 
 
-def instances(kernel: TreeKernel, part: Part) -> None:
+def instances(kernel: TreeKernel, region: Region) -> None:
     """Rule 2: every body runs in as many blocks of the cluster as the others do, and in as many warpgroups."""
     level: Level
     for level in ("cluster", "group"):
@@ -92,29 +92,29 @@ def instances(kernel: TreeKernel, part: Part) -> None:
         for around, node in walk(kernel.body):
             if not isinstance(node, Do | Merge) or all(x.level != level for x in around):
                 continue
-            count = prod(n for x, n in _trips(around, part) if x.level == level)
+            count = prod(n for x, n in _trips(around, region) if x.level == level)
             first = first or (count, node)
             if count != first[0]:
                 broken(2, f"{kernel.name}: {node.nest} runs in {count} instances of a {level}, others in {first[0]}")
 
 
-def _trips(around: tuple[RangeLoop, ...], part: Part) -> Iterator[tuple[RangeLoop, int]]:
+def _trips(around: tuple[RangeLoop, ...], region: Region) -> Iterator[tuple[RangeLoop, int]]:
     """Yields the loops and how often each runs in a whole window."""
     covered: dict[str, int] = {}
     for loop in around:
-        window = covered.get(loop.axis, part.axes[loop.axis].extent)
+        window = covered.get(loop.axis, region.axes[loop.axis].extent)
         yield loop, loop.size if loop.shares else -(-window // loop.size)
         covered[loop.axis] = -(-window // loop.size) if loop.shares else min(loop.size, window)
 
 
-def nests(kernel: TreeKernel, part: Part) -> None:
+def nests(kernel: TreeKernel, region: Region) -> None:
     """Rule 3: something under a loop has its axis; a body that is the same in every trip is none."""
     for _, loop in _loops(kernel):
-        if all(loop.axis not in {a.name for a in (*n.axes, *n.reduced)} for n in _under(loop.body, part)):
+        if all(loop.axis not in {a.name for a in (*n.axes, *n.reduced)} for n in _under(loop.body, region)):
             broken(3, f"{kernel.name}: nothing in the loop over {loop.axis} has that axis")
 
 
-def loads(kernel: TreeKernel, part: Part) -> None:
+def loads(kernel: TreeKernel, region: Region) -> None:
     """Rules 8 and 9: what is kept is a tensor, and is read from the buffer in the body where that stands."""
 
     def visit(body: tuple[Node, ...]) -> None:
@@ -122,12 +122,12 @@ def loads(kernel: TreeKernel, part: Part) -> None:
             if isinstance(node, RangeLoop):
                 visit(node.body)
             if isinstance(node, Keep):
-                known = {t.name for t in part.inputs} | part.by_name.keys()
+                known = {t.name for t in region.inputs} | region.by_name.keys()
                 if node.tensor not in known:
                     broken(
                         8, f"{node.tensor} is kept, but no tensor is called so; there are {', '.join(sorted(known))}"
                     )
-                if all(node.tensor not in n.reads for n in _under(body[number + 1 :], part)):
+                if all(node.tensor not in n.reads for n in _under(body[number + 1 :], region)):
                     broken(9, f"nothing in its body reads {node.tensor}, which is kept in {node.memory} memory")
 
     visit(kernel.body)
@@ -152,13 +152,13 @@ class _Partial:
     """The kernel with the last merge."""
 
 
-def merges(tree: Tree, part: Part) -> None:
+def merges(tree: Tree, region: Region) -> None:
     """Rule 7: clusters and warpgroups are merged after their loop, in its kernel; blocks, devices and streams in a later one."""
     states: dict[str, _Partial] = {}
     for number, kernel in enumerate(tree):
         for around, node in walk(kernel.body):
             if isinstance(node, Do):
-                reduced = {a.name for a in part.by_name[node.nest].reduced}
+                reduced = {a.name for a in region.by_name[node.nest].reduced}
                 earlier = states.get(node.nest, _Partial()).apart
                 if earlier and earlier[-1][1] == number:
                     broken(7, f"{kernel.name}: {node.nest} leaves partial states twice before they are merged")
@@ -171,7 +171,7 @@ def merges(tree: Tree, part: Part) -> None:
             if left is not None:
                 broken(7, f"{kernel.name} never merges {name}, whose states are apart along {left.axis}@{left.level}")
     for name, state in states.items():
-        if state.apart and name in part.outputs:
+        if state.apart and name in region.outputs:
             broken(7, f"{name} is never merged over {state.apart[-1][0].axis}@{state.apart[-1][0].level}")
 
 
@@ -188,9 +188,9 @@ def _merge(node: Merge, state: _Partial, around: tuple[RangeLoop, ...], number: 
         broken(7, f"{kernel}: {node.nest} is merged inside the loop {loop.axis}@{loop.level} whose states it joins")
 
 
-def cover(tree: Tree, part: Part) -> None:
+def cover(tree: Tree, region: Region) -> None:
     """Rule 13: something computes every output."""
     done = {n.nest for k in tree for _, n in walk(k.body) if isinstance(n, Do | Merge)}
-    missing = [n for n in part.outputs if n not in done]
+    missing = [n for n in region.outputs if n not in done]
     if missing:
         broken(13, f"nothing stores {', '.join(missing)}")

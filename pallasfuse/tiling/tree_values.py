@@ -10,11 +10,11 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, const, convert, read, substitute
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.statements import Buffer, Get, Let, Load, Loop, Set, tile_name
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tree import Memory, RangeLoop, TreeKernel, walk
+from pallasfuse.ir.tree import MemorySpace, RangeLoop, TreeKernel, walk
 from pallasfuse.targets import Tails, power_of_two
 from pallasfuse.tiling.bounds import Guards
 from pallasfuse.tiling.passes import Passes
@@ -68,7 +68,7 @@ class Kept:
     """A tensor of which a body keeps a buffer."""
 
     scope: Scope
-    memory: Memory
+    memory: MemorySpace
     filled: dict[Read, tuple[str, RangeLoop | None, int]] = field(default_factory=dict)
     """The buffer for each read of it, the loop in that body that fills it (the first one that reads it), and the tile in which that
     loop divides a block's part of an axis."""
@@ -96,7 +96,7 @@ class Derive(Protocol):
 class Kernels:
     """The tensors and the partial states that the kernels of a tree hand to each other."""
 
-    part: Part
+    region: Region
     derive: Derive
     tiles: Tiles
     strict: bool
@@ -119,8 +119,8 @@ class TreeValues(Passes):
         """Begins a kernel of which nothing is done yet."""
         self.known, self.tiles, self.tails, self.strict = known, known.tiles, known.tiles.tails, known.strict
         self.multiple, self.together, self.bounding, self.ranges = known.tiles.multiple, False, frozenset(), []
-        self.tensors, self.nests, self.axes = known.tensors, known.part.by_name, known.part.axes
-        self.folds, self.inner = {}, {n.name: n for n in known.part.nests if n.is_reduction}
+        self.tensors, self.nests, self.axes = known.tensors, known.region.by_name, known.region.axes
+        self.folds, self.inner = {}, {n.name: n for n in known.region.nests if n.is_reduction}
         self.top = self.root = self.here = Scope()
         self.rolled = Axis("", 1)
         self.active: dict[str, OpenPass] = {}

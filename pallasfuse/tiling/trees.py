@@ -16,7 +16,7 @@ from pallasfuse.ir.expr import Expr, Read, add, apply, const, convert, read, sub
 from pallasfuse.ir.fold import OLD, Fold
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.neutrality import fills_of
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
@@ -47,7 +47,7 @@ from pallasfuse.tiling.values import Scope
 
 
 def lower_tree(
-    part: Part, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, uneven: bool = False,
+    region: Region, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, uneven: bool = False,
     bounded: list[Bounded] | None = None,
 ) -> tuple[TileProgram, ...] | Refusal:  # fmt: skip
     """The kernels of a schedule tree, each reading what those before have stored; or the rule that the tree breaks.
@@ -59,16 +59,16 @@ def lower_tree(
       uneven: as in `tree_rules.check`.
       bounded: gets the loops that masks may bound.
     """
-    known = Kernels(part, derive, tiles, strict, {t.name: t for t in part.inputs})
+    known = Kernels(region, derive, tiles, strict, {t.name: t for t in region.inputs})
     programs = []
     try:
-        check(tree, part, uneven=uneven)
-        plain = blocks_and_loops(tree, part)
+        check(tree, region, uneven=uneven)
+        plain = blocks_and_loops(tree, region)
         if isinstance(plain, Refusal):
             return plain
         for number, kernel in enumerate(plain):
-            programs.append(TreeLowering(kernel, known, _read_later(part, plain[number:])).run())
-        missing = [n for n in part.outputs if n not in known.stored]
+            programs.append(TreeLowering(kernel, known, _read_later(region, plain[number:])).run())
+        missing = [n for n in region.outputs if n not in known.stored]
         if missing:
             broken(13, f"nothing stores {', '.join(missing)}")
     except BrokenRuleError as error:
@@ -82,9 +82,9 @@ def _done_in(kernel: TreeKernel) -> set[str]:
     return {n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge)}
 
 
-def _read_later(part: Part, kernels: Sequence[TreeKernel]) -> frozenset[str]:
+def _read_later(region: Region, kernels: Sequence[TreeKernel]) -> frozenset[str]:
     """Returns the nests of the first kernel that later ones read, and do not compute again."""
-    nests = part.by_name
+    nests = region.by_name
     found: set[str] = set()
     for kernel in kernels[1:]:
         own = _done_in(kernel)
@@ -99,7 +99,7 @@ class TreeLowering(TreeMerges):
     def __init__(self, kernel: TreeKernel, known: Kernels, wanted: frozenset[str]) -> None:
         """wanted: the nests that later kernels read."""
         super().__init__(known)
-        self.kernel, self.stores = kernel, wanted | frozenset(known.part.outputs)
+        self.kernel, self.stores = kernel, wanted | frozenset(known.region.outputs)
         self.outputs: list[Tensor] = []
         self.steps = Counter(n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge))
         self.buffers: dict[str, str] = {}
@@ -116,7 +116,7 @@ class TreeLowering(TreeMerges):
         parts = 1
         for loop in loops:
             axis = self.axes[loop.axis]
-            if loop.shares or splits(loop, self.known.part):
+            if loop.shares or splits(loop, self.known.region):
                 if self.split not in (None, axis):
                     broken(14, f"{self.kernel.name}: blocks have parts of {self.split} and of {axis}")
                 self.split = axis

@@ -13,7 +13,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision
-from pallasfuse.emission.interpreter import Array, Interpreter, Scope, Tile, Window
+from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Scope, Tile
 from pallasfuse.emission.lookups import in_whole_blocks, tile_of
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.dtypes import is_integer
@@ -31,7 +31,7 @@ class _XlaMachine:
         self.stored: frozenset[str] = frozenset()
         """The outputs that the loop stores which is being run: it carries no others."""
 
-    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], again: str) -> Array:
+    def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str) -> Array:
         if tensor in self.lookups:
             lookup, whole = self.lookups[tensor]
             along = lookup.along and indices[lookup.result.axes.index(lookup.along)]
@@ -40,7 +40,7 @@ class _XlaMachine:
         # no position is negative, and each that might be costs three operations in every kernel
         return lax.dynamic_slice(self.inputs[tensor], _starts(indices, windows), sizes, allow_negative_indices=False)
 
-    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, Window], value: Array) -> None:
+    def store(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], value: Array) -> None:
         starts = _starts(indices, windows)
         self.outputs[tensor] = lax.dynamic_update_slice(
             self.outputs[tensor], value, starts, allow_negative_indices=False
@@ -160,7 +160,7 @@ def _stored(loop: Loop) -> Iterator[str]:
     return (s.tensor for s in every([loop]) if isinstance(s, Store))
 
 
-def _starts(indices: tuple[Axis, ...], windows: Mapping[Axis, Window]) -> list[Array]:
+def _starts(indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice]) -> list[Array]:
     return [jnp.asarray(windows[a].start, jnp.int32) for a in indices]
 
 

@@ -9,7 +9,7 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.evaluate import evaluate_program
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles, evaluate_tiles_over
 from pallasfuse.ir.expr import const, convert, index
-from pallasfuse.ir.levels import with_own_axes
+from pallasfuse.ir.own_axes import with_own_axes
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.renaming import restored
 from pallasfuse.ir.tile_program import (

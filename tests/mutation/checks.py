@@ -84,7 +84,7 @@ def _planning(check: Callable[[_Planned, str], tuple[str, str]], target: Target)
 
 
 def _prove(planned: _Planned, name: str) -> tuple[str, str]:
-    parts = [proof.Part(k.group, k.schedule, k.phases) for k in planned.plan.kernels]
+    parts = [proof.PlannedKernel(k.group, k.schedule, k.phases) for k in planned.plan.kernels]
     found = proof.prove(planned.converted, parts)
     if found.holds:
         return "", ""

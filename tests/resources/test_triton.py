@@ -116,8 +116,8 @@ def test_segments_do_not_share_values_by_their_names():
     program = program_of(plain, *qkv("bfloat16", n=192), rows=64, rolled=128, warps=4, stages=3)
     view = View(program, TRITON)
     for line in view.lines:
-        if isinstance(line.statement, Load) and line.region.loop is not None:
-            assert {r.region for r in view.readers(line)} == {line.region}
+        if isinstance(line.statement, Load) and line.scope.loop is not None:
+            assert {r.scope for r in view.readers(line)} == {line.scope}
 
 
 def norm(x):
@@ -223,14 +223,14 @@ def test_what_an_inner_loop_reads_is_kept_until_it_ends():
     view = View(EXAMPLES["deep"].program("masked"), TRITON)
     names = [line.name for line in view.lines]
     assert names == ["a.t", "b.t", "c.t", "c.next", "d.t", "e.t", "e.next", None]
-    inner, outer = view.lines[0].region, view.lines[4].region
-    block = view.lines[7].region
+    inner, outer = view.lines[0].scope, view.lines[4].scope
+    block = view.lines[7].scope
     assert (inner.first, inner.last, outer.first, outer.last) == (0, 3, 0, 6)
     assert inner.is_in(outer)
     assert inner.is_in(block)
     assert not outer.is_in(inner)
     assert (outer.kept_until(inner, 1), block.kept_until(inner, 1), outer.kept_until(outer, 5)) == (3, 6, 5)
-    assert [r.loop and r.loop.axis.name for r in view.regions] == ["k", "n", None]
+    assert [r.loop and r.loop.axis.name for r in view.scopes] == ["k", "n", None]
 
 
 def test_every_nested_program_has_an_estimate():

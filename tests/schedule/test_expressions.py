@@ -4,15 +4,15 @@ import pytest
 
 from pallasfuse.schedule import expressions as ex
 from pallasfuse.schedule import tiles
-from tests.schedule.parts import attention, chain, norm_product, three_products, two_passes
+from tests.schedule.regions import attention, chain, norm_product, three_products, two_passes
 
 CHAINS = {"G1": (512, 256, 64, 64), "G12": (1024, 1024, 128, 128, 8), "example": (1024, 1024, 512, 512)}
 FULL = {"G1": 212_992, "G12": 6_815_744, "example": 109_051_904}
 FITTING = {"G1": 270, "G12": 784, "example": 1764}
 
 
-def deep_and_flat(part):
-    found = ex.expressions(part)
+def deep_and_flat(region):
+    found = ex.expressions(region)
     assert len(set(found)) == len(found)
     deep = sum(map(ex.is_deep, found))
     return deep, len(found) - deep
@@ -20,50 +20,50 @@ def deep_and_flat(part):
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_chain_of_two_products_has_the_papers_space(name):
-    part = chain(*CHAINS[name])
-    batch = [a.name for a in ex.independent_axes(part)]
-    assert deep_and_flat(part) == (24, 2)
-    assert 26 * tiles.count(tiles.choices(part.axes.values(), batch)) == FULL[name]
-    assert tiles.count(tiles.choices(part.axes.values(), batch, little_padding=True)) == FITTING[name]
+    region = chain(*CHAINS[name])
+    batch = [a.name for a in ex.independent_axes(region)]
+    assert deep_and_flat(region) == (24, 2)
+    assert 26 * tiles.count(tiles.choices(region.axes.values(), batch)) == FULL[name]
+    assert tiles.count(tiles.choices(region.axes.values(), batch, little_padding=True)) == FITTING[name]
 
 
-def blocks(part, bound):
-    whole = {ex.without(e, bound(e, part)) for e in ex.expressions(part)}
-    return len(whole), len({e for e in whole if not ex.holds_partial_tiles(e, part)})
+def blocks(region, bound):
+    whole = {ex.without(e, bound(e, region)) for e in ex.expressions(region)}
+    return len(whole), len({e for e in whole if not ex.holds_partial_tiles(e, region)})
 
 
-@pytest.mark.parametrize("part", [chain(*CHAINS["G12"]), attention(8, 512, 512, 64, 64)], ids=["chain", "attention"])
-def test_both_readings_of_the_first_two_rules(part):
-    assert deep_and_flat(part) == (24, 2)
-    assert blocks(part, ex.bound_where_possible) == (3, 2)
-    assert blocks(part, ex.bound_without_recomputing) == (5, 3)
+@pytest.mark.parametrize("region", [chain(*CHAINS["G12"]), attention(8, 512, 512, 64, 64)], ids=["chain", "attention"])
+def test_both_readings_of_the_first_two_rules(region):
+    assert deep_and_flat(region) == (24, 2)
+    assert blocks(region, ex.bound_where_possible) == (3, 2)
+    assert blocks(region, ex.bound_without_recomputing) == (5, 3)
 
 
 def test_the_five_expressions_of_a_block():
-    part = chain(*CHAINS["example"])
-    letters = dict(zip("".join(part.axes), "mnkh", strict=True))
-    whole = {ex.without(e, ex.bound_without_recomputing(e, part)) for e in ex.expressions(part)}
+    region = chain(*CHAINS["example"])
+    letters = dict(zip("".join(region.axes), "mnkh", strict=True))
+    whole = {ex.without(e, ex.bound_without_recomputing(e, region)) for e in ex.expressions(region)}
     shown = {"".join(letters.get(c, c) for c in ex.show(e)) for e in whole}
     assert shown == {"nk", "kn", "nkh", "knh", "n(k,h)"}
 
 
 @pytest.mark.parametrize(
-    ("part", "counts"),
+    ("region", "counts"),
     [
         (norm_product(64, 256, 512), (6, 0)),  # one nest has all axes: no loop may stand beside another
         (two_passes(64, 256, 128), (6, 0)),
         (three_products(512, 64, 256, 64, 512), (120, 26)),
     ],
 )
-def test_other_parts(part, counts):
-    assert deep_and_flat(part) == counts
+def test_other_regions(region, counts):
+    assert deep_and_flat(region) == counts
 
 
 def test_flat_expressions_by_hand():
     """All forests of four axes are tried: those in whose closure every nest's axes stand on one path are the expressions."""
-    part = chain(64, 64, 64, 64)
-    nests = [{a.name for a in (*n.axes, *n.reduced)} for n in part.nests]
-    names = list(part.axes)
+    region = chain(64, 64, 64, 64)
+    nests = [{a.name for a in (*n.axes, *n.reduced)} for n in region.nests]
+    names = list(region.axes)
 
     def forests(parents):
         if len(parents) < len(names):
@@ -84,15 +84,15 @@ def test_flat_expressions_by_hand():
         every = {axis: path(axis, forest) for axis in names}
         if None not in every.values():
             legal += all(b in every[a] or a in every[b] for nest in nests for a in nest for b in nest)
-    assert legal == len(ex.expressions(part))
+    assert legal == len(ex.expressions(region))
 
 
 def test_a_nest_stands_where_what_it_reads_is_finished():
-    part = attention(1, 64, 64, 64, 64)
-    rows, columns, inner, free = (part.by_name["t0"].axes[0].name, part.by_name["t0"].axes[1].name,
-                                  part.by_name["t0"].reduced[0].name, part.by_name["t12"].axes[1].name)  # fmt: skip
+    region = attention(1, 64, 64, 64, 64)
+    rows, columns, inner, free = (region.by_name["t0"].axes[0].name, region.by_name["t0"].axes[1].name,
+                                  region.by_name["t0"].reduced[0].name, region.by_name["t12"].axes[1].name)  # fmt: skip
     order = (ex.Loops(rows, (ex.Loops(columns, (ex.Loops(free, (ex.Loops(inner),)),)),)),)
-    found = ex.places(order, part)
+    found = ex.places(order, region)
     assert found["t0"] == (rows, columns, free, inner)
     assert found["t1"] == (rows, columns, free)  # not in the loop over the columns, where the scores are not known yet
 

@@ -13,15 +13,15 @@ from pallasfuse.schedule.expressions import independent_axes
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model, published_slowdown
 from pallasfuse.schedule.placement import Broken, place
-from tests.schedule.parts import attention, chain, norm_product, random_part, traced
+from tests.schedule.regions import attention, chain, norm_product, random_region, traced
 
 GPU = assumed("gpu")
 M, N, K, H = 512, 256, 64, 128
 CHAIN = chain(M, N, K, H)  # i: rows, k: columns of the first product, j: its sum, l: columns of the second
 
 
-def amounts(text, part=CHAIN, fold=lambda nest, unfinished: False):
-    price = Model(part, GPU).price(parse(text)[0], fold)
+def amounts(text, region=CHAIN, fold=lambda nest, unfinished: False):
+    price = Model(region, GPU).price(parse(text)[0], fold)
     return {t.name: t.amount for t in price.terms}
 
 
@@ -36,11 +36,11 @@ def test_bytes_are_tiles_times_the_trips_around_their_place(tile_k):
 
 
 def test_what_the_cache_cannot_hold_is_read_again():
-    part = chain(65536, 64, 512, 64)
-    rows = part.by_name["t0"].axes[0].name
+    region = chain(65536, 64, 512, 64)
+    rows = region.by_name["t0"].axes[0].name
     assert rows == "i"
-    once = amounts("x { i:64@grid l:64@grid k:64 ( j:64 ( t0 ) t1 ) }", part)["device memory"]
-    again = amounts("x { i:64@grid l:32@grid k:64 ( j:64 ( t0 ) t1 ) }", part)["device memory"]
+    once = amounts("x { i:64@grid l:64@grid k:64 ( j:64 ( t0 ) t1 ) }", region)["device memory"]
+    again = amounts("x { i:64@grid l:32@grid k:64 ( j:64 ( t0 ) t1 ) }", region)["device memory"]
     assert again - once == 2 * 65536 * 512  # the rows are 64 MB
 
 
@@ -58,14 +58,14 @@ def test_small_tiles_take_the_unit_whole():
 
 
 def test_elementwise_work_is_counted_on_the_axes_of_each_expression():
-    part = attention(1, 64, 128, 32, 32)
+    region = attention(1, 64, 128, 32, 32)
     text = "x { i:64@grid k:64 ( j:32 ( t0 ) t1 t8 t12 ) }"
-    found = amounts(text, part, lambda nest, unfinished: True)
+    found = amounts(text, region, lambda nest, unfinished: True)
     exponentials = 64 * 128
     assert found["special functions"] >= exponentials  # shared by the two sums: not twice
     assert found["special functions"] < 4 * exponentials
     apart = amounts(
-        "x { i:64@grid ( k:64 ( j:32 ( t0 ) t1 ) k:64 ( j:32 ( t0 ) t8 ) k:64 ( j:32 ( t0 ) t12 ) ) }", part
+        "x { i:64@grid ( k:64 ( j:32 ( t0 ) t1 ) k:64 ( j:32 ( t0 ) t8 ) k:64 ( j:32 ( t0 ) t12 ) ) }", region
     )
     assert apart["special functions"] > found["special functions"]
 
@@ -89,15 +89,15 @@ def test_memory_of_a_block_is_what_lives_at_once():
 
 
 def test_a_loop_of_more_than_sixteen_trips_indexes_shared_memory():
-    part = chain(64, 64, 64, 512)
+    region = chain(64, 64, 64, 512)
     few, many = (
         (
-            Model(part, GPU).estimate(place(part, parse(f"x {{ i:64@grid j:64 ( k:64 ( t0 ) l:{t} ( t1 ) ) }}")[0]))
+            Model(region, GPU).estimate(place(region, parse(f"x {{ i:64@grid j:64 ( k:64 ( t0 ) l:{t} ( t1 ) ) }}")[0]))
             for t in (32, 16)
         )
-        if part.by_name["t0"].axes[1].name == "j"
+        if region.by_name["t0"].axes[1].name == "j"
         else (
-            Model(part, GPU).estimate(place(part, parse(f"x {{ i:64@grid k:64 ( j:64 ( t0 ) l:{t} ( t1 ) ) }}")[0]))
+            Model(region, GPU).estimate(place(region, parse(f"x {{ i:64@grid k:64 ( j:64 ( t0 ) l:{t} ( t1 ) ) }}")[0]))
             for t in (32, 16)
         )
     )
@@ -116,14 +116,14 @@ def test_few_blocks_are_slow():
 
 @pytest.mark.parametrize("seed", range(6))
 def test_many_candidates_at_a_time_have_the_prices_of_each(seed):
-    part = (norm_product(64, 96, 128), attention(2, 64, 48, 32, 32), *map(random_part, range(4)))[seed]
-    fold, draw = derivable(part), random.Random(seed)
-    whole = [a.name for a in independent_axes(part)]
-    found = Space(part, space.trees(part, fold), tiles.choices(part.axes.values(), whole), fold)
-    model = Model(part, GPU)
+    region = (norm_product(64, 96, 128), attention(2, 64, 48, 32, 32), *map(random_region, range(4)))[seed]
+    fold, draw = derivable(region), random.Random(seed)
+    whole = [a.name for a in independent_axes(region)]
+    found = Space(region, space.trees(region, fold), tiles.choices(region.axes.values(), whole), fold)
+    model = Model(region, GPU)
 
     def price(tree):
-        placement = place(part, tree, fold)
+        placement = place(region, tree, fold)
         if isinstance(placement, Broken):
             return np.inf
         estimate = model.estimate(placement)
@@ -150,11 +150,11 @@ def test_a_price_names_its_terms_and_units():
 
 
 def test_one_tensor_read_along_two_axes_is_loaded_twice():
-    part = traced(lambda x: x @ x.T, (64, 128))
-    rows, columns = (a.name for a in part.nests[0].axes)
-    summed = part.nests[0].reduced[0].name
-    tree = parse(f"x {{ {rows}:16@grid {columns}:32@grid {summed}:64 ( {part.nests[0].name} ) }}")[0]
-    loads = [s for s in place(part, tree).statements if s.kind == "load"]
+    region = traced(lambda x: x @ x.T, (64, 128))
+    rows, columns = (a.name for a in region.nests[0].axes)
+    summed = region.nests[0].reduced[0].name
+    tree = parse(f"x {{ {rows}:16@grid {columns}:32@grid {summed}:64 ( {region.nests[0].name} ) }}")[0]
+    loads = [s for s in place(region, tree).statements if s.kind == "load"]
     assert len(loads) == 2 and {s.axes[0].name for s in loads} == {rows, columns}
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from pallasfuse.ir.tree import parse
 from pallasfuse.schedule.placement import Broken, place, show
-from tests.schedule.parts import attention, chain, norm_product
+from tests.schedule.regions import attention, chain, norm_product
 
 CHAIN = chain(512, 256, 64, 128)  # i: rows, k: columns of the first product, j: its sum, l: columns of the second
 LETTERS = {"i": "m", "k": "n", "j": "k", "l": "h"}
 
 
-def placed(part, text, fold=lambda nest, unfinished: False):
-    return place(part, parse(text)[0], fold)
+def placed(region, text, fold=lambda nest, unfinished: False):
+    return place(region, parse(text)[0], fold)
 
 
 @pytest.mark.parametrize(
@@ -42,8 +42,8 @@ def test_a_kept_input_is_whole_in_its_buffer():
 
 
 def test_one_load_serves_all_readers_in_a_body():
-    part = norm_product(64, 256, 512)
-    once = placed(part, "x { i:64@grid k:64@grid j:64 ( t2 t11 ) }", lambda nest, unfinished: True)
+    region = norm_product(64, 256, 512)
+    once = placed(region, "x { i:64@grid k:64@grid j:64 ( t2 t11 ) }", lambda nest, unfinished: True)
     assert [s.name for s in once.statements if s.kind == "load"] == ["x", "g", "w"]
 
 
@@ -73,16 +73,16 @@ def test_an_illegal_tree_is_refused_with_the_rule_that_it_breaks(text, rule, wor
 
 
 def test_unfinished_reads_need_a_fold():
-    part = attention(1, 64, 64, 64, 64)
+    region = attention(1, 64, 64, 64, 64)
     text = "x { i:16@grid k:16 ( j:16 ( t0 ) t1 t8 t12 ) }"
-    broken = placed(part, text)
+    broken = placed(region, text)
     assert isinstance(broken, Broken) and broken.rule == 6
     assert "t8 reads t1 before the loop that reduces it ends" in broken.reason
-    assert not isinstance(placed(part, text, lambda nest, unfinished: unfinished <= {"t1", "t8"}), Broken)
+    assert not isinstance(placed(region, text, lambda nest, unfinished: unfinished <= {"t1", "t8"}), Broken)
 
 
 def test_no_fold_reads_what_another_loop_reduces():
-    part = attention(1, 64, 64, 64, 64)
-    broken = placed(part, "x { i:16@grid j:16 k:16 ( t0 t1 t8 t12 ) }", lambda nest, unfinished: True)
+    region = attention(1, 64, 64, 64, 64)
+    broken = placed(region, "x { i:16@grid j:16 k:16 ( t0 t1 t8 t12 ) }", lambda nest, unfinished: True)
     assert isinstance(broken, Broken) and broken.rule == 6
     assert "inside of the loop over j" in broken.reason

@@ -13,24 +13,27 @@ from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import Broken, place
 from pallasfuse.schedule.search import MOST_EXHAUSTIVE, Evolution, search
-from tests.schedule.parts import attention, chain, norm_product, random_part, three_products
+from tests.schedule.regions import attention, chain, norm_product, random_region, three_products
 
 GPU = assumed("gpu")
 
 
-def candidates_of(part, *, little_padding=True):
-    fold, whole = derivable(part), [a.name for a in independent_axes(part)]
+def candidates_of(region, *, little_padding=True):
+    fold, whole = derivable(region), [a.name for a in independent_axes(region)]
     return Space(
-        part, space.trees(part, fold), tiles.choices(part.axes.values(), whole, little_padding=little_padding), fold
+        region,
+        space.trees(region, fold),
+        tiles.choices(region.axes.values(), whole, little_padding=little_padding),
+        fold,
     )
 
 
 @pytest.mark.sampled(10, cover=())
 @pytest.mark.parametrize("seed", range(60))
 def test_evolution_finds_what_trying_everything_finds(seed):
-    part = random_part(seed)
-    found = candidates_of(part)
-    model = Model(part, GPU)
+    region = random_region(seed)
+    found = candidates_of(region)
+    model = Model(region, GPU)
     best, _ = ModelPrices(found, model).best()
     assert math.isfinite(best)
     by_evolution = search(found, ModelPrices(found, model), evolution=Evolution(seed=seed))
@@ -39,17 +42,17 @@ def test_evolution_finds_what_trying_everything_finds(seed):
 
 
 def test_tiles_of_every_multiple_are_a_space_too_large_to_try():
-    part = three_products(256, 128, 192, 96, 256)
-    found = candidates_of(part, little_padding=False)
+    region = three_products(256, 128, 192, 96, 256)
+    found = candidates_of(region, little_padding=False)
     assert found.count > 10 * MOST_EXHAUSTIVE
-    best, _ = ModelPrices(found, Model(part, GPU)).best()
-    assert search(found, ModelPrices(found, Model(part, GPU))).us <= 1.02 * best
+    best, _ = ModelPrices(found, Model(region, GPU)).best()
+    assert search(found, ModelPrices(found, Model(region, GPU))).us <= 1.02 * best
 
 
-@pytest.mark.parametrize("part", [chain(128, 96, 64, 64), norm_product(64, 256, 512)], ids=["chain", "norm"])
-def test_a_small_space_is_tried_completely(part):
-    found = candidates_of(part)
-    prices = ModelPrices(found, Model(part, GPU))
+@pytest.mark.parametrize("region", [chain(128, 96, 64, 64), norm_product(64, 256, 512)], ids=["chain", "norm"])
+def test_a_small_space_is_tried_completely(region):
+    found = candidates_of(region)
+    prices = ModelPrices(found, Model(region, GPU))
     result = search(found, prices)
     assert result.priced == found.count <= MOST_EXHAUSTIVE
     assert result.us == pytest.approx(prices.best()[0])
@@ -59,29 +62,29 @@ def test_a_small_space_is_tried_completely(part):
 
 
 def test_equal_arguments_find_the_same():
-    part = attention(2, 64, 64, 32, 32)
-    found = candidates_of(part)
-    runs = [search(found, ModelPrices(found, Model(part, GPU)), evolution=Evolution(seed=3)) for _ in range(2)]
+    region = attention(2, 64, 64, 32, 32)
+    found = candidates_of(region)
+    runs = [search(found, ModelPrices(found, Model(region, GPU)), evolution=Evolution(seed=3)) for _ in range(2)]
     assert runs[0] == runs[1]
 
 
 def test_what_is_measured_decides():
-    part = chain(128, 128, 64, 64)
-    found = candidates_of(part)
+    region = chain(128, 128, 64, 64)
+    found = candidates_of(region)
     measured = []
 
     def measure(candidate):
         measured.append(candidate)
         return 1.0 if candidate.sizes[0] == 32 else 2.0
 
-    result = search(found, ModelPrices(found, Model(part, GPU)), measure=measure)
+    result = search(found, ModelPrices(found, Model(region, GPU)), measure=measure)
     assert result.us == min(1.0 if c.sizes[0] == 32 else 2.0 for c in measured)
     assert len(set(measured)) == len(measured) < found.count / 2
 
 
 def test_a_price_of_single_trees_is_asked_once_for_equal_ones():
-    part = chain(64, 64, 64, 64)
-    found = candidates_of(part)
+    region = chain(64, 64, 64, 64)
+    found = candidates_of(region)
     asked = []
 
     def price(tree):
@@ -94,8 +97,8 @@ def test_a_price_of_single_trees_is_asked_once_for_equal_ones():
 
 
 def test_nothing_that_can_run_is_infinitely_slow():
-    part = chain(64, 64, 64, 64)
-    found = candidates_of(part)
+    region = chain(64, 64, 64, 64)
+    found = candidates_of(region)
     result = search(found, lambda candidates: [math.inf] * len(candidates), evolution=Evolution(generations=5))
     assert result.us == math.inf
     measured = search(found, lambda candidates: [math.inf] * len(candidates), measure=lambda candidate: 1.0)
@@ -128,8 +131,8 @@ def test_the_trees_of_a_chain_are_moves_apart():
     ],
 )
 def test_moves(before, after):
-    part = chain(64, 48, 32, 96)
-    assert after in {str(t) for t in moves.moved(part, parse(before)[0])}
+    region = chain(64, 48, 32, 96)
+    assert after in {str(t) for t in moves.moved(region, parse(before)[0])}
 
 
 def test_neighbours_are_candidates():
@@ -142,4 +145,4 @@ def test_neighbours_are_candidates():
     for candidate in around:
         assert all(size in sizes for size, sizes in zip(candidate.sizes, found.choices.values(), strict=True))
         assert sum(a != b for a, b in zip(candidate.sizes, start.sizes, strict=True)) + (candidate.tree != 0) == 1
-    assert not isinstance(place(found.part, found.trees[near.trees(0)[0]], found.may_fold), Broken)
+    assert not isinstance(place(found.region, found.trees[near.trees(0)[0]], found.may_fold), Broken)

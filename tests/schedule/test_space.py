@@ -9,21 +9,21 @@ from pallasfuse.ir.tree import Do, RangeLoop, TreeKernel, parse, show, walk
 from pallasfuse.schedule import space
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.placement import Broken, place
-from tests.schedule.parts import attention, chain, norm_product, random_part, three_products, two_passes
+from tests.schedule.regions import attention, chain, norm_product, random_region, three_products, two_passes
 
 CHAIN = chain(64, 48, 32, 96)
-PARTS = {
+REGIONS = {
     "chain": CHAIN,
     "attention": attention(2, 64, 64, 32, 32),
     "norm": norm_product(64, 96, 128),
     "passes": two_passes(64, 96, 32),
     "three": three_products(64, 32, 48, 64, 32),
-} | {f"random {n}": random_part(n) for n in range(4)}
+} | {f"random {n}": random_region(n) for n in range(4)}
 
 
-def bodies(part, fold=None):
-    fold = fold or derivable(part)
-    return [show((t,)).removeprefix("kernel ") for t in space.trees(part, fold)]
+def bodies(region, fold=None):
+    fold = fold or derivable(region)
+    return [show((t,)).removeprefix("kernel ") for t in space.trees(region, fold)]
 
 
 def test_the_trees_of_a_chain():
@@ -37,23 +37,23 @@ def test_the_trees_of_a_chain():
 
 
 def test_without_folds_a_norm_takes_a_loop_of_its_own():
-    assert "{ i:1@grid k:1@grid j:1 ( t2 t11 ) }" in bodies(PARTS["norm"])
-    assert "{ i:1@grid k:1@grid j:1 ( t2 t11 ) }" not in bodies(PARTS["norm"], lambda nest, unfinished: False)
+    assert "{ i:1@grid k:1@grid j:1 ( t2 t11 ) }" in bodies(REGIONS["norm"])
+    assert "{ i:1@grid k:1@grid j:1 ( t2 t11 ) }" not in bodies(REGIONS["norm"], lambda nest, unfinished: False)
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", REGIONS)
 def test_trees_are_legal_and_each_is_its_own_canonical_form(name):
-    part, fold = PARTS[name], derivable(PARTS[name])
-    found = space.trees(part, fold)
+    region, fold = REGIONS[name], derivable(REGIONS[name])
+    found = space.trees(region, fold)
     assert found
     for tree in found:
-        placement = place(part, tree, fold)
+        placement = place(region, tree, fold)
         assert not isinstance(placement, Broken) and not placement.unread
-        assert space.canonical(part, tree) == tree
-    assert len({space.signature(place(part, t, fold)) for t in found}) == len(found)
+        assert space.canonical(region, tree) == tree
+    assert len({space.signature(place(region, t, fold)) for t in found}) == len(found)
 
 
-def shuffled(part, tree, draw):
+def shuffled(region, tree, draw):
     """Returns an equal tree: the grid's loops in another order, and neighbours that do not depend on each other swapped."""
     grid, inside = space._split_grid(tree.body)
     draw.shuffle(grid)
@@ -65,16 +65,16 @@ def shuffled(part, tree, draw):
         for _ in range(3):
             for n in range(len(body) - 1):
                 a, b = map(space.computed, body[n : n + 2])
-                if not space._depends(part, b, a) and draw.random() < 0.5:
+                if not space._depends(region, b, a) and draw.random() < 0.5:
                     body[n], body[n + 1] = body[n + 1], body[n]
         return tuple(body)
 
     return TreeKernel(tree.name, space._rebuilt(grid, swapped(inside)))
 
 
-def executed(part, tree, fold):
+def executed(region, tree, fold):
     """Returns, for each block, the statements that it runs, in order, with the trips of the loops around them."""
-    placement = place(part, tree, fold)
+    placement = place(region, tree, fold)
     blocks = {}
 
     def run(body, trips):
@@ -92,16 +92,16 @@ def executed(part, tree, fold):
     return blocks
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", REGIONS)
 def test_equal_trees_have_one_canonical_form_and_run_the_same_statements_in_each_block(name):
-    part, fold, draw = PARTS[name], derivable(PARTS[name]), random.Random(name)
-    for tree in space.trees(part, fold, most=40):
-        other = shuffled(part, tree, draw)
-        assert space.canonical(part, other) == tree
-        mine, others = executed(part, tree, fold), executed(part, other, fold)
+    region, fold, draw = REGIONS[name], derivable(REGIONS[name]), random.Random(name)
+    for tree in space.trees(region, fold, most=40):
+        other = shuffled(region, tree, draw)
+        assert space.canonical(region, other) == tree
+        mine, others = executed(region, tree, fold), executed(region, other, fold)
         assert mine.keys() == others.keys()
         for block, statements in mine.items():
-            for first, second in itertools.product(part.nests, repeat=2):
+            for first, second in itertools.product(region.nests, repeat=2):
                 if first is second or first.name in second.reads:
                     names = (first.name, second.name)
                     ordered = [
@@ -113,21 +113,21 @@ def test_equal_trees_have_one_canonical_form_and_run_the_same_statements_in_each
 
 def test_trees_with_one_signature_run_the_same_statements():
     """Of two kept axes around one nest, which is the outer one counts only where a load moves."""
-    part, fold = PARTS["three"], derivable(PARTS["three"])
+    region, fold = REGIONS["three"], derivable(REGIONS["three"])
     by_signature = {}
-    for tree in {space.canonical(part, t) for t in space.all_trees(part, fold)}:
-        placement = place(part, tree, fold)
+    for tree in {space.canonical(region, t) for t in space.all_trees(region, fold)}:
+        placement = place(region, tree, fold)
         if not isinstance(placement, Broken):
             by_signature.setdefault(space.signature(placement), []).append(tree)
     for same in by_signature.values():
         for a, b in itertools.pairwise(same):
-            mine, others = executed(part, a, fold), executed(part, b, fold)
+            mine, others = executed(region, a, fold), executed(region, b, fold)
             assert {k: sorted(v) for k, v in mine.items()} == {k: sorted(v) for k, v in others.items()}
 
 
-def all_small_trees(part):
+def all_small_trees(region):
     """Yields every tree, by brute force: each node of a body is a nest, or a loop over an axis that is not open yet."""
-    names, axes = [n.name for n in part.nests], [a for a in part.axes if a not in grid_of(part)]
+    names, axes = [n.name for n in region.nests], [a for a in region.axes if a not in grid_of(region)]
 
     def bodies_of(open_axes, budget):
         yield (), 0
@@ -147,39 +147,44 @@ def all_small_trees(part):
         yield body
 
 
-def grid_of(part):
-    return [a for a in part.axes if all(a in {x.name for x in n.axes} for n in part.nests)]
+def grid_of(region):
+    return [a for a in region.axes if all(a in {x.name for x in n.axes} for n in region.nests)]
 
 
-@pytest.mark.parametrize("part", [CHAIN, norm_product(64, 96, 128)], ids=["chain", "norm"])
-def test_nothing_is_missing(part):
+@pytest.mark.parametrize("region", [CHAIN, norm_product(64, 96, 128)], ids=["chain", "norm"])
+def test_nothing_is_missing(region):
     """Every legal tree in which each nest stands once, with all its axes looped, is equal to one of the space."""
-    fold = derivable(part)
-    known = {space.signature(place(part, t, fold)) for t in space.trees(part, fold)}
-    needed = {n.name: {a.name for a in (*n.axes, *n.reduced)} for n in part.nests}
+    fold = derivable(region)
+    known = {space.signature(place(region, t, fold)) for t in space.trees(region, fold)}
+    needed = {n.name: {a.name for a in (*n.axes, *n.reduced)} for n in region.nests}
     seen = 0
-    for body in all_small_trees(part):
-        tree = TreeKernel("kernel", space._rebuilt([RangeLoop(a, 1, (), "grid") for a in grid_of(part)], body))
+    for body in all_small_trees(region):
+        tree = TreeKernel("kernel", space._rebuilt([RangeLoop(a, 1, (), "grid") for a in grid_of(region)], body))
         nodes = [(around, n) for around, n in walk(tree.body) if isinstance(n, Do)]
         if any(not needed[n.nest] <= {x.axis for x in around} for around, n in nodes):
             continue
-        tree = space.canonical(part, tree)
-        placement = place(part, tree, fold)
-        if isinstance(placement, Broken) or placement.unread or len(nodes) != len(part.nests) or wasteful(part, tree):
+        tree = space.canonical(region, tree)
+        placement = place(region, tree, fold)
+        if (
+            isinstance(placement, Broken)
+            or placement.unread
+            or len(nodes) != len(region.nests)
+            or wasteful(region, tree)
+        ):
             continue
         seen += 1
         assert space.signature(placement) in known, str(tree)
     assert seen >= len(known) / 2
 
 
-def wasteful(part, tree):
+def wasteful(region, tree):
     """Returns whether a loop has a body that could stand before it, or runs the same twice."""
-    needed = {n.name: {a.name for a in (*n.axes, *n.reduced)} for n in part.nests}
+    needed = {n.name: {a.name for a in (*n.axes, *n.reduced)} for n in region.nests}
     for _, node in walk(tree.body):
         if isinstance(node, RangeLoop) and node.level == "serial":
             for inner in node.body:
                 names = space.computed(inner)
-                reads = {r for n in names for r in part.by_name[n].reads} - names
+                reads = {r for n in names for r in region.by_name[n].reads} - names
                 if all(node.axis not in needed[n] for n in names) and not reads & space.computed(node):
                     return True
     return False

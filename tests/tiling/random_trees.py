@@ -1,4 +1,4 @@
-"""Random schedule trees of a part: the plain one, changed step by step; a step that breaks a rule is taken back."""
+"""Random schedule trees of a region: the plain one, changed step by step; a step that breaks a rule is taken back."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ from functools import cache
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part
+from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import Do, Keep, Level, Merge, Node, RangeLoop, Tree, TreeKernel, show, walk
 from pallasfuse.tiling.tree_values import Tiles
 from pallasfuse.tiling.trees import lower_tree
@@ -17,23 +17,23 @@ type Path = tuple[int, ...]
 
 
 @cache
-def _derive(part: Part) -> FoldsOnDemand:
-    return FoldsOnDemand(part)
+def _derive(region: Region) -> FoldsOnDemand:
+    return FoldsOnDemand(region)
 
 
 @dataclass
 class Walker:
-    """One random walk over the trees of a part."""
+    """One random walk over the trees of a region."""
 
-    part: Part
+    region: Region
     tiles: Tiles
     random: random.Random
     refused: list[str] = field(default_factory=list)
     """Trees that broke a rule, each with the reason."""
 
     def __post_init__(self) -> None:
-        self.derive = _derive(self.part)
-        self.tree: Tree = (TreeKernel("k", tuple(Do(n.name) for n in self.part.nests)),)
+        self.derive = _derive(self.region)
+        self.tree: Tree = (TreeKernel("k", tuple(Do(n.name) for n in self.region.nests)),)
 
     def walk(self, steps: int) -> Tree:
         moves = (
@@ -62,9 +62,9 @@ class Walker:
 
     def lowered(self, tree: Tree):
         try:
-            return lower_tree(self.part, tree, self.derive, self.tiles)
+            return lower_tree(self.region, tree, self.derive, self.tiles)
         except Exception as error:
-            error.add_note(f"{show(tree)}\nof\n{self.part}")
+            error.add_note(f"{show(tree)}\nof\n{self.region}")
             raise
 
     # --- places
@@ -95,7 +95,7 @@ class Walker:
         return (*self.tree[:number], replace(kernel, body=put(kernel.body, path)), *self.tree[number + 1 :])
 
     def nests(self, body: Sequence[Node]) -> list[Nest]:
-        return [self.part.by_name[n.nest] for _, n in walk(body) if isinstance(n, Do | Merge)]
+        return [self.region.by_name[n.nest] for _, n in walk(body) if isinstance(n, Do | Merge)]
 
     def piece(self, body: tuple[Node, ...]) -> tuple[int, int]:
         if self.random.random() < 0.5:
@@ -109,7 +109,7 @@ class Walker:
 
     def size(self, axis: str, around: Sequence[RangeLoop]) -> int:
         outer = next((x for x in reversed(around) if x.axis == axis and not x.shares), None)
-        extent = self.part.axes[axis].extent
+        extent = self.region.axes[axis].extent
         if outer is not None:
             return self.random.choice([d for d in range(1, outer.size + 1) if outer.size % d == 0])
         return self.random.choice([1, 2, 3, 4, 4, 8, 8, 16, -(-extent // 2), self.random.randint(1, extent)])
@@ -157,14 +157,16 @@ class Walker:
         """Blocks have parts of a reduced axis, and a kernel merges them."""
         if len(self.tree) > 1 or any(isinstance(n, RangeLoop) for n in self.tree[0].body):
             return None
-        reduced = sorted({a.name for n in self.part.nests for a in n.reduced})
+        reduced = sorted({a.name for n in self.region.nests for a in n.reduced})
         if not reduced:
             return None
         axis = self.random.choice(reduced)
-        over = [n for n in self.part.nests if axis in {a.name for a in n.reduced}]
+        over = [n for n in self.region.nests if axis in {a.name for a in n.reduced}]
         first = self.with_needed([n.name for n in over])
         rest = [
-            n.name for n in self.part.nests if n not in over and (n.name in self.part.outputs or n.name not in first)
+            n.name
+            for n in self.region.nests
+            if n not in over and (n.name in self.region.outputs or n.name not in first)
         ]
         last = [n for n in self.with_needed(rest) if n not in {x.name for x in over}]
         parts = self.random.randint(2, 4)
@@ -177,10 +179,10 @@ class Walker:
 
     def with_needed(self, names: Sequence[str]) -> list[str]:
         wanted = set(names)
-        for nest in reversed(self.part.nests):
+        for nest in reversed(self.region.nests):
             if nest.name in wanted:
-                wanted |= nest.reads & self.part.by_name.keys()
-        return [n.name for n in self.part.nests if n.name in wanted]
+                wanted |= nest.reads & self.region.by_name.keys()
+        return [n.name for n in self.region.nests if n.name in wanted]
 
     def cluster(self) -> Tree | None:
         """Blocks of a cluster have parts of a reduced axis, and merge them."""
@@ -204,7 +206,7 @@ class Walker:
 
     def again(self) -> Tree | None:
         """A nest is computed once more, somewhere else, maybe with all that it reads."""
-        name = self.random.choice(self.part.nests).name
+        name = self.random.choice(self.region.nests).name
         number = self.kernel()
         path, body, _ = self.random.choice(self.bodies(self.tree[number]))
         at = self.random.randint(0, len(body))
@@ -231,7 +233,7 @@ class Walker:
         """An input is kept."""
         number = self.kernel()
         path, body, _ = self.random.choice(self.bodies(self.tree[number]))
-        tensor = self.random.choice(self.part.inputs).name
+        tensor = self.random.choice(self.region.inputs).name
         at = self.random.randint(0, len(body))
         return self.changed(number, path, (*body[:at], Keep(tensor, "shared"), *body[at:]))
 

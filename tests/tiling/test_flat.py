@@ -7,7 +7,7 @@ import pytest
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.grouping import group
-from pallasfuse.ir.part import part_of_group
+from pallasfuse.ir.region import region_of_group
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import parse, show
 from pallasfuse.targets import TRITON, XLA_CPU
@@ -39,7 +39,7 @@ def test_a_flat_schedule_is_a_tree(name, target):
             tree = tree_of(found, schedule)
             assert parse(show(tree)) == tree
             new = lower_tree(
-                part_of_group(found, tensors), tree, lambda nest, axis, unfinished, folds=folds: folds[nest.name],
+                region_of_group(found, tensors), tree, lambda nest, axis, unfinished, folds=folds: folds[nest.name],
                 Tiles(target.tails, target.smallest_dot, target.tile_multiple), strict=found.strict,
             )  # fmt: skip
             assert not isinstance(new, Refusal), (new, show(tree))

@@ -21,7 +21,7 @@ def walked(seed):
     """A subject, a tree of it and the tiles with which it was found."""
     name = NAMES[seed % len(NAMES)]
     tiles = list(TILES.values())[(seed // len(NAMES)) % len(TILES)]
-    walker = Walker(SUBJECTS[name].part, tiles, random.Random(seed))
+    walker = Walker(SUBJECTS[name].region, tiles, random.Random(seed))
     tree = walker.walk(6 + seed % 11)
     for reason in walker.refused:
         rule = int(reason.removeprefix("rule ").split()[0])
@@ -32,14 +32,14 @@ def walked(seed):
 def judged(seed, machines):
     subject, tree, tiles = walked(seed)
     try:
-        in_float64(subject, lower_tree(subject.part, tree, FoldsOnDemand(subject.part), tiles), tiles)
+        in_float64(subject, lower_tree(subject.region, tree, FoldsOnDemand(subject.region), tiles), tiles)
         for machine in machines:
             own, run = MACHINES[machine]
-            programs = lower_tree(subject.part, tree, FoldsOnDemand(subject.part), own)
+            programs = lower_tree(subject.region, tree, FoldsOnDemand(subject.region), own)
             assert not isinstance(programs, Refusal), programs
             on_machine(subject, programs, run)
     except Exception as error:
-        error.add_note(f"{show(tree)}\nwith {tiles} of\n{subject.part}")
+        error.add_note(f"{show(tree)}\nwith {tiles} of\n{subject.region}")
         raise
 
 
@@ -95,7 +95,7 @@ ON_MACHINES = {
 def test_found_on_machines(name, machine):
     program, text = ON_MACHINES[name]
     tiles, run = MACHINES[machine]
-    found = lower_tree(SUBJECTS[program].part, parse(text), FoldsOnDemand(SUBJECTS[program].part), tiles)
+    found = lower_tree(SUBJECTS[program].region, parse(text), FoldsOnDemand(SUBJECTS[program].region), tiles)
     on_machine(SUBJECTS[program], found, run)
 
 
@@ -105,7 +105,7 @@ def test_found_before(name, tiles):
     """Trees on which the walk once was wrong."""
     program, text = FOUND[name]
     subject = SUBJECTS[program]
-    found = lower_tree(subject.part, parse(text), FoldsOnDemand(subject.part), TILES[tiles])
+    found = lower_tree(subject.region, parse(text), FoldsOnDemand(subject.region), TILES[tiles])
     assert not isinstance(found, Refusal), found
     in_float64(subject, found, TILES[tiles])
 
@@ -125,6 +125,6 @@ def test_refused_since(name):
     rule, program, text = REFUSED[name]
     subject = SUBJECTS[program]
     for tiles in TILES.values():
-        found = lower_tree(subject.part, parse(text), FoldsOnDemand(subject.part), tiles)
+        found = lower_tree(subject.region, parse(text), FoldsOnDemand(subject.region), tiles)
         assert isinstance(found, Refusal)
         assert found.reason.startswith(f"rule {rule} ("), found

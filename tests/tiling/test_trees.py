@@ -10,22 +10,22 @@ from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.part import part_of_program
+from pallasfuse.ir.region import region_of_program
 from pallasfuse.ir.tree import parse, renamed
 from pallasfuse.tiling.tree_values import Tiles
 from pallasfuse.tiling.trees import lower_tree
 from tests.programs_by_name import program_of
 
 
-def part_of(function, *shapes):
+def region_of(function, *shapes):
     program = deduplicate(program_of(function, *shapes))
-    return part_of_program(program, Graph(program).inlined())
+    return region_of_program(program, Graph(program).inlined())
 
 
-def lowered(part, text, names, tiles):
-    """names: of the part's nests, in their order."""
-    tree = renamed(parse(text), {}, dict(zip(names.split(), (n.name for n in part.nests), strict=True)))
-    return lower_tree(part, tree, FoldsOnDemand(part), tiles)
+def lowered(region, text, names, tiles):
+    """names: of the region's nests, in their order."""
+    tree = renamed(parse(text), {}, dict(zip(names.split(), (n.name for n in region.nests), strict=True)))
+    return lower_tree(region, tree, FoldsOnDemand(region), tiles)
 
 
 def chain(a, b, d):
@@ -77,13 +77,13 @@ LEGAL = {
 @pytest.mark.parametrize("name", LEGAL)
 def test_a_tree_computes_what_the_function_does(name, tails):
     (function, shapes, names), text = LEGAL[name]
-    part = part_of(function, *shapes)
-    programs = lowered(part, text, names, tails)
+    region = region_of(function, *shapes)
+    programs = lowered(region, text, names, tails)
     assert not isinstance(programs, Refusal), programs
     rng = np.random.default_rng(0)
-    have = {t.name: rng.standard_normal([a.extent for a in t.axes]).astype(np.float32) for t in part.inputs}
+    have = {t.name: rng.standard_normal([a.extent for a in t.axes]).astype(np.float32) for t in region.inputs}
     with jax.enable_x64():
-        want = function(*(have[t.name].astype(np.float64) for t in part.inputs))
+        want = function(*(have[t.name].astype(np.float64) for t in region.inputs))
     for program in programs:
         have |= evaluate_tiles(program, have, move_last_block_back=tails.tails == "exact")
-    np.testing.assert_allclose(have[part.outputs[0]], want, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(have[region.outputs[0]], want, rtol=1e-9, atol=1e-9)

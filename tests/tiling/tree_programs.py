@@ -1,4 +1,4 @@
-"""Functions for which schedule trees are written: their parts, and kernels run on all machines."""
+"""Functions for which schedule trees are written: their regions, and kernels run on all machines."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.part import Part, part_of_program
+from pallasfuse.ir.region import Region, region_of_program
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.ir.tree import Tree, parse, renamed
 from pallasfuse.pallas_backend import interpret
@@ -39,34 +39,34 @@ class Subject:
     function: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
     nests: str
-    """Of the nests of its part, in their order."""
+    """Of the nests of its region, in their order."""
     axes: str = ""
-    """Of the axes of its part, in alphabetical order; empty: their own."""
+    """Of the axes of its region, in alphabetical order; empty: their own."""
     kept: str = ""
-    """Maps that the part has as nests of their own, by the names in the function's program."""
+    """Maps that the region has as nests of their own, by the names in the function's program."""
 
     @property
-    def part(self) -> Part:
-        return _part(self)
+    def region(self) -> Region:
+        return _region(self)
 
     def tree(self, text: str) -> Tree:
         """The tree of a text in this subject's names."""
-        part = self.part
-        axes = dict(zip(self.axes.split(), sorted(part.axes), strict=True)) if self.axes else {}
-        return renamed(parse(text), axes, dict(zip(self.nests.split(), (n.name for n in part.nests), strict=True)))
+        region = self.region
+        axes = dict(zip(self.axes.split(), sorted(region.axes), strict=True)) if self.axes else {}
+        return renamed(parse(text), axes, dict(zip(self.nests.split(), (n.name for n in region.nests), strict=True)))
 
     def lowered(self, tree: str | Tree, tiles: Tiles) -> tuple[TileProgram, ...] | Refusal:
-        part = self.part
-        return lower_tree(part, self.tree(tree) if isinstance(tree, str) else tree, FoldsOnDemand(part), tiles)
+        region = self.region
+        return lower_tree(region, self.tree(tree) if isinstance(tree, str) else tree, FoldsOnDemand(region), tiles)
 
     @cache  # noqa: B019
     def arguments(self) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(0)
-        return {t.name: _drawn(rng, t.dtype, [a.extent for a in t.axes]) for t in self.part.inputs}
+        return {t.name: _drawn(rng, t.dtype, [a.extent for a in t.axes]) for t in self.region.inputs}
 
     @cache  # noqa: B019
     def expected(self) -> list[np.ndarray]:
-        """The results in float64, in the order of the part's outputs."""
+        """The results in float64, in the order of the region's outputs."""
         with jax.enable_x64():
             given = [
                 _wide(self.arguments()[name].reshape(s)) for name, s in zip(self._names(), self.shapes, strict=True)
@@ -74,7 +74,7 @@ class Subject:
             return [np.asarray(x) for x in jax.tree.leaves(jax.jit(self.function)(*given))]
 
     def _names(self) -> list[str]:
-        return [t.name for t in self.part.inputs]
+        return [t.name for t in self.region.inputs]
 
 
 def _drawn(rng: np.random.Generator, dtype: str, shape: list[int]) -> np.ndarray:
@@ -86,10 +86,10 @@ def _wide(x: np.ndarray) -> np.ndarray:
 
 
 @cache
-def _part(subject: Subject) -> Part:
+def _region(subject: Subject) -> Region:
     program = deduplicate(program_of(subject.function, *subject.shapes))
     kept = frozenset(subject.kept.split())
-    return part_of_program(program, Graph(program).inlined(kept), kept)
+    return region_of_program(program, Graph(program).inlined(kept), kept)
 
 
 def in_float64(subject: Subject, programs: tuple[TileProgram, ...], tiles: Tiles) -> None:
@@ -97,7 +97,7 @@ def in_float64(subject: Subject, programs: tuple[TileProgram, ...], tiles: Tiles
     have = dict(subject.arguments())
     for program in programs:
         have |= evaluate_tiles(program, have, move_last_block_back=tiles.tails == "exact")
-    for name, want in zip(subject.part.outputs, subject.expected(), strict=True):
+    for name, want in zip(subject.region.outputs, subject.expected(), strict=True):
         np.testing.assert_allclose(have[name].reshape(want.shape), want, rtol=1e-9, atol=1e-9)
 
 
@@ -108,7 +108,7 @@ def on_machine(subject: Subject, programs: tuple[TileProgram, ...], run: Callabl
     def all_kernels(have):
         for program in programs:
             have = have | run(program, have)
-        return [have[name] for name in subject.part.outputs]
+        return [have[name] for name in subject.region.outputs]
 
     found = all_kernels({n: jnp.asarray(x) for n, x in subject.arguments().items()})
     for have, want in zip(found, subject.expected(), strict=True):

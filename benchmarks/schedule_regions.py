@@ -1,4 +1,4 @@
-"""Parts of programs to make schedule trees of: MCFuser's tables II and III, and others; tests and benchmarks share them."""
+"""Regions of programs to make schedule trees of: MCFuser's tables II and III, and others; tests and benchmarks share them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,24 +7,24 @@ import jax
 import jax.numpy as jnp
 
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.ir.part import Part, part_of_program
+from pallasfuse.ir.region import Region, region_of_program
 from pallasfuse.jaxpr_frontend.conversion import convert
 
 
-def traced(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = jnp.float16) -> Part:
-    """Returns the part of a plain function of arrays with these shapes."""
+def traced(function: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = jnp.float16) -> Region:
+    """Returns the region of a plain function of arrays with these shapes."""
     program = convert(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, dtype) for s in shapes))).program
-    return part_of_program(program, Graph(program).inlined())
+    return region_of_program(program, Graph(program).inlined())
 
 
-def chain(m: int, n: int, k: int, h: int, batch: int = 1) -> Part:
-    """Returns the part of two products one after the other, as in table II: m·k times k·n times n·h."""
+def chain(m: int, n: int, k: int, h: int, batch: int = 1) -> Region:
+    """Returns the region of two products one after the other, as in table II: m·k times k·n times n·h."""
     lead = () if batch == 1 else (batch,)
     return traced(lambda a, b, d: a @ b @ d, (*lead, m, k), (*lead, k, n), (*lead, n, h))
 
 
-def attention(heads: int, m: int, n: int, k: int, h: int) -> Part:
-    """Returns the part of an attention without a mask, as in table III: m queries of width k, n keys, values of width h."""
+def attention(heads: int, m: int, n: int, k: int, h: int) -> Region:
+    """Returns the region of an attention without a mask, as in table III: m queries of width k, n keys, values of width h."""
     lead = () if heads == 1 else (heads,)
 
     def function(q, keys, v):
@@ -33,13 +33,13 @@ def attention(heads: int, m: int, n: int, k: int, h: int) -> Part:
     return traced(function, (*lead, m, k), (*lead, n, k), (*lead, n, h))
 
 
-def three_products(m: int, a: int, b: int, c: int, d: int) -> Part:
-    """Returns the part of a chain of three products: m·a times a·b times b·c times c·d."""
+def three_products(m: int, a: int, b: int, c: int, d: int) -> Region:
+    """Returns the region of a chain of three products: m·a times a·b times b·c times c·d."""
     return traced(lambda x, u, v, w: x @ u @ v @ w, (m, a), (a, b), (b, c), (c, d))
 
 
-def norm_product(m: int, k: int, n: int) -> Part:
-    """Returns the part of a root-mean-square norm of m rows of width k, and a product with a k·n matrix."""
+def norm_product(m: int, k: int, n: int) -> Region:
+    """Returns the region of a root-mean-square norm of m rows of width k, and a product with a k·n matrix."""
 
     def function(x, g, w):
         return (x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * g) @ w
@@ -47,18 +47,18 @@ def norm_product(m: int, k: int, n: int) -> Part:
     return traced(function, (m, k), (k,), (k, n))
 
 
-def two_passes(m: int, n: int, k: int) -> Part:
-    """Returns the part of the mean absolute deviation of a product's rows: its second sum waits for the first."""
+def two_passes(m: int, n: int, k: int) -> Region:
+    """Returns the region of the mean absolute deviation of a product's rows: its second sum waits for the first."""
     return traced(lambda x, w: jnp.abs((y := x @ w) - y.mean(-1, keepdims=True)).sum(-1), (m, k), (k, n))
 
 
-def low_rank(m: int, k: int, r: int, n: int) -> Part:
-    """Returns the part of a product and a correction of rank r to it (LoRA)."""
+def low_rank(m: int, k: int, r: int, n: int) -> Region:
+    """Returns the region of a product and a correction of rank r to it (LoRA)."""
     return traced(lambda x, w, a, b: x @ w + x @ a @ b, (m, k), (k, n), (k, r), (r, n))
 
 
-def gated(m: int, k: int, f: int) -> Part:
-    """Returns the part of two products with the same rows, one of which gates the other."""
+def gated(m: int, k: int, f: int) -> Region:
+    """Returns the region of two products with the same rows, one of which gates the other."""
     return traced(lambda x, w, v: jax.nn.silu(x @ w) * (x @ v), (m, k), (k, f), (k, f))
 
 
@@ -77,9 +77,9 @@ S = {
 """Table III: heads, M, N, K, H."""
 
 
-def workloads() -> dict[str, Callable[[], Part]]:
+def workloads() -> dict[str, Callable[[], Region]]:
     """Returns every workload by its name, to be traced when it is wanted."""
-    found: dict[str, Callable[[], Part]] = {n: lambda s=s: chain(*s) for n, s in G.items()}
+    found: dict[str, Callable[[], Region]] = {n: lambda s=s: chain(*s) for n, s in G.items()}
     found["paper"] = lambda: chain(1024, 1024, 512, 512)
     found |= {n: lambda s=s: attention(*s) for n, s in S.items()}
     found |= {

@@ -1,4 +1,4 @@
-"""Levels: a program whose loops cut windows of one axis, written with an axis of its own for each of them.
+"""Axes of their own: a program whose loops cut windows of one axis, written with an axis of its own for each of them.
 
 Every axis then has one tile, as in a program without such loops: what counts elements need not ask where a statement stands. Such a
 program is not run: its axes are the same positions under several names.
@@ -26,12 +26,12 @@ from pallasfuse.ir.tile_program import (
 
 def with_own_axes(program: TileProgram) -> TileProgram:
     """The same statements, in which every loop in a window of its own axis runs over another one."""
-    levels = _Levels(program)
-    body = levels.block(program.body, {}, frozenset(a for a, _ in program.grid))
-    return replace(program, body=body, tiles=tuple(levels.tiles.items())) if levels.made else program
+    own = _OwnAxes(program)
+    body = own.block(program.body, {}, frozenset(a for a, _ in program.grid))
+    return replace(program, body=body, tiles=tuple(own.tiles.items())) if own.made else program
 
 
-class _Levels:
+class _OwnAxes:
     def __init__(self, program: TileProgram) -> None:
         self.tiles = dict(program.tiles)
         self.made = 0
@@ -46,10 +46,10 @@ class _Levels:
         axis, inside = loop.axis, names
         if axis in around:
             self.made += 1
-            own = Axis(f"{axis.name}.{self.made}", axis.extent)
+            fresh = Axis(f"{axis.name}.{self.made}", axis.extent)
             # tails are smaller
-            self.tiles[own] = max((g.tile for g in loop.segments), default=1)
-            inside = {**names, axis: own}
+            self.tiles[fresh] = max((g.tile for g in loop.segments), default=1)
+            inside = {**names, axis: fresh}
         carries = tuple(replace(c, axes=_axes(c.axes, names), init=rename_axes(c.init, names)) for c in loop.carries)
         segments = tuple(replace(g, body=self.block(g.body, inside, around | {axis})) for g in loop.segments)
         return replace(loop, axis=inside.get(axis, axis), carries=carries, segments=segments)

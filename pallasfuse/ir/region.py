@@ -1,4 +1,4 @@
-"""A part of a loop program that schedule trees are about: reductions with their maps inlined, and the maps that are stored."""
+"""A region of a loop program that schedule trees are about: reductions with their maps inlined, and the maps that are stored."""
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from pallasfuse.ir.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Region:
     """Nests in an order that respects their reads, each over inputs and other nests at the positions where these are computed."""
 
     nests: tuple[Nest, ...]
@@ -30,7 +30,7 @@ class Part:
         return {a.name: a for n in self.nests for a in (*n.axes, *n.reduced)}
 
     def reads(self, nest: Nest) -> tuple[Nest, ...]:
-        """Returns the nests of the part that one of them reads."""
+        """Returns the nests of the region that one of them reads."""
         return tuple(n for n in self.nests if n.name in nest.reads)
 
     def __str__(self) -> str:
@@ -42,36 +42,36 @@ class Part:
         return "\n".join(lines)
 
 
-def verify(part: Part) -> Part:
-    """Checks that every read is an input or an earlier nest at its own positions; returns the part.
+def verify(region: Region) -> Region:
+    """Checks that every read is an input or an earlier nest at its own positions; returns the region.
 
     Raises:
       InvalidProgramError: naming the nest and the read.
     """
     known: dict[str, tuple[Axis, ...]] = {}
-    inputs = {t.name for t in part.inputs}
-    for nest in part.nests:
+    inputs = {t.name for t in region.inputs}
+    for nest in region.nests:
         for node in postorder(nest.body):
             if not isinstance(node, Read) or node.tensor in inputs:
                 continue
             if known.get(node.tensor) != node.indices:
                 raise InvalidProgramError(
-                    f"part: {nest.name} reads {node}, which no nest before it computes at these positions"
+                    f"region: {nest.name} reads {node}, which no nest before it computes at these positions"
                 )
         known[nest.name] = nest.axes
-    missing = set(part.outputs) - {n.name for n in part.nests}
+    missing = set(region.outputs) - {n.name for n in region.nests}
     if missing:
-        raise InvalidProgramError(f"part: nothing computes {sorted(missing)}")
-    return part
+        raise InvalidProgramError(f"region: nothing computes {sorted(missing)}")
+    return region
 
 
-def part_of_group(group: Group, tensors: Mapping[str, Tensor]) -> Part:
+def region_of_group(group: Group, tensors: Mapping[str, Tensor]) -> Region:
     """Returns the nests of a kernel of today. Outputs that are computed of a reduction of the same name are maps of their own."""
     nests = {n.name: n for n in (*group.inner, *(f.nest for f in group.folds))}
     nests |= {n.name: n for n in group.outputs if n.name not in nests}
     depths = _depths(nests)
     ordered = sorted(nests.values(), key=lambda n: depths[n.name])
-    return verify(Part(tuple(ordered), tuple(tensors[t] for t in group.inputs), tuple(n.name for n in group.outputs)))
+    return verify(Region(tuple(ordered), tuple(tensors[t] for t in group.inputs), tuple(n.name for n in group.outputs)))
 
 
 def _depths(nests: Mapping[str, Nest]) -> dict[str, int]:
@@ -88,14 +88,14 @@ def _depths(nests: Mapping[str, Nest]) -> dict[str, int]:
     return found
 
 
-def part_of_program(program: LoopProgram, bodies: Mapping[str, Expr], kept: Set[str] = frozenset()) -> Part:
+def region_of_program(program: LoopProgram, bodies: Mapping[str, Expr], kept: Set[str] = frozenset()) -> Region:
     """Returns all nests of a program that XLA computes nothing of.
 
     Args:
       bodies: every nest's, with all maps inlined but those that are kept.
-      kept: names of maps that are nests of the part, too, which others read.
+      kept: names of maps that are nests of the region, too, which others read.
     """
     named = {*kept, *program.outputs}
     nests = [n for n in program.nests if isinstance(n, Nest) and (n.is_reduction or n.name in named)]
     inlined = tuple(replace(n, body=bodies[n.name]) for n in nests)
-    return verify(Part(inlined, program.inputs, tuple(dict.fromkeys(program.outputs))))
+    return verify(Region(inlined, program.inputs, tuple(dict.fromkeys(program.outputs))))

@@ -1,19 +1,19 @@
-"""Parts to make schedule trees of: those that the benchmark has, and random ones."""
+"""Regions to make schedule trees of: those that the benchmark has, and random ones."""
 
 import random
 
-from benchmarks.schedule_parts import attention, chain, norm_product, three_products, traced, two_passes  # noqa: F401
+from benchmarks.schedule_regions import attention, chain, norm_product, three_products, traced, two_passes  # noqa: F401
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import convert as converted
 from pallasfuse.ir.expr import mul, read
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.part import Part, verify
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.region import Region, verify
 from pallasfuse.ir.tensors import Tensor
 
 
-def random_part(seed, extents=(32, 48, 64, 96, 128, 192, 256)):
-    """Returns a part with two to four contractions: each multiplies an earlier result, or an input, with an input."""
+def random_region(seed, extents=(32, 48, 64, 96, 128, 192, 256)):
+    """Returns a region with two to four contractions: each multiplies an earlier result, or an input, with an input."""
     draw = random.Random(seed)
     names = iter("mabcdefgh")
     rows = Axis(next(names), draw.choice(extents))
@@ -36,4 +36,4 @@ def random_part(seed, extents=(32, 48, 64, 96, 128, 192, 256)):
         nests.append(Nest(f"t{n}", (rows, free), body, "float16", (summed,), SUM))
         last = Tensor(f"t{n}", (rows, free), "float16")
     read_somewhere = {r for nest in nests for r in nest.reads}
-    return verify(Part(tuple(nests), tuple(tensors), tuple(n.name for n in nests if n.name not in read_somewhere)))
+    return verify(Region(tuple(nests), tuple(tensors), tuple(n.name for n in nests if n.name not in read_somewhere)))
