@@ -12,7 +12,7 @@ from pallasfuse.ir.expr import apply, const, index, read, sub
 from pallasfuse.ir.fold import OLD
 from pallasfuse.ir.tree import parse, show
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.proof import Region, prove
+from pallasfuse.proof import PlannedKernel, prove
 from pallasfuse.scheduled import scheduled
 from pallasfuse.targets import INTERPRET, XLA_CPU
 from pallasfuse.tiling import trees
@@ -33,7 +33,7 @@ def proved(subject, tree, target=INTERPRET):
     converted = convert(jax.make_jaxpr(subject.function)(*arguments))
     grouping, placed = scheduled(converted, show(tree), target)
     (group,) = grouping.groups
-    return prove(converted, [Region(group, placed.schedule, placed.phases)])
+    return prove(converted, [PlannedKernel(group, placed.schedule, placed.phases)])
 
 
 @pytest.mark.sampled(2)

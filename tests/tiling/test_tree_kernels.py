@@ -120,6 +120,7 @@ def test_in_float64(name, tiles):
     in_float64(subject, programs, TILES[tiles])
 
 
+@pytest.mark.sampled(3, cover=("machine",))
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_on_machines(name, machine):
