@@ -36,6 +36,10 @@ _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
 _FEWER_KERNELS = 3
 """So often some kernels are given up to save the others, when the whole call is not faster with them."""
+_NEARLY_EVEN = 1.15
+"""A kernel that takes so much longer than XLA's at most may still be worth having for what XLA makes of its neighbours."""
+_MORE_TOGETHER = 1.03
+"""The whole call must gain so much more by such kernels."""
 _UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
 """A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
 
@@ -82,7 +86,8 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
         verdicts += [] if verdict is None else [verdict]
         changes |= {} if change is None else {subject.kernel.name: change}
     left, of_calls = _as_a_whole(bench, _revised(plan, changes), verdicts, measure)
-    return replace(left, verdicts=(*verdicts, *of_calls))
+    left = replace(left, verdicts=(*verdicts, *of_calls))
+    return _with_nearly_even(bench, plan, changes, left, measure)
 
 
 def unchecked(plan: Plan, device: Any) -> Plan:
@@ -295,6 +300,27 @@ def _as_a_whole(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: 
         reason = f"the whole call is not faster than XLA's: {times}" if whole.ours_us is not None else whole.reason
         plan = _revised(plan, dict.fromkeys(given_up, reason))
     return plan, found
+
+
+def _with_nearly_even(bench: Bench, plan: Plan, changes: Mapping[str, Placed | str], left: Plan, measure: bool) -> Plan:
+    """The plan that is left, or the one that also has the kernels that were given up for being a little slower alone, if its whole
+    call is faster: XLA may read what they leave faster than what it would have left itself."""
+    lost = (v for v in left.verdicts if v.subject in changes and not v.kept and v.ours_us is not None)
+    nearly = {v.subject for v in lost if v.speedup > 1 / _NEARLY_EVEN}
+    together = _revised(plan, {name: change for name, change in changes.items() if name not in nearly})
+    if not nearly or _is_one_kernel(together):
+        return left
+    call = _whole(bench, together, {}, measure)
+    if call is None or call.ours_us is None:
+        return left
+    names = ", ".join(sorted(nearly))
+    gain = call.speedup / max((v.speedup for v in left.verdicts if v.subject == WHOLE_CALL and v.kept), default=1.0)
+    if not call.kept or gain < _MORE_TOGETHER:
+        refused = replace(call, kept=False, reason=f"with {names}: no faster than without")
+        return replace(left, verdicts=(*left.verdicts, refused))
+    chosen = [replace(v, kept=True, reason="the kernel is used: the whole call is faster with it") if v.subject in nearly else v
+              for v in left.verdicts if v.subject != WHOLE_CALL]  # fmt: skip
+    return replace(together, verdicts=(*chosen, replace(call, reason=f"with {names}: the kernels are used")))
 
 
 def _least(bench: Bench, plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:

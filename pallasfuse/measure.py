@@ -144,8 +144,8 @@ def _timed(
             samplers = lasting if len(lasting) == len(samplers) else samplers
     outcome = race(samplers)
     ahead = outcome.faster
-    if not ahead and outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
-        ahead = outcome.tied
+    if outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
+        ahead |= outcome.tied
     if not ahead or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
         return outcome, {}
     left = {n: f for n, f in functions.items() if n == reference or n in ahead}
@@ -173,8 +173,8 @@ def _confirmed(
                 return outcome, {}
             taken[name] += found
     faster = frozenset(n for n in ahead if timing.is_ahead(taken[n], taken[reference]))
-    winner = min(faster, key=outcome.seconds.__getitem__, default=reference)
     kernels = {n: 1e6 * statistics.median(s) for n, s in taken.items()}
+    winner = min(faster, key=kernels.__getitem__, default=reference)
     return replace(outcome, winner=winner, faster=faster), kernels
 
 

@@ -177,7 +177,7 @@ def _assembled(
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
         for phase in kernel.phases:
-            if phase.target.writes_kernels and arithmetic.coarse_values(phase.program):
+            if phase.target.writes_kernels and arithmetic.takes_powers_of_two(phase.program):
                 conditions |= {arithmetic.CONDITION: None}
             if phase.target.name in _CONDITIONS:
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
@@ -240,7 +240,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
 def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
     """Ways to run one kernel of a plan, as it is planned first, and then the most promising ones. They look up what it looks up, if
     they can. A kernel whose schedule was given has that way alone."""
-    if kernel.schedule.tree:  # who asks for a schedule gets it
+    if plan.options.schedule is not None:  # who asks for a schedule gets it
         yield Placed(kernel.schedule, kernel.phases, kernel.declined)
         return
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
@@ -298,7 +298,10 @@ def kernel_of(
     work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
     rolling: Strategy = "rolling_update" if repaired and schedule.trips > 1 else "single_pass"
-    strategy: Strategy = "scheduled" if schedule.tree else "split_k" if len(placed.phases) > 1 else rolling
+    by_tree: Strategy = (
+        "searched" if chosen.folds else "scheduled"
+    )  # the nests of a schedule that is given are no folds
+    strategy: Strategy = by_tree if schedule.tree else "split_k" if len(placed.phases) > 1 else rolling
     own = {a for n in (*(f.nest for f in chosen.folds), *chosen.inner, *chosen.outputs) for a in (*n.axes, *n.reduced)}
     return Kernel(
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},

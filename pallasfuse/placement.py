@@ -1,11 +1,10 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from pallasfuse.decisions import Phase, Placed
-from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError, TargetError
 from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.expr import Apply, postorder
@@ -14,32 +13,27 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
+from pallasfuse.pallas_backend import kernel_resources
+from pallasfuse.phases import phases_of, problem_of
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel, price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.price.xla import price_gather
+from pallasfuse.searched import searched
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.choose import choose, fixed_axes, sums_beyond_tiles
 from pallasfuse.tiling.descent import cheapest
 from pallasfuse.tiling.eligibility import unsuited
-from pallasfuse.tiling.lower import lower_for
 from pallasfuse.tiling.smaller_tiles import smaller
 from pallasfuse.tiling.split import split
 from pallasfuse.tiling.units import COMPARISONS
-from pallasfuse.triton_gpu import rules
 
-_PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
-    "interpret": pallas_kernel.product_too_large,
-    "triton": rules.problem,
-    "mosaic_gpu": mosaic_rules.problem,
-}
-"""Why a target cannot run a kernel: one phase, where each is a kernel of its own."""
+_MOST_TREES = 4
+"""So many trees that are predicted to be faster than what is planned are tried when a kernel is tuned."""
 
 
 def place(group: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> tuple[Phase, ...]:
@@ -77,7 +71,7 @@ def phase_of_state(group: Group, piece: states.Piece, target: Target, options: F
                     if schedule.parts > 1:
                         program = states.local(group, piece, schedule, target, inside=True)
                 phase = Phase(arithmetic.rewrite_for(target, program), target)
-                if _problem(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
+                if problem_of(phase) is None and operations_per_score(phase.program) <= candidate.most_operations:
                     return phase
         target = target.fallback or XLA_CPU
 
@@ -111,6 +105,11 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     assert refused.refused is not None
     # tiles that were asked for are refused by the last target's emitter, with the reason
     return refused if options.tiles else refused.refused
+
+
+def _asks(options: FuseOptions) -> bool:
+    """Does the user ask for tiles, parts or a launch?"""
+    return bool(options.tiles or options.parts or options.warps or options.stages)
 
 
 def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | None:
@@ -150,11 +149,23 @@ def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opt
     if isinstance(first, str) or first.refused is not None:
         return
     seen = set()
-    for placed in (first, *_others(chosen, target, tensors, options), *_neighbours(first, chosen, tensors, options)):
+    listed = (*_others(chosen, target, tensors, options), *_neighbours(first, chosen, tensors, options))
+    for placed in (first, *_promising_trees(chosen, first, target, tensors, options), *listed):
         key = placed.phases[0].target.name, placed.schedule
         if key not in seen:
             seen.add(key)
             yield placed
+
+
+def _promising_trees(
+    chosen: Group, first: Placed, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> Iterator[Placed]:
+    """The few trees that are predicted to be faster than the first way."""
+    if _asks(options):
+        return
+    for candidate in _in_turn(target):
+        found = searched(chosen, candidate, tensors)
+        yield from islice((p for us, p in found if us < _us(first.phases)), _MOST_TREES)
 
 
 def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
@@ -167,7 +178,7 @@ def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], option
             whole = _override(listed, options, candidate)
             parted = whole if candidate.cluster or options.parts else split(chosen, whole, candidate)
             for schedule in dict.fromkeys((whole, parted)):
-                phases, problem = _phases(chosen, schedule, candidate, tensors)
+                phases, problem = phases_of(chosen, schedule, candidate, tensors)
                 if problem is None:
                     found.append(Placed(schedule, phases, ()))
         yield from sorted(found, key=lambda p: price_kernel([(q.program, q.target) for q in p.phases]).us)
@@ -189,7 +200,7 @@ def _neighbours(placed: Placed, chosen: Group, tensors: Mapping[str, Tensor], op
     for option in changed:
         other = _override(schedule, option, target)
         try:
-            phases, problem = _phases(chosen, other, target, tensors)
+            phases, problem = phases_of(chosen, other, target, tensors)
         except (InvalidProgramError, AssertionError):  # no tile that the model would have taken
             continue
         if problem is None:
@@ -212,7 +223,7 @@ def _fastest(
     refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
     for candidate in _candidates(chosen, target):
         schedule = _override(candidate, options, target)
-        phases, problem = _phases(chosen, schedule, target, tensors)
+        phases, problem = phases_of(chosen, schedule, target, tensors)
         programs = [p.program for p in phases]
         if operations_per_score(programs[0]) > candidate.most_operations:
             continue
@@ -266,7 +277,7 @@ def _with_ranges(
         return None
     for candidate in choose(chosen, target, ranged=True):
         schedule = _override(candidate, options, target)
-        phases, problem = _phases(chosen, schedule, target, tensors)
+        phases, problem = phases_of(chosen, schedule, target, tensors)
         if problem is None and operations_per_score(phases[0].program) <= candidate.most_operations:
             if not any(p.program.ranges for p in phases):
                 return None
@@ -365,7 +376,7 @@ def _lowered(
 ) -> tuple[Phase, ...] | None:
     """The phases with tiles that no list has; None where the target cannot run them."""
     try:
-        phases, problem = _phases(chosen, schedule, target, tensors)
+        phases, problem = phases_of(chosen, schedule, target, tensors)
     except (InvalidProgramError, AssertionError):
         return None
     return phases if problem is None else None
@@ -381,7 +392,7 @@ def _with_smaller_tiles(
         return refused
     for candidate in smaller(listed, target):
         schedule = _override(candidate, options, target)
-        phases, problem = _phases(chosen, schedule, target, tensors)
+        phases, problem = phases_of(chosen, schedule, target, tensors)
         if problem is not None:
             continue
         if options.parts is None:
@@ -399,12 +410,6 @@ def _candidates(chosen: Group, target: Target) -> list[Schedule]:
     return [split(chosen, s, target) if in_slices else s for s in choose(chosen, target)]
 
 
-def _sums_beyond(program: TileProgram, target: Target) -> bool:
-    """Is there a product whose sum is too long for the tiles of a target?"""
-    products = (s for s in every(program.body) if isinstance(s, Contract))
-    return any(math.prod(program.tile(a) for a in s.over) > target.max_inner for s in products)
-
-
 def _split(
     chosen: Group, schedule: Schedule, phases: tuple[Phase, ...], tensors: Mapping[str, Tensor], share: float, *,
     keep_tile: bool,
@@ -413,43 +418,10 @@ def _split(
     target = phases[0].target
     parted = split(chosen, schedule, target, share, keep_tile=keep_tile)
     if parted.parts > 1:
-        several, problem = _phases(chosen, parted, target, tensors)
+        several, problem = phases_of(chosen, parted, target, tensors)
         if problem is None:
             return parted, several
     return schedule, phases
-
-
-def _phases(
-    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
-) -> tuple[tuple[Phase, ...], str | None]:
-    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can, but those of a
-    cluster, which are one kernel."""
-    if target.cluster:
-        lowering = lower_for(target, chosen, schedule, tensors)
-        together = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in lowering)
-        return together, cluster_rules.problem([p.program for p in together])
-    phases: list[Phase] = []
-    for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
-        phase = Phase(arithmetic.rewrite_for(target, lowered), target)
-        problem = _problem(phase)
-        while number and problem is not None and phase.target.fallback:
-            other = phase.target.fallback
-            while other.cluster and other.fallback:  # it runs all phases or none
-                other = other.fallback
-            if other.only_long_products or _sums_beyond(phase.program, other):
-                break
-            phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
-            problem = _problem(phase)
-        phases.append(phase)
-        if problem is not None:
-            return tuple(phases), problem
-    return tuple(phases), None
-
-
-def _problem(phase: Phase) -> str | None:
-    problem_of = _PROBLEMS.get(phase.target.name)
-    reason = None if problem_of is None else problem_of(phase.program)
-    return reason or kernel_resources.too_large(phase.program, phase.target)
 
 
 def _override(schedule: Schedule, options: FuseOptions, target: Target) -> Schedule:

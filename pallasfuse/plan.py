@@ -26,7 +26,7 @@ from pallasfuse.verdicts import Verdict
 if TYPE_CHECKING:
     from pallasfuse.proof import Proof
 
-Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled"]
+Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled", "searched"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,8 @@ def _nothing(name: str, known: Iterable[str]) -> ScheduleError:
 
 def _refuse_uncomputed(program: LoopProgram, written: str, name: str) -> None:
     """Refuses what XLA keeps for another reason than the schedule. written: the name in the schedule."""
+    if any(t.name == name for t in program.inputs):
+        raise ScheduleError(f"FuseOptions.schedule: {written} is the argument {name} itself: nothing computes it")
     external = next((n for n in program.nests if isinstance(n, External) and n.name == name), None)
     if external is not None:
         raise ScheduleError(f"FuseOptions.schedule: {written} cannot be in a kernel: {external.reason}")

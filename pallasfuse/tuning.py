@@ -161,7 +161,8 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
         advance(fresh)
         ran = [(n, k) for n, k in field if n in found.microseconds]
         if ran:
-            best = min(ran, key=lambda pair: found.microseconds[pair[0]])
+            best = next((pair for pair in ran if pair[0] == found.winner), None)  # by kernels alone, where these decide
+            best = best or min(ran, key=lambda pair: found.microseconds[pair[0]])
             winner = found.winner
     if best is not None:
         subject.settle(winner)

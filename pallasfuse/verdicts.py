@@ -27,9 +27,14 @@ class Verdict:
         """The microseconds by which one call is faster than XLA's; 0 where the kernel is not used or nothing was measured."""
         return self.xla_us - self.ours_us if self.kept and self.ours_us is not None and self.xla_us is not None else 0.0
 
+    @property
+    def speedup(self) -> float:
+        """How many times as long XLA's own takes; 1 where nothing was measured."""
+        return 1.0 if not self.ours_us or self.xla_us is None else self.xla_us / self.ours_us
+
     def __str__(self) -> str:
         if self.ours_us is None or self.xla_us is None:
             return f"{self.subject}: {self.reason}"
         when = "known from before" if self.remembered else f"checked in {self.seconds:.2g} s"
-        times = f"{self.ours_us:.4g} us, XLA's {self.xla_us:.4g} us ({self.xla_us / self.ours_us:.2f}x)"
+        times = f"{self.ours_us:.4g} us, XLA's {self.xla_us:.4g} us ({self.speedup:.2f}x)"
         return f"{self.subject}: {times}, {when}: {self.reason}"

@@ -110,7 +110,7 @@ def innermost(plan):
 def test_bodies_have_kernels(name):
     function, arguments = PROGRAMS[name]
     fused = everything(function)
-    close(fused(*arguments), function(*arguments))
+    close(fused(*arguments), jax.jit(function)(*arguments))
     close(jax.jit(fused)(*arguments), function(*arguments))
     plan = fused.explain(*arguments)
     assert plan.bodies and all(
@@ -156,7 +156,7 @@ def test_a_body_is_planned_once_whoever_asks(monkeypatch):
     made = []
     original = primitive.plan_of
     monkeypatch.setattr(primitive, "plan_of", lambda *a: made.append(a) or original(*a))
-    close(everything(scanned)(*THREE), scanned(*THREE))
+    close(everything(scanned)(*THREE), jax.jit(scanned)(*THREE))
     assert len(made) == 2  # the program and its body, for three layers
 
 
@@ -170,7 +170,7 @@ def test_what_does_not_change_is_computed_before_the_loop():
 
     arguments = rows(), rows(seed=5)
     fused = everything(steps)
-    close(fused(*arguments), steps(*arguments), 1e-4)
+    close(fused(*arguments), jax.jit(steps)(*arguments), 1e-4)
     (body,) = fused.explain(*arguments).bodies
     assert not any("exp(-" in str(n.body) or "square" in str(n.body) for n in body.plan.program.nests)
 
@@ -197,7 +197,7 @@ def test_effects_inside_stay(capfd):
 
         return jax.lax.scan(step, x, ps)[0]
 
-    close(everything(talks)(*THREE), scanned(*THREE)[0])
+    close(everything(talks)(*THREE), jax.jit(scanned)(*THREE)[0])
     jax.effects_barrier()
     assert capfd.readouterr().out.count("step") == 3
 
@@ -209,7 +209,7 @@ def test_strict_says_that_a_loop_is_left():
 
 def test_tiles_that_are_asked_for_are_those_outside():
     fused = everything(beside, tiles=(("i", 8),))
-    close(fused(*ONE), beside(*ONE), 1e-4)
+    close(fused(*ONE), jax.jit(beside)(*ONE), 1e-4)
 
 
 def test_scanned_modules():
@@ -242,7 +242,7 @@ def test_stages_lower_bodies_for_the_target_that_they_show():
     tiled = everything(scanned).trace(*THREE).fuse("interpret").tile()
     assert all(k.target.name == "interpret" for p in tiled.plan.all() for k in p.kernels)
     compiled = tiled.lower().compile()
-    close(compiled(*THREE), scanned(*THREE), 1e-4)
+    close(compiled(*THREE), jax.jit(scanned)(*THREE), 1e-4)
 
 
 def test_kernels_of_bodies_are_among_those_that_fail(monkeypatch, tmp_path):
@@ -274,7 +274,7 @@ def test_inside_a_shard_map(typed):
     run = jax.shard_map(
         lambda x, p: fused(x, p)[0], mesh=mesh, in_specs=(rows_of, whole), out_specs=rows_of, check_vma=typed
     )
-    close(jax.jit(run)(*THREE), scanned(*THREE)[0])
+    close(jax.jit(run)(*THREE), jax.jit(scanned)(*THREE)[0])
 
 
 def test_a_loop_that_cannot_be_rebuilt_has_no_bodies(monkeypatch):

@@ -249,4 +249,14 @@ def test_only_exponentials_of_half_precision_products_become_exp2(dtype):
     half = dtype != "float32"
     assert ("exp2(" in str(kernel.program)) is half
     assert any("exp2" in c for c in plan.conditions) is half
+
+
+@pytest.mark.parametrize("target", ["triton", "mosaic_gpu"])
+def test_products_without_an_exponential_have_no_condition_on_it(target):
+    def chain(a, b, d):
+        return (a @ b) @ d
+
+    arrays = [jax.ShapeDtypeStruct(s, "float16") for s in ((64, 64), (64, 128), (128, 64))]
+    plan = pf.fuse(chain).trace(*arrays).fuse(target).tile().plan
+    assert (len(plan.kernels), plan.conditions) == (1, ("reassociation only",))
     assert not any("exp2" in e for e in plan.exceptions)

@@ -219,6 +219,7 @@ def negated(update):
     return apply("neg", update, dtype=update.dtype)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", [negated, doubled, swapped])
 @pytest.mark.parametrize("name", ["softmax", "attention", "variance"])
 def test_a_wrong_repair_is_refuted_at_the_folds(name, change):

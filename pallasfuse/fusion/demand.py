@@ -1,10 +1,10 @@
 """Folds of the nests of a region, derived where a schedule reads reductions before they are finished."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.folding import fold_over
+from pallasfuse.fusion.folding import Folded, fold_over, plain_fold
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
@@ -22,7 +22,9 @@ class FoldsOnDemand:
         self.exceptions: dict[str, None] = {}
         """Where results may be NaN, infinite or finite though the program's are not."""
         self._signs: dict[str, Sign] = {}
-        self._known: dict[tuple[str, Axis, frozenset[str]], Fold | Refusal] = {}
+        self._known: dict[tuple[str, Axis, frozenset[str]], Folded | Refusal] = {}
+        self._at_once: dict[tuple[str, Axis, frozenset[str]], Folded | Refusal] = {}
+        """Of reductions that read finished ones only."""
         for nest in region.nests:
             sign = infer_sign(nest.body, self._signs)
             self._signs[nest.name] = sign if nest.reducer is None else reduction_sign(nest.reducer, sign)
@@ -31,11 +33,23 @@ class FoldsOnDemand:
         """Returns the fold of `nest` over `axis`, which reads the `unfinished` folds over it; or why there is none."""
         key = nest.name, axis, frozenset(unfinished)
         if key not in self._known:
-            self._known[key] = self._derived(nest, axis, unfinished)
-        return self._known[key]
+            self._known[key] = fold_over(nest, axis, 0, unfinished, self._signs, strict=self.strict)
+        return self._noted(self._known[key], nest, axis, unfinished)
 
-    def _derived(self, nest: Nest, axis: Axis, unfinished: Mapping[str, Fold]) -> Fold | Refusal:
-        found = fold_over(nest, axis, 0, unfinished, self._signs, strict=self.strict)
+    def refined(self, nest: Nest, axis: Axis, finished: Sequence[Nest]) -> Fold | None:
+        """Returns the fold of `nest` if it has a correction for what the rounding of `finished` reductions loses; else None."""
+        key = nest.name, axis, frozenset(n.name for n in finished)
+        if key not in self._at_once:
+            folds = {n.name: plain_fold(n, axis, 0) for n in finished}
+            self._at_once[key] = fold_over(nest, axis, 0, folds, self._signs, strict=self.strict)
+        found = self._at_once[key]
+        if isinstance(found, Refusal) or found.fold.refined is None:
+            return None
+        noted = self._noted(found, nest, axis, key[2])
+        return None if isinstance(noted, Refusal) else noted
+
+    def _noted(self, found: Folded | Refusal, nest: Nest, axis: Axis, unfinished: Container[str]) -> Fold | Refusal:
+        """The fold of a derivation that is used, with the conditions of that."""
         if isinstance(found, Refusal):
             return found
         self.conditions |= dict.fromkeys(found.conditions)

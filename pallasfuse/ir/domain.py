@@ -70,7 +70,7 @@ class Float64:
         with np.errstate(all="ignore"):
             # float -> integer truncates; every other cast keeps its value
             value = args[0] if op == "convert" else OPS[op].evaluate(*args)
-            return np.asarray(value).astype(wide_type(dtype))
+            return np.asarray(value).astype(wide_type(dtype), copy=False)
 
     def reduce(
         self, reducer: Reducer, value: Array, dims: tuple[int, ...], dtype: str, *, joins: bool = False

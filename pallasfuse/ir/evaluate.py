@@ -31,10 +31,12 @@ def evaluate_over[V](root: Expr, space: tuple[Axis, ...], tensors: Mapping[str, 
             case Index(axis, dtype):
                 values[node] = domain.integers(along(axis), dtype)
             case Read(tensor, indices):
-                if indices:
-                    values[node] = domain.take(tensors[tensor], tuple(along(a) for a in indices))
+                order = [position[a] for a in indices]
+                if order == sorted(set(order)) and domain.shape(tensors[tensor]) == tuple(a.extent for a in indices):
+                    extents = {p: a.extent for p, a in zip(order, indices, strict=True)}
+                    values[node] = domain.reshape(tensors[tensor], tuple(extents.get(d, 1) for d in range(len(space))))
                 else:
-                    values[node] = domain.reshape(tensors[tensor], (1,) * len(space))
+                    values[node] = domain.take(tensors[tensor], tuple(along(a) for a in indices))
             case Apply(op, args, dtype):
                 values[node] = domain.apply(op, [values[a] for a in args], dtype)
     return values[root]

@@ -42,11 +42,6 @@ class Lookup:
         """The number of blocks that the source has."""
         return self.rows.extent // self.block
 
-    @property
-    def by_position(self) -> tuple[Axis, ...]:
-        """The axes that both the table and the source have: there the source is read at the position itself."""
-        return tuple(a for a in self.source.axes if a in self.table.axes)
-
     def __str__(self) -> str:
         entry = f"{self.table.name}[{', '.join(a.name for a in self.table.axes)}]"
         if self.along is not None and self.blocks is not None:

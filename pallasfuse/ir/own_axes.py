@@ -1,4 +1,4 @@
-"""Axes of their own: a program whose loops cut windows of one axis, written with an axis of its own for each of them.
+"""Axes of their own: a program whose loops cut windows or tiles of one axis, written with an axis of its own for each of them.
 
 Every axis then has one tile, as in a program without such loops: what counts elements need not ask where a statement stands. Such a
 program is not run: its axes are the same positions under several names.
@@ -25,7 +25,7 @@ from pallasfuse.ir.tile_program import (
 
 
 def with_own_axes(program: TileProgram) -> TileProgram:
-    """The same statements, in which every loop in a window of its own axis runs over another one."""
+    """The same statements, in which every loop in a window of its own axis, or in a tile of its own, runs over another one."""
     own = _OwnAxes(program)
     body = own.block(program.body, {}, frozenset(a for a, _ in program.grid))
     return replace(program, body=body, tiles=tuple(own.tiles.items())) if own.made else program
@@ -44,11 +44,11 @@ class _OwnAxes:
 
     def _loop(self, loop: Loop, names: Mapping[Axis, Axis], around: frozenset[Axis]) -> Loop:
         axis, inside = loop.axis, names
-        if axis in around:
+        tile = max((g.tile for g in loop.segments), default=1)  # tails are smaller
+        if axis in around or tile != self.tiles[axis]:
             self.made += 1
             fresh = Axis(f"{axis.name}.{self.made}", axis.extent)
-            # tails are smaller
-            self.tiles[fresh] = max((g.tile for g in loop.segments), default=1)
+            self.tiles[fresh] = tile
             inside = {**names, axis: fresh}
         carries = tuple(replace(c, axes=_axes(c.axes, names), init=rename_axes(c.init, names)) for c in loop.carries)
         segments = tuple(replace(g, body=self.block(g.body, inside, around | {axis})) for g in loop.segments)

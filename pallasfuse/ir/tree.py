@@ -6,7 +6,7 @@
     Loop   = axis (':' tile | '/' shares) ['@' level] ['~' slots] ( Loop | '(' Node* ')' )
     level  = time | mesh | grid | cluster | group           # spatial; without one: serial
     memory = shared | global
-    switch = persistent | ping_pong | software_pipelined | prefetch_wait | (warps | grid_swizzle) '=' number
+    switch = persistent | ping_pong | software_pipelined | prefetch_wait | data_bounds | (warps | grid_swizzle) '=' number
 
 Children run in order. Loads, stores, buffers, carried values, frames and barriers are derived from the tree, never written in it.
 Example, a chain of two products: `chain { m:64@grid h:128@grid n:128~2 ( k:64 ( C ) E ) }`.
@@ -79,6 +79,8 @@ class Launch:
     """The products that a trip begins with are computed together with those that the trip before ends with."""
     prefetch_wait: bool = False
     """The operands that the next trip begins with are awaited while the last products of a trip run."""
+    data_bounds: bool = False
+    """Loops are bounded by what masks over data leave, which a pass over the masks finds before the kernel runs."""
     warps: int = 0
     """Warps of a block; 0: as the target likes."""
     grid_swizzle: int = 1

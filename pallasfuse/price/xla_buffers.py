@@ -8,13 +8,13 @@ from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What makes some tensors at once."""
+    """One kernel of XLA, or one copy, with the tensors that it makes at once and those that it reads."""
 
     makes: Mapping[str, float]
     """Bytes by name."""
     reads: tuple[str, ...]
     overwrites: frozenset[str] = frozenset()
-    """Of what it reads last, the tensors in whose place it may write."""
+    """The tensors in whose place it may write, where it reads them last."""
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
     if at in view.copied_ahead:
         in_place = len(direct) == len(readers) and all(p.warpgroup and p.half for p in direct)
         copies = view.program.stages - (0 if in_place else 1)  # what goes on to registers leaves its slot at once
-        yield Buffer(f"{copies} of {s.tensor}", size * copies, line.scope.first, line.scope.last)
+        yield Buffer(f"{copies} of {s.tensor}", size * copies, line.scope.kept.first, line.scope.kept.last)
         return
     staged = [p for p in direct if p.half or not p.warpgroup or p.statement.lhs.tensors == {s.name}]
     if staged:

@@ -47,6 +47,11 @@ class LoopScope:
     """Numbers of its first and last statement, those of loops inside counted."""
     around: "LoopScope | None" = None
 
+    @property
+    def kept(self) -> "LoopScope":
+        """The innermost loop around these statements that Triton keeps as one: loops of one trip dissolve in it."""
+        return self if self.repeats or self.around is None else self.around.kept
+
     def is_in(self, other: "LoopScope") -> bool:
         """Is this scope the other one, or inside it?"""
         return self is other or (self.around is not None and self.around.is_in(other))
@@ -172,10 +177,10 @@ class View:
         if self.program.stages < 2:
             return frozenset()
         found: set[int] = set()
-        for scope in dict.fromkeys(line.scope for line in self.lines if line.scope.repeats):
+        for scope in dict.fromkeys(line.scope.kept for line in self.lines if line.scope.kept.repeats):
             wanted: set[str] = set()
             for line in reversed(self.lines[scope.first : scope.last + 1]):
-                if line.scope is not scope or (line.number not in self.products and line.name not in wanted):
+                if line.scope.kept is not scope or (line.number not in self.products and line.name not in wanted):
                     continue
                 wanted |= _read(line.statement)
                 if isinstance(line.statement, Load) and self._can_be_copied(line, line.statement):

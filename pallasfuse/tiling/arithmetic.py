@@ -59,6 +59,13 @@ CONDITION = "exp of a half-precision product is exp2 of the product times log2(e
 """How the rewrite rounds otherwise; it is infinite or zero where exp is."""
 
 
+def takes_powers_of_two(program: TileProgram) -> bool:
+    """Is there a power of two of what comes from a matrix product of half-precision operands?"""
+    coarse = coarse_values(program)
+    nodes = (n for s in every(program.body) for root in expressions(s) for n in postorder(root))
+    return any(isinstance(n, Apply) and n.op == "exp2" and not coarse.isdisjoint(n.tensors) for n in nodes)
+
+
 INVERSE_CONDITION = "a quotient that is rounded to half precision is a product with the inverse of the divisor"
 
 

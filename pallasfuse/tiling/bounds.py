@@ -11,7 +11,6 @@ from pallasfuse.ir.fold import Accumulator, Fold, Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.neutrality import VANISHES, Far, evaluate_under, fills_of, hides, is_neutral
 from pallasfuse.ir.reducers import MAX, MIN
-from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tile_program import Split, block_start
 from pallasfuse.targets import Tails
@@ -279,20 +278,20 @@ def assumed_by(skipped: Guards) -> Iterator[str]:
 
 
 def plan_loop(
-    schedule: Schedule, rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
+    opened: AbstractSet[Axis], rolled: Axis, tile_of: Callable[[Axis], int], tails: Tails, folds: Sequence[Fold], *,
     inputs: AbstractSet[str] = frozenset(), inner: AbstractSet[str] = frozenset(), strict: bool = False,
     far: bool = True, range_ends: Callable[[Expr, bool], Extent] | None = None,
 ) -> Plan:  # fmt: skip
     """Segments that together visit every tile on which some term is not neutral (`inputs` to `far`: as in `guards`).
 
+    opened: the axes of which a block, or a loop around this one, has a piece.
     range_ends: makes the extent of a range known in the rows of a block, from what is visible and whether rows without anything
     visible are visited. It is asked where a mask does not bound the loop by itself.
     """
     tile, total = tile_of(rolled), rolled.extent
-    grid = {a for a, _ in schedule.grid}
 
     def block(axis: Axis) -> tuple[Expr, int]:
-        if axis in grid:
+        if axis in opened:
             return read(block_start(axis), (), "int32"), tile_of(axis)
         return integer(0), axis.extent
 

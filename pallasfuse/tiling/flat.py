@@ -1,20 +1,73 @@
 """Schedules of one rolled axis as schedule trees: loops over the grid, one loop for each pass, and one for what is stored along the
 axis."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from pallasfuse.ir.fold import Group
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tree import Do, Launch, Level, Merge, Node, RangeLoop, Tree, TreeKernel
-from pallasfuse.tiling.lower import combining
+from pallasfuse.tiling.split import state_elements
+
+_COMBINED_ELEMENTS = 1 << 11
+"""Elements of the states that one block combines."""
 
 
-def tree_of(group: Group, schedule: Schedule, *, level: Level = "grid") -> Tree:
-    """Returns the tree of a group under a schedule; the schedule's own, where it is one. level: where parts of the axis run."""
+def tree_of(group: Group, schedule: Schedule, *, level: Level = "grid", together: bool = False) -> Tree:
+    """Returns the tree of a group under a schedule; the schedule's own, where it is one.
+
+    Args:
+      level: where parts of the axis run.
+      together: the last kernel has as many blocks as the others: the same ones run all, one after the other.
+    """
     if schedule.tree:
         return schedule.tree
-    return _Flat(group, schedule).tree(combining(group, schedule), level)
+    return _Flat(group, schedule).tree(None if together else combining(group, schedule), level)
+
+
+def combining(group: Group, schedule: Schedule) -> Schedule:
+    """The schedule of a phase that only combines states and stores results: as many blocks as there is work for."""
+    inner = state_elements(group, schedule)
+    rows = max(1, _COMBINED_ELEMENTS // (schedule.parts * inner))
+    tiles = []
+    for axis, _ in reversed(schedule.grid):
+        tiles.append((axis, min(axis.extent, rows)))
+        rows = max(1, rows // axis.extent)
+    warps = 4 if schedule.parts * inner <= 8 * _COMBINED_ELEMENTS else 8
+    return replace(schedule, grid=tuple(reversed(tiles)), warps=warps, stages=1, alternate=False, ahead=False, persistent=False,
+                   interleave=1, eager=False)  # fmt: skip
+
+
+def part_of(group: Group, schedule: Schedule, name: str) -> TreeKernel:
+    """Returns the kernel that leaves the states of a group of one pass, of as many parts as the schedule has."""
+    flat = _Flat(group, schedule)
+    return flat.kernel(name, schedule, tuple(flat.loop([f.nest for f in group.folds])), "grid")
+
+
+def joined(group: Group, schedule: Schedule, name: str, *, results: bool) -> TreeKernel:
+    """Returns the kernel that merges states of a group. results: and computes its outputs."""
+    flat = _Flat(group, schedule)
+    merges = tuple(Merge(f.name) for f in group.folds)
+    return flat.kernel(name, schedule, (*merges, *(flat.outputs() if results else ())))
+
+
+class FoldsOfGroup:
+    """The folds that a group has been grouped with, for `lower_tree`."""
+
+    def __init__(self, group: Group) -> None:
+        self._folds = {f.name: f for f in group.folds}
+
+    def __call__(self, nest: Nest, axis: Axis, unfinished: Mapping[str, Fold]) -> Fold | Refusal:
+        """Returns the fold of a nest."""
+        return self._folds.get(nest.name) or Refusal(f"{nest.name} is computed inside of a tile")
+
+    def refined(self, nest: Nest, axis: Axis, finished: Sequence[Nest]) -> Fold | None:
+        """Returns the fold of a nest if it has a correction for what the rounding of the others loses."""
+        fold = self._folds.get(nest.name)
+        return None if fold is None or fold.refined is None else fold
 
 
 class _Flat:
@@ -25,33 +78,42 @@ class _Flat:
         self.once = [n for n in group.outputs if group.rolled not in n.axes]
         self.reductions = {f.name for f in group.folds} | self.inner.keys()
 
-    def tree(self, joining: Schedule, level: Level) -> Tree:
+    def tree(self, joining: Schedule | None, level: Level) -> Tree:
+        """joining: the schedule of the last kernel, where it only joins states; None where it is this one."""
         group, schedule = self.group, self.schedule
         if schedule.trips == 1:
-            return (self._kernel(group.name, schedule, self._whole()),)
+            return (self.kernel(group.name, schedule, self._whole()),)
         passes = [[f.nest for f in group.folds if f.pass_index == p] for p in range(group.passes)]
         if schedule.parts == 1:
-            loops = [n for nests in passes for n in self._loop(nests)]
-            return (self._kernel(group.name, schedule, (*loops, *self._outputs())),)
+            loops = [n for nests in passes for n in self.loop(nests)]
+            return (self.kernel(group.name, schedule, (*loops, *self.outputs())),)
         if level == "cluster":
-            return (self._kernel(group.name, schedule, self._in_cluster(passes)),)
+            return (self.kernel(group.name, schedule, self._in_cluster(passes)),)
         kernels: list[TreeKernel] = []
         merges: list[Node] = []
         for number, nests in enumerate(passes):
-            kernels.append(self._kernel(f"{group.name}_{number}", schedule, (*merges, *self._loop(nests)), level))
+            kernels.append(self.kernel(f"{group.name}_{number}", schedule, (*merges, *self.loop(nests)), level))
             merges += [Merge(n.name) for n in nests]
-        own = schedule if self.along else joining
-        body = (*merges, *self._outputs())
-        kernels.append(self._kernel(f"{group.name}_{len(passes)}", own, body, level if self.along else None))
+        body, name = (*merges, *self.outputs()), f"{group.name}_{len(passes)}"
+        if joining is not None and not self.along:
+            kernels.append(self.kernel(name, joining, body))
+        else:
+            kernels.append(self.kernel(name, schedule, body, level))
         return tuple(kernels)
 
-    def _kernel(self, name: str, schedule: Schedule, body: tuple[Node, ...], level: Level | None = None) -> TreeKernel:
+    def kernel(self, name: str, schedule: Schedule, body: tuple[Node, ...], level: Level | None = None) -> TreeKernel:
         if level is not None:
             body = (self._part(body, level),)
         for axis, tile in reversed(schedule.grid):
             body = (RangeLoop(axis.name, tile, body, "grid"),)
         launch = Launch(
-            schedule.persistent, schedule.alternate, schedule.ahead, schedule.eager, schedule.warps, schedule.interleave
+            schedule.persistent,
+            schedule.alternate,
+            schedule.ahead,
+            schedule.eager,
+            schedule.ranges,
+            schedule.warps,
+            schedule.interleave,
         )
         return TreeKernel(name, body, launch)
 
@@ -59,9 +121,9 @@ class _Flat:
         """One kernel: after each pass the blocks of a cluster merge what their parts left."""
         body: list[Node] = []
         for nests in passes:
-            *before, loop = self._loop(nests)
+            *before, loop = self.loop(nests)
             body += [*before, self._part((loop,), "cluster"), *(Merge(n.name) for n in nests)]
-        *before, last = self._outputs() or (None,)
+        *before, last = self.outputs() or (None,)
         body += [n for n in before if n is not None]
         if last is not None:
             body.append(self._part((last,), "cluster") if self.along else last)
@@ -70,7 +132,7 @@ class _Flat:
     def _part(self, body: tuple[Node, ...], level: Level) -> RangeLoop:
         return RangeLoop(self.group.rolled.name, self.schedule.parts, body, level, shares=True)
 
-    def _loop(self, nests: Sequence[Nest]) -> list[Node]:
+    def loop(self, nests: Sequence[Nest]) -> list[Node]:
         """One pass over the axis, after what it reads that does not vary along it."""
         needed = self._needed(nests)
         before: list[Node] = [Do(n.name) for n in needed if self.group.rolled not in n.axes]
@@ -92,7 +154,7 @@ class _Flat:
             body += [Do(nest.name)] if nest.name not in self.inner and nest.name not in have else []
         return tuple(body)
 
-    def _outputs(self) -> tuple[Node, ...]:
+    def outputs(self) -> tuple[Node, ...]:
         body: list[Node] = []
         for nest in self.once:
             if nest.name not in self.reductions:

@@ -10,12 +10,8 @@ from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
-    Carry,
     Let,
-    Load,
-    Loop,
     Reduce,
-    Segment,
     before,
     least,
     most,
@@ -23,14 +19,13 @@ from pallasfuse.ir.tile_program import (
     visited,
 )
 from pallasfuse.tiling import guards
-from pallasfuse.tiling.bounds import Trip, known_where, plan_loop, unmasked_in
 from pallasfuse.tiling.masks import Extent, Interval
 from pallasfuse.tiling.ranges import range_of
 from pallasfuse.tiling.values import Scope, Values
 
 
 class Passes(Values):
-    """Computes the folds of a group pass by pass: `_rolled`, or `_combined` from the states of all parts; then each is finished."""
+    """The steps of folds in a loop with their repairs, the same from the states of all parts, and the values after that."""
 
     _carried_frames: Mapping[str, Frame]
     """Of the current pass: every carried frame's name -> the frame that is carried for it."""
@@ -45,30 +40,6 @@ class Passes(Values):
     def _enter(self, folds: list[Fold]) -> None:
         self._late_frames = _late_frames(folds)
         self._carried_frames = self._share_frames(folds)
-
-    def _rolled(self, folds: list[Fold], *, split: bool = False) -> None:
-        """One pass over the rolled axis, or over the block's part of it."""
-        plan = plan_loop(
-            self.schedule, self.rolled, self._tile, self.tails, folds,
-            inputs=self.bounding, inner=unmasked_in(self.group), strict=self.group.strict,
-            range_ends=self._range_ends if self.schedule.ranges else None,
-        )  # fmt: skip
-        plan = plan.map(lambda bound: self._outer(bound, self.top))
-        if split:
-            plan = plan.part(self.part)
-        for fold in folds:  # loads and inner values that every tile shares come before the loop
-            for accumulator in fold.accumulators:
-                self._preload(accumulator.term)
-        self._enter(folds)
-        carries = [
-            Carry(a.name, self._sorted(frozenset(a.axes)), a.dtype, const(a.reducer.identity(a.dtype), a.dtype), f"{a.name}.next")
-            for f in folds for a in f.accumulators
-        ]  # fmt: skip
-        for frame in dict.fromkeys(self._carried_frames.values()):
-            axes, dtype = self._sorted(frozenset(frame.axes)), frame.value.dtype
-            carries.append(Carry(frame.name + OLD, axes, dtype, const(frame.safe, dtype), frame.name))
-        segments = tuple(self._segment(trip, folds) for trip in plan.trips)
-        self.top.statements.append(Loop(self.rolled, tuple(carries), segments, plan.to_visit, plan.first, plan.split))
 
     def _range_ends(self, visible: Expr, all_if_none: bool) -> Extent:
         """Where something is visible in the rows of the block, and where everything surely is, from the ends of a range."""
@@ -101,12 +72,6 @@ class Passes(Values):
             value = self._in_range(here, outside, self.rolled.extent, self.top)
             self.top.statements.append(Reduce(least(tensor.name), (), MIN, value, rows))
 
-    def _segment(self, trip: Trip, folds: list[Fold]) -> Segment:
-        fixed = known_where(trip.true)
-        scope = Scope(parent=self.top, edge=trip.edge, fixed=fixed | self._at_safe_frames(folds))
-        self._step(folds, scope)
-        return Segment(trip.start, trip.stop, trip.offset, trip.tile, tuple(scope.statements), trip.label, trip.edge)
-
     def _at_safe_frames(self, folds: list[Fold]) -> dict[Expr, Expr]:
         """Returns the safe values at which late frames stay during the pass."""
         fixed: dict[Expr, Expr] = {}
@@ -116,12 +81,6 @@ class Passes(Values):
         return fixed
 
     # --- one step of a pass
-
-    def _step(self, folds: list[Fold], scope: Scope) -> None:
-        values = {f.name: f for f in folds}
-        for fold in folds:
-            self._frames(fold, values, scope)
-            self._accumulate(fold, scope)
 
     def _frames(self, fold: Fold, values: Mapping[str, Fold], scope: Scope) -> None:
         """The frames of one fold in this step. values: the folds of its pass."""
@@ -209,9 +168,10 @@ class Passes(Values):
         """Resolve what is read from outside the loop; carried values and scalars stay as they are."""
         replacements: dict[Expr, Expr] = {}
         for node in postorder(root):
-            if isinstance(node, Read) and (
-                node.tensor in self.tensors or node.tensor in self.inner or node.tensor in self.folds
-            ):
+            if not isinstance(node, Read):
+                continue
+            nest = self.nests.get(node.tensor)
+            if node.tensor in self.tensors or (nest is not None and nest.is_reduction):
                 known = self._find(node, scope)
                 replacements[node] = known if known is not None else self._emit_read(node, self.top)
         return substitute(root, replacements)
@@ -239,23 +199,6 @@ class Passes(Values):
             tensor = Tensor(f"{name}.part", (self.part, *self._sorted(frozenset(axes))), dtype)
             found.append((tensor, read(name, self._sorted(frozenset(axes)), dtype)))
         return found
-
-    def _combined(self, folds: list[Fold]) -> None:
-        """The accumulators of a pass from those of all parts, each moved to the last frame (Neptune, equation 8).
-
-        A part that has seen nothing left its accumulators at their identities, and its frame at a stand-in: it is not moved. Nor
-        would it make a difference for another part whose accumulators are all identities, as repairs are linear in them.
-        """
-        self._enter(folds)
-        loaded: dict[str, Read] = {}
-        for tensor, state in self._states(folds):
-            indices = tuple(self.parts if a == self.part else a for a in tensor.axes)
-            name = f"{state.tensor}.parts"
-            self.top.statements.append(Load(name, tensor.name, indices, tensor.dtype))
-            loaded[state.tensor] = read(name, self._sorted(frozenset(indices)), tensor.dtype)
-        values = {f.name: f for f in folds}
-        for fold in folds:
-            self._combine(fold, values, loaded)
 
     def _combine(self, fold: Fold, values: Mapping[str, Fold], loaded: Mapping[str, Read]) -> None:
         """The accumulators of one fold from those of all parts. values: the folds of its pass; loaded: states by name."""

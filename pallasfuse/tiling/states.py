@@ -27,20 +27,23 @@ from pallasfuse.ir.expr import (
 from pallasfuse.ir.fold import OLD, Accumulator, Fold, Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.region import region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Load, Reduce, Store, TileProgram, verify
+from pallasfuse.ir.tile_program import Load, Reduce, Store, TileProgram
+from pallasfuse.ir.tree import TreeKernel
 from pallasfuse.targets import Target
 from pallasfuse.tiling.bounds import guards, unmasked_in
-from pallasfuse.tiling.lower import Lowering, loaded
+from pallasfuse.tiling.flat import FoldsOfGroup, joined, part_of
 from pallasfuse.tiling.masks import EVERYWHERE, extent, integer, intersect, maximum, minimum
+from pallasfuse.tiling.tree_values import Kernels, OpenPass, Tiles
+from pallasfuse.tiling.trees import TreeLowering
 from pallasfuse.tiling.values import Scope
 
 PART = ".part"
 """Suffix of the tensor that holds one value of a state, or that value of several states."""
 _MERGED = ".merged"
-_TOGETHER = "together"
 
 
 def start_of(axis: Axis) -> str:
@@ -134,20 +137,17 @@ def local(group: Group, piece: Piece, schedule: Schedule, target: Target, *, ins
 
     inside: the chunk lies within the axis. Else positions outside of it contribute nothing.
     """
-    multiple, least = target.tile_multiple, target.smallest_dot
-    return _Local(piece.group, schedule, target.tails, piece.tensors, least, multiple, own_part=True).local(
-        group, inside=inside
-    )
+    return _Local(group, piece, schedule, target, inside=inside).run()
 
 
 def merge(group: Group, tensors: Mapping[str, Tensor], parts: int) -> TileProgram:
     """One state from those of `parts` parts: inputs `<name>.part`, outputs `<name>.merged` without the axis of the parts."""
-    return _Merging(group, _at_once(group, parts), "exact", tensors, 1, 0).merge()
+    return _Merging(group, tensors, parts).run()
 
 
 def finish(group: Group, tensors: Mapping[str, Tensor]) -> TileProgram:
     """The results of the group from one state, whatever part of the axis it has seen."""
-    return _Merging(group, _at_once(group, 1), "exact", tensors, 1, 0).finish()
+    return _Finishing(group, tensors, 1).run()
 
 
 def counts_positions(program: TileProgram, group: Group) -> bool:
@@ -179,8 +179,10 @@ def _seen_name(group: Group) -> str:
     return f"{group.rolled.name}.seen"
 
 
-class _Progress(Lowering):
+class _Progress(TreeLowering):
     """How much of the axis a state has seen: counted where masks leave a term, row by row."""
+
+    group: Group
 
     def _of(self, whole: Group) -> None:
         rows = frozenset(whole.parallel)
@@ -202,12 +204,13 @@ class _Progress(Lowering):
         """Is a sum read before it is finished, or is the correction of a value right for the whole axis only?"""
         if any(f.refined is not None for f in self.group.folds):
             return True
+        folds = {f.name: f for f in self.group.folds}
         sums = {f.name for f in self.group.folds if f.nest.reducer == SUM}
         direct = {u for f in self._carried_frames.values() for u in f.unfinished}
         stack = list(direct)
         while stack:
-            finish = self.folds[stack.pop()].finish
-            more = {t for t in finish.tensors if t in self.folds} - direct
+            finish = folds[stack.pop()].finish
+            more = {t for t in finish.tensors if t in folds} - direct
             direct |= more
             stack += more
         return not sums.isdisjoint(direct)
@@ -220,38 +223,28 @@ class _Progress(Lowering):
     def _seen_tensor(self) -> Tensor:
         return Tensor(_seen_name(self.group) + PART, (self.part, *self.seen_axes), "int32")
 
-    def _named(self, suffix: str) -> str:
-        return self.group.name + suffix
-
 
 class _Local(_Progress):
-    def local(self, whole: Group, *, inside: bool) -> TileProgram:
+    def __init__(self, whole: Group, piece: Piece, schedule: Schedule, target: Target, *, inside: bool) -> None:
+        self.group, self.checks, self.length = piece.group, not inside, whole.rolled.extent
+        region = region_of_group(replace(piece.group, outputs=()), piece.tensors)
+        tiles = Tiles(target.tails, target.smallest_dot, target.tile_multiple)
+        known = Kernels(region, FoldsOfGroup(piece.group), tiles, piece.group.strict, dict(piece.tensors))
+        at_the_end = () if any(whole.rolled in n.axes for n in whole.outputs) else whole.outputs
+        last = (*(f.nest for f in piece.group.folds), *at_the_end) if at_the_end else ()
+        super().__init__(part_of(piece.group, schedule, f"{piece.group.name}_local"), known, frozenset(), last)
         self._of(whole)
-        self.single_trip, self.checks, self.length = False, not inside, whole.rolled.extent
-        folds = list(self.group.folds)
-        self._rolled(folds, split=True)
-        states = self._states(folds)
-        stores = [Store(t.name, t.axes, value) for t, value in states]
-        tensors = [t for t, _ in states]
-        if self._needs_seen():
-            assert self.schedule.parts == 1, "positions are counted from the start of the chunk"
-            tensors.append(self._seen_tensor())
-            stores.append(Store(tensors[-1].name, tensors[-1].axes, self._seen(integer(self.rolled.extent))))
-        later = self._later(folds, whole.outputs)  # last: it leaves no statements for what it reads
-        self.top.statements += stores
-        return replace(self._program("_local", tensors), later=later)
 
-    def _program(self, suffix: str, outputs: list[Tensor]) -> TileProgram:
-        reads = dict.fromkeys(loaded(self.top.statements))
-        return verify(TileProgram(
-            self._named(suffix), tuple(self.tensors[t] for t in reads), tuple(outputs),
-            tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
-            tuple(self.top.statements), self.schedule.warps, self.schedule.stages, self.schedule.alternate,
-            ahead=self.schedule.ahead, persistent=self.schedule.persistent, eager=self.schedule.eager,
-        ))  # fmt: skip
+    def _closed(self, own: OpenPass, scope: Scope, *, split: bool) -> None:
+        super()._closed(own, scope, split=split)
+        if self._needs_seen():
+            assert self.part.extent == 1, "positions are counted from the start of the chunk"
+            tensor = self._seen_tensor()
+            scope.statements.append(Store(tensor.name, tensor.axes, self._seen(integer(self.rolled.extent))))
+            self.outputs.append(tensor)
 
     def _origin(self) -> Expr:
-        return self._expr(read(start_of(self.rolled), (), "int32"), self.top)
+        return self._expr(read(start_of(self.rolled), (), "int32"), self.root)
 
     def _seen(self, done: Expr) -> Expr:
         origin = self._origin()
@@ -274,62 +267,71 @@ class _Local(_Progress):
         return super()._in_range(value, padded, identity, scope)
 
 
-class _Merging(_Progress):
-    def _axis_order(self) -> tuple[Axis, ...]:
-        order = super()._axis_order()
-        return order if self.parts in order else (self.parts, *order)
+class _Joining(_Progress):
+    """A kernel that begins with the states of some parts."""
 
-    def merge(self) -> TileProgram:
-        self._of(self.group)
-        folds = list(self.group.folds)
-        self._enter(folds)
-        outputs: list[Tensor] = []
-        if self._needs_seen():
-            outputs.append(self._merged(self._load_seen()))
-        self._done = _TOGETHER
-        self._combined(folds)
-        stores = [Store(t.name, t.axes, read(_seen_name(self.group), t.axes, t.dtype)) for t in outputs]
-        for tensor, value in self._states(folds):
-            outputs.append(self._merged(tensor))
-            stores.append(Store(outputs[-1].name, outputs[-1].axes, value))
-        self.top.statements += stores
-        return self._program("_merge", outputs)
+    def __init__(self, group: Group, tensors: Mapping[str, Tensor], parts: int, kernel: TreeKernel) -> None:
+        self.group = group
+        part = Axis(f"{group.rolled.name}.part", parts)
+        known = Kernels(
+            region_of_group(group, tensors), FoldsOfGroup(group), Tiles("exact"), group.strict, dict(tensors)
+        )
+        known.partial |= {
+            f.name: OpenPass(group.rolled, list(group.folds), frozenset(), part=part) for f in group.folds
+        }
+        super().__init__(kernel, known, frozenset())
+        self.part, self.parts = part, Axis(part.name + "s", parts)
+        self._of(group)
+        self._enter(list(group.folds))
+        self.tensors |= {t.name: t for t, _ in self._states(list(group.folds))}
 
-    def _load_seen(self) -> Tensor:
+    def _load_seen(self) -> None:
         """How much all parts have seen together, as the value `_seen_name`."""
         tensor, name = self._seen_tensor(), _seen_name(self.group)
+        self.tensors[tensor.name] = tensor
         indices = tuple(self.parts if a == self.part else a for a in tensor.axes)
         parts = read(f"{name}.parts", self._sorted(frozenset(indices)), "int32")
-        self.top.statements.append(Load(parts.tensor, tensor.name, indices, "int32"))
-        self.top.statements.append(Reduce(name, self.seen_axes, SUM, parts, (self.parts,)))
-        return tensor
-
-    def _merged(self, tensor: Tensor) -> Tensor:
-        return Tensor(merged_name(tensor.name), tuple(a for a in tensor.axes if a != self.part), tensor.dtype)
-
-    def finish(self) -> TileProgram:
-        self._of(self.group)
-        folds = list(self.group.folds)
-        if any(f.refined is not None for f in folds):
-            self._load_seen()
-        self._combined(folds)
-        for fold in folds:
-            self._finish(fold, folds)
-        self._store_outputs(split=False)
-        return self._program("_finish", [Tensor(n.name, n.axes, n.dtype) for n in self.group.outputs])
-
-    def _program(self, suffix: str, outputs: list[Tensor]) -> TileProgram:
-        tensors = {t.name: t for t, _ in self._states(list(self.group.folds))} | dict(self.tensors)
-        tensors[_seen_name(self.group) + PART] = self._seen_tensor()
-        reads = dict.fromkeys(loaded(self.top.statements))
-        return verify(TileProgram(
-            self._named(suffix), tuple(tensors[t] for t in reads), tuple(outputs),
-            tuple((a, self._tile(a)) for a, _ in self.grid), tuple((a, self._tile(a)) for a in self.order),
-            tuple(self.top.statements),
-        ))  # fmt: skip
+        self.root.statements.append(Load(parts.tensor, tensor.name, indices, "int32"))
+        self.root.statements.append(Reduce(name, self.seen_axes, SUM, parts, (self.parts,)))
 
     def _progress(self, done: str) -> tuple[Expr, Expr]:
         return read(_seen_name(self.group), self.seen_axes, "int32"), self.every
+
+
+class _Merging(_Joining):
+    _done = "together"
+
+    def __init__(self, group: Group, tensors: Mapping[str, Tensor], parts: int) -> None:
+        super().__init__(
+            group, tensors, parts, joined(group, _at_once(group, parts), f"{group.name}_merge", results=False)
+        )
+        if self._needs_seen():
+            self._load_seen()
+
+    def _finished(self, fold: Fold, folds: list[Fold], scope: Scope) -> None:
+        """Of the last reduction: stores what has been merged. Nobody reads the finished values."""
+        nest = fold.nest
+        scope.known[read(nest.name, nest.axes, nest.dtype)] = read(nest.name, nest.axes, nest.dtype)
+        if fold is not folds[-1]:
+            return
+        if self._needs_seen():
+            self._store_merged(self._seen_tensor(), read(_seen_name(self.group), self.seen_axes, "int32"), scope)
+        for tensor, value in self._states(folds):
+            self._store_merged(tensor, value, scope)
+
+    def _store_merged(self, tensor: Tensor, value: Expr, scope: Scope) -> None:
+        axes = tuple(a for a in tensor.axes if a != self.part)
+        self.outputs.append(Tensor(merged_name(tensor.name), axes, tensor.dtype))
+        scope.statements.append(Store(merged_name(tensor.name), axes, value))
+
+
+class _Finishing(_Joining):
+    def __init__(self, group: Group, tensors: Mapping[str, Tensor], parts: int) -> None:
+        super().__init__(
+            group, tensors, parts, joined(group, _at_once(group, parts), f"{group.name}_finish", results=True)
+        )
+        if any(f.refined is not None for f in group.folds):
+            self._load_seen()
 
     def _refined(self, value: Expr, otherwise: Expr) -> Expr:
         seen, every = self._progress("")

@@ -10,6 +10,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, const, convert, read, substitute
 from pallasfuse.ir.fold import Fold
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.region import Region
 from pallasfuse.ir.statements import Buffer, Get, Let, Load, Loop, Set, tile_name
@@ -45,9 +46,9 @@ class OpenPass:
     axis: Axis
     folds: list[Fold]
     deeper: frozenset[str]
-    """Those that stand in loops inside of it: their accumulators are buffers."""
+    """The folds that stand in loops inside of it: their accumulators are buffers."""
     moved: frozenset[str] = frozenset()
-    """Those of `deeper` whose pieces have several trips, before which they are moved to the frames once."""
+    """The folds of `deeper` whose pieces have several trips, before which they are moved to the frames once."""
     chain: tuple[RangeLoop, ...] = ()
     """The loops inside of it, over the same axis, in which all of them stand: each goes on with the states of the one around it."""
     body: Scope | None = None
@@ -83,13 +84,16 @@ class Bounded:
     numbers: frozenset[float]
     """The numbers that masks fill in, where such masks bound it."""
     folds: tuple[Fold, ...] = ()
-    """What is added to in it, and is the same where some predicate is false."""
+    """The folds that are added to in it, and are the same where some predicate is false."""
 
 
 class Derive(Protocol):
     """Derives the fold of a nest over an axis, where it reads reductions over that axis that are not finished."""
 
     def __call__(self, nest: Nest, axis: Axis, unfinished: Mapping[str, Fold]) -> Fold | Refusal: ...
+
+    def refined(self, nest: Nest, axis: Axis, finished: Sequence[Nest]) -> Fold | None:
+        """Returns the fold of a nest if it has a correction for what the rounding of `finished` reductions loses; else None."""
 
 
 @dataclass(slots=True)
@@ -102,25 +106,33 @@ class Kernels:
     strict: bool
     tensors: dict[str, Tensor]
     """The tensors in global memory: inputs, and what earlier kernels have stored."""
+    bounded: list[Bounded] = field(default_factory=list)
+    static_bounds: bool = False
+    """As `Target.static_bounds`."""
+    together: bool = False
+    """The blocks of all parts run all kernels."""
     partial: dict[str, OpenPass] = field(default_factory=dict)
     """Reductions whose states earlier kernels have stored part by part."""
     stored: set[str] = field(default_factory=set)
-    bounded: list[Bounded] = field(default_factory=list)
 
 
 class TreeValues(Passes):
     """A kernel under construction, whose axes are in pieces that depend on where a statement stands."""
 
     kernel: TreeKernel
+    every_part: list[Axis]
+    """The axes of the parts whose states are merged."""
     blocks: Mapping[Axis, int]
     """The grid: the positions of one block along an axis."""
+    padded_axes: Mapping[Axis, int]
+    """The axes of products, and how long their tiles are at least."""
 
     def __init__(self, known: Kernels) -> None:
         """Begins a kernel of which nothing is done yet."""
         self.known, self.tiles, self.tails, self.strict = known, known.tiles, known.tiles.tails, known.strict
-        self.multiple, self.together, self.bounding, self.ranges = known.tiles.multiple, False, frozenset(), []
+        self.ranges: list[Range] = []
+        self.bounding = frozenset(() if known.static_bounds else (t.name for t in known.region.inputs))
         self.tensors, self.nests, self.axes = known.tensors, known.region.by_name, known.region.axes
-        self.folds, self.inner = {}, {n.name: n for n in known.region.nests if n.is_reduction}
         self.top = self.root = self.here = Scope()
         self.rolled = Axis("", 1)
         self.active: dict[str, OpenPass] = {}
@@ -138,6 +150,10 @@ class TreeValues(Passes):
         """The tile of the outermost open loop over that axis, in which the parts are cut; 0: none is open."""
         self.used: set[str] = set()
         """The names that `_unique` has given."""
+        self.at_once: list[Nest] = []
+        """Reductions that were computed at once: their axes are whole in a tile."""
+        self.pending: dict[str, tuple[Nest, Scope]] = {}
+        """Reductions inside of a tile that stand in a body and are computed where they are first read, in that body."""
         self.loads: set[str] = set()
         """The names of tiles that are zero outside of their tensors."""
 
@@ -197,6 +213,8 @@ class TreeValues(Passes):
             return self.blocks[axis]
         if axis == self.part:
             return 1
+        if axis in self.every_part and self.known.together:
+            return axis.extent
         return self._rounded(axis, axis.extent)
 
     def _room(self, axis: Axis, scope: Scope) -> int:
@@ -298,7 +316,16 @@ class TreeValues(Passes):
             scope = scope.parent
         return scope
 
+    def _compute(self, nest: Nest, scope: Scope) -> Expr:
+        """The value of a nest that is computed in a body at once."""
+        raise NotImplementedError
+
     def _emit_read(self, node: Read, scope: Scope) -> Expr:
+        if node.tensor in self.pending:
+            self._compute(*self.pending.pop(node.tensor))
+            found = self._find(node, scope)
+            assert found is not None
+            return found
         if node.tensor not in self.tensors:
             if node.tensor in self.active:
                 broken(6, f"{node.tensor} is read before the loop over {self.active[node.tensor].axis} has finished it")

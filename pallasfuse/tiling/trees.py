@@ -6,19 +6,16 @@ deeper loops take it piece by piece, they are a buffer. A load stands in the inn
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, add, apply, const, convert, read, sub
+from pallasfuse.ir.expr import Expr, Read, const, convert, read
 from pallasfuse.ir.fold import OLD, Fold
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.neutrality import fills_of
 from pallasfuse.ir.region import Region
-from pallasfuse.ir.schedule import Schedule
-from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Buffer,
@@ -28,19 +25,18 @@ from pallasfuse.ir.tile_program import (
     Loop,
     Segment,
     Set,
-    Split,
+    Statement,
     Store,
     TileProgram,
     block_start,
     verify,
 )
 from pallasfuse.ir.tree import Do, Keep, Merge, Node, RangeLoop, Tree, TreeKernel, walk
-from pallasfuse.tiling.bounds import Guards, Trip, known_where, plan_loop, unmasked
+from pallasfuse.tiling.bounds import known_where
+from pallasfuse.tiling.finished import loaded, tiles_of_loops, with_reuse
 from pallasfuse.tiling.levels import blocks_and_loops, each_in_a_loop, grid_of, splits
-from pallasfuse.tiling.lower import loaded
-from pallasfuse.tiling.masks import integer, maximum, minimum
 from pallasfuse.tiling.rules import BrokenRuleError, broken
-from pallasfuse.tiling.tree_merges import TreeMerges
+from pallasfuse.tiling.tree_loops import TreeLoops, shared_loops
 from pallasfuse.tiling.tree_rules import check, side_by_side
 from pallasfuse.tiling.tree_values import Bounded, Derive, Kept, Kernels, OpenPass, Tiles
 from pallasfuse.tiling.values import Scope
@@ -48,7 +44,7 @@ from pallasfuse.tiling.values import Scope
 
 def lower_tree(
     region: Region, tree: Tree, derive: Derive, tiles: Tiles, *, strict: bool = False, uneven: bool = False,
-    bounded: list[Bounded] | None = None,
+    static_bounds: bool = False, together: bool = False, bounded: list[Bounded] | None = None,
 ) -> tuple[TileProgram, ...] | Refusal:  # fmt: skip
     """The kernels of a schedule tree, each reading what those before have stored; or the rule that the tree breaks.
 
@@ -57,9 +53,11 @@ def lower_tree(
     Args:
       strict: as in `fuse`.
       uneven: as in `tree_rules.check`.
+      static_bounds: as `Target.static_bounds`.
+      together: the blocks of all parts run all kernels, and hold the states of as many parts as there are (`Target.cluster`).
       bounded: gets the loops that masks may bound.
     """
-    known = Kernels(region, derive, tiles, strict, {t.name: t for t in region.inputs})
+    known = Kernels(region, derive, tiles, strict, {t.name: t for t in region.inputs}, [], static_bounds, together)
     programs = []
     try:
         check(tree, region, uneven=uneven)
@@ -67,7 +65,8 @@ def lower_tree(
         if isinstance(plain, Refusal):
             return plain
         for number, kernel in enumerate(plain):
-            programs.append(TreeLowering(kernel, known, _read_later(region, plain[number:])).run())
+            wanted = _read_later(region, plain[number:])
+            programs.append(TreeLowering(kernel, known, wanted, _joined_last(region, plain[number + 1 :])).run())
         missing = [n for n in region.outputs if n not in known.stored]
         if missing:
             broken(13, f"nothing stores {', '.join(missing)}")
@@ -93,15 +92,27 @@ def _read_later(region: Region, kernels: Sequence[TreeKernel]) -> frozenset[str]
     return frozenset(found) & _done_in(kernels[0])
 
 
-class TreeLowering(TreeMerges):
+def _joined_last(region: Region, kernels: Sequence[TreeKernel]) -> tuple[Nest, ...]:
+    """The nests of one last kernel that merges states and computes maps of them, and nothing else; else none."""
+    nodes = [n for k in kernels for _, n in walk(k.body)]
+    plain = all(isinstance(n, Merge) or (isinstance(n, RangeLoop) and n.level == "grid")
+                or (isinstance(n, Do) and not region.by_name[n.nest].is_reduction) for n in nodes)  # fmt: skip
+    return (
+        tuple(region.by_name[n.nest] for n in nodes if isinstance(n, Do | Merge)) if len(kernels) == 1 and plain else ()
+    )
+
+
+class TreeLowering(TreeLoops):
     """One kernel of a tree under construction."""
 
-    def __init__(self, kernel: TreeKernel, known: Kernels, wanted: frozenset[str]) -> None:
-        """wanted: the nests that later kernels read."""
+    def __init__(self, kernel: TreeKernel, known: Kernels, wanted: frozenset[str], last: Sequence[Nest] = ()) -> None:
+        """wanted: the nests that later kernels read; last: those of the next kernel, if it only joins the states of this one."""
         super().__init__(known)
+        self.last = last
         self.kernel, self.stores = kernel, wanted | frozenset(known.region.outputs)
         self.outputs: list[Tensor] = []
         self.steps = Counter(n.nest for _, n in walk(kernel.body) if isinstance(n, Do | Merge))
+        self.later: tuple[Statement, ...] = ()
         self.buffers: dict[str, str] = {}
         """The names of the buffers of accumulators that inner loops take piece by piece."""
         self._grid()
@@ -136,27 +147,47 @@ class TreeLowering(TreeMerges):
         self.part = Axis(f"{self.split}.part", parts)
         self.parts = Axis("", 1)
         self.grid = (*(((self.part, 1),) if self.split else ()), *self.blocks.items())
-        every_part = [Axis(p.part.name + "s", p.part.extent) for p in merged if p.part is not None]
-        rest = [a for a in self.axes.values() if a not in self.blocks]
-        self.order = tuple(dict.fromkeys((*(a for a, _ in self.grid), *every_part, *rest)))
+        self.every_part = [Axis(p.part.name + "s", p.part.extent) for p in merged if p.part is not None]
+        self.order = tuple(dict.fromkeys((*(a for a, _ in self.grid), *self.every_part, *self._inner_axes())))
+
+    def _inner_axes(self) -> Iterator[Axis]:
+        """The axes inside of a block: those of its loops, then those of what is reduced in these, then all others."""
+        looped = [self.axes[n.axis] for _, n in walk(self.block_body) if isinstance(n, RangeLoop)]
+        yield from looped
+        done = [self.nests[n.nest] for _, n in walk(self.block_body) if isinstance(n, Do | Merge)]
+        for nest in sorted(done, key=lambda n: (not n.is_reduction, set(looped).isdisjoint(n.reduced))):
+            yield from (*nest.axes, *nest.reduced)
+        yield from self.axes.values()
 
     # --- the kernel
 
     def run(self) -> TileProgram:
         """The kernel's tile program."""
         self._nodes(self.block_body, self.root)
-        launch = self.kernel.launch
+        launch, body = self.kernel.launch, with_reuse(self.root.statements)
         side_by_side(self.kernel, [-(-a.extent // t) for a, t in self.grid])
-        reads = dict.fromkeys(loaded(self.root.statements))
-        tiles = tuple((a, self._window(a, self.root)) for a in self.order)
         slots = max((n.slots for _, n in walk(self.block_body) if isinstance(n, RangeLoop)), default=1)
         for tensor in self.outputs:
             self.known.tensors[tensor.name] = tensor
+        ends = frozenset().union(*(g.stop.tensors for s in body if isinstance(s, Loop) for g in s.segments))
         return verify(TileProgram(
-            self.kernel.name, tuple(self.tensors[t] for t in reads), tuple(self.outputs), self.grid, tiles,
-            tuple(self.root.statements), launch.warps or 4, slots, launch.ping_pong, (), launch.software_pipelined,
-            launch.persistent, launch.grid_swizzle, launch.prefetch_wait,
+            self.kernel.name, self._inputs(body), tuple(self.outputs), self.grid, self._tiles(body), body, launch.warps or 4,
+            slots, launch.ping_pong, tuple(a for a in self.blocks if block_start(a) in ends), launch.software_pipelined,
+            launch.persistent, launch.grid_swizzle, launch.prefetch_wait, ranges=tuple(self.ranges), later=self.later,
         ))  # fmt: skip
+
+    def _inputs(self, body: tuple[Statement, ...]) -> tuple[Tensor, ...]:
+        """What the kernel reads: inputs of the region in their order, then what earlier kernels and passes over masks have left."""
+        read_here = dict.fromkeys(loaded(body))
+        names = dict.fromkeys(t.name for t in self.known.region.inputs if t.name in read_here) | read_here
+        for r in self.ranges:
+            names |= dict.fromkeys((*sorted(r.predicate.tensors), *(t.name for t in r.found)))
+        return tuple(self.tensors[t] for t in names)
+
+    def _tiles(self, body: tuple[Statement, ...]) -> tuple[tuple[Axis, int], ...]:
+        """The tile of each axis outside of loops; where nothing there has the axis, that of the loops over it, if they agree."""
+        found = {**tiles_of_loops(body), **self.blocks}
+        return tuple((a, found.get(a) or self._window(a, self.root)) for a in self.order)
 
     def _nodes(self, body: tuple[Node, ...], scope: Scope) -> None:
         for node in body:
@@ -164,12 +195,14 @@ class TreeLowering(TreeMerges):
                 case Do(name):
                     self._do(self.nests[name], scope)
                 case Merge(name):
+                    self._settle(scope)
                     self._merge(self.nests[name], scope)
                 case Keep(tensor, memory):
                     if tensor not in self.tensors:
                         broken(8, f"{tensor} is kept, which is neither an input nor stored by an earlier kernel")
                     self.kept[tensor] = Kept(scope, memory)
                 case RangeLoop():
+                    self._settle(scope)
                     for nest in self._under(node):
                         of = self.active.get(nest.name)
                         if (
@@ -182,25 +215,69 @@ class TreeLowering(TreeMerges):
                     self._loop(node, scope)
                 case _:
                     assert_never(node)
+        self._settle(scope)
 
-    def _under(self, loop: RangeLoop) -> Iterable[Nest]:
-        return (self.nests[n.nest] for _, n in walk(loop.body) if isinstance(n, Do))
+    def _settle(self, scope: Scope) -> None:
+        """Computes what stands in a body and nothing in it has read so far."""
+        for name in [n for n, (_, at) in self.pending.items() if at is scope]:
+            if name in self.pending:  # the one before may have read it
+                self._compute(*self.pending.pop(name))
 
     # --- nests
 
     def _do(self, nest: Nest, scope: Scope) -> None:
         if nest.name in self.active:
             self._step_state(nest, self.active[nest.name], scope)
-            return
+        elif nest.is_reduction and nest.name not in self.stores:
+            self.pending[nest.name] = nest, scope
+        else:
+            self._compute(nest, scope)
+
+    def _compute(self, nest: Nest, scope: Scope) -> Expr:
+        """The value of a nest whose reduced axes are whole in a tile."""
         if nest.reducer is None:
             value = convert(self._expr(nest.body, scope), nest.dtype)
             if nest.name not in self.stores or self._read_here(nest):
                 value = self._let(f"{nest.name}.value", nest.axes, value, scope)
         else:
-            total = self._reduction(nest.name, nest.axes, nest.reducer, nest.body, nest.reduced, scope, nest.precision)
+            fold = self._refined_fold(nest)
+            if fold is None:
+                total = self._reduction(
+                    nest.name, nest.axes, nest.reducer, nest.body, nest.reduced, scope, nest.precision
+                )
+            else:
+                total = self._refined_at_once(fold, scope)
             value = self._let(f"{nest.name}.value", nest.axes, convert(total, nest.dtype), scope)
         scope.known[read(nest.name, nest.axes, nest.dtype)] = value
         self._store(nest, value, scope)
+        return value
+
+    def _refined_fold(self, nest: Nest) -> Fold | None:
+        """The fold of a reduction that is computed at once, if it has a correction for the rounding of those that it reads."""
+        waiting = (n for n, _ in self.pending.values())
+        finished = [n for n in (*self.at_once, *waiting) if self._depends(nest, n.name)]
+        self.at_once.append(nest)
+        for axis in nest.reduced:
+            over = [n for n in finished if axis in n.reduced]
+            fold = self.known.derive.refined(nest, axis, over) if over else None
+            if fold is not None:
+                return fold
+        return None
+
+    def _refined_at_once(self, fold: Fold, scope: Scope) -> Expr:
+        """The value of such a reduction, with the companions that correct the rounding of the frames."""
+        assert fold.refined is not None
+        nest = fold.nest
+        for frame in fold.frames:
+            key = read(frame.name, frame.axes, frame.value.dtype)
+            scope.known[key] = self._let(frame.name, frame.axes, self._expr(frame.value, scope), scope, pinned=True)
+        replacements: dict[Expr, Expr] = {}
+        for a in fold.accumulators:
+            total = self._reduction(f"{a.name}.all", a.axes, a.reducer, a.term, nest.reduced, scope, nest.precision)
+            replacements[read(a.name, a.axes, a.dtype)] = total
+        main = fold.accumulators[0]
+        result = self._let(f"{main.name}.refined", main.axes, self._expr_with(fold.refined, replacements, scope), scope)
+        return self._expr_with(fold.finish, {read(main.name, main.axes, main.dtype): result}, scope)
 
     def _read_here(self, nest: Nest) -> bool:
         return any(nest.name in self.nests[n].reads for n in _done_in(self.kernel) if n in self.nests)
@@ -278,7 +355,7 @@ class TreeLowering(TreeMerges):
                 broken(4, f"{nest.name} stands twice in the loop over {axis} that carries its state")
             found[nest.name] = nest
             paths[nest.name] = path
-        chain = _shared_loops(list(paths.values()), axis.name)
+        chain = shared_loops(list(paths.values()), axis.name)
         deeper = {n for n, p in paths.items() if len(p) > len(chain)}
         folds: dict[str, Fold] = {}
         for nest in found.values():
@@ -380,6 +457,7 @@ class TreeLowering(TreeMerges):
             if fold.name in own.deeper:
                 self._get_accumulators(fold, scope)
         if split and own.folds:
+            self.later = self._results(own, scope)
             own.part, own.kernel = self.part, self.kernel.name
             for tensor, value in self._states(own.folds):
                 scope.statements.append(Store(tensor.name, tensor.axes, value))
@@ -389,6 +467,21 @@ class TreeLowering(TreeMerges):
             for fold in own.folds:
                 self._finished(fold, own.folds, scope)
 
+    def _results(self, own: OpenPass, scope: Scope) -> tuple[Statement, ...]:
+        """What turns the state of a part into results once it is that of all parts; empty where more follows."""
+        joined = {n.name for n in self.last if n.is_reduction}
+        if joined != own.by_name.keys() or own.deeper or scope is not self.root:
+            return ()
+        beginning, known = len(scope.statements), dict(scope.known)
+        for fold in own.folds:
+            self._finish(fold, own.folds)
+        for nest in (n for n in self.last if not n.is_reduction):
+            scope.statements.append(Store(nest.name, nest.axes, convert(self._expr(nest.body, scope), nest.dtype)))
+        later = tuple(scope.statements[beginning:])
+        del scope.statements[beginning:]
+        scope.known = known
+        return later
+
     def _make_buffers(self, fold: Fold, scope: Scope) -> None:
         for a in fold.accumulators:
             axes = self._sorted(frozenset(a.axes))
@@ -396,91 +489,3 @@ class TreeLowering(TreeMerges):
             identity = const(a.reducer.identity(a.dtype), a.dtype)
             self.buffers[a.name] = self._unique(f"{a.name}.buffer")
             scope.statements.append(Buffer(self.buffers[a.name], axes, sizes, a.dtype, identity))
-
-    def _inner_loop(
-        self, axis: Axis, tile: int, window: int, scope: Scope, visits: tuple[Expr, Expr] | None
-    ) -> "_Planned":
-        """A loop in the piece that a block, or a loop around it, has of its axis: it visits all of it.
-
-        visits: where it goes on with the states of a loop around it, what that one visits, and its first position.
-        """
-        start = read(block_start(axis), (), "int32")
-        around = self._loop_over(axis, scope)
-        edge = around.edge if around is not None else self.tails != "exact" and axis.extent % window != 0
-        left = maximum(sub(integer(axis.extent), start), integer(0))
-        to_visit = simplify(minimum(integer(window), left)) if edge else integer(window)
-        # no trip begins beyond the end of the axis, where a tile of one position has no mask
-        reached = (
-            simplify(apply("div", add(to_visit, integer(tile - 1)), integer(tile))) if edge else integer(window // tile)
-        )
-        trips = [Trip(integer(0), minimum(reached, integer(window // tile)), 0, tile, edge, frozenset(), "")]
-        if window % tile:
-            rest = maximum(sub(to_visit, integer(window - window % tile)), integer(0))
-            last = simplify(minimum(rest, integer(1)))
-            trips.append(Trip(integer(0), last, window - window % tile, window % tile, edge, frozenset(), "tail"))
-        to_visit, first = visits or (to_visit, start)
-        return _Planned(trips, to_visit, first, None, start)
-
-    def _outer_loop(
-        self, loop: RangeLoop, own: OpenPass, axis: Axis, tile: int, scope: Scope, *, split: bool
-    ) -> "_Planned":
-        """A loop over all of its axis, or a block's part of it: bounded by masks outside of which nothing is added or stored."""
-        nests = list(self._under(loop))
-        adding = [self._with_maps(f, axis, nests) for f in self._adding(own, nests)]
-        lasting = self._lasting(own) - {f.name for f in adding}
-        adds_only = all(n.name not in lasting for n in nests)
-        adds_only &= all(n.reads.isdisjoint(self.kept) for n in nests)  # a loop that fills a buffer fills all of it
-        adds_only &= not any(isinstance(n, Merge) for _, n in walk(loop.body))
-        opened = [a for a in self.axes.values() if a in self.blocks or self._loop_over(a, scope) is not None]
-        schedule = Schedule(tuple((a, self._window(a, scope)) for a in opened), axis, tile)
-        plan = plan_loop(
-            schedule, axis, lambda a: tile if a == axis else self._window(a, scope), self.tails, adding if adds_only else [],
-            inner=unmasked(self.nests.values()) & {n.name for n in nests}, strict=self.strict,
-            far=all(f.name in own.by_name for f in adding),
-        )  # fmt: skip
-        plan = plan.map(lambda bound: self._outer(bound, scope))
-        if split:
-            plan = plan.part(self.part)
-        return _Planned(
-            list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0), plan.guards,
-            _filled(adding) if plan.guards.fills else frozenset(), tuple(adding),
-        )  # fmt: skip
-
-    def _lasting(self, own: OpenPass) -> frozenset[str]:
-        """What is read after a loop that carries a pass."""
-        return self.stores | self.active.keys() | own.by_name.keys()
-
-    def _adding(self, own: OpenPass, nests: Sequence[Nest]) -> list[Fold]:
-        """The folds that go on in a loop and may skip some of it: what is moved there is moved everywhere."""
-        around = (f for p in self.active.values() for f in p.folds if all(a.update is None for a in f.accumulators))
-        return [f for f in (*own.folds, *around) if any(n.name == f.name for n in nests)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """The trips of a loop, what they visit together, and where its positions are counted from."""
-
-    trips: list[Trip]
-    to_visit: Expr
-    first: Expr
-    split: Split | None
-    origin: Expr
-    guards: Guards = field(default_factory=Guards)
-    numbers: frozenset[float] = frozenset()
-    folds: tuple[Fold, ...] = ()
-
-
-def _filled(folds: Sequence[Fold]) -> frozenset[float]:
-    """The numbers that masks fill in."""
-    found = (fills_of(a.term) for f in folds for a in f.accumulators)
-    return frozenset(n for fills in found if fills is not None for n in fills.numbers)
-
-
-def _shared_loops(paths: Sequence[tuple[RangeLoop, ...]], axis: str) -> tuple[RangeLoop, ...]:
-    """The loops over an axis that all paths begin with, one in the other."""
-    found: list[RangeLoop] = []
-    for level in zip(*paths, strict=False):
-        if level[0].axis != axis or any(x is not level[0] for x in level):
-            break
-        found.append(level[0])
-    return tuple(found)

@@ -1,22 +1,19 @@
-"""Expressions over the tiles of one kernel: values are loaded, and inner reductions computed, where they are first read."""
+"""Expressions over the tiles of one kernel, and reductions inside of a tile."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, postorder, read, substitute
-from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.reducers import SUM, Reducer
-from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Statement
-from pallasfuse.targets import Tails, power_of_two
-from pallasfuse.tiling.products import Product, contracts, narrow, split_product
+from pallasfuse.ir.tile_program import Contract, Let, Reduce, Statement
+from pallasfuse.targets import Tails
+from pallasfuse.tiling.products import Product, narrow, split_product
 
 
 @dataclass(slots=True)
@@ -45,79 +42,51 @@ class Scope:
 
 
 class Values:
-    """A kernel under construction, as far as it is known: its axes and tiles, and the statements that it begins with (`top`)."""
+    """A kernel under construction, as far as it is known: its axes, and the body around the current loop (`top`)."""
 
-    def __init__(
-        self, group: Group, schedule: Schedule, tails: Tails, tensors: Mapping[str, Tensor], smallest_dot: int,
-        multiple: int, *, own_part: bool = False, static_bounds: bool = False, together: bool = False,
-    ) -> None:  # fmt: skip
-        """own_part: every grid block has a part of the rolled axis to itself. static_bounds: as `Target.static_bounds`.
-        together: as many states are combined as there are parts, not a tile of them."""
-        self.group, self.schedule, self.tails, self.tensors = group, schedule, tails, tensors
-        self.multiple, self.together = multiple, together
-        self.bounding = frozenset() if static_bounds else frozenset(group.inputs)
-        """Inputs that bounds of loops may read."""
-        self.ranges: list[Range] = []
-        """The ranges by which loops are bounded so far."""
-        self.rolled = group.rolled
-        self.part, self.parts = (Axis(f"{self.rolled.name}.{n}", schedule.parts) for n in ("part", "parts"))
-        """Of a split rolled axis: the part of a grid block, and all parts, of which a block reads the states."""
-        self.grid = ((self.part, 1), *schedule.grid) if own_part else schedule.grid
-        self.folds = {f.name: f for f in group.folds}
-        self.inner = {n.name: n for n in group.inner}
-        self.top = Scope()
-        self.order = self._axis_order()
-        self.padded_axes: dict[Axis, int] = {}
-        for nest in [*(f.nest for f in group.folds), *group.inner]:
-            if nest.reducer == SUM and contracts(nest.body, frozenset(nest.reduced)):
-                self._pad(nest, smallest_dot)
-        self.single_trip = schedule.trips == 1
-
-    # --- axes
-
-    def _pad(self, nest: Nest, smallest_dot: int) -> None:
-        """Tiles of a matrix product are at least `smallest_dot` long; those of the grid together, as they are its rows."""
-        tiled = [a for a in (*nest.axes, *nest.reduced) if self.schedule.tile(a) > 1]
-        rows = [a for a in tiled if any(a == g for g, _ in self.schedule.grid)]
-        self.padded_axes |= {a: smallest_dot for a in tiled if a not in rows}
-        if rows:
-            others = math.prod(power_of_two(self.schedule.tile(a)) for a in rows[:-1])
-            self.padded_axes[rows[-1]] = max(self.padded_axes.get(rows[-1], 1), -(-smallest_dot // others))
-
-    def _axis_order(self) -> tuple[Axis, ...]:
-        grid = [a for a, _ in self.grid]
-        rest: dict[Axis, None] = {}
-        for nest in [*(f.nest for f in self.group.folds), *self.group.inner, *self.group.outputs]:
-            rest |= dict.fromkeys((*nest.axes, *nest.reduced))
-        parts = (self.parts,) if self.schedule.parts > 1 else ()
-        return (*grid, *parts, self.rolled, *(a for a in rest if a not in grid and a != self.rolled))
+    tails: Tails
+    tensors: dict[str, Tensor]
+    """The tensors in global memory that the kernel may read."""
+    nests: Mapping[str, Nest]
+    order: tuple[Axis, ...]
+    """The canonical order of axes in tiles."""
+    rolled: Axis
+    """The axis of the innermost loop that carries a pass."""
+    top: Scope
+    """The body around that loop."""
+    part: Axis
+    """The part of that axis that a block has."""
+    parts: Axis
+    """All parts, whose states are joined."""
+    ranges: list[Range]
+    """The ranges by which loops are bounded so far."""
 
     def _tile(self, axis: Axis) -> int:
-        size = 1 if axis == self.part else self.schedule.tile(axis)
-        if self.tails == "exact" or (self.together and axis == self.parts):
-            return size
-        size = max(size, self.padded_axes.get(axis, 1))
-        return -(-size // self.multiple) * self.multiple if self.multiple and size > 1 else power_of_two(size)
+        """The positions of the current piece of an axis."""
+        raise NotImplementedError
 
     def _ones(self) -> frozenset[Axis]:
         """The axes of which a tile has one position."""
-        return frozenset(a for a in self.order if self._tile(a) == 1)
-
-    def _side_by_side(self) -> int:
-        """The schedule's `interleave`, as far as it divides the blocks of the other axes."""
-        blocks = math.prod(-(-a.extent // self._tile(a)) for a, _ in self.schedule.grid[:-1])
-        return math.gcd(self.schedule.interleave, blocks)
-
-    def _sorted(self, axes: frozenset[Axis]) -> tuple[Axis, ...]:
-        return tuple(a for a in self.order if a in axes)
+        raise NotImplementedError
 
     def _is_padded(self, axis: Axis, scope: Scope) -> bool:
         """May a tile along this axis hold positions outside it? (Only axes that are reduced inside a tile ask.)"""
-        if self.tails == "exact":
-            return False
-        if axis == self.rolled and not self.single_trip:
-            return scope.edge
-        return self._tile(axis) != axis.extent
+        raise NotImplementedError
+
+    def _find(self, node: Expr, scope: Scope) -> Expr | None:
+        """Returns what is known of `node` where a scope stands."""
+        raise NotImplementedError
+
+    def _emit_read(self, node: Read, scope: Scope) -> Expr:
+        """Loads or computes what is not known yet, where it is first read."""
+        raise NotImplementedError
+
+    def _is_load(self, value: Read) -> bool:
+        """Is a value a tile as it was loaded, zero outside of its tensor?"""
+        raise NotImplementedError
+
+    def _sorted(self, axes: frozenset[Axis]) -> tuple[Axis, ...]:
+        return tuple(a for a in self.order if a in axes)
 
     # --- expressions
 
@@ -130,27 +99,6 @@ class Values:
                 known = self._find(node, scope)
                 replacements[node] = known if known is not None else self._emit_read(node, scope)
         return substitute(root, replacements)
-
-    def _find(self, node: Expr, scope: Scope) -> Expr | None:
-        """Returns what is known of `node` where a scope stands."""
-        return scope.find(node)
-
-    def _emit_read(self, node: Read, scope: Scope) -> Expr:
-        target = scope if self.rolled in node.axes else self.top
-        if node.tensor in self.inner:
-            nest = self.inner[node.tensor]
-            assert nest.reducer is not None
-            value = self._reduction(nest.name, nest.axes, nest.reducer, nest.body, nest.reduced, target, nest.precision)
-            result = self._let(f"{nest.name}.value", nest.axes, convert(value, nest.dtype), target)
-        elif node.tensor in self.tensors:
-            axes = self._sorted(node.axes)
-            name = f"{node.tensor}.{'_'.join(a.name for a in node.indices)}" if node.indices else f"{node.tensor}.value"
-            target.statements.append(Load(name, node.tensor, node.indices, node.dtype))
-            result = read(name, axes, node.dtype)
-        else:
-            raise AssertionError(f"{node} is neither an input nor computed yet")
-        target.known[node] = result
-        return result
 
     def _let(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: Scope, *, pinned: bool = False) -> Expr:
         if isinstance(value, Read):
@@ -202,21 +150,6 @@ class Values:
             inside = here if inside is None else apply("and", inside, here)
         assert inside is not None
         return apply("select", inside, value, const(identity, value.dtype))
-
-    def _is_load(self, value: Read) -> bool:
-        return any(value.tensor.startswith(f"{t}.") for t in self.group.inputs)
-
-    def _preload(self, term: Expr) -> None:
-        """Emit, before the loop, what a term reads that does not vary along the rolled axis."""
-        for node in postorder(term):
-            if not isinstance(node, Read) or self._find(node, self.top) is not None:
-                continue
-            if node.tensor in self.inner:
-                self._preload(self.inner[node.tensor].body)
-                if self.rolled not in node.axes:
-                    self._emit_read(node, self.top)
-            elif node.tensor in self.tensors and self.rolled not in node.axes:
-                self._emit_read(node, self.top)
 
     def _expr_with(self, root: Expr, replacements: dict[Expr, Expr], scope: Scope) -> Expr:
         for node in postorder(root):

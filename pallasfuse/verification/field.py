@@ -52,16 +52,20 @@ def power(base: Array, exponent: int, p: int) -> Array:
     return result
 
 
+_FEW = 24
+"""So many numbers are inverted one by one sooner than together."""
+
+
 def inverse(x: Array, p: int) -> Array:
     """1 / x mod p; 0 where x is 0. Pairs are inverted together (Montgomery's trick), so it costs three products for each."""
     flat = np.where(x == 0, 1, x).reshape(-1)
     chain = []
-    while flat.size > 64:
+    while flat.size > _FEW:
         odd = flat.size % 2
         even = np.append(flat, np.int64(1)) if odd else flat
         chain.append((even, odd))
         flat = even[0::2] * even[1::2] % p
-    flat = power(flat, p - 2, p)
+    flat = np.array([pow(n, p - 2, p) for n in flat.tolist()], np.int64)
     for even, odd in reversed(chain):
         wide = np.empty_like(even)
         wide[0::2] = flat * even[1::2] % p

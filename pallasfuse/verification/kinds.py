@@ -25,8 +25,11 @@ _DIVIDE = np.array(
 )  # fmt: skip
 
 
+_NEGATIVE = np.array([_F, _Z, _N, _P, _X], np.int8)
+
+
 def negative(kind: Array) -> Array:
-    return np.array([_F, _Z, _N, _P, _X], np.int8)[kind]
+    return np.asarray(_NEGATIVE[kind])
 
 
 def add(a: Array, b: Array) -> Array:

@@ -11,6 +11,7 @@ which is odd in the scale), and the number is drawn for the normal form.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -94,7 +95,7 @@ def _opaque(numbers: "Numbers", mode: str, members: Sequence[Value]) -> Value:
     assert lead is not None
     distinct = _first_occurrences(lead, present)
     count = distinct.sum(0)
-    single = np.argmax(distinct, axis=0)
+    alone, single = count == 1, np.argmax(distinct, axis=0)
     scale_of = _Scales(distinct, count)
     orientation, key = scale_of.normal_form(lead, p, mode)
     key = mix(numbers.tower.seeds, key, orientation)
@@ -108,12 +109,13 @@ def _opaque(numbers: "Numbers", mode: str, members: Sequence[Value]) -> Value:
         # of two numbers, the normal form is symmetric: max and min are mirror images
         drawn = np.where((count == 2) & (mode == "min"), -drawn, drawn)
         value = (scale * drawn + mean) % q
-        only = np.take_along_axis(x, single[None], axis=0)[0]
-        value = np.where(count == 1, only, value)
+        if alone.any():
+            value = np.where(alone, np.take_along_axis(x, single[None], axis=0)[0], value)
         residues.append(np.where(result_kind == FINITE, value, 0))
     numbers.notes["max and min"] = None
-    only_zero = (count == 1) & np.take_along_axis(kind == ZERO, single[None], axis=0)[0] & (result_kind == FINITE)
-    result_kind = np.where(only_zero, ZERO, result_kind).astype(np.int8)
+    if alone.any():
+        only_zero = alone & np.take_along_axis(kind == ZERO, single[None], axis=0)[0] & (result_kind == FINITE)
+        result_kind = np.where(only_zero, ZERO, result_kind).astype(np.int8)
     return Value(first.dtype, result_kind, bad, taint, tuple(residues[:-1]), residues[-1])
 
 
@@ -127,6 +129,12 @@ def _first_occurrences(x: Array, present: Array) -> Array:
     result = np.empty_like(new)
     np.put_along_axis(result, order, new, axis=0)
     return np.asarray(result & present)
+
+
+@lru_cache(maxsize=64)
+def _inverses(count: int, p: int) -> Array:
+    """Returns 1 / n for every n below `count`."""
+    return field.inverse(np.arange(count), p)
 
 
 class _Scales:
@@ -143,8 +151,7 @@ class _Scales:
     def mean(self, x: Array, p: int) -> Array:
         if p not in self._means:
             total = np.where(self.distinct, x, 0).sum(0) % p
-            inverses = field.inverse(np.arange(len(x) + 1), p)
-            self._means[p] = np.asarray(total * inverses[self.count] % p)
+            self._means[p] = np.asarray(total * _inverses(len(x) + 1, p)[self.count] % p)
         return self._means[p]
 
     def deviation(self, x: Array, p: int) -> Array:

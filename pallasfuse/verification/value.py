@@ -74,7 +74,11 @@ class Value:
 
     def full(self) -> "Value":
         """Broadcasts every array to all dimensions."""
-        return self.broadcast(self.shape)
+        arrays = (self.kind, self.bad, self.taint, self.turn, self.real, *self.levels)
+        shapes = {a.shape[:-1] for a in arrays if a is not None}
+        if len(shapes) == 1 and not self.members:
+            return self
+        return self.broadcast(np.broadcast_shapes(*shapes))
 
     def transpose(self, order: tuple[int, ...]) -> "Value":
         return self.map(lambda x: x.transpose((*order, x.ndim - 1)))

@@ -15,10 +15,17 @@ import pallasfuse as pf
 from benchmarks import h100
 from benchmarks.cases import ATTENTION, all_cases
 from examples.linear_cross_entropy import linear_cross_entropy
+from pallasfuse.pallas_backend.kernel_resources import resources
+from pallasfuse.targets import TARGETS
+from pallasfuse.triton_gpu import kernel as triton_gpu
+from pallasfuse.triton_gpu import rules
 from tests.elementwise_functions import ELEMENTWISE
 from tests.losses import FORMS, LOSSES
 from tests.pallas_backend.rows import ROWS as LONG_ROWS
 from tests.pallas_backend.variants import VARIANTS
+from tests.tiling.test_tree_kernels import KERNELS as TREES
+from tests.tiling.test_tree_kernels import SUBJECTS
+from tests.tiling.tree_programs import TILES
 
 pytestmark = [
     pytest.mark.aot,
@@ -232,3 +239,21 @@ def test_other_forms_of_products_in_slices_for_warpgroups(name):
     (kernel,) = fused.explain(*arguments).kernels
     assert kernel.target.name == "mosaic_gpu", kernel.declined
     h100.compile_for_h100(fused, arguments)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_no_kernel_of_a_tree_takes_more_shared_memory_than_foretold(name):
+    subject, target = SUBJECTS[name[0]], TARGETS["triton"]
+    with jax.default_matmul_precision("highest"):
+        programs = subject.lowered(TREES[name], TILES["dots"])
+    for program in programs:
+        foretold = resources((program,), target).shared_bytes
+        if rules.problem(program) is not None or foretold > target.shared_memory_bytes:
+            continue
+        inputs = {t.name: array(*(a.extent for a in t.axes), dtype=t.dtype) for t in program.inputs}
+        compiled = h100.compile_for_h100(
+            lambda *a, p=program, names=tuple(inputs): triton_gpu.run(p, dict(zip(names, a, strict=True))),
+            tuple(inputs.values()),
+        )
+        (launch,) = (k for k in compiled.launches if k.name == program.name)
+        assert launch.shared_bytes <= foretold

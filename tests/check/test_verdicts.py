@@ -157,6 +157,29 @@ def test_a_kernel_that_wins_by_the_clock_alone_is_left_to_xla(monkeypatch):
     assert any(told in f.reason for f in plan.fallbacks)
 
 
+@pytest.mark.parametrize(
+    ("alone", "with_it", "calls", "kept"),
+    [(0.95, 1.5, 2, True), (0.95, 1.21, 2, False), (0.95, 0.9, 2, False), (0.8, 1.5, 1, False)],
+)
+def test_a_kernel_that_is_a_little_slower_alone_is_tried_in_the_whole_call(
+    clock, monkeypatch, alone, with_it, calls, kept
+):
+    """What it leaves may be faster to read than what XLA would have left."""
+    compared = clock(4.0, alone, 2.0, 1.2, with_it)
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(three)
+    for got, want in zip(fused(X, Y), three(X, Y), strict=True):
+        same(got, want)
+    assert len(compared.compared) == 3 + calls
+    planned = [k.name for k in pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels]
+    plan = fused.explain(X, Y)
+    assert [k.name for k in plan.kernels] == seen == (planned if kept else [planned[0], planned[2]])
+    assert plan.verdicts[1].kept == kept
+    saved = 100 - 100 / (with_it if kept else 1.2)
+    assert f"saves {saved:.4g} us a call" in str(plan)
+    assert len(compared.compared) == 3 + calls
+
+
 def test_what_a_call_saves_is_told(clock):
     clock(2.0, 4.0)
     fused = pf.fuse(layers)

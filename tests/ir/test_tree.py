@@ -45,9 +45,7 @@ def nodes(depth):
     return st.one_of(leaves, loops)
 
 
-LAUNCHES = st.builds(
-    Launch, st.booleans(), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 8), st.integers(1, 8)
-)
+LAUNCHES = st.builds(Launch, *[st.booleans()] * 5, st.integers(0, 8), st.integers(1, 8))
 
 
 @given(

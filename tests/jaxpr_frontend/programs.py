@@ -35,7 +35,7 @@ def tensor_values(result: Converted, *args: Any) -> dict[str, np.ndarray]:
     names = [name for name, var in result.variable.items()]
     variables = [result.variable[name] for name in names]
     every = result.jaxpr.replace(outvars=variables)
-    values = jax.core.eval_jaxpr(every, every.consts, *jax.tree.leaves(args))
+    values = jax.jit(lambda *given: jax.core.eval_jaxpr(every, every.consts, *given))(*jax.tree.leaves(args))
     shapes = {d.name: tuple(a.extent for a in d.axes) for d in result.program.definitions()}
     return {name: np.asarray(v).reshape(shapes[name]) for name, v in zip(names, values, strict=True)}
 
@@ -48,7 +48,7 @@ def check(function: Callable[..., Any], *args: Any, tolerance: float = 1e-9) -> 
     with x64():
         result = converted(function, *args)
         values = tensor_values(result, *args)
-        expected = [np.asarray(x) for x in jax.tree.leaves(function(*args))]
+        expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*args))]
     close = {"rtol": tolerance, "atol": tolerance / 1000}
     given = {t.name for t in result.program.inputs}
     given |= {n.name for n in result.program.nests if isinstance(n, External)}

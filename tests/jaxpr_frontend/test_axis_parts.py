@@ -109,7 +109,8 @@ def planned(found, target="xla", **options):
 
 
 def results(plan, arguments):
-    return [np.asarray(x) for x in execute(plan, [*plan.converted.jaxpr.consts, *map(jnp.asarray, arguments)])]
+    run = jax.jit(lambda *given: execute(plan, [*plan.converted.jaxpr.consts, *given]))
+    return [np.asarray(x) for x in run(*map(jnp.asarray, arguments))]
 
 
 def wide(arguments):
@@ -120,7 +121,7 @@ def compare(function, arguments, found):
     """The fused results are as near to those in float64 as the plain function's."""
     plain = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*arguments))]
     with jax.enable_x64(True):
-        exact = [np.asarray(x) for x in jax.tree.leaves(function(*wide(arguments)))]
+        exact = [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*wide(arguments)))]
     for ours, theirs, true in zip(found, plain, exact, strict=True):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
         if not np.issubdtype(theirs.dtype, np.floating):

@@ -405,6 +405,7 @@ OWN: dict[str, Subject] = {
     "neither": Subject(masked_total(lambda i, j: ~((j > i + 9) | (i.astype("float32") < -1.0))), ((29, 29),)),
     "stretched": Subject(masked_total(lambda i, j: 2 * j <= i + 9), ((29, 29),)),
     "stretched_by_ones": Subject(masked_total(lambda i, j: 2 * j <= i - 9), ((15, 15),), tile=1),
+    "variance_at_once": Subject(lambda x: jnp.var(x, axis=-1), ((5, 13),), tile=16),
     "two_trips": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((5, 13),), tile=7),
     "coarse_scores": Subject(coarse_scores(0.5), ((5, 3), (13, 3), (13, 2)), "float16"),
     "half_log_sum": Subject(half_log_sum, ((5, 3), (13, 3), (13, 2)), "float16"),

@@ -473,11 +473,20 @@ MUTANTS = (
             "share",
         ),
     ),
-    Mutant(
-        "trips_rounded_down",
-        "ir/schedule",
-        result_of("pallasfuse.ir.schedule:Schedule.trips", lambda n, self: self.rolled.extent // self.rolled_tile),
-        "two_trips",
-        "tiles",
+    *_in(
+        "trees",
+        (
+            "loops_without_their_last_tile",
+            result_of(
+                "pallasfuse.tiling.tree_loops:TreeLoops._outer_loop", lambda p, *_, **__: replace(p, trips=p.trips[:-1])
+            ),
+            "two_trips",
+            "tiles",
+        ),
+        (
+            "reductions_computed_twice_in_a_refined_value",
+            result_of("pallasfuse.tiling.trees:TreeLowering._refined_at_once", lambda value, *_: add(value, value)),
+            "variance_at_once",
+        ),
     ),
 )

@@ -27,6 +27,7 @@ def program_of(name, length):
     return kernel.program, loop
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("instances", [1, 7, 132])
 @pytest.mark.parametrize(("name", "length"), [("causal", 2048), ("gqa", 1000), ("window", 2048)])
 def test_every_block_runs_once(name, length, instances):

@@ -93,7 +93,7 @@ def in_float64(function, *arrays):
         wide = [
             a.astype("float64") if a.dtype == np.float32 and a.ndim == 4 and a.shape[-1] == WIDTH else a for a in arrays
         ]
-        return np.asarray(function(*wide))
+        return np.asarray(jax.jit(function)(*wide))
 
 
 @pytest.mark.sampled(6, cover=("target",))
@@ -107,7 +107,7 @@ def test_results_are_those_of_the_program(name, target):
     np.testing.assert_allclose(fused(*arrays), in_float64(function, *arrays), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled(6, cover=())
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bounds_by_data_are_proved(name):
     function, data = PROGRAMS[name]
@@ -158,13 +158,13 @@ def test_a_module_with_a_mask_of_its_library():
     mask = nn.combine_masks(
         nn.make_causal_mask(x[..., 0]), nn.make_attention_mask(np.ones((B, N)), np.arange(N) < SHORT[:, None])
     )
-    variables = module.init(jax.random.key(0), x)
+    variables = jax.jit(module.init)(jax.random.key(0), x)
 
     def apply(variables, x, mask):
         return module.apply(variables, x, mask=mask)
 
     fused = pf.fuse(apply, target="xla")
-    np.testing.assert_allclose(fused(variables, x, mask), apply(variables, x, mask), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(fused(variables, x, mask), jax.jit(apply)(variables, x, mask), rtol=2e-5, atol=2e-6)
 
 
 def test_what_is_skipped_is_said():

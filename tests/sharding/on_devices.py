@@ -208,7 +208,7 @@ def check_options(cases):
         placed = [jax.device_put(x, NamedSharding(MESH, s)) for x, s in zip(args, specs, strict=True)]
         seen.clear()
         with emitter("interpret", record):
-            np.testing.assert_allclose(fused(*placed), function(*args), rtol=2e-5, atol=2e-5)
+            np.testing.assert_allclose(fused(*placed), jax.jit(function)(*args), rtol=2e-5, atol=2e-5)
         return seen[0]
 
     key = pf.fuse(attend).explain(*QKV).kernels[0].group.rolled.name
@@ -236,7 +236,7 @@ def check_fallback(cases):
             placed = [jax.device_put(x, NamedSharding(MESH, s)) for x, s in zip(args, specs, strict=True)]
             with emitter("interpret", fail), warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                np.testing.assert_allclose(pf.fuse(function)(*placed), function(*args), rtol=2e-5, atol=2e-5)
+                np.testing.assert_allclose(pf.fuse(function)(*placed), jax.jit(function)(*args), rtol=2e-5, atol=2e-5)
             assert any("no kernel of interpret could be built" in str(w.message) for w in caught), case
             try:
                 with emitter("interpret", fail):

@@ -114,7 +114,7 @@ def check_mixed_axes(names):
         assert 0 < gathered(compiled.as_text()) <= most, name
         with jax.set_mesh(MIXED):
             for have in (compiled(*placed), pf.fuse(function)(*placed)):
-                close(have, function(*args), name)
+                close(have, jax.jit(function)(*args), name)
                 assert tuple(jax.typeof(have).sharding.spec) == (*WANTED[name], None, None, None)[:3], jax.typeof(have)
 
 

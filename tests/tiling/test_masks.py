@@ -202,7 +202,7 @@ def plan(predicate: Expr | None, row_tile: int, tile: int, tails: str):
     body = x if predicate is None else select(predicate, x, const(-np.inf, "float32"))
     terms = [body, apply("exp", sub(body, read("m", (I,), "float32")))]
     schedule = Schedule(((I, row_tile),), J, tile)
-    return plan_loop(schedule, J, schedule.tile, tails, folds(terms, [MAX, SUM], frames=("m",)))
+    return plan_loop({a for a, _ in schedule.grid}, J, schedule.tile, tails, folds(terms, [MAX, SUM], frames=("m",)))
 
 
 def check_plan(predicate: Expr, row_tile: int, tile: int, tails: str, *, minimal: bool) -> None:

@@ -99,6 +99,7 @@ def test_found_on_machines(name, machine):
     on_machine(SUBJECTS[program], found, run)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("name", FOUND)
 def test_found_before(name, tiles):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import h100
 from pallasfuse.errors import Refusal
-from pallasfuse.placement import _PROBLEMS
+from pallasfuse.phases import _PROBLEMS
 from pallasfuse.triton_gpu import kernel as triton_gpu
 from tests.tiling.tree_programs import MACHINES, TILES, Subject, in_float64, on_machine
 
@@ -111,6 +111,7 @@ KERNELS = {
 HAVE_PARTS_OF_BUFFERS = ("d chain, flat", "g long rows")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_in_float64(name, tiles):

@@ -211,6 +211,7 @@ def test_the_triton_target_is_refused_on_a_cpu():
         pf.fuse(jax.nn.softmax, target="triton").trace(x).fuse().tile().lower()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 4, 16, 24])
 def test_pages_of_a_cache_are_read_in_the_kernel(size, dtype):

@@ -13,7 +13,7 @@ from pallasfuse.ir.expr import const, read
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Buffer, Contract, Get, Load, Set, Store
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.placement import _PROBLEMS
+from pallasfuse.phases import _PROBLEMS
 from pallasfuse.triton_gpu import kernel as triton_gpu
 from tests.ir.nested_programs import EXAMPLES, ZERO, F, H, I, M, kernel, over, tile_of
 

@@ -144,6 +144,7 @@ def test_no_product_is_computed_twice():
         assert all(not k.group.inner or k.group.passes == 1 for k in plan.kernels)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("target", "dtype"), [("xla", "float32"), ("mosaic_gpu", "bfloat16")])
 @pytest.mark.parametrize("name", FORMS)
 def test_other_forms_are_one_kernel(name, target, dtype):

@@ -1,0 +1,63 @@
+"""The phases of a kernel on a target: lowered, in the arithmetic of the target, and why it cannot run them."""
+
+import math
+from collections.abc import Callable, Mapping
+
+from pallasfuse.decisions import Phase
+from pallasfuse.emission import pallas_kernel
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tile_program import Contract, TileProgram, every
+from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
+from pallasfuse.targets import Target
+from pallasfuse.tiling import arithmetic
+from pallasfuse.tiling.lower import lower_for
+from pallasfuse.triton_gpu import rules
+
+_PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
+    "interpret": pallas_kernel.product_too_large,
+    "triton": rules.problem,
+    "mosaic_gpu": mosaic_rules.problem,
+}
+"""Why a target cannot run a kernel: one phase, where each is a kernel of its own."""
+
+
+def phases_of(
+    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
+) -> tuple[tuple[Phase, ...], str | None]:
+    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can, but those of a
+    cluster, which are one kernel."""
+    if target.cluster:
+        lowering = lower_for(target, chosen, schedule, tensors)
+        together = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in lowering)
+        return together, cluster_rules.problem([p.program for p in together])
+    phases: list[Phase] = []
+    for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
+        phase = Phase(arithmetic.rewrite_for(target, lowered), target)
+        problem = problem_of(phase)
+        while number and problem is not None and phase.target.fallback:
+            other = phase.target.fallback
+            while other.cluster and other.fallback:  # it runs all phases or none
+                other = other.fallback
+            if other.only_long_products or _sums_beyond(phase.program, other):
+                break
+            phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
+            problem = problem_of(phase)
+        phases.append(phase)
+        if problem is not None:
+            return tuple(phases), problem
+    return tuple(phases), None
+
+
+def _sums_beyond(program: TileProgram, target: Target) -> bool:
+    """Is there a product whose sum is too long for the tiles of a target?"""
+    products = (s for s in every(program.body) if isinstance(s, Contract))
+    return any(math.prod(program.tile(a) for a in s.over) > target.max_inner for s in products)
+
+
+def problem_of(phase: Phase) -> str | None:
+    """Returns why a target cannot run a phase that is a kernel of its own; None if it can."""
+    rule = _PROBLEMS.get(phase.target.name)
+    reason = None if rule is None else rule(phase.program)
+    return reason or kernel_resources.too_large(phase.program, phase.target)

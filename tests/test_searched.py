@@ -1,0 +1,94 @@
+"""Kernels that a search over trees finds: right, in the order of their prices, and tried by tuning."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse import searched as searching
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.pallas_backend import interpret
+from pallasfuse.pipeline import ways
+from pallasfuse.price.kernel import price_kernel
+from pallasfuse.proof import PlannedKernel, prove
+from pallasfuse.searched import searched
+from pallasfuse.targets import TRITON, XLA_CPU
+
+
+def chain(a, b, d):
+    return (a @ b) @ d
+
+
+def attend(q, k, v):
+    return jax.nn.softmax((q @ k.T).astype(jnp.float32), axis=-1).astype(q.dtype) @ v
+
+
+def softmax(x):
+    return jax.nn.softmax(x, axis=-1)
+
+
+PROGRAMS = {
+    "chain": (chain, ((64, 32), (32, 128), (128, 64))),
+    "chain of odd sizes": (chain, ((60, 32), (32, 100), (100, 48))),
+    "attention": (attend, ((48, 32), (96, 32), (96, 64))),
+}
+
+
+def planned(function, shapes, dtype="float16", target="triton", **options):
+    avals = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
+    return pf.fuse(function, options=pf.FuseOptions(**options)).trace(*avals).fuse(target).tile().plan
+
+
+def kernel_of(function, shapes, dtype="float16"):
+    """The one kernel of a function, and the tensors of its program."""
+    plan = planned(function, shapes, dtype, price=False)
+    (kernel,) = plan.kernels
+    return kernel, {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_found_computes_what_the_function_does(name):
+    function, shapes = PROGRAMS[name]
+    kernel, tensors = kernel_of(function, shapes, "float32")
+    found = searched(kernel.group, TRITON, tensors)
+    assert len(found) > 8
+    assert [us for us, _ in found] == sorted(us for us, _ in found)
+    assert len({str(p.schedule) for _, p in found}) == len(found)
+    random = np.random.default_rng(0)
+    arrays = {
+        n: jnp.asarray(random.normal(size=[a.extent for a in tensors[n].axes]), jnp.float32)
+        for n in kernel.group.inputs
+    }
+    want = function(*arrays.values())
+    (output,) = (n.name for n in kernel.group.outputs)
+    for us, placed in found[:: len(found) // 4]:
+        assert us == price_kernel([(p.program, p.target) for p in placed.phases]).us
+        have = dict(arrays)
+        for phase in placed.phases:
+            have |= interpret.run(phase.program, have)
+        np.testing.assert_allclose(have[output].reshape(want.shape), want, rtol=2e-3, atol=2e-3)
+
+
+def test_nothing_is_searched_where_it_does_not_help(monkeypatch):
+    kernel, tensors = kernel_of(*PROGRAMS["attention"])
+    assert searched(kernel.group, XLA_CPU, tensors) == []
+    for limit in ("_MOST_NESTS", "_MOST_TREES"):
+        with monkeypatch.context() as patched:
+            patched.setattr(searching, limit, 2)
+            assert searched(kernel.group, TRITON, tensors) == []
+    rows, of_rows = kernel_of(softmax, ((64, 128),))
+    assert searched(rows.group, TRITON, of_rows) == []
+
+
+def test_tuning_tries_the_trees_that_are_predicted_to_be_faster():
+    plan = planned(attend, ((256, 64), (256, 64), (256, 64)))
+    (kernel,) = plan.kernels
+    first, *others = ways(plan, kernel)
+    trees = [p for p in others if p.schedule.tree]
+    first_us = price_kernel([(p.program, p.target) for p in first.phases]).us
+    assert 0 < len(trees) <= 4
+    assert all(price_kernel([(p.program, p.target) for p in t.phases]).us < first_us for t in trees)
+    assert others[: len(trees)] == trees
+    proof = prove(plan.converted, [PlannedKernel(kernel.group, trees[0].schedule, trees[0].phases)])
+    assert proof.holds
