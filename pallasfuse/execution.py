@@ -1,7 +1,8 @@
 """Plans on arrays: every kernel by the emitter of its target, what XLA keeps as it is."""
 
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -151,28 +152,46 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
 def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:
     """The outputs of a kernel by name, one dimension for each axis; of its inputs only the row-major order matters.
 
-    Equal kernels of a plan are calls of one function, which is traced, lowered and optimised once.
+    Equal kernels of a plan are calls of one function, which is traced, lowered and optimised once. XLA for CPUs is asked to inline
+    loops of its own late: it would compile every copy of them anew. Kernels for GPUs are calls already.
     """
     if kernel.original is None or kernel.original not in plan.repeated:
         return run_phases(kernel.phases, arrays)
-    results = _function(kernel.original)(*[arrays[name] for name in kernel.reads])
+    results = _function(plan, kernel.original)(*[arrays[name] for name in kernel.reads])
     return dict(zip(kernel.stores, results, strict=True))
 
 
-_functions: WeakKeyDictionary[Original, Callable[..., list[Array]]] = WeakKeyDictionary()
+_functions: WeakKeyDictionary[Original, dict[str, Callable[..., list[Array]]]] = WeakKeyDictionary()
 
 
-def _function(original: Original) -> Callable[..., list[Array]]:
-    """A kernel as a function of its inputs, in their order: the same one at every call."""
-    if original not in _functions:
-        group, phases, reads = original.group, original.placed.phases, original.reads
+def _function(plan: Plan, original: Original) -> Callable[..., list[Array]]:
+    """A kernel as a function of its inputs, in their order: the same one at every call. Where XLA does not inline it, its
+    operations have no other scopes than the function's own: they are those that the kernel's places have in common."""
+    phases, reads, outputs = original.placed.phases, original.reads, original.group.outputs
+    inlined = any(phase.target.platform != "cpu" for phase in phases)
+    scope = (
+        "" if inlined else _common_name(f"{plan.scopes_of(k)}/{k.name}" for k in plan.kernels if k.original is original)
+    )
+    made = _functions.setdefault(original, {})
+    if scope not in made:
 
         def kernel(*inputs: Array) -> list[Array]:
-            found = run_phases(phases, dict(zip(reads, inputs, strict=True)))
-            return [found[nest.name] for nest in group.outputs]
+            with _compat.in_scopes(*filter(None, scope.split("/"))):
+                found = run_phases(phases, dict(zip(reads, inputs, strict=True)))
+            return [found[nest.name] for nest in outputs]
 
-        _functions[original] = jax.jit(kernel)
-    return _functions[original]
+        made[scope] = jax.jit(kernel, inline=jax.Inline.AUTO if inlined else jax.Inline.XLA_LATE)
+    return made[scope]
+
+
+def _common_name(paths: Iterable[str]) -> str:
+    """One name for several, a star where they differ: `layer_*/attention`."""
+
+    def common(names: set[str]) -> str:
+        stems = {re.sub(r"\d.*", "", name) for name in names}
+        return names.pop() if len(names) == 1 else f"{stems.pop()}*" if len(stems) == 1 else "*"
+
+    return "/".join(common(set(part)) for part in zip(*(path.split("/") for path in paths), strict=False))
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -24,8 +24,8 @@ os.environ.setdefault("PALLASFUSE_KEEP_PLANS", "0")  # tests change passes, and 
 # Dozens of tests start processes, which would compile the whole package anew: it is kept in __pycache__, as it is by default.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Mosaic's interpreter compiles and runs programs inside callbacks, which hold threads of XLA's pool: a pool of one thread for each of
-# two cores runs out now and then, and all wait for each other. XLA takes the size of its pool from here.
+# Mosaic's interpreter compiles and runs programs inside callbacks, which hold threads of XLA's pool: a pool of one thread for each
+# of two cores runs out now and then, and all wait for each other. XLA takes the size of its pool from here.
 os.environ.setdefault("NPROC", str(max(16, os.cpu_count() or 1)))
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers share the folder of the process that started them
     os.environ["PALLASFUSE_CACHE_DIR"] = tempfile.mkdtemp(prefix="pallasfuse_tests_")

@@ -40,7 +40,7 @@ def on_h100():
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device))
 
 
-@pytest.mark.parametrize("layers", [2, 12])  # of the latter, equal kernels are one function
+@pytest.mark.parametrize("layers", [2, 12])  # of the latter, equal kernels are one function, of all layers
 def test_operations_of_kernels_are_in_the_scopes_that_they_replace(layers):
     fused = pf.fuse(lambda x, w: stack(x, w, layers), target="xla")
     plan = fused.explain(X, W)
@@ -50,11 +50,12 @@ def test_operations_of_kernels_are_in_the_scopes_that_they_replace(layers):
     found = compiled(fused, X, W)
     for number, kernel in enumerate(attention):
         assert str(plan.scopes_of(kernel)) == f"layer_{number}/attn"
-        inside = {what for what, name in found if f"/layer_{number}/attn/{kernel.name}/" in name}
+        scopes = f"/layer_{number}/attn/{kernel.name}/" if layers == 2 else "layer_*/attn/fused_t*/"
+        inside = {what for what, name in found if scopes in name}
         assert {"exponential", "while"} <= inside
     kept = {name for what, name in found if what == "dot" and "/fused_" not in name}
     assert all(f"/layer_{n}/attn/dot_general" in " ".join(kept) for n in range(layers))  # what XLA keeps
-    assert all("/layer_" in name for what, name in found if what == "exponential")
+    assert all("layer_" in name for what, name in found if what == "exponential")
 
 
 def test_operations_in_modules_of_flax_are_in_their_scopes():
@@ -157,7 +158,7 @@ def test_a_kept_plan_has_the_scopes_of_the_program_at_hand(tmp_path, monkeypatch
         fused = pf.fuse(layers, options=FuseOptions(target="xla", price=False))
         plan = fused.explain(X, W)
         found = {name for what, name in compiled(fused, X, W) if what == "exponential"}
-        assert any(f"/{prefix}/layer_11/attn/" in name for name in found)
+        assert all(f"{prefix}/layer_*/attn/" in name for name in found)
         return type(plan.kernels[0]).__name__, [str(plan.scopes_of(k)) for k in plan.kernels]
 
     (_, first), (kept, second) = scopes("one"), scopes("another")

@@ -201,6 +201,10 @@ def test_equal_kernels_are_calls_of_one_function():
     text = fused.lower(*shapes).as_text()
     assert text.count("call @kernel") == len(several)
     assert text.count("func.func private @kernel") == len(plan.repeated) < len(several)
+    compiled = (
+        fused.lower(*shapes).compile().as_text()
+    )  # loops are optimised once, too: they are not copied into every layer
+    assert compiled.count("to_apply=%kernel") == len(several)
     keys = iter(jax.random.split(jax.random.key(3), 1000))
     values = jax.tree.map(lambda s: jax.random.normal(next(keys), s.shape, s.dtype) / 8, shapes)
     expected = jax.jit(model)(*values)
