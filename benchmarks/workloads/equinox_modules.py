@@ -17,10 +17,11 @@ def _module(size: Size, make: Any, *inputs: Any) -> Built:
 
 
 @program("equinox-attention", "equinox")
-def _attention(size: Size) -> Built:
+def _attention(size: Size, tokens: int | None = None) -> Built:
     import equinox as eqx
 
-    batch, tokens, n, heads = pick(size, (8, 1024, 1024, 16), (2, 256, 256, 4), (1, 8, 16, 2))
+    batch, most, n, heads = pick(size, (8, 1024, 1024, 16), (2, 256, 256, 4), (1, 8, 16, 2))
+    batch, tokens = (1, tokens) if tokens else (batch, most)
 
     class Batched(eqx.Module):
         attention: eqx.nn.MultiheadAttention
@@ -35,10 +36,11 @@ def _attention(size: Size) -> Built:
 
 
 @program("equinox-encoder-block", "equinox")
-def _encoder(size: Size) -> Built:
+def _encoder(size: Size, tokens: int | None = None) -> Built:
     import equinox as eqx
 
-    batch, tokens, n, heads = pick(size, (8, 512, 768, 12), (2, 256, 256, 4), (1, 8, 16, 2))
+    batch, most, n, heads = pick(size, (8, 512, 768, 12), (2, 256, 256, 4), (1, 8, 16, 2))
+    batch, tokens = (1, tokens) if tokens else (batch, most)
 
     class Block(eqx.Module):
         norms: list

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from benchmarks.workloads.registry import Built, Size, booleans, half, like, normal, pick, program
 
 
-def _sizes(size: Size) -> tuple[int, int, int, int]:
-    """Returns the batch, tokens, features and heads of a module at a size."""
-    return pick(size, (8, 1024, 1024, 16), (2, 256, 256, 4), (1, 8, 16, 2))
+def _sizes(size: Size, tokens: int | None = None) -> tuple[int, int, int, int]:
+    """Returns the batch, tokens, features and heads of a module at a size, or for one sequence of so many tokens."""
+    batch, most, n, heads = pick(size, (8, 1024, 1024, 16), (2, 256, 256, 4), (1, 8, 16, 2))
+    return (1, tokens, n, heads) if tokens else (batch, most, n, heads)
 
 
 def _linen(size: Size, module: Any, *inputs: Any) -> Built:
@@ -21,20 +22,20 @@ def _linen(size: Size, module: Any, *inputs: Any) -> Built:
 
 
 @program("linen-self-attention", "flax")
-def _linen_attention(size: Size) -> Built:
+def _linen_attention(size: Size, tokens: int | None = None) -> Built:
     from flax import linen as nn
 
-    batch, tokens, n, heads = _sizes(size)
+    batch, tokens, n, heads = _sizes(size, tokens)
     return _linen(
         size, nn.MultiHeadDotProductAttention(heads, dtype=half(size)), normal(batch, tokens, n, dtype=half(size))
     )
 
 
 @program("linen-masked-attention", "flax")
-def _linen_masked(size: Size) -> Built:
+def _linen_masked(size: Size, tokens: int | None = None) -> Built:
     from flax import linen as nn
 
-    batch, tokens, n, heads = _sizes(size)
+    batch, tokens, n, heads = _sizes(size, tokens)
 
     class Masked(nn.Module):
         @nn.compact
@@ -46,10 +47,10 @@ def _linen_masked(size: Size) -> Built:
 
 
 @program("linen-encoder-block", "flax")
-def _linen_encoder(size: Size) -> Built:
+def _linen_encoder(size: Size, tokens: int | None = None) -> Built:
     from flax import linen as nn
 
-    batch, tokens, n, heads = _sizes(size)
+    batch, tokens, n, heads = _sizes(size, tokens)
     dtype = half(size)
 
     class Block(nn.Module):
@@ -110,10 +111,10 @@ def _nnx(size: Size, make: Any, *inputs: Any) -> Built:
 
 
 @program("nnx-self-attention", "flax")
-def _nnx_attention(size: Size) -> Built:
+def _nnx_attention(size: Size, tokens: int | None = None) -> Built:
     from flax import nnx
 
-    batch, tokens, n, heads = _sizes(size)
+    batch, tokens, n, heads = _sizes(size, tokens)
 
     def make(rngs: Any) -> Any:
         return nnx.MultiHeadAttention(heads, n, dtype=half(size), decode=False, rngs=rngs)
@@ -122,10 +123,10 @@ def _nnx_attention(size: Size) -> Built:
 
 
 @program("nnx-encoder-block", "flax")
-def _nnx_encoder(size: Size) -> Built:
+def _nnx_encoder(size: Size, tokens: int | None = None) -> Built:
     from flax import nnx
 
-    batch, tokens, n, heads = _sizes(size)
+    batch, tokens, n, heads = _sizes(size, tokens)
     dtype = half(size)
 
     class Block(nnx.Module):

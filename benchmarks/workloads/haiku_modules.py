@@ -17,15 +17,17 @@ def _transformed(size: Size, function: Any, *inputs: Any) -> Built:
     return Built(pure.apply, (like(structs, half(size)), *inputs))
 
 
-def _sizes(size: Size) -> tuple[int, int, int, int]:
-    return pick(size, (8, 1024, 768, 12), (2, 256, 256, 4), (1, 8, 16, 2))
+def _sizes(size: Size, tokens: int | None = None) -> tuple[int, int, int, int]:
+    """Returns the batch, tokens, features and heads of a module at a size, or for one sequence of so many tokens."""
+    batch, most, n, heads = pick(size, (8, 1024, 768, 12), (2, 256, 256, 4), (1, 8, 16, 2))
+    return (1, tokens, n, heads) if tokens else (batch, most, n, heads)
 
 
 @program("haiku-attention", "haiku")
-def _attention(size: Size) -> Built:
+def _attention(size: Size, tokens: int | None = None) -> Built:
     import haiku as hk
 
-    batch, tokens, n, heads = _sizes(size)
+    batch, tokens, n, heads = _sizes(size, tokens)
 
     def attention(x: Any) -> Any:
         module = hk.MultiHeadAttention(heads, n // heads, w_init=hk.initializers.VarianceScaling(1.0))
@@ -36,10 +38,10 @@ def _attention(size: Size) -> Built:
 
 
 @program("haiku-transformer-block", "haiku")
-def _block(size: Size) -> Built:
+def _block(size: Size, tokens: int | None = None) -> Built:
     import haiku as hk
 
-    batch, tokens, n, heads = _sizes(size)
+    batch, tokens, n, heads = _sizes(size, tokens)
 
     def norm(x: Any) -> Any:
         return hk.LayerNorm(axis=-1, create_scale=True, create_offset=True)(x)
