@@ -5,7 +5,7 @@ What belongs to kernels for GPUs is imported by the functions that need it: it t
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
@@ -33,7 +33,16 @@ def source_summary(eqn: JaxprEqn) -> str:
 
 def scopes_of(eqn: JaxprEqn) -> str:
     """The names of `jax.named_scope` around an equation, from the outermost on, joined by slashes."""
-    return "/".join(s.name for s in eqn.source_info.name_stack.stack if type(s).__name__ == "Scope")
+    return "/".join(s.name for s in eqn.source_info.name_stack.stack if not isinstance(s, source_info_util.Transform))
+
+
+class _OuterScope(NamedTuple):
+    """A scope around the loop whose body an equation is in: `exclude` may name it, and the loop itself says it to XLA."""
+
+    name: str
+
+    def wrap(self, stack: list[str]) -> None:
+        """Adds the scope to those that are printed: it is there already."""
 
 
 def common_scopes(eqns: Iterable[JaxprEqn]) -> Any:
@@ -100,8 +109,8 @@ def replace_jaxpr(
 
 
 def within_scopes_of(jaxpr: Jaxpr, outer: JaxprEqn) -> Jaxpr:
-    """`jaxpr`, whose equations say that they are inside the scopes around an equation, too: that of the loop whose body it is."""
-    stack = outer.source_info.name_stack
+    """`jaxpr`, whose equations know that they are inside the scopes around an equation, too: that of the loop whose body it is."""
+    stack = source_info_util.NameStack(tuple(_OuterScope(name) for name in scopes_of(outer).split("/") if name))  # type: ignore[misc]
     eqns = [e.replace(source_info=inside_scopes(e.source_info, e, stack)[0]) for e in jaxpr.eqns]
     return replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, eqns, jaxpr.outvars)
 

@@ -164,3 +164,20 @@ def test_a_kept_plan_has_the_scopes_of_the_program_at_hand(tmp_path, monkeypatch
     (_, first), (kept, second) = scopes("one"), scopes("another")
     assert kept == "_Kept" and "one/layer_3/attn" in first
     assert second == [name.replace("one/", "another/") for name in first]
+
+
+def test_scopes_around_a_loop_are_said_once():
+    """`exclude` knows them inside of its body, too, whether it names one of them or not."""
+
+    def model(x, w):
+        with jax.named_scope("model"):
+            return jax.lax.scan(lambda c, _: (stack(c, w, 1), None), x, None, length=3)[0]
+
+    def exponentials(*exclude):
+        fused = pf.fuse(model, options=FuseOptions(target="xla", price=False, exclude=exclude))
+        return bool(fused.explain(X, W).bodies), {name for what, name in compiled(fused, X, W) if what == "exponential"}
+
+    assert exponentials("another") == exponentials()
+    fuses, names = exponentials("another")
+    assert fuses and all(name.count("/model/") == 1 for name in names)
+    assert not exponentials("model")[0] and not exponentials("model/layer_0")[0]
