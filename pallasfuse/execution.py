@@ -1,8 +1,7 @@
 """Plans on arrays: every kernel by the emitter of its target, what XLA keeps as it is."""
 
-import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -169,9 +168,7 @@ def _function(plan: Plan, original: Original) -> Callable[..., list[Array]]:
     operations have no other scopes than the function's own: they are those that the kernel's places have in common."""
     phases, reads, outputs = original.placed.phases, original.reads, original.group.outputs
     inlined = any(phase.target.platform != "cpu" for phase in phases)
-    scope = (
-        "" if inlined else _common_name(f"{plan.scopes_of(k)}/{k.name}" for k in plan.kernels if k.original is original)
-    )
+    scope = "" if inlined else plan.repeated[original]
     made = _functions.setdefault(original, {})
     if scope not in made:
 
@@ -182,16 +179,6 @@ def _function(plan: Plan, original: Original) -> Callable[..., list[Array]]:
 
         made[scope] = jax.jit(kernel, inline=jax.Inline.AUTO if inlined else jax.Inline.XLA_LATE)
     return made[scope]
-
-
-def _common_name(paths: Iterable[str]) -> str:
-    """One name for several, a star where they differ: `layer_*/attention`."""
-
-    def common(names: set[str]) -> str:
-        stems = {re.sub(r"\d.*", "", name) for name in names}
-        return names.pop() if len(names) == 1 else f"{stems.pop()}*" if len(stems) == 1 else "*"
-
-    return "/".join(common(set(part)) for part in zip(*(path.split("/") for path in paths), strict=False))
 
 
 def run_phases(phases: Sequence[Phase], arrays: Mapping[str, Array]) -> dict[str, Array]:

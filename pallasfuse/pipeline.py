@@ -293,7 +293,7 @@ def kernel_of(
 ) -> Kernel:
     """The kernel of a group, run in one way. replaced, original, names: as in `Kernel`."""
     schedule, program = placed.schedule, placed.phases[0].program
-    share = visited_share([p.program for p in placed.phases], schedule)
+    share = visited_share([p.program for p in placed.phases])
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
     work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}

@@ -233,7 +233,7 @@ def _fastest(
         if target.searches_tiles and not options.parts:
             schedule, phases = _cheapest(chosen, schedule, phases, tensors, options)
             programs = [p.program for p in phases]
-        share = visited_shares(programs, schedule)[0]
+        share = visited_shares(programs)[0]
         if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
@@ -284,7 +284,7 @@ def _with_ranges(
             if target.searches_tiles:
                 schedule, phases = _cheapest(chosen, schedule, phases, tensors, options)
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
-            share = visited_shares([p.program for p in phases], schedule)[0]
+            share = visited_shares([p.program for p in phases])[0]
             return _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
     return None
 
@@ -396,7 +396,7 @@ def _with_smaller_tiles(
         if problem is not None:
             continue
         if options.parts is None:
-            share = visited_shares([p.program for p in phases], schedule)[0]
+            share = visited_shares([p.program for p in phases])[0]
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=False)
         return schedule, phases, None
     return refused

@@ -1,7 +1,8 @@
 """`Plan`: what was decided about one jaxpr, as kernels and equations that XLA keeps."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -180,10 +181,14 @@ class Plan(OfThisProcess):
         return self.converted.program
 
     @cached_property
-    def repeated(self) -> frozenset[Original]:
-        """The kernels, in canonical names, that this plan has several times."""
-        counts = Counter(k.original for k in self.kernels if k.original is not None)
-        return frozenset(original for original, count in counts.items() if count > 1)
+    def repeated(self) -> Mapping[Original, str]:
+        """The kernels, in canonical names, that this plan has several times, with what their scopes and names have in common."""
+        places = defaultdict[Original, list[Kernel]](list)
+        for kernel in self.kernels:
+            if kernel.original is not None:
+                places[kernel.original].append(kernel)
+        several = {original: kernels for original, kernels in places.items() if len(kernels) > 1}
+        return {o: _common_name(f"{self.scopes_of(k)}/{k.name}" for k in kernels) for o, kernels in several.items()}
 
     @cached_property
     def _makers(self) -> Mapping[Var, JaxprEqn]:
@@ -238,3 +243,13 @@ class Plan(OfThisProcess):
 
     def __str__(self) -> str:
         return self.text
+
+
+def _common_name(paths: Iterable[str]) -> str:
+    """One name for several, a star where they differ: `layer_*/attention`."""
+
+    def common(names: set[str]) -> str:
+        stems = {re.sub(r"\d.*", "", name) for name in names}
+        return names.pop() if len(names) == 1 else f"{stems.pop()}*" if len(stems) == 1 else "*"
+
+    return "/".join(common(set(part)) for part in zip(*(path.split("/") for path in paths), strict=False))

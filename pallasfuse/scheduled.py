@@ -26,6 +26,7 @@ from pallasfuse.ir.tree import Do, Keep, Merge, RangeLoop, Tree, parse, renamed,
 from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.pallas_backend import kernel_resources
+from pallasfuse.phases import problem_of
 from pallasfuse.price.terms import NOTHING
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
@@ -64,6 +65,9 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
         problem = kernel_resources.too_large(phase.program, able)
         if problem is not None:
             raise ScheduleError(f"FuseOptions.schedule breaks rule 12 (space): {problem}")
+        problem = problem_of(phase)
+        if problem is not None:
+            raise ScheduleError(f"FuseOptions.schedule breaks rule 14 (target): {problem}")
     group = replace(group, conditions=tuple(folds.conditions), exceptions=(*folds.exceptions, *assumptions(bounded)))
     names = {n.name for n in (*group.inner, *group.outputs)}
     reductions = (n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction)

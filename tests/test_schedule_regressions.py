@@ -92,6 +92,61 @@ RIGHT = {
 }  # fmt: skip
 
 
+def largest_and_sum_of_products(x, s):
+    return jnp.max(x * s, -1), jnp.sum(jnp.exp(x) * s, -1)
+
+
+def of_one_document(q, k, v, document):
+    s = jnp.where(document[:, None] == document[None], q @ k.T, -jnp.inf)
+    return jax.nn.softmax(s, -1) @ v
+
+
+def chain(a, b, c):
+    return (a @ b) @ c
+
+
+@pytest.mark.parametrize("target", ["xla", "interpret"])
+@pytest.mark.parametrize(
+    "text",
+    ["k { s!shared x.0:4 ( x.1:4 ( out.0 ) out.1 ) }", "k { x.0:4@grid ( s!shared x.0:2 ( x.1:4 ( out.0 ) out.1 ) ) }"],
+)
+def test_a_read_before_the_loop_that_fills_a_buffer(text, target):
+    given = arrays((12, 20), (20,))
+    fused = pf.fuse(largest_and_sum_of_products, target=target, options=pf.FuseOptions(schedule=text))
+    for have, want in zip(fused(*given), largest_and_sum_of_products(*given), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-5, atol=1e-5)
+    assert pf.verify(fused, *given).proof.holds
+
+
+@pytest.mark.parametrize("target", ["xla", "interpret"])
+@pytest.mark.parametrize("rows", ["a.0:8", "a.0:10", "a.0:20"])
+def test_bounds_by_data_are_those_of_a_block(rows, target):
+    given = [*arrays((20, 8), (20, 8), (20, 8)), jnp.asarray(np.repeat(np.arange(4, dtype=np.int32), 5))]
+
+    def run(loop):
+        text = f"k {{ {loop} k.0:4 ( t4 t8 t14 out ) }} [data_bounds]".replace("a.0", "q.0")
+        return pf.fuse(of_one_document, target=target, options=pf.FuseOptions(schedule=text))(*given)
+
+    with pytest.raises(ScheduleError, match=r"breaks rule 14 .*data_bounds"):
+        run(rows)
+    np.testing.assert_allclose(run(f"{rows}@grid"), of_one_document(*given), rtol=1e-5, atol=1e-5)
+
+
+def test_what_triton_cannot_run_is_refused():
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (64, 128), (128, 64))]
+    options = pf.FuseOptions(schedule="k { a.0:16@grid ( t0 b.1:16 ( out ) ) }")
+    with pytest.raises(ScheduleError, match=r"breaks rule 14 .*registers"):
+        pf.fuse(chain, target="triton", options=options).explain(*shapes)
+
+
+def test_a_loop_without_a_mask_visits_all_of_its_tiles():
+    """Also where it is over another axis than the one of the group's plan."""
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 64), (64, 128), (128, 64))]
+    for text in ("k { a.0:16@grid ( a.1:16 ( t0 ) b.1:32 ( out ) ) }", "k { a.0:16@grid b.1:32 ( t0 out ) }"):
+        plan = pf.fuse(chain, target="interpret", options=pf.FuseOptions(schedule=text)).explain(*shapes)
+        assert plan.kernels[0].visited_share == 1
+
+
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name, target):

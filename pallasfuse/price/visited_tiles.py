@@ -9,7 +9,6 @@ import numpy as np
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
-from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Segment, TileProgram, block_start, every
 from pallasfuse.price.ranges import hiding_nothing
 
@@ -122,26 +121,27 @@ def _sampled_blocks(
     return dict(zip(names, np.meshgrid(*(np.asarray(r, np.int64) for r in ranges)), strict=True))
 
 
-def visited_share(programs: Sequence[TileProgram], schedule: Schedule) -> float:
+def visited_share(programs: Sequence[TileProgram]) -> float:
     """Tiles visited over all tiles, on average over the passes of all phases: 1.0 when nothing is skipped."""
-    shares = visited_shares(programs, schedule)
+    shares = visited_shares(programs)
     return sum(shares) / len(shares)
 
 
-def visited_shares(programs: Sequence[TileProgram], schedule: Schedule) -> list[float]:
+def visited_shares(programs: Sequence[TileProgram]) -> list[float]:
     """The share of the tiles that each pass visits."""
     loops = [(s, p) for p in map(hiding_nothing, programs) for s in p.body if isinstance(s, Loop) and s.carries]
-    return [_visited_share(loop, program, schedule) for loop, program in loops] or [1.0]
+    return [_visited_share(loop, program) for loop, program in loops] or [1.0]
 
 
-def _visited_share(loop: Loop, program: TileProgram, schedule: Schedule) -> float:
+def _visited_share(loop: Loop, program: TileProgram) -> float:
     read = frozenset().union(*(s.start.tensors | s.stop.tensors for s in loop.segments))
     if not read <= {block_start(a) for a, _ in program.grid}:
         return 1.0  # known at run time only
     blocks = _sampled_blocks(program, read)
-    of_segments = [np.mean(_trips(s, blocks)) * s.tile / schedule.rolled_tile for s in loop.segments]
+    of_segments = [np.mean(_trips(s, blocks)) * s.tile for s in loop.segments]
     parts = 1 if loop.split is None else loop.split.part.extent
-    return min(1.0, parts * float(sum(of_segments)) / (schedule.rolled.extent / schedule.rolled_tile))
+    window = dict(program.grid).get(loop.axis, loop.axis.extent)
+    return min(1.0, parts * float(sum(of_segments)) / window)
 
 
 def operations_per_score(program: TileProgram) -> int:

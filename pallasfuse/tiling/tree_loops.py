@@ -15,7 +15,8 @@ from pallasfuse.ir.tile_program import (
 )
 from pallasfuse.ir.tree import Do, Merge, RangeLoop, walk
 from pallasfuse.tiling.bounds import Guards, Trip, plan_loop, unmasked
-from pallasfuse.tiling.masks import integer, maximum, minimum
+from pallasfuse.tiling.masks import Extent, integer, maximum, minimum
+from pallasfuse.tiling.rules import broken
 from pallasfuse.tiling.tree_merges import TreeMerges
 from pallasfuse.tiling.tree_values import OpenPass
 from pallasfuse.tiling.values import Scope
@@ -83,7 +84,7 @@ class TreeLoops(TreeMerges):
             opened, axis, lambda a: tile if a == axis else self._window(a, scope), self.tails, adding if adds_only else [],
             inputs=self.bounding, inner=unmasked(self.nests.values()) & {n.name for n in nests}, strict=self.strict,
             far=all(f.name in own.by_name for f in adding),
-            range_ends=self._range_ends if self.kernel.launch.data_bounds and not self.known.static_bounds else None,
+            range_ends=self._ends_by_data if self.kernel.launch.data_bounds and not self.known.static_bounds else None,
         )  # fmt: skip
         plan = plan.map(lambda bound: self._outer(bound, scope))
         if split:
@@ -92,6 +93,16 @@ class TreeLoops(TreeMerges):
             list(plan.trips), plan.to_visit, plan.first, plan.split, integer(0), plan.guards,
             _filled(adding) if plan.guards.fills else frozenset(), tuple(adding),
         )  # fmt: skip
+
+    def _ends_by_data(self, visible: Expr, all_if_none: bool) -> Extent:
+        """What bounds a loop of a block, by data."""
+        if self.opened:
+            outer = self.opened[0][1].axis
+            broken(
+                14,
+                f"data_bounds: what bounds a loop by data holds for a block, and this loop is in another over {outer}",
+            )
+        return self._range_ends(visible, all_if_none)
 
     def _lasting(self, own: OpenPass) -> frozenset[str]:
         """What is read after a loop that carries a pass."""

@@ -358,6 +358,10 @@ class TreeValues(Passes):
         if filled_by is loop:
             home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
             home.statements.append(Set(buffer, axes, home.known[node]))
+        elif any(
+            filled_by is x for _, x in self.opened
+        ):  # a read before the loop that fills the buffer, which is still open
+            home.statements.append(Load(name, node.tensor, node.indices, node.dtype))
         else:
             here = self._unique(f"{name}.here")
             home.statements.append(Get(here, buffer, axes, node.dtype))

@@ -175,7 +175,7 @@ def test_chosen_schedules_are_legal_and_right(name, target):
 def shares(name, grid_tile, rolled_tile):
     chosen = only_group(name)
     schedule = schedule_of(chosen, grid_tile, rolled_tile)
-    return visited_share([lower(chosen, schedule, "masked", tensors_of(program(name)))], schedule)
+    return visited_share([lower(chosen, schedule, "masked", tensors_of(program(name)))])
 
 
 def test_masks_shorten_loops():
