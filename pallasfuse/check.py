@@ -85,9 +85,10 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
         change, verdict = _decision(bench, subject)
         verdicts += [] if verdict is None else [verdict]
         changes |= {} if change is None else {subject.kernel.name: change}
-    left, of_calls = _as_a_whole(bench, _revised(plan, changes), verdicts, measure)
+    made: Made = {}
+    left, of_calls = _as_a_whole(bench, _revised(plan, changes), verdicts, measure, made)
     left = replace(left, verdicts=(*verdicts, *of_calls))
-    return _with_nearly_even(bench, plan, changes, left, measure)
+    return _with_nearly_even(bench, plan, changes, left, measure, made)
 
 
 def unchecked(plan: Plan, device: Any) -> Plan:
@@ -151,10 +152,17 @@ def _winner(subject: Subject) -> str | None:
 def _fastest_way(subject: Subject) -> str | None:
     """Returns the fastest way to run a kernel that was tuned, whether or not XLA's own is faster still; None if it was not
     tuned."""
-    if _winner(subject) is None:
-        return None
+    winner = _winner(subject)
+    if winner != XLA:
+        return winner
     timed = {n: entry["us"] for n, entry in subject.record["ways"].items() if "us" in entry}
     return min(timed, key=timed.__getitem__, default=None)
+
+
+def _runs_as_planned(subject: Subject) -> bool:
+    """Was the planned way the one that was compared with XLA's, and did it run?"""
+    entry = subject.entry(subject.way)
+    return entry is not None and "us" in entry and _winner(subject) in (None, XLA, subject.way)
 
 
 def _is_open(subject: Subject) -> bool:
@@ -282,11 +290,12 @@ def _is_one_kernel(plan: Plan) -> bool:
     return len(plan.steps) == 1 and plan.steps[0] is plan.kernels[0]
 
 
-def _as_a_whole(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: bool) -> tuple[Plan, list[Verdict]]:
+def _as_a_whole(
+    bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: bool, made: Made
+) -> tuple[Plan, list[Verdict]]:
     """A plan whose whole call is faster than XLA's, with the verdicts on calls. Where it is not, kernels are given up one after the
     other, the one that gains the least first, equal ones together; after a few tries, all."""
     found: list[Verdict] = []
-    made: Made = {}
     while plan.kernels and not _is_one_kernel(plan):
         whole = _whole(bench, plan, made, measure)
         found += [] if whole is None else [whole]
@@ -302,15 +311,20 @@ def _as_a_whole(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: 
     return plan, found
 
 
-def _with_nearly_even(bench: Bench, plan: Plan, changes: Mapping[str, Placed | str], left: Plan, measure: bool) -> Plan:
+def _with_nearly_even(
+    bench: Bench, plan: Plan, changes: Mapping[str, Placed | str], left: Plan, measure: bool, made: Made
+) -> Plan:
     """The plan that is left, or the one that also has the kernels that were given up for being a little slower alone, if its whole
     call is faster: XLA may read what they leave faster than what it would have left itself."""
-    lost = (v for v in left.verdicts if v.subject in changes and not v.kept and v.ours_us is not None)
+    as_planned = {s.kernel.name for s in bench.subjects if _runs_as_planned(s)}
+    lost = (
+        v for v in left.verdicts if v.subject in changes.keys() & as_planned and not v.kept and v.ours_us is not None
+    )
     nearly = {v.subject for v in lost if v.speedup > 1 / _NEARLY_EVEN}
     together = _revised(plan, {name: change for name, change in changes.items() if name not in nearly})
     if not nearly or _is_one_kernel(together):
         return left
-    call = _whole(bench, together, {}, measure)
+    call = _whole(bench, together, made, measure)
     if call is None or call.ours_us is None:
         return left
     names = ", ".join(sorted(nearly))

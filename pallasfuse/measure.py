@@ -20,6 +20,8 @@ type Made = dict[int, Any]
 _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
 _SHORT_S = 100e-6
+_EVEN_KERNELS = 1.05
+"""Times of kernels that differ by less do not tell which program is faster."""
 _CONFIRMED_S = 5e-3
 """Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
@@ -157,7 +159,8 @@ def _confirmed(
     outcome: timing.Outcome, programs: Mapping[str, Any], arguments: Sequence[Any]
 ) -> tuple[timing.Outcome, dict[str, float]]:
     """A race's outcome, in which those have won whose kernels alone are faster, too, and the microseconds that kernels take. The
-    first program is the one to beat. Where it is not known what kernels take, the outcome is as it was.
+    first program is the one to beat. Where it is not known what kernels take, the outcome is as it was. Of those
+    whose kernels are about the fastest, the clock decides: a little less in kernels does not outweigh much more by the clock.
 
     A short program in a loop pays for the start of every kernel; in a larger program, starts are hidden behind other work. Hence
     one that has tied by the clock may win here, too.
@@ -174,7 +177,8 @@ def _confirmed(
             taken[name] += found
     faster = frozenset(n for n in ahead if timing.is_ahead(taken[n], taken[reference]))
     kernels = {n: 1e6 * statistics.median(s) for n, s in taken.items()}
-    winner = min(faster, key=kernels.__getitem__, default=reference)
+    least = _EVEN_KERNELS * min((kernels[n] for n in faster), default=0.0)
+    winner = min((n for n in faster if kernels[n] <= least), key=outcome.seconds.__getitem__, default=reference)
     return replace(outcome, winner=winner, faster=faster), kernels
 
 

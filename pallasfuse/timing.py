@@ -89,13 +89,17 @@ def is_ahead(one: Sequence[float], other: Sequence[float]) -> bool:
 def _has_time(
     spent: float, rounds: int, budget_s: float, more_s: float, samples: Mapping[str, Sequence[float]], reference: str
 ) -> bool:
-    """Is there time for another round? A little more where there were few, and the next one does not exceed it."""
+    """Is there time for another round? A little more where there were few, and the next one does not exceed it.
+
+    Long programs that may take more time have the fewest rounds of the test, where one of them is promising.
+    """
     if spent < budget_s:
         return True
     needed = spent * (rounds + 1) / rounds
-    if rounds >= _ENOUGH_ROUNDS or needed > 2 * budget_s + more_s:
-        return False
-    return needed <= 2 * budget_s or _is_promising(samples, reference)
+    if rounds >= _ENOUGH_ROUNDS or needed <= 2 * budget_s:
+        return rounds < _ENOUGH_ROUNDS
+    few_of_long = more_s > 0 and rounds <= max(_FEW_ROUNDS)
+    return (needed <= 2 * budget_s + more_s or few_of_long) and _is_promising(samples, reference)
 
 
 def _is_promising(samples: Mapping[str, Sequence[float]], reference: str) -> bool:

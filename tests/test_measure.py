@@ -307,3 +307,18 @@ def test_large_arrays_are_written_out_where_they_are(monkeypatch):
 
 def test_the_free_memory_of_the_host_is_known():
     assert samples.free_bytes(DEVICE) > 1 << 20
+
+
+def test_a_little_less_in_kernels_does_not_outweigh_much_more_by_the_clock(monkeypatch):
+    """Of programs that are all faster than the first one."""
+    kernels_us = {"first": 45.0, "one": 40.0, "other": 39.0}  # 39 may be luck
+    monkeypatch.setattr(measure._compat, "kernel_seconds", lambda of, *_: [1e-6 * kernels_us[of[0]]] * 10)
+
+    def winner(**clock_us):
+        taken = {n: 1e-6 * us for n, us in clock_us.items()}
+        outcome = timing.Outcome(taken, "one", frozenset({"one"}), 5, frozenset({"other"}))
+        return measure._confirmed(outcome, {n: (n,) for n in kernels_us}, [])[0].winner
+
+    assert winner(first=100, one=50, other=100) == "one"
+    kernels_us["other"] = 35.0
+    assert winner(first=100, one=50, other=100) == "other"

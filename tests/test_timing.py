@@ -92,6 +92,14 @@ def test_more_time_is_for_those_only_that_seem_to_win():
     assert sum(spent) <= 0.5
 
 
+def test_very_long_calls_get_the_fewest_rounds_of_the_test_while_one_seems_to_win():
+    def rounds(other, **given):
+        return race({"a": noisy(0.5, 1, spread=0.1), "b": noisy(other, 2, spread=0.1)}, **given).rounds
+
+    assert rounds(0.46, **LONG) == 6 > rounds(0.46, budget_s=0.25)
+    assert rounds(0.6, **LONG) <= 3
+
+
 def test_drift_is_no_difference():
     """Both get slower all the time, as on a machine that heats up."""
     clock = itertools.count()
