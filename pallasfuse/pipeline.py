@@ -32,7 +32,7 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
-from pallasfuse.placement import placements
+from pallasfuse.placement import placements, promising_trees
 from pallasfuse.plan import Kernel, Plan, Step, Strategy
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
@@ -237,14 +237,18 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
     return replace(again, bodies=plan.bodies)
 
 
-def ways(plan: Plan, kernel: Kernel) -> Iterator[Placed]:
+def ways(plan: Plan, kernel: Kernel, *, searched: bool = False) -> Iterator[Placed]:
     """Ways to run one kernel of a plan, as it is planned first, and then the most promising ones. They look up what it looks up, if
-    they can. A kernel whose schedule was given has that way alone."""
+    they can. A kernel whose schedule was given has that way alone.
+
+    searched: none of these, but trees that a search finds.
+    """
     if plan.options.schedule is not None:  # who asks for a schedule gets it
-        yield Placed(kernel.schedule, kernel.phases, kernel.declined)
+        if not searched:
+            yield Placed(kernel.schedule, kernel.phases, kernel.declined)
         return
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
-    for placed in placements(kernel.group, plan.target, tensors, plan.options):
+    for placed in (promising_trees if searched else placements)(kernel.group, plan.target, tensors, plan.options):
         able = [x for x in kernel.lookups.values() if unable(placed.phases, x) is None]
         yield replace(placed, phases=with_lookups(placed.phases, able))
 

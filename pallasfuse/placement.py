@@ -150,18 +150,19 @@ def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opt
         return
     seen = set()
     listed = (*_others(chosen, target, tensors, options), *_neighbours(first, chosen, tensors, options))
-    for placed in (first, *_promising_trees(chosen, first, target, tensors, options), *listed):
+    for placed in (first, *listed):
         key = placed.phases[0].target.name, placed.schedule
         if key not in seen:
             seen.add(key)
             yield placed
 
 
-def _promising_trees(
-    chosen: Group, first: Placed, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+def promising_trees(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> Iterator[Placed]:
-    """The few trees that are predicted to be faster than the first way."""
-    if _asks(options):
+    """The few trees that are predicted to be faster than the way of `placed_on`. They are searched for, which takes seconds."""
+    first = placed_on(chosen, target, tensors, options)
+    if isinstance(first, str) or first.refused is not None or _asks(options):
         return
     for candidate in _in_turn(target):
         found = searched(chosen, candidate, tensors)

@@ -73,13 +73,13 @@ class Subject:
         """Remember which way has won, or that XLA's own has."""
         self.store.update(self.identity, lambda record: {**record, "winner": winner})
 
-    def others(self) -> Iterator[tuple[Placed, Kernel]]:
-        """Other ways to run the kernel, the most promising first."""
+    def others(self, *, searched: bool = False) -> Iterator[tuple[Placed, Kernel]]:
+        """Other ways to run the kernel, the most promising first; searched: as of `pipeline.ways`."""
         with IMPORTS:
             from pallasfuse.pipeline import revised, ways
 
         free = replace(self.plan, options=replace(self.plan.options, strict=False, verify=None))
-        for placed in ways(self.plan, self.kernel):
+        for placed in ways(self.plan, self.kernel, searched=searched):
             if self.way_of(placed) != self.way:
                 kernels = revised(free, {self.kernel.name: placed}).kernels
                 yield placed, next(k for k in kernels if k.name == self.kernel.name)
@@ -89,7 +89,8 @@ class Subject:
         with IMPORTS:
             from pallasfuse.pipeline import ways
 
-        return next((p for p in ways(self.plan, self.kernel) if self.way_of(p) == name), None)
+        known = (p for searched in (False, True) for p in ways(self.plan, self.kernel, searched=searched))
+        return next((p for p in known if self.way_of(p) == name), None)
 
     def function(self, kernel: Kernel) -> Function:
         """The kernel, run in one way, as a function of the inputs of its part, with the outputs of that."""

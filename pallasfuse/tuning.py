@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
 
 WAYS = 8
-"""So many ways to run a kernel are measured, if the time does for them."""
+"""So many ways to run a kernel are measured, if the time does for them, and trees that a search finds."""
 _AT_ONCE = 3
 """So many are compiled together, and race against XLA's program and the best so far."""
 _FILE = "pallasfuse measurements"
@@ -166,7 +166,7 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
             winner = found.winner
     if best is not None:
         subject.settle(winner)
-    advance(WAYS - measured)
+    advance(max(0, WAYS - measured))
 
 
 def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, made: Made) -> Measured:
@@ -177,8 +177,9 @@ def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, ma
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Kernel]]:
     """The kernel as it is planned, and the most promising other ways to run it; not those that are known to fail."""
-    others = ((subject.way_of(placed), kernel) for placed, kernel in subject.others())
-    for name, kernel in (x for x in ((subject.way, subject.kernel), *islice(others, WAYS - 1))):
+    others = chain(islice(subject.others(), WAYS - 1), subject.others(searched=True))
+    named = ((subject.way_of(placed), kernel) for placed, kernel in others)
+    for name, kernel in chain([(subject.way, subject.kernel)], named):
         known = subject.entry(name)
         if known is None or "error" not in known:
             yield name, kernel
