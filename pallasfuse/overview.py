@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.price.xla import kernels_on, of_kernel, price_xla
-from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 
 if TYPE_CHECKING:
     from pallasfuse.ir.schedule import Schedule

@@ -18,7 +18,7 @@ from pallasfuse.price.block_work import BlockWork, Examiner, Product, examine
 from pallasfuse.price.library_operations import inverted
 from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
-from pallasfuse.price.xla_kernels import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
 
 NEW_PAGES = "new pages"
 """The name of the term for memory that the system makes anew."""

@@ -7,7 +7,7 @@ from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import examine
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla import memory_us, product_us
-from pallasfuse.price.xla_kernels import LibraryProduct
+from pallasfuse.price.xla_forms import LibraryProduct
 
 _BESIDE = 2.0
 """Kernels of a block, and passes over a tile, besides its statements: slices of operands, what joins a tile to the state."""

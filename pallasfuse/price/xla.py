@@ -11,16 +11,8 @@ from pallasfuse.price import cpu
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
-from pallasfuse.price.xla_kernels import (
-    Habits,
-    LibraryProduct,
-    LoopFusion,
-    Opaque,
-    XlaKernel,
-    gather_of,
-    habits_on,
-    xla_kernels,
-)
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Habits, gather_of, habits_on, xla_kernels
 from pallasfuse.price.xla_library import together
 
 _OVERLAP = 4.0
@@ -36,8 +28,12 @@ _STREAMED = 0.95
 """Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
 _ROW_SHARE = 0.75
 """The same of kernels that keep a row and read it again."""
-_COLUMNS = 0.6
+_COLUMNS = 0.85
 """Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
+_COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
+"""Of each row, what such a block reads, and from how many columns on twice as much."""
+_COLUMN_RATE = 1.7
+"""Of a multiprocessor's share of the cache's bandwidth, what it reads alone (measured on an H200: 50 to 100 GB/s)."""
 _ISSUED = 0.35
 """Of the vector units' rate, what compiled loops reach beside their loads."""
 _UNALIGNED = 0.75
@@ -127,8 +123,9 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (_ISSUED * device.vector_gop_s))
     special = Term("special functions", work.special, "op", 1e-3 * work.special / device.special_gop_s)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
+    column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
     launch = _launch(device)
-    terms = (memory, vector, special, idle)
+    terms = (memory, vector, special, idle, column)
     busy = sum(t.us**_OVERLAP for t in terms) ** (1 / _OVERLAP)
     wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
     return Price(busy + launch.us + wait, (*terms, launch))
@@ -156,6 +153,22 @@ def _idle_us(fusion: LoopFusion, device: Device) -> float:
         return 0.0
     per_row = fusion.read_bytes / max(rows, 1.0)
     return 1e-3 * per_row / (10 * device.memory_gb_s / device.multiprocessors)
+
+
+def _longest_column(fusion: LoopFusion) -> float:
+    """The rows, which lie apart in memory, that one block reduces."""
+    if not fusion.reduces_columns or fusion.is_product:
+        return 0.0
+    rows = math.prod(a.extent for a in fusion.reduced)
+    return float(rows if rows <= LONGEST_COLUMN else math.ceil(math.sqrt(rows)))
+
+
+def _column_us(fusion: LoopFusion, device: Device) -> float:
+    """The time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor."""
+    rows = math.prod(a.extent for a in fusion.reduced)
+    run = min(_COLUMN_BYTES if _rows(fusion) < _MANY_COLUMNS else 2 * _COLUMN_BYTES, fusion.read_bytes / rows)
+    rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
+    return 1e-3 * _longest_column(fusion) * run / rate
 
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 
 
 @dataclass(frozen=True, slots=True)

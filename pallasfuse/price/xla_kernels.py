@@ -7,7 +7,7 @@ computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
@@ -18,9 +18,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.common_nests import without_repetitions
 from pallasfuse.price.library_operations import takes_all, takes_reduction
-
-Place = tuple[str, tuple[Axis, ...]]
-"""A tensor, and the axes that run over its dimensions."""
+from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,159 +34,23 @@ class Habits:
     """Reductions are a library's, which takes what it can of their operands; loops make the rest, and store it."""
     strides_batches: bool = True
     """A library reads batches of matrices wherever they lie; else only those that lie one after the other."""
+    smallest_product: int = 0
+    """Elements of a matrix: the product of a smaller one and a vector is a reduction, and no library's."""
+
+
+_SMALLEST_PRODUCT = 10_000_000
+"""On GPUs, `Habits.smallest_product` (XLA's strength reduction of products)."""
+LONGEST_COLUMN = 1 << 12
+"""Elements of a column that one block reduces; longer ones are reduced in two steps."""
+_WIDE = 4
+"""Where there are not so many times as many columns as rows, few blocks reduce them: XLA stores terms of products before."""
 
 
 def habits_on(device: Device) -> Habits:
     """XLA's habits for a device."""
-    on_gpu = device.platform == "gpu"
-    return Habits(on_gpu, device.longest_row, shares_reads=on_gpu, library_reduces=not on_gpu, strides_batches=on_gpu)
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """An array that is written once more, with its dimensions in another order."""
-
-    moved_bytes: float
-    in_rows: bool
-    """Its last dimension stays the last one."""
-    tensor: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LibraryProduct:
-    """A matrix product that a library computes."""
-
-    batch: int
-    rows: int
-    columns: int
-    summed: int
-    operand_dtype: str
-    precise: bool
-    read_bytes: float
-    written_bytes: float
-    copies: tuple[Copy, ...]
-    """Operands whose dimensions are brought into another order before."""
-    name: str = ""
-    """The tensor that it makes."""
-    operands: tuple[tuple[str, float], ...] = ()
-    """The tensors that it reads, and their bytes."""
-    in_columns: bool = False
-    """The left operand lies in memory with the contracted axes before its own."""
-    reshaped: bool = False
-    """Its result has fewer dimensions than what reads it."""
-    turned: tuple[Copy, ...] = ()
-    """Copies of operands that are computed, should they be made in the order of the program."""
-
-    @property
-    def sources(self) -> dict[str, float]:
-        return dict(self.operands)
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        return (self.name,)
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.batch * self.rows * self.columns * self.summed
-
-
-@dataclass(slots=True)
-class LoopFusion:
-    """Maps and reductions over one space of points."""
-
-    roots: list[Nest]
-    bodies: list[Expr]
-    reads: dict[Place, float] = field(default_factory=dict)
-    """Bytes."""
-    is_row: bool = False
-    """Several reductions and maps along a row that stays on the chip."""
-    in_order: frozenset[str] = frozenset()
-    """Tensors whose layout is given: results of the program, and what other kernels read."""
-    inside: frozenset[str] = frozenset()
-    """Tensors that are never stored: a library computes what makes them and what reads them together."""
-    by_library: bool = False
-    """It is no loop, but part of a library's call."""
-    calls: int = 0
-    """Calls of the library that are counted here: each once, in one of its parts."""
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        return tuple(n.name for n in self.roots)
-
-    @property
-    def sources(self) -> dict[str, float]:
-        """The tensors that it reads, and their bytes in memory."""
-        read = {tensor: moved for (tensor, _), moved in self.reads.items() if tensor not in self.makes}
-        return {tensor: 0.0 if tensor in self.inside else moved for tensor, moved in read.items()}
-
-    @property
-    def written_bytes(self) -> float:
-        return sum(self.bytes_of(n) for n in self.roots if n.name not in self.inside)
-
-    @staticmethod
-    def bytes_of(root: Nest) -> float:
-        return float(volume(root.axes) * dtypes.itemsize_bytes(root.dtype))
-
-    @property
-    def is_product(self) -> bool:
-        """Is it the product of a matrix and a vector, which a library's kernel streams in any layout?"""
-        body = self.bodies[0]
-        return len(self.roots) == 1 and self.roots[0].reducer == SUM and isinstance(body, Apply) and body.op == "mul"
-
-    @property
-    def reduces_columns(self) -> bool:
-        """Does it reduce along an axis whose elements are apart in memory, most of what it reads?"""
-        apart = sum(b for (_, axes), b in self.reads.items() if self.reduced and axes and axes[-1] not in self.reduced)
-        return 2 * apart > self.read_bytes
-
-    @property
-    def strided_elements(self) -> float:
-        """The elements that a loop over its results reads in strides: neighbours of a result come from places that are apart.
-
-        Only of results whose layout is given: XLA chooses that of any other one as its readers like it.
-        """
-        found = 0.0
-        for nest in (n for n in self.roots if n.name in self.in_order):
-            inner = next((a for a in reversed(nest.axes) if a.extent > 1), None)
-            for (_, indices), moved in self.reads.items():
-                last = next((a for a in reversed(indices) if a.extent > 1), None)
-                if not nest.reduced and inner in indices and last != inner:
-                    found += moved / 4
-        return found
-
-    @property
-    def reduced(self) -> frozenset[Axis]:
-        """The axes that some nest reduces."""
-        return frozenset(a for n in self.roots for a in n.reduced)
-
-    @property
-    def read_bytes(self) -> float:
-        made = self.inside.union(self.makes)
-        return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
-
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """An operation that is no nest: what it reads and writes crosses memory."""
-
-    name: str
-    read_bytes: float
-    written_bytes: float
-    looked_at: float = 0.0
-    """The elements that it looks at one by one, as for the position of a maximum."""
-    operands: tuple[tuple[str, float], ...] = ()
-    """The tensors that it reads, and their bytes."""
-
-    @property
-    def sources(self) -> dict[str, float]:
-        return dict(self.operands)
-
-    @property
-    def makes(self) -> tuple[str, ...]:
-        return (self.name,)
-
-
-XlaKernel = LibraryProduct | LoopFusion | Opaque
+    if device.platform == "gpu":
+        return Habits(True, device.longest_row, shares_reads=True, smallest_product=_SMALLEST_PRODUCT)
+    return Habits(False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False)
 
 
 def xla_kernels(
@@ -232,6 +94,11 @@ def xla_kernels(
         above[node.name] = _with_ancestors(body.tensors, above)
         operands = product_operands(node.reduced, body) if node.reducer == SUM and not node.picks else None
         if operands is None:
+            terms = _stored_terms(node, body, habits)
+            if terms is not None:
+                above[terms.name] = above[node.name]
+                _fuse(terms, terms.body, fusions, habits, above)
+                body = Read(terms.name, terms.axes, terms.dtype)
             _fuse(node, body, fusions, habits, above)
             continue
         for operand in operands:
@@ -373,6 +240,24 @@ def product_operands(reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr]
     return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - over and (rhs.axes - lhs.axes) - over else None
 
 
+def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
+    """The terms of a small product of a vector and a matrix that is summed along rows that lie apart: they are stored, rounded."""
+    space = frozenset((*node.axes, *node.reduced))
+    rows, columns = volume(node.reduced), volume(node.axes)
+    if node.reducer != SUM or node.picks or volume(space) >= habits.smallest_product:
+        return None
+    if rows > LONGEST_COLUMN or columns >= _WIDE * rows:
+        return None
+    if not isinstance(body, Apply) or body.op != "mul":
+        return None
+    for vector, matrix in (body.args, body.args[::-1]):
+        core = without_casts(matrix)
+        if isinstance(core, Read) and frozenset(core.indices) == space and vector.axes == frozenset(node.reduced):
+            apart = core.indices[-1] not in node.reduced
+            return Nest(f"{node.name}.terms", core.indices, body, node.dtype) if apart else None
+    return None
+
+
 def _places(root: Expr) -> Iterator[tuple[Place, float]]:
     for n in postorder(root):
         if isinstance(n, Read):
@@ -391,7 +276,7 @@ def _fuse(node: Nest, body: Expr, fusions: list[LoopFusion], habits: Habits, abo
             fusion.bodies.append(body)
             fusion.reads |= reads
             return
-    fusions.append(LoopFusion([node], [body], reads))
+    fusions.append(LoopFusion([node], [body], reads, smallest_product=habits.smallest_product))
 
 
 def _shares_kernel(

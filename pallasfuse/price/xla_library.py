@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from pallasfuse.price.library_operations import TYPES, takes_all, takes_reduction
 from pallasfuse.price.xla_buffers import in_order
-from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, XlaKernel
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 
 
 def together(kernels: Sequence[XlaKernel], stored: frozenset[str]) -> list[XlaKernel]:

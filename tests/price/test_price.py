@@ -16,7 +16,8 @@ from pallasfuse.price.block_work import examine
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla import price_xla
-from pallasfuse.price.xla_kernels import LibraryProduct, LoopFusion, habits_on, xla_kernels
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion
+from pallasfuse.price.xla_kernels import habits_on, xla_kernels
 from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
@@ -203,6 +204,45 @@ def test_a_transposed_operand_is_copied():
 
     assert copies(one, (8, 64, 32), (8, 32, 16)) == 0
     assert copies(other, (64, 8, 32), (32, 16, 8)) == 1
+
+
+def test_a_small_product_with_a_vector_is_no_library_s():
+    def fusions(f, *shapes, device=H100):
+        kernels = xla_kernels(program(f, *(struct(*s) for s in shapes)), habits_on(device))
+        assert all(isinstance(k, LoopFusion) for k in kernels)
+        return kernels
+
+    def times(h, w):
+        return h @ w
+
+    def times_transposed(h, w):
+        return h @ w.T
+
+    terms, total = fusions(times, (1, 4096), (4096, 1024))
+    assert terms.written_bytes == terms.sources["w"] == total.read_bytes  # stored, as few blocks would sum them
+    assert total.reduces_columns and not total.is_product
+    (row,) = fusions(times_transposed, (1, 4096), (1024, 4096))
+    assert not row.reduces_columns
+    for wide in ((256, 1024), (1024, 4096)):
+        (columns,) = fusions(times, (1, wide[0]), wide)
+        assert columns.reduces_columns and not columns.is_product
+    (large,) = fusions(times, (1, 4096), (4096, 4096))
+    assert large.is_product
+    assert len(fusions(times, (1, 8192), (8192, 64))) == 1  # two steps, of many blocks each
+
+
+def test_a_block_that_reduces_a_column_takes_as_long_as_it_is_long():
+    def columns(x):
+        return x.sum(0)
+
+    def us(rows, width):
+        price = price_xla(program(columns, struct(rows, width, dtype=jnp.float32)), H100)
+        return term(price, "the longest column").us
+
+    assert us(4096, 512) == 4 * us(1024, 512) > 0
+    assert us(1024, 4096) == 2 * us(1024, 512)
+    assert us(1 << 16, 512) < us(4096, 512)  # two steps
+    assert term(price_xla(program(softmax, struct(64, 512)), H100), "the longest column").us == 0
 
 
 def test_a_library_on_a_cpu_reads_batches_one_after_the_other():

@@ -52,3 +52,20 @@ def test_rows_are_those_of_the_products_also_where_heads_share_a_mask(target):
 @pytest.mark.parametrize(("length", "heads"), [(2048, 16), (8192, 4), (32768, 1)])
 def test_as_many_heads_at_a_time_as_fill_the_device(length, heads):
     assert schedule("causal", length).interleave == heads
+
+
+@pytest.mark.parametrize("order", ["hw", "wh"])
+def test_tiles_lie_along_the_memory_of_the_largest_operand(order):
+    """A vector and the rows of a matrix: the name that comes first decides nothing."""
+
+    def product(x, y):
+        return x @ y if order == "hw" else y @ x
+
+    shapes = {"hw": ((1, 4096), (4096, 1024)), "wh": ((4096, 1024), (1, 4096))}[order]
+    plan = pf.fuse(product, options=pf.FuseOptions(check=False, price=True)).explain(
+        *(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes), target="triton"
+    )
+    (kernel,) = plan.kernels
+    assert [tile for _, tile in kernel.schedule.grid] == [64]
+    assert kernel.schedule.parts > 8  # else few blocks read the matrix
+    assert kernel.price.us < 0.6 * kernel.replaced.us

@@ -1,0 +1,162 @@
+"""The forms of XLA's kernels: calls of a library, loops over one space of points, and operations that are no nests."""
+
+from dataclasses import dataclass, field
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
+
+Place = tuple[str, tuple[Axis, ...]]
+"""A tensor, and the axes that run over its dimensions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """An array that is written once more, with its dimensions in another order."""
+
+    moved_bytes: float
+    in_rows: bool
+    """Its last dimension stays the last one."""
+    tensor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryProduct:
+    """A matrix product that a library computes."""
+
+    batch: int
+    rows: int
+    columns: int
+    summed: int
+    operand_dtype: str
+    precise: bool
+    read_bytes: float
+    written_bytes: float
+    copies: tuple[Copy, ...]
+    """Operands whose dimensions are brought into another order before."""
+    name: str = ""
+    """The tensor that it makes."""
+    operands: tuple[tuple[str, float], ...] = ()
+    """The tensors that it reads, and their bytes."""
+    in_columns: bool = False
+    """The left operand lies in memory with the contracted axes before its own."""
+    reshaped: bool = False
+    """Its result has fewer dimensions than what reads it."""
+    turned: tuple[Copy, ...] = ()
+    """Copies of operands that are computed, should they be made in the order of the program."""
+
+    @property
+    def sources(self) -> dict[str, float]:
+        return dict(self.operands)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.rows * self.columns * self.summed
+
+
+@dataclass(slots=True)
+class LoopFusion:
+    """Maps and reductions over one space of points."""
+
+    roots: list[Nest]
+    bodies: list[Expr]
+    reads: dict[Place, float] = field(default_factory=dict)
+    """Bytes."""
+    is_row: bool = False
+    """Several reductions and maps along a row that stays on the chip."""
+    in_order: frozenset[str] = frozenset()
+    """Tensors whose layout is given: results of the program, and what other kernels read."""
+    inside: frozenset[str] = frozenset()
+    """Tensors that are never stored: a library computes what makes them and what reads them together."""
+    by_library: bool = False
+    """It is no loop, but part of a library's call."""
+    calls: int = 0
+    """Calls of the library that are counted here: each once, in one of its parts."""
+    smallest_product: int = 0
+    """As of `Habits`."""
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self.roots)
+
+    @property
+    def sources(self) -> dict[str, float]:
+        """The tensors that it reads, and their bytes in memory."""
+        read = {tensor: moved for (tensor, _), moved in self.reads.items() if tensor not in self.makes}
+        return {tensor: 0.0 if tensor in self.inside else moved for tensor, moved in read.items()}
+
+    @property
+    def written_bytes(self) -> float:
+        return sum(self.bytes_of(n) for n in self.roots if n.name not in self.inside)
+
+    @staticmethod
+    def bytes_of(root: Nest) -> float:
+        return float(volume(root.axes) * dtypes.itemsize_bytes(root.dtype))
+
+    @property
+    def is_product(self) -> bool:
+        """Is it the product of a matrix and a vector, which a library's kernel streams in any layout?"""
+        body, space = self.bodies[0], volume((*self.roots[0].axes, *self.roots[0].reduced))
+        sums = len(self.roots) == 1 and self.roots[0].reducer == SUM
+        return sums and space >= self.smallest_product and isinstance(body, Apply) and body.op == "mul"
+
+    @property
+    def reduces_columns(self) -> bool:
+        """Does it reduce along an axis whose elements are apart in memory, most of what it reads?"""
+        apart = sum(b for (_, axes), b in self.reads.items() if self.reduced and axes and axes[-1] not in self.reduced)
+        return 2 * apart > self.read_bytes
+
+    @property
+    def strided_elements(self) -> float:
+        """The elements that a loop over its results reads in strides: neighbours of a result come from places that are apart.
+
+        Only of results whose layout is given: XLA chooses that of any other one as its readers like it.
+        """
+        found = 0.0
+        for nest in (n for n in self.roots if n.name in self.in_order):
+            inner = next((a for a in reversed(nest.axes) if a.extent > 1), None)
+            for (_, indices), moved in self.reads.items():
+                last = next((a for a in reversed(indices) if a.extent > 1), None)
+                if not nest.reduced and inner in indices and last != inner:
+                    found += moved / 4
+        return found
+
+    @property
+    def reduced(self) -> frozenset[Axis]:
+        """The axes that some nest reduces."""
+        return frozenset(a for n in self.roots for a in n.reduced)
+
+    @property
+    def read_bytes(self) -> float:
+        made = self.inside.union(self.makes)
+        return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """An operation that is no nest: what it reads and writes crosses memory."""
+
+    name: str
+    read_bytes: float
+    written_bytes: float
+    looked_at: float = 0.0
+    """The elements that it looks at one by one, as for the position of a maximum."""
+    operands: tuple[tuple[str, float], ...] = ()
+    """The tensors that it reads, and their bytes."""
+
+    @property
+    def sources(self) -> dict[str, float]:
+        return dict(self.operands)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return (self.name,)
+
+
+XlaKernel = LibraryProduct | LoopFusion | Opaque
