@@ -20,7 +20,7 @@ from pallasfuse.errors import (
     TraceError,
     VerificationError,
 )
-from pallasfuse.first_time import known
+from pallasfuse.first_time import known, without_collection
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
 from pallasfuse.indirect import unable, with_lookups
@@ -48,6 +48,7 @@ _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu"
 """Returns the ways in which a kernel rounds otherwise than its program, by the name of the target."""
 
 
+@without_collection()
 def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
     """Plan `jaxpr` for `target`.
 
@@ -91,6 +92,7 @@ def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset(
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
 
 
+@without_collection()
 def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
     """The program with its groups, or that with its concatenated axes taken apart, if that is predicted to be faster.
 
@@ -120,6 +122,7 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
     return placements, grouping
 
 
+@without_collection()
 def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
     """A plan of the chosen groups, each as its kernel.
 

@@ -13,7 +13,7 @@ import numpy as np
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.errors import Refusal, TraceError
-from pallasfuse.first_time import known
+from pallasfuse.first_time import known, without_collection
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
@@ -61,6 +61,7 @@ class _Step:
     outputs: tuple[tuple[Symbol, ...], ...]
 
 
+@without_collection()
 def convert(
     jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS, *, exclude: Sequence[str] = (), symbolic: bool = False
 ) -> Converted:
