@@ -273,7 +273,7 @@ def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -
     """Note how one way to run a kernel compares with XLA's. Returns its error, if it has one."""
     functions = {XLA: subject.part.run, _OURS: subject.function(kernel)}
     expected_us = min(kernel.price.us, kernel.replaced.us or math.inf)
-    found = compare(functions, subject.avals, bench.device, budget_s=BUDGET_S, expected_us=expected_us)
+    found = compare(functions, subject.avals, bench.device, budget_s=BUDGET_S, expected_us=expected_us, parts=True)
     bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + found.seconds
     error = subject.take_down(name, kernel, found, _OURS)
     if error is None and _OURS not in found.microseconds:

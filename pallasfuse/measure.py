@@ -24,6 +24,8 @@ _EVEN_KERNELS = 1.05
 """Times of kernels that differ by less do not tell which program is faster."""
 _CONFIRMED_S = 5e-3
 """Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
+_HOPELESS = 4.0
+"""Parts that are so much slower by the clock do not win by their kernels."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns, and calls in each, by which the kernels of such programs are compared."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
@@ -59,12 +61,14 @@ def compare(
     more_s: float = 0.0,
     expected_us: float | None = None,
     made: Made | None = None,
+    parts: bool = False,
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 
     budget_s, more_s: as of `timing.race`; compilation comes on top. expected_us: about what a call takes, where that is known: a
     short program is compiled only as it is measured. made: to be given to other comparisons with the same first program, which is
-    then compiled once.
+    then compiled once. parts: the functions are parts of a larger program, which hides the starts of kernels: of short ones the
+    time of their kernels decides, whatever the clock says.
     """
     made = {} if made is None else made
     start = time.perf_counter()
@@ -74,7 +78,7 @@ def compare(
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
     failed: dict[str, str] = {}
     race = partial(timing.race, budget_s=budget_s, more_s=more_s)
-    found = _timed(functions, usable, times, avals, device, race, failed, made)
+    found = _timed(functions, usable, times, avals, device, race, failed, made, parts=parts)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
         return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)
@@ -119,7 +123,7 @@ def _is_accelerator(device: Any) -> bool:
 
 def _timed(
     functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any,
-    race: Callable[[Mapping[str, timing.Sampler]], timing.Outcome], failed: dict[str, str], made: Made,
+    race: Callable[[Mapping[str, timing.Sampler]], timing.Outcome], failed: dict[str, str], made: Made, *, parts: bool,
 ) -> tuple[timing.Outcome, dict[str, float]] | str:  # fmt: skip
     """The race of programs that compiled, with what kernels of the winners take where it is known, or why there was none. Those
     that fail when they run are noted in `failed`."""
@@ -148,6 +152,10 @@ def _timed(
     ahead = outcome.faster
     if outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
         ahead |= outcome.tied
+        if parts:
+            ahead |= {
+                n for n, s in outcome.seconds.items() if n != reference and s < _HOPELESS * outcome.seconds[reference]
+            }
     if not ahead or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
         return outcome, {}
     left = {n: f for n, f in functions.items() if n == reference or n in ahead}
@@ -163,7 +171,7 @@ def _confirmed(
     whose kernels are about the fastest, the clock decides: a little less in kernels does not outweigh much more by the clock.
 
     A short program in a loop pays for the start of every kernel; in a larger program, starts are hidden behind other work. Hence
-    one that has tied by the clock may win here, too.
+    one that has tied by the clock may win here, too, and a part also one that has lost.
     """
     reference, *ahead = programs
     if any(isinstance(p, str) for p in programs.values()):  # it did not compile

@@ -172,7 +172,8 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
 def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, made: Made) -> Measured:
     functions = {XLA: subject.part.run} | {name: subject.function(kernel) for name, kernel in field}
     expected_us = subject.kernel.price.us
-    return compare(functions, subject.avals, device, budget_s=BUDGET_S * len(field), expected_us=expected_us, made=made)
+    budget_s = BUDGET_S * len(field)
+    return compare(functions, subject.avals, device, budget_s=budget_s, expected_us=expected_us, made=made, parts=True)
 
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Kernel]]:

@@ -176,8 +176,10 @@ def test_short_programs_must_win_by_their_kernels_too(kernels, expected_us, seco
     assert found.kernels == pytest.approx({"often": 1e6 * seconds[0], "once": 1e6 * seconds[1]})
 
 
-def test_kernels_are_not_measured_of_what_has_lost(kernels):
+def test_kernels_are_not_measured_of_what_has_lost(kernels, monkeypatch):
     asked = kernels(1e-6, 2e-6)
+    lost = timing.Outcome({"once": 5e-6, "often": 9e-6}, "once", frozenset(), 200)
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: lost)
     assert compare({"once": once, "often": often}, [SMALL]).winner == "once"
     assert asked == []
 
@@ -188,6 +190,18 @@ def test_a_tie_of_short_programs_is_decided_by_their_kernels(kernels, monkeypatc
     tie = timing.Outcome({"often": 9e-6, "once": 9e-6}, "often", frozenset(), 200, tied=frozenset({"once"}))
     monkeypatch.setattr(timing, "race", lambda samplers, **_: tie)
     found = compare({"often": often, "once": once}, [SMALL])
+    assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
+
+
+@pytest.mark.parametrize(("parts", "us", "seconds", "wins"), [
+    (True, 12.0, (2e-6, 1e-6), True), (True, 12.0, (1e-6, 2e-6), False), (True, 40.0, (2e-6, 1e-6), False),
+    (False, 12.0, (2e-6, 1e-6), False),
+])  # fmt: skip
+def test_the_kernels_of_short_parts_decide_whatever_the_clock_says(kernels, monkeypatch, parts, us, seconds, wins):
+    kernels(*seconds)
+    lost = timing.Outcome({"often": 9e-6, "once": 1e-6 * us}, "often", frozenset(), 200)
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: lost)
+    found = compare({"often": often, "once": once}, [SMALL], parts=parts)
     assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
 
 

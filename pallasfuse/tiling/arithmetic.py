@@ -1,6 +1,7 @@
 """Cheaper arithmetic for GPUs, as a rewrite of tile programs.
 
 - `x / c` becomes `x * (1 / c)` for a constant c: for a power of two, and for coarse values;
+- a quotient that is rounded to half precision becomes a product with the inverse of a divisor that varies along fewer axes;
 - where values can be pinned, `x / y` of coarse x becomes `x * (1 / y)` if y varies along fewer axes, `c ? x : x e` becomes
   `x (c ? 1 : e)` likewise, and a sum of integers becomes one of float32 where it is converted, if none needs more than 24 bits;
 - `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into a constant that u is multiplied by. It is not
@@ -63,7 +64,7 @@ ROUNDED_CONDITION = "exp of x is exp2 of x times log2(e) in a kernel whose resul
 
 
 def conditions(target: Target, program: TileProgram) -> tuple[str, ...]:
-    """Lists the ways in which powers of two, for powers of e, round otherwise than the program of a kernel."""
+    """Lists the ways in which the cheaper arithmetic of a kernel rounds otherwise than its program."""
     if not target.writes_kernels:
         return ()
     coarse = coarse_values(program)
@@ -71,7 +72,11 @@ def conditions(target: Target, program: TileProgram) -> tuple[str, ...]:
     powers = [n for n in nodes if isinstance(n, Apply) and n.op == "exp2"]
     of_products = any(not coarse.isdisjoint(n.tensors) for n in powers)
     others = not target.pins and are_rounded(program) and any(coarse.isdisjoint(n.tensors) for n in powers)
-    return (*((CONDITION,) if of_products else ()), *((ROUNDED_CONDITION,) if others else ()))
+    return (
+        *((CONDITION,) if of_products else ()),
+        *((ROUNDED_CONDITION,) if others else ()),
+        *((INVERSE_CONDITION,) if not target.pins and inverts(program) else ()),
+    )
 
 
 def are_rounded(program: TileProgram) -> bool:
@@ -109,7 +114,7 @@ def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
         in_units = units.rewrite(legal, coarse_values(legal))
         cheaper = rewrite(in_units, pins=True, inverts=target.cluster > 0)
         return contraction.rewrite(cheaper, coarse_values(in_units))
-    return replace(rewrite(legal), later=())
+    return replace(rewrite(legal, inverts=True), later=())
 
 
 def rewrite(program: TileProgram, *, pins: bool = False, inverts: bool = False) -> TileProgram:
@@ -159,12 +164,13 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
 
 
 def _block(body: tuple[Statement, ...], rules: _Rules, along: Axis | None = None) -> tuple[Statement, ...]:
-    """along: the axis of a loop, where quotients are inverted."""
+    """along: the axis of the loop that they are in."""
 
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         made = _step(node, args, rules)
         made = _by_rows(made, rules.coarse) if rules.pins else made
-        return made if along is None else _inverted(made, along)
+        inverts = rules.inverts and (along is not None or not rules.pins)
+        return _inverted(made, along) if inverts else made
 
     def cheaper(root: Expr) -> Expr:
         return rebuild(root, step)
@@ -236,11 +242,12 @@ def _quotient(x: Expr, y: Expr) -> Expr:
     return mul(mul(x, scale), div(one, mul(y, scale)))
 
 
-def _inverted(node: Expr, along: Axis) -> Expr:
-    """One inverse for all elements of a row, where the quotients are rounded to half precision. along: the axis of the elements."""
+def _inverted(node: Expr, along: Axis | None) -> Expr:
+    """One inverse for all elements of a row, where the quotients are rounded to half precision. along: the axis of the elements;
+    None: any."""
     match node:
-        case Apply("convert", (Apply("div", (x, y), "float32"),), "float16" | "bfloat16") if (
-            along in x.axes and along not in y.axes
+        case Apply("convert", (Apply("div", (x, y), "float32"),), "float16" | "bfloat16") if y.tensors and (
+            y.axes < x.axes if along is None else along in x.axes and along not in y.axes
         ):
             narrow = isinstance(y, Apply) and y.op == "convert" and y.args[0].dtype == "float16"
             return convert(mul(x, div(const(1.0, "float32"), y)) if narrow else _quotient(x, y), node.dtype)

@@ -8,7 +8,7 @@ import pytest
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.expr import apply, const, convert, mul, read, select, substitute
+from pallasfuse.ir.expr import Apply, apply, const, convert, mul, postorder, read, select, substitute
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Statement, Store, verify
 from pallasfuse.price.visited_tiles import visited_share
@@ -272,9 +272,12 @@ def test_golden_tile_program():
 
 
 def arithmetic(*statements: Statement, later: tuple[Statement, ...] = (), pins: bool = False) -> list[Statement]:
+    return list(rewrite(replace(tiles(), body=statements, later=later), pins=pins).body)
+
+
+def tiles():
     chosen = only_group("softmax")
-    base = lower(chosen, schedule_of(chosen, 99, 99), "exact", tensors_of(program("softmax")))
-    return list(rewrite(replace(base, body=statements, later=later), pins=pins).body)
+    return lower(chosen, schedule_of(chosen, 99, 99), "exact", tensors_of(program("softmax")))
 
 
 (I,) = only_group("softmax").parallel  # noqa: E741
@@ -345,6 +348,19 @@ def test_results_of_half_precision_take_powers_of_two(stored, pins, quick):
     (after,) = arithmetic(Store("out", (I, J), result), pins=pins)
     wanted = f"exp2((x.t[i, j] - r[i]) * {LOG2_E})" if quick else str(power)
     assert str(after.value) == str(result).replace(str(power), wanted)
+
+
+@pytest.mark.parametrize("stored", ["float16", "float32"])
+def test_one_inverse_for_all_quotients_of_a_row_that_are_rounded(stored):
+    quotient = convert(apply("div", X, R), stored)
+    (after,) = list(rewrite(replace(tiles(), body=(Store("out", (I, J), quotient),)), inverts=True).body)
+    divisors = [n.args[1].axes for n in postorder(after.value) if isinstance(n, Apply) and n.op == "div"]
+    assert divisors == [{I}]
+    products = [n for n in postorder(after.value) if isinstance(n, Apply) and n.op == "mul" and n.axes == {I, J}]
+    assert bool(products) == (stored == "float16")
+    for kept in (apply("div", R, X), apply("div", X, number(3.0)), apply("div", X, X)):
+        (after,) = rewrite(replace(tiles(), body=(Store("out", (I, J), convert(kept, "float16")),)), inverts=True).body
+        assert after.value == convert(kept, "float16")
 
 
 def test_a_state_takes_powers_of_two_where_the_results_made_of_it_are_rounded():
