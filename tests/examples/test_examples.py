@@ -20,7 +20,7 @@ from pallasfuse.testing import assert_equivalent
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = {"quickstart"}
-ARGUMENTS = {"decoder": {"length": 512}}
+ARGUMENTS = {"decoder": {"length": 128}}
 DRAWS, ONE_ROW_DRAWS = 4, 32  # the largest error of a single row is a matter of luck
 QUICKLY = {"xla_backend_optimization_level": 0}
 """How references in float64 are compiled: of their errors nothing is seen."""
