@@ -119,7 +119,8 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
     work += Operations(float(reduced))
     moved = fusion.read_bytes + fusion.written_bytes
-    memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion)))
+    kept = _KEPT_OPERANDS if fusion.is_product else _CACHED_SHARE
+    memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
     vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (_ISSUED * device.vector_gop_s))
     special = Term("special functions", work.special, "op", 1e-3 * work.special / device.special_gop_s)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
