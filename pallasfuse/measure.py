@@ -25,7 +25,7 @@ _EVEN_KERNELS = 1.05
 _CONFIRMED_S = 5e-3
 """Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
 _HOPELESS = 4.0
-"""Parts that are so much slower by the clock do not win by their kernels."""
+"""Parts that take so many times as long by the clock are not asked for the time of their kernels."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns, and calls in each, by which the kernels of such programs are compared."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
@@ -38,8 +38,8 @@ class Measured:
     `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
     `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
     they ran. `skipped`: why nothing was timed. `seconds`: what it took, compilation included.
-    `kernels`: of short programs on a GPU that won by the clock, the microseconds of their kernels alone: they are `faster` only if
-    they are so in that, too. Empty where that was not measured.
+    `kernels`: of short programs on a GPU that won or tied by the clock, and of short parts that lost, the microseconds of their
+    kernels alone: they are `faster` only if they are so in that, too. Empty where that was not measured.
     """
 
     microseconds: Mapping[str, float] = field(default_factory=dict)

@@ -180,7 +180,8 @@ def _assembled(
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
         for phase in kernel.phases:
-            conditions |= dict.fromkeys(arithmetic.conditions(phase.target, phase.program))
+            if phase.target.writes_kernels and arithmetic.takes_powers_of_two(phase.program):
+                conditions |= {arithmetic.CONDITION: None}
             if phase.target.name in _CONDITIONS:
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
         if kernel.target.cluster:

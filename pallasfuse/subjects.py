@@ -42,6 +42,8 @@ class Subject:
     part: Part
     identity: Identity
     store: Store
+    within: bool = True
+    """It is part of a larger call, which hides the starts of its kernels: when it is short, their own time decides."""
 
     @cached_property
     def way(self) -> str:
@@ -140,10 +142,17 @@ class Bench:
     skipped: dict[str, str] = field(default_factory=dict)
     """By the name of a kernel, why it could not be timed."""
 
+    @property
+    def hides_starts(self) -> bool:
+        """Are the kernels parts of a larger call? On a CPU nothing is hidden, and nothing differs."""
+        return self.device.platform == "cpu" or len(self.plan.steps) > 1
+
     def __post_init__(self) -> None:
         self.around, makers = environment(self.device), producers(self.plan.converted)
         self.subjects = []
         for kernel in self.plan.kernels:
             part = part_of(self.plan.converted, kernel, makers)
-            identity = {**self.around, "of": "part", "part": part.key, "target": self.plan.target.name}
-            self.subjects.append(Subject(self.plan, kernel, part, identity, self.store))
+            # alone, its starts are hidden by nothing: what is measured within a larger call is not said of it
+            of = "part" if self.hides_starts else "call of one part"
+            identity = {**self.around, "of": of, "part": part.key, "target": self.plan.target.name}
+            self.subjects.append(Subject(self.plan, kernel, part, identity, self.store, self.hides_starts))

@@ -173,7 +173,9 @@ def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, ma
     functions = {XLA: subject.part.run} | {name: subject.function(kernel) for name, kernel in field}
     expected_us = subject.kernel.price.us
     budget_s = BUDGET_S * len(field)
-    return compare(functions, subject.avals, device, budget_s=budget_s, expected_us=expected_us, made=made, parts=True)
+    return compare(
+        functions, subject.avals, device, budget_s=budget_s, expected_us=expected_us, made=made, parts=subject.within
+    )
 
 
 def _ways(subject: Subject) -> Iterator[tuple[str, Kernel]]:

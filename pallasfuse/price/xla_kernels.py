@@ -43,7 +43,7 @@ _SMALLEST_PRODUCT = 10_000_000
 LONGEST_COLUMN = 1 << 12
 """Elements of a column that one block reduces; longer ones are reduced in two steps."""
 _WIDE = 4
-"""Where there are not so many times as many columns as rows, few blocks reduce them: XLA stores terms of products before."""
+"""With fewer columns for each row few blocks reduce them, and XLA stores the terms of a product before."""
 
 
 def habits_on(device: Device) -> Habits:
@@ -97,6 +97,7 @@ def xla_kernels(
             terms = _stored_terms(node, body, habits)
             if terms is not None:
                 above[terms.name] = above[node.name]
+                above[node.name] |= {terms.name}
                 _fuse(terms, terms.body, fusions, habits, above)
                 body = Read(terms.name, terms.axes, terms.dtype)
             _fuse(node, body, fusions, habits, above)

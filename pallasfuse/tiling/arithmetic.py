@@ -1,13 +1,11 @@
 """Cheaper arithmetic for GPUs, as a rewrite of tile programs.
 
 - `x / c` becomes `x * (1 / c)` for a constant c: for a power of two, and for coarse values;
-- a quotient that is rounded to half precision becomes a product with the inverse of a divisor that varies along fewer axes;
 - where values can be pinned, `x / y` of coarse x becomes `x * (1 / y)` if y varies along fewer axes, `c ? x : x e` becomes
   `x (c ? 1 : e)` likewise, and a sum of integers becomes one of float32 where it is converted, if none needs more than 24 bits;
 - `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into a constant that u is multiplied by. It is not
   folded into the two sides of a difference: equal values, as two masked scores of -1e9, would differ by their rounding (where
-  values can be pinned, `units` does it for all values that belong together). Of any u, where kernels are compiled by others and all
-  results are rounded to half precision: the error is less than 1e-5 of the exponential, and a compiler's `exp` takes twice as long;
+  values can be pinned, `units` does it for all values that belong together);
 - half-precision functions are computed in float32 and rounded;
 - `max_j(c x) = c max_j(x)` for a constant c > 0 (exact: rounding is monotone), so that the maximum is taken of raw products.
 
@@ -16,7 +14,7 @@ proportion to its size, beside which one more rounding of that kind does not cou
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from pallasfuse.ir.axes import Axis
@@ -57,32 +55,15 @@ from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E
 
-HALF = frozenset({"float16", "bfloat16"})
 CONDITION = "exp of a half-precision product is exp2 of the product times log2(e)"
-ROUNDED_CONDITION = "exp of x is exp2 of x times log2(e) in a kernel whose results are rounded to half precision"
 """How the rewrite rounds otherwise; it is infinite or zero where exp is."""
 
 
-def conditions(target: Target, program: TileProgram) -> tuple[str, ...]:
-    """Lists the ways in which the cheaper arithmetic of a kernel rounds otherwise than its program."""
-    if not target.writes_kernels:
-        return ()
+def takes_powers_of_two(program: TileProgram) -> bool:
+    """Is there a power of two of what comes from a matrix product of half-precision operands?"""
     coarse = coarse_values(program)
     nodes = (n for s in every(program.body) for root in expressions(s) for n in postorder(root))
-    powers = [n for n in nodes if isinstance(n, Apply) and n.op == "exp2"]
-    of_products = any(not coarse.isdisjoint(n.tensors) for n in powers)
-    others = not target.pins and are_rounded(program) and any(coarse.isdisjoint(n.tensors) for n in powers)
-    return (
-        *((CONDITION,) if of_products else ()),
-        *((ROUNDED_CONDITION,) if others else ()),
-        *((INVERSE_CONDITION,) if not target.pins and inverts(program) else ()),
-    )
-
-
-def are_rounded(program: TileProgram) -> bool:
-    """Are all results, those that later kernels make of states among them, rounded to half precision?"""
-    results = [s.value.dtype for s in every(program.later or program.body) if isinstance(s, Store)]
-    return bool(results) and HALF.issuperset(results)
+    return any(isinstance(n, Apply) and n.op == "exp2" and not coarse.isdisjoint(n.tensors) for n in nodes)
 
 
 INVERSE_CONDITION = "a quotient that is rounded to half precision is a product with the inverse of the divisor"
@@ -91,7 +72,7 @@ INVERSE_CONDITION = "a quotient that is rounded to half precision is a product w
 def inverts(program: TileProgram) -> bool:
     """Are there such products?"""
     return any(
-        isinstance(n, Apply) and n.op == "convert" and n.dtype in HALF and _is_by_inverse(n.args[0])
+        isinstance(n, Apply) and n.op == "convert" and n.dtype in ("float16", "bfloat16") and _is_by_inverse(n.args[0])
         for s in every(program.body)
         for root in expressions(s)
         for n in postorder(root)
@@ -114,25 +95,15 @@ def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
         in_units = units.rewrite(legal, coarse_values(legal))
         cheaper = rewrite(in_units, pins=True, inverts=target.cluster > 0)
         return contraction.rewrite(cheaper, coarse_values(in_units))
-    return replace(rewrite(legal, inverts=True), later=())
+    return replace(rewrite(legal), later=())
 
 
 def rewrite(program: TileProgram, *, pins: bool = False, inverts: bool = False) -> TileProgram:
     """The same kernel with cheaper arithmetic. pins: as `Target.pins`; its maxima and scores have one factor already.
     inverts: where quotients by a value of a row are rounded to half precision, the value is inverted once."""
-    rules = _Rules(coarse_values(program), pins, inverts, rounded=not pins and are_rounded(program))
-    body, later = (_block(b, rules) for b in (program.body, program.later))
+    coarse = coarse_values(program)
+    body, later = (_block(b, coarse, pins, inverts) for b in (program.body, program.later))
     return replace(program, body=body, later=later)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rules:
-    """The rewrites that a program allows: `pins` and `inverts` as of `rewrite`, `rounded` as of `are_rounded`."""
-
-    coarse: frozenset[str]
-    pins: bool
-    inverts: bool
-    rounded: bool
 
 
 def coarse_values(program: TileProgram) -> frozenset[str]:
@@ -142,7 +113,7 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
     def visit(body: tuple[Statement, ...]) -> None:
         for s in body:
             match s:
-                case Contract(name, _, lhs) if lhs.dtype in HALF:
+                case Contract(name, _, lhs) if lhs.dtype in ("float16", "bfloat16"):
                     found.add(name)
                 case Let(name, _, value) | Reduce(name, _, _, value) if value.tensors & found:
                     found.add(name)
@@ -163,14 +134,13 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
     return frozenset(found)
 
 
-def _block(body: tuple[Statement, ...], rules: _Rules, along: Axis | None = None) -> tuple[Statement, ...]:
-    """along: the axis of the loop that they are in."""
-
+def _block(
+    body: tuple[Statement, ...], coarse: frozenset[str], pins: bool, inverts: bool, along: Axis | None = None
+) -> tuple[Statement, ...]:
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
-        made = _step(node, args, rules)
-        made = _by_rows(made, rules.coarse) if rules.pins else made
-        inverts = rules.inverts and (along is not None or not rules.pins)
-        return _inverted(made, along) if inverts else made
+        made = _step(node, args, coarse)
+        made = _by_rows(made, coarse) if pins else made
+        return made if along is None else _inverted(made, along)
 
     def cheaper(root: Expr) -> Expr:
         return rebuild(root, step)
@@ -186,7 +156,7 @@ def _block(body: tuple[Statement, ...], rules: _Rules, along: Axis | None = None
                 result.append(replace(s, value=cheaper(s.value)))
             case Reduce():
                 reduce = replace(s, value=cheaper(s.value))
-                result.extend([reduce] if rules.pins else _reduce(reduce))
+                result.extend([reduce] if pins else _reduce(reduce))
             case Contract():
                 result.append(replace(s, lhs=cheaper(s.lhs), rhs=cheaper(s.rhs)))
             case Store() | Set():
@@ -194,7 +164,8 @@ def _block(body: tuple[Statement, ...], rules: _Rules, along: Axis | None = None
             case Loop():
                 carries = tuple(replace(c, init=cheaper(c.init)) for c in s.carries)
                 segments: tuple[Segment, ...] = tuple(
-                    replace(g, body=_block(g.body, rules, s.axis if rules.inverts else None)) for g in s.segments
+                    replace(g, body=_block(g.body, coarse, pins, inverts, s.axis if inverts else None))
+                    for g in s.segments
                 )
                 result.append(replace(s, carries=carries, segments=segments))
             case _:
@@ -205,17 +176,17 @@ def _block(body: tuple[Statement, ...], rules: _Rules, along: Axis | None = None
 _NATIVE_HALF = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "select", "convert"})
 
 
-def _step(node: Expr, args: tuple[Expr, ...], rules: _Rules) -> Expr:
-    if isinstance(node, Apply) and node.dtype in HALF and node.op not in _NATIVE_HALF:
+def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
+    if isinstance(node, Apply) and node.dtype in ("float16", "bfloat16") and node.op not in _NATIVE_HALF:
         wide = [a if isinstance(a, Const) and a.dtype == "int32" else convert(a, "float32") for a in args]
-        return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide), rules), node.dtype)
+        return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide), coarse), node.dtype)
     if node.dtype == "float32" and isinstance(node, Apply):
         match node.op, args:
             case "div", (x, Const(value)) if value and _has_exact_inverse(value):
                 return _times(x, 1 / float(value))
-            case "div", (x, Const(value)) if x.tensors & rules.coarse and 2.0**-100 < abs(value) < 2.0**100:
+            case "div", (x, Const(value)) if x.tensors & coarse and 2.0**-100 < abs(value) < 2.0**100:
                 return _times(x, 1 / float(value))
-            case "exp", (u,) if rules.rounded or u.tensors & rules.coarse:
+            case "exp", (u,) if u.tensors & coarse:
                 return apply("exp2", _times(u, LOG2_E))
     return apply(node.op, *args, dtype=node.dtype) if isinstance(node, Apply) else with_args(node, args)
 
@@ -242,12 +213,11 @@ def _quotient(x: Expr, y: Expr) -> Expr:
     return mul(mul(x, scale), div(one, mul(y, scale)))
 
 
-def _inverted(node: Expr, along: Axis | None) -> Expr:
-    """One inverse for all elements of a row, where the quotients are rounded to half precision. along: the axis of the elements;
-    None: any."""
+def _inverted(node: Expr, along: Axis) -> Expr:
+    """One inverse for all elements of a row, where the quotients are rounded to half precision. along: the axis of the elements."""
     match node:
-        case Apply("convert", (Apply("div", (x, y), "float32"),), "float16" | "bfloat16") if y.tensors and (
-            y.axes < x.axes if along is None else along in x.axes and along not in y.axes
+        case Apply("convert", (Apply("div", (x, y), "float32"),), "float16" | "bfloat16") if (
+            along in x.axes and along not in y.axes
         ):
             narrow = isinstance(y, Apply) and y.op == "convert" and y.args[0].dtype == "float16"
             return convert(mul(x, div(const(1.0, "float32"), y)) if narrow else _quotient(x, y), node.dtype)

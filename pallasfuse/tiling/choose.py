@@ -256,7 +256,9 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     n, inner = group.rolled.extent, shape.inner_elements
     tiles: dict[Axis, int] = {}
     # neighbours in memory belong to one block: when that is not the rolled axis, take some of the axis that is
-    largest = max(streams(group), key=lambda r: volume(frozenset(r.indices)), default=None)
+    largest = max(
+        streams(group), key=lambda r: volume(frozenset(r.indices)) * dtypes.itemsize_bytes(r.dtype), default=None
+    )
     fastest = group.rolled if largest is None else largest.indices[-1]
     if fastest != group.rolled and fastest in group.parallel:
         tiles[fastest] = min(64, power_of_two(fastest.extent))

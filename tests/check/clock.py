@@ -19,10 +19,11 @@ class Clock:
 
     def __init__(self, *speedups, uncompiled=(), failed=()):
         self.speedups, self.uncompiled, self.failed = list(speedups), list(uncompiled), list(failed)
-        self.compared = []
+        self.compared, self.parts = [], []
 
-    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None, **_):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None, parts=False, **_):
         number = len(self.compared)
+        self.parts.append(parts)
         self.compared.append([a.shape for a in avals])
         first, *others = functions
         if number in self.uncompiled:

@@ -45,6 +45,25 @@ def test_equal_parts_are_measured_once(clock):
     assert len(compared.compared) == 2
 
 
+def test_a_call_of_one_kernel_hides_no_starts(clock, monkeypatch):
+    """On a GPU, where the time of their kernels decides between short parts of a larger call."""
+    compared = clock(2.0)
+    monkeypatch.setattr(subjects.Bench, "hides_starts", property(lambda bench: len(bench.plan.steps) > 1))
+    pf.fuse(layers)(X)
+    pf.fuse(softmax)(X)
+    assert compared.parts == [True, False, False]  # a kernel of two, their whole call, and the same kernel as a call
+
+
+def test_a_kernel_that_wins_by_its_own_time_is_told_with_that(clock, monkeypatch):
+    monkeypatch.setattr(check, "compare", lambda *_, **__: Measured(
+        {subjects.XLA: 9.0, "fused": 30.0}, "fused", frozenset({"fused"}), kernels={subjects.XLA: 6.0, "fused": 3.0}))  # fmt: skip
+    fused = pf.fuse(softmax)
+    fused(X)
+    (verdict,) = fused.explain(X).verdicts
+    assert (verdict.ours_us, verdict.xla_us, verdict.saved_us) == (3.0, 6.0, 3.0)
+    assert "by the times of kernels alone; with their starts 30 us against 9 us" in verdict.reason
+
+
 def test_the_verdict_outlives_the_process(clock):
     compared = clock(0.5)
     pf.fuse(softmax)(X)

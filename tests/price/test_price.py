@@ -231,6 +231,16 @@ def test_a_small_product_with_a_vector_is_no_library_s():
     assert len(fusions(times, (1, 8192), (8192, 64))) == 1  # two steps, of many blocks each
 
 
+def test_what_reads_a_product_of_stored_terms_comes_after_it():
+    def function(h, w):
+        y = h @ w
+        return y, w * y
+
+    kernels = xla_kernels(program(function, struct(1, 1024), struct(1024, 1024)), habits_on(H100))
+    (maker,) = [k for k in kernels if any(n.endswith(".terms") for n in k.makes)]
+    assert len(maker.makes) == 1 and len(kernels) == 3
+
+
 def test_a_block_that_reduces_a_column_takes_as_long_as_it_is_long():
     def columns(x):
         return x.sum(0)
