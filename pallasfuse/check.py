@@ -218,7 +218,7 @@ def _judged(
 
 
 def _of_kernels(entry: Record) -> str:
-    """Returns words on the times of kernels alone, where these decided against a program that won by the clock; else nothing."""
+    """Returns words on the times of kernels alone, where they were compared and XLA's won; else nothing."""
     if entry["faster"] or "kernels_us" not in entry:
         return ""
     return f"; kernels alone, without the gaps between them: {_times(entry['kernels_us'], entry['xla_kernels_us'])}"
@@ -277,7 +277,12 @@ def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -
     functions = {XLA: subject.part.run, _OURS: subject.function(kernel)}
     expected_us = min(kernel.price.us, kernel.replaced.us or math.inf)
     found = compare(
-        functions, subject.avals, bench.device, budget_s=BUDGET_S, expected_us=expected_us, parts=subject.within
+        functions,
+        subject.avals,
+        bench.device,
+        budget_s=BUDGET_S,
+        expected_us=expected_us,
+        parts=_decided_by_kernels(bench, subject),
     )
     bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + found.seconds
     error = subject.take_down(name, kernel, found, _OURS)
@@ -285,6 +290,11 @@ def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -
         reason = found.skipped or found.failed.get(_OURS, "")
         bench.skipped[kernel.name] = f"not measured ({reason}): chosen by its price"
     return error
+
+
+def _decided_by_kernels(bench: Bench, subject: Subject) -> bool:
+    """Does the time of its kernels decide about a short one? Only where the clock decides about the whole call after it."""
+    return subject.within and not primitives(bench.plan.converted.jaxpr) & _UNTIMED
 
 
 # --- the whole call

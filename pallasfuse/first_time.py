@@ -45,7 +45,7 @@ def known[T](value: T) -> Later[T]:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A time in which Python looks for no cycles of garbage, for a short step that makes many objects."""
+    """A time in which Python looks for no cycles of garbage, for a step that makes many objects and few cycles."""
     was = gc.isenabled()
     gc.disable()
     try:

@@ -24,8 +24,8 @@ _EVEN_KERNELS = 1.05
 """Times of kernels that differ by less do not tell which program is faster."""
 _CONFIRMED_S = 5e-3
 """Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
-_HOPELESS = 4.0
-"""Parts that take so many times as long by the clock are not asked for the time of their kernels."""
+_STARTS_S = 100e-6
+"""Parts that take so much longer by the clock are not asked for the time of their kernels: starts do not take that."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns, and calls in each, by which the kernels of such programs are compared."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
@@ -125,8 +125,10 @@ def _timed(
     functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any,
     race: Callable[[Mapping[str, timing.Sampler]], timing.Outcome], failed: dict[str, str], made: Made, *, parts: bool,
 ) -> tuple[timing.Outcome, dict[str, float]] | str:  # fmt: skip
-    """The race of programs that compiled, with what kernels of the winners take where it is known, or why there was none. Those
-    that fail when they run are noted in `failed`."""
+    """The race of programs that compiled, or why there was none; and where it is known, what kernels of those take that may win.
+
+    Those that fail when they run are noted in `failed`.
+    """
     reference = next(iter(functions))
     if reference not in programs:
         return f"{reference} does not compile"
@@ -153,9 +155,8 @@ def _timed(
     if outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
         ahead |= outcome.tied
         if parts:
-            ahead |= {
-                n for n, s in outcome.seconds.items() if n != reference and s < _HOPELESS * outcome.seconds[reference]
-            }
+            most = outcome.seconds[reference] + _STARTS_S
+            ahead |= {n for n, s in outcome.seconds.items() if n != reference and s < most}
     if not ahead or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
         return outcome, {}
     left = {n: f for n, f in functions.items() if n == reference or n in ahead}

@@ -48,7 +48,6 @@ _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu"
 """Returns the ways in which a kernel rounds otherwise than its program, by the name of the target."""
 
 
-@without_collection()
 def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
     """Plan `jaxpr` for `target`.
 

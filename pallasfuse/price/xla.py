@@ -1,6 +1,7 @@
 """The price of what XLA makes of nests (`price_xla`): the kernels of `xla_kernels`, each as its platform runs it."""
 
 import math
+from itertools import takewhile
 from typing import assert_never
 
 from pallasfuse.device import Device
@@ -31,7 +32,7 @@ _ROW_SHARE = 0.75
 _COLUMNS = 0.85
 """Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
 _COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
-"""Of each row, what such a block reads, and from how many columns on twice as much."""
+"""The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
 _COLUMN_RATE = 1.7
 """Of a multiprocessor's share of the cache's bandwidth, what it reads alone (measured on an H200: 50 to 100 GB/s)."""
 _ISSUED = 0.35
@@ -166,8 +167,12 @@ def _longest_column(fusion: LoopFusion) -> float:
 
 def _column_us(fusion: LoopFusion, device: Device) -> float:
     """The time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor."""
-    rows = math.prod(a.extent for a in fusion.reduced)
-    run = min(_COLUMN_BYTES if _rows(fusion) < _MANY_COLUMNS else 2 * _COLUMN_BYTES, fusion.read_bytes / rows)
+    if not fusion.reads:
+        return 0.0
+    (_, axes), moved = max(fusion.reads.items(), key=lambda entry: entry[1])
+    columns = math.prod(a.extent for a in takewhile(lambda a: a not in fusion.reduced, reversed(axes)))
+    size = moved / math.prod(a.extent for a in axes)
+    run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
     return 1e-3 * _longest_column(fusion) * run / rate
 

@@ -254,7 +254,7 @@ def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
     for vector, matrix in (body.args, body.args[::-1]):
         core = without_casts(matrix)
         if isinstance(core, Read) and frozenset(core.indices) == space and vector.axes == frozenset(node.reduced):
-            apart = core.indices[-1] not in node.reduced
+            apart = not _ends_in(core.indices, frozenset(node.reduced))
             return Nest(f"{node.name}.terms", core.indices, body, node.dtype) if apart else None
     return None
 

@@ -1,0 +1,35 @@
+"""Things that a process does once, and steps in which Python looks for no garbage."""
+
+import gc
+
+import pytest
+
+from pallasfuse.first_time import Once, without_collection
+
+
+def test_collection_goes_on_after_a_step_whatever_happens():
+    assert gc.isenabled()
+    with without_collection():
+        assert not gc.isenabled()
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="wrong"), without_collection():
+        raise ValueError("wrong")
+    assert gc.isenabled()
+
+
+def test_who_has_switched_collection_off_keeps_it_off():
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_thing_is_new_once():
+    once = Once()
+    assert [once.first("a"), once.first("a"), once.first("b")] == [True, False, True]
