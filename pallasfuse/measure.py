@@ -67,8 +67,8 @@ def compare(
 
     budget_s, more_s: as of `timing.race`; compilation comes on top. expected_us: about what a call takes, where that is known: a
     short program is compiled only as it is measured. made: to be given to other comparisons with the same first program, which is
-    then compiled once. parts: the functions are parts of a larger program, which hides the starts of kernels: of short ones the
-    time of their kernels decides, whatever the clock says.
+    then compiled once. parts: the functions are parts of a larger program, which hides the starts of kernels: between short ones
+    the time of their kernels decides, unless the clock is against one by more than starts take.
     """
     made = {} if made is None else made
     start = time.perf_counter()

@@ -160,7 +160,7 @@ def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opt
 def promising_trees(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> Iterator[Placed]:
-    """The few trees that are predicted to be faster than the way of `placed_on`. They are searched for, which takes seconds."""
+    """Yields the few trees that are predicted to be faster than the way of `placed_on`; the search for them takes seconds."""
     first = placed_on(chosen, target, tensors, options)
     if isinstance(first, str) or first.refused is not None or _asks(options):
         return

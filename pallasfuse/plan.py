@@ -246,7 +246,7 @@ class Plan(OfThisProcess):
 
 
 def _common_name(paths: Iterable[str]) -> str:
-    """One name for several, a star where they differ: `layer_*/attention`."""
+    """Returns one name for several, with a star where they differ: `layer_*/core` of `layer_0/core` and `layer_1/core`."""
 
     def common(names: set[str]) -> str:
         stems = {re.sub(r"\d.*", "", name) for name in names}

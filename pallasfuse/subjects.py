@@ -143,8 +143,11 @@ class Bench:
     """By the name of a kernel, why it could not be timed."""
 
     @property
-    def hides_starts(self) -> bool:
-        """Are the kernels parts of a larger call? On a CPU nothing is hidden, and nothing differs."""
+    def are_parts(self) -> bool:
+        """Are kernels judged as parts of a larger call, which hides their starts?
+
+        On a CPU nothing is hidden, and one judgement serves all calls.
+        """
         return self.device.platform == "cpu" or len(self.plan.steps) > 1
 
     def __post_init__(self) -> None:
@@ -153,6 +156,6 @@ class Bench:
         for kernel in self.plan.kernels:
             part = part_of(self.plan.converted, kernel, makers)
             # alone, its starts are hidden by nothing: what is measured within a larger call is not said of it
-            of = "part" if self.hides_starts else "call of one part"
+            of = "part" if self.are_parts else "call of one part"
             identity = {**self.around, "of": of, "part": part.key, "target": self.plan.target.name}
-            self.subjects.append(Subject(self.plan, kernel, part, identity, self.store, self.hides_starts))
+            self.subjects.append(Subject(self.plan, kernel, part, identity, self.store, self.are_parts))

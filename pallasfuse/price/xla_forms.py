@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr
+from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.reducers import SUM
 
 Place = tuple[str, tuple[Axis, ...]]
 """A tensor, and the axes that run over its dimensions."""
@@ -78,8 +77,8 @@ class LoopFusion:
     """It is no loop, but part of a library's call."""
     calls: int = 0
     """Calls of the library that are counted here: each once, in one of its parts."""
-    smallest_product: int = 0
-    """As of `Habits`."""
+    streams_matrix: bool = False
+    """Its first nest is the product of a vector and a matrix that a library's kernel streams, whatever its layout."""
 
     @property
     def makes(self) -> tuple[str, ...]:
@@ -101,10 +100,8 @@ class LoopFusion:
 
     @property
     def is_product(self) -> bool:
-        """Is it the product of a matrix and a vector, which a library's kernel streams in any layout?"""
-        body, space = self.bodies[0], volume((*self.roots[0].axes, *self.roots[0].reduced))
-        sums = len(self.roots) == 1 and self.roots[0].reducer == SUM
-        return sums and space >= self.smallest_product and isinstance(body, Apply) and body.op == "mul"
+        """Is it a product that is streamed, and nothing else?"""
+        return self.streams_matrix and len(self.roots) == 1
 
     @property
     def reduces_columns(self) -> bool:

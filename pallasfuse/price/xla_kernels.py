@@ -277,7 +277,10 @@ def _fuse(node: Nest, body: Expr, fusions: list[LoopFusion], habits: Habits, abo
             fusion.bodies.append(body)
             fusion.reads |= reads
             return
-    fusions.append(LoopFusion([node], [body], reads, smallest_product=habits.smallest_product))
+    is_product = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+    fusions.append(
+        LoopFusion([node], [body], reads, streams_matrix=is_product and volume(space) >= habits.smallest_product)
+    )
 
 
 def _shares_kernel(

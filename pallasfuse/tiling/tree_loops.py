@@ -95,7 +95,7 @@ class TreeLoops(TreeMerges):
         )  # fmt: skip
 
     def _ends_by_data(self, visible: Expr, all_if_none: bool) -> Extent:
-        """What bounds a loop of a block, by data."""
+        """Returns where a block's loop ends, as data inputs say; only a loop that is in no other one may end there (rule 14)."""
         if self.opened:
             outer = self.opened[0][1].axis
             broken(

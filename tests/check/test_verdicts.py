@@ -48,7 +48,7 @@ def test_equal_parts_are_measured_once(clock):
 def test_a_call_of_one_kernel_hides_no_starts(clock, monkeypatch):
     """On a GPU, where the time of their kernels decides between short parts of a larger call."""
     compared = clock(2.0)
-    monkeypatch.setattr(subjects.Bench, "hides_starts", property(lambda bench: len(bench.plan.steps) > 1))
+    monkeypatch.setattr(subjects.Bench, "are_parts", property(lambda bench: len(bench.plan.steps) > 1))
     pf.fuse(layers)(X)
     pf.fuse(softmax)(X)
     assert compared.parts == [True, False, False]  # a kernel of two, their whole call, and the same kernel as a call
