@@ -61,4 +61,4 @@ def resources_of(allocations: Iterable[Allocation], barriers: int, threads: int)
     named = [(f"{a.copies} of {a.name}", a.bytes) for a in found]
     named += [("scratch of reductions", RESERVED_BYTES), ("barriers", BARRIER_BYTES * barriers)]
     buffers = tuple(Buffer(name, size) for name, size in named)
-    return Resources(total_bytes(found, barriers), threads, most_registers(threads), 0, buffers)
+    return Resources(total_bytes(found, barriers), threads, most_registers(threads), (), buffers)

@@ -74,6 +74,8 @@ class Product:
     times: float
     in_columns: bool = False
     """The left operand is loaded with the contracted axes before its own."""
+    computes_rhs: bool = False
+    """The right operand is more than what was loaded."""
 
     @property
     def flops(self) -> float:
@@ -96,6 +98,8 @@ class BlockWork:
     operations: Operations = field(default_factory=Operations)
     reductions: float = 0.0
     """Reductions that all threads of a block take part in."""
+    executions: dict[tuple[int, ...], float] = field(default_factory=dict)
+    """How often the body of each segment of a loop runs, by its path: places of statements and of segments, from the outside in."""
     trips: float = 0.0
     most_trips: float = 0.0
     """Of the longest block."""
@@ -251,11 +255,12 @@ class _Walk:
     layouts: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     """The axes of what is loaded, in the order of memory."""
 
-    def block(self, block: _Block, times: float, sizes: _Sizes, *, pipelined: bool) -> None:
+    def block(self, block: _Block, times: float, sizes: _Sizes, path: tuple[int, ...] = (), *, pipelined: bool) -> None:
         tiles = sizes.tiles
-        for step in block.steps:
+        self.work.executions[path] = times
+        for place, step in enumerate(block.steps):
             if isinstance(step, _Rolled):
-                self.loop(step, times, sizes)
+                self.loop(step, times, sizes, (*path, place))
                 continue
             match step.statement:
                 case Load(name, tensor, indices):
@@ -335,12 +340,12 @@ class _Walk:
     def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
         self.work.operations += executed(step.instructions, sizes.volume).times(times)
 
-    def loop(self, loop: _Rolled, times: float, sizes: _Sizes) -> None:
+    def loop(self, loop: _Rolled, times: float, sizes: _Sizes, path: tuple[int, ...]) -> None:
         self.work.loops += 1
         self.work.started += times
         outside, self.within = self.within, self.work.loops
         most = 0.0
-        for trips in loop.segments:
+        for number, trips in enumerate(loop.segments):
             mean, longest, tile = trips.mean, trips.longest, trips.segment.tile
             if loop.axis in self.other:
                 tile = max(1, min(self.other[loop.axis], math.ceil(longest * tile)))
@@ -352,7 +357,7 @@ class _Walk:
             own, around = self.within, self.longest
             before = self.loaded_in(own)
             self.longest = around * longest
-            self.block(trips.block, times * mean, inner, pipelined=True)
+            self.block(trips.block, times * mean, inner, (*path, number), pipelined=True)
             self.longest = around
             after = self.loaded_in(own)
             self.work.loads_in_a_trip = max(self.work.loads_in_a_trip, (after - before) / (times * mean))
@@ -445,6 +450,7 @@ def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tup
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
         is_precise(s.precision), times, any(_in_columns(layouts.get(r.tensor, ()), s) for r in _through_casts(s.lhs)),
+        not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts),
     )  # fmt: skip
 
 

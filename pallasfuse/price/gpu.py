@@ -2,9 +2,11 @@
 
     T = launch + rounds of blocks + the busiest resource
 
-Resources: device memory, the shared cache (by the sectors that loads touch), matrix units at the tile's shape, vector and
-special-function units, and the latency of trips that wait for their loads. Those of one multiprocessor are shared by
-the blocks that live on it; a smooth maximum joins them, since no two overlap perfectly.
+Resources: device memory, the shared cache (by the sectors that loads touch), matrix units at the tile's shape, the shared memory
+from which they read operands, vector and special-function units, registers that are spilled in the trips of a loop, and the
+latency of trips that wait for their loads. Those of one multiprocessor are shared by the blocks that live on it; a smooth maximum
+joins them, since no two overlap perfectly. The numbers for products by Triton are fitted to 1507 kernels of 23 programs on an H200
+(`benchmarks/tree_prices.py`: schedules drawn from the space of the search).
 """
 
 import math
@@ -18,16 +20,17 @@ from pallasfuse.price import gpu_clusters
 from pallasfuse.price.block_work import Access, BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
+from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
 _SECTOR_BYTES = 32
 _OVERLAP = 4.0
 """The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
-_ALONE = 1.5
-"""The same of a block that is alone on its multiprocessor and waits for its own loads and products."""
-_SPILLED_BYTES = 20.0
+_ALONE = 2.5
+"""The same of a block that is alone on its multiprocessor, and waits for its own products."""
+_WAITING, _WAITING_ALONE = 2.0, 1.5
+"""The same of blocks that wait for their loads, too, as no trip begins those of later ones."""
+_SPILLED_BYTES = 30.0
 """Bytes of spilled registers that a multiprocessor writes and reads in a clock."""
-_MOST_SPILLED_BYTES = 1 << 12
-"""Of a thread: more than that the compiler avoids by computing values again."""
 _CACHED_SHARE = 0.8
 """Of the cache, as much as stays until it is read again."""
 _REDUCED_CLOCKS = 10.0
@@ -38,6 +41,14 @@ _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""
 _OF_LIBRARY_BY_WARPGROUPS, _OF_LIBRARY, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.45
 """The share of the rate of the library's large products: of warpgroups, other kernels, and where rows do not fill the unit."""
+_WARP_COLUMNS = 8
+"""Of the smallest product of one warp."""
+_OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
+"""Operands that a multiprocessor reads from its shared memory in a clock, for products of warpgroups and for those of warps."""
+_TRIP_US, _WAITED = 0.1, 0.25
+"""Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
+_STAGED_OPERATIONS = 32.0
+"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it."""
 _COPY_ROWS = 8
 """Of a small tile in which the copy engine moves matrices."""
 _STARTED_US = 1.2
@@ -106,19 +117,29 @@ def _one(
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
     matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission, device) for w in works for p in w.products)
     operations = [w.operations for w in works]
+    operands_us = staged = 0.0
+    if not emission.warpgroups:  # whose products read what the copy engine has laid out for them
+        sides = [_operands(p, w.warps) for w in works for p in w.products]
+        operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
+        staged = sum(n for _, n in sides) * _STAGED_OPERATIONS
     vector_us = (
-        shares * clock_us * sum(o.simple for o in operations) * processors / (device.vector_gop_s / device.clock_ghz)
+        shares
+        * clock_us
+        * (sum(o.simple for o in operations) + staged)
+        * processors
+        / (device.vector_gop_s / device.clock_ghz)
     )
     vector_us += shares * clock_us * _REDUCED_CLOCKS * sum(w.reductions * w.warps for w in works)
     special_us = (
         shares * clock_us * sum(o.special for o in operations) * processors / (device.special_gop_s / device.clock_ghz)
     )
-    trips = sum(max(1.0, w.trips) for w in works)
-    spilled = (
-        0.0 if held is None else float(min(held.spilled_bytes, _MOST_SPILLED_BYTES) * held.threads) * trips * blocks
-    )
+    spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
-    block_us = gpu_clusters.block_us(programs, works) if emission.together else sum(_chain_us(w, device) for w in works)
+    block_us = (
+        gpu_clusters.block_us(programs, works)
+        if emission.together
+        else sum(_chain_us(w, device, emission) for w in works)
+    )
     chain_us = rounds * block_us
     launch_us = device.kernel_us + device.launch_us + (_STARTED_US if emission.warpgroups else 0.0)
     copied = [b for p in programs for b in _copied(p)] if emission.warpgroups else []
@@ -127,6 +148,7 @@ def _one(
         Term("device memory", unique, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
         Term("scattered loads", scattered, "sectors", scattered_us),
         Term("matrix units", sum(p.flops for w in works for p in w.products) * blocks, "flop", matrix_us),
+        Term("operands in shared memory", sum(len(w.products) for w in works), "products", operands_us),
         Term("vector units", sum(o.simple for o in operations) * blocks, "op", vector_us),
         Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),
         Term("spilled registers", spilled, "B", spilled_us),
@@ -142,7 +164,17 @@ def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources
     """The exponent by which the resources of a kernel overlap. resident: blocks on a multiprocessor."""
     if emission.together:
         return gpu_clusters.OVERLAP
-    return _ALONE if resident == 1 and held is not None and work.trips > 1 else _OVERLAP
+    if held is None:
+        return _OVERLAP
+    ahead = work.stages > 1 and any(a.pipelined for a in work.accesses)
+    if resident == 1 and work.trips > 1:
+        return _ALONE if ahead else _WAITING_ALONE
+    return _OVERLAP if ahead or not work.products else _WAITING
+
+
+def _spilled(held: Resources, work: BlockWork) -> float:
+    """The bytes that a block writes and reads, as its threads have too few registers."""
+    return float(sum(s.bytes * work.executions.get(s.path, 0.0) for s in held.spills)) * held.threads
 
 
 def _registers(held: Resources) -> int:
@@ -250,8 +282,29 @@ def _matrix_clocks(p: Product, emission: Emission, device: Device) -> float:
     return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
 
 
-def _chain_us(work: BlockWork, device: Device) -> float:
+def _operands(p: Product, warps: int) -> tuple[float, float]:
+    """The clocks of a multiprocessor in which the warps of a block read the sides of a product from shared memory, and the elements
+    of a computed right side, as often as warps lay them out for it.
+
+    Warps share out rows among them, then columns; where both are few, warps read and compute the same.
+    """
+    size = 2 if p.lhs_dtype in ("float16", "bfloat16") else 4
+    if min(p.rows, p.columns, p.summed) < WARP_ROWS:
+        return 0.0, 0.0  # not on matrix units
+    by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size == 2 or not p.precise)
+    units = warps // WARPGROUP_WARPS if by_warpgroups else warps
+    along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
+    columns = max(_WARP_COLUMNS, p.columns * along_rows / units)
+    left, right = (units * n * p.summed * p.batch * p.times for n in (p.rows / along_rows, columns))
+    clocks = size * (left + right) / (_OPERAND_BYTES if by_warpgroups else _OPERAND_BYTES_OF_WARPS)
+    return clocks, right / (units if by_warpgroups else 1) * p.computes_rhs
+
+
+def _chain_us(work: BlockWork, device: Device, emission: Emission) -> float:
     """The least time of a block: its trips wait for their loads, one after the other."""
     pipelined = any(a.pipelined for a in work.accesses)
-    wait = device.trip_us if pipelined else device.latency_us
+    if emission.warpgroups:
+        wait = device.trip_us if pipelined else device.latency_us
+    else:
+        wait = _TRIP_US + _WAITED * device.latency_us / max(1, work.stages - 1) if pipelined else device.latency_us
     return (1 + work.started) * device.latency_us + work.trips * wait

@@ -30,6 +30,16 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Spill:
+    """Values of a thread that lie in memory, as there is no register for them."""
+
+    path: tuple[int, ...]
+    """Where the loop stands in which they are written and read: places of statements and of segments, from the outside in."""
+    bytes: int
+    """Written and read, in one trip."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """The shared memory, threads and registers that one block takes: never less than the compiler reports."""
 
@@ -37,10 +47,15 @@ class Resources:
     threads: int
     registers: int
     """Registers of one thread."""
-    spilled_bytes: int = 0
-    """An estimate for one thread: bytes of values that find no register, written and read. They make a kernel slow, not wrong."""
+    spills: tuple["Spill", ...] = ()
+    """An estimate of the values that find no register. They make a kernel slow, not wrong."""
     buffers: tuple[Buffer, ...] = ()
     """The buffers in shared memory, with the statements during which they live."""
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes that one thread spills, each counted once."""
+        return sum(s.bytes for s in self.spills)
 
     def problem(self, shared_memory_bytes: int) -> str | None:
         """Returns why a kernel cannot run on a device whose blocks have so much shared memory; None if it can."""

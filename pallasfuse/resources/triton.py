@@ -5,15 +5,15 @@ product, and moves a tile that changes its layout through scratch memory. Each o
 takes the most that is alive at once.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read, postorder
 from pallasfuse.ir.tile_program import Contract, Load, Reduce, Store, TileProgram, expressions
-from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, most_registers, peak_bytes
-from pallasfuse.resources.triton_registers import registers_needed
-from pallasfuse.resources.triton_view import WARP_ROWS, Line, Product, View, computed
+from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, Spill, most_registers, peak_bytes
+from pallasfuse.resources.triton_registers import OTHERS, registers_by_loop
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, LoopScope, Product, View, computed
 from pallasfuse.targets import Target
 
 SAVED_REGISTERS = 216
@@ -26,9 +26,22 @@ def resources(program: TileProgram, target: Target) -> Resources:
     view = View(program, target)
     buffers = tuple(_buffers(view))
     threads = WARP * program.warps
-    needed, most = registers_needed(view), most_registers(threads)
-    spilled = 2 * REGISTER_BYTES * max(0, needed - most - SAVED_REGISTERS)
-    return Resources(peak_bytes(buffers), threads, min(needed, most), spilled, buffers)
+    needed, most = registers_by_loop(view), most_registers(threads)
+    registers = min(max(needed.values(), default=OTHERS), most)
+    return Resources(peak_bytes(buffers), threads, registers, tuple(_spills(view, needed, most)), buffers)
+
+
+def _spills(view: View, needed: Mapping[LoopScope, int], most: int) -> Iterator[Spill]:
+    """Lists what does not find registers.
+
+    What a loop has none for beyond those around it is written and read in its trips: the rest lies in memory before it begins.
+    """
+    kept = most + SAVED_REGISTERS
+    for scope in view.scopes:
+        around = max((n for other, n in needed.items() if other is not scope and scope.is_in(other)), default=0)
+        missing = needed.get(scope, 0) - max(kept, around)
+        if missing > 0:
+            yield Spill(scope.path, 2 * REGISTER_BYTES * missing)
 
 
 def _buffers(view: View) -> Iterator[Buffer]:

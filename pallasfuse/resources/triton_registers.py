@@ -34,12 +34,21 @@ class _Value:
 
 def registers_needed(view: View) -> int:
     """An upper bound of the registers that a thread would use if it had any number."""
+    return max(registers_by_loop(view).values(), default=OTHERS)
+
+
+def registers_by_loop(view: View) -> dict[LoopScope, int]:
+    """The same bound for the statements of each loop, and for those outside of loops."""
     changes = [0.0] * (len(view.lines) + 1)
     for value in _values(view):
         changes[value.first] += value.registers
         changes[value.last + 1] -= value.registers
-    widest = max((n + _on_the_way(view, x) for n, x in zip(accumulate(changes), view.lines, strict=False)), default=0.0)
-    return int(widest + _operands(view) + _addresses(view)) + OTHERS
+    beside = _operands(view) + _addresses(view)
+    widest: dict[LoopScope, int] = {}
+    for n, line in zip(accumulate(changes), view.lines, strict=False):
+        needed = int(n + _on_the_way(view, line) + beside) + OTHERS
+        widest[line.scope] = max(needed, widest.get(line.scope, 0))
+    return widest
 
 
 def _registers(view: View, axes: Iterable[Axis], dtype: str) -> float:

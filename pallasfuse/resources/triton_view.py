@@ -46,6 +46,8 @@ class LoopScope:
     last: int
     """Numbers of its first and last statement, those of loops inside counted."""
     around: "LoopScope | None" = None
+    path: tuple[int, ...] = ()
+    """The place of its loop among the statements around it, and of the segment in the loop, from the outside in."""
 
     @property
     def kept(self) -> "LoopScope":
@@ -210,21 +212,22 @@ def _lines(program: TileProgram) -> list[Line]:
         loop: Loop | None,
         segment: Segment | None,
         around: LoopScope | None,
+        path: tuple[int, ...],
         *,
         repeats: bool,
     ) -> None:
         at = len(found)
-        scope = LoopScope(loop, segment, repeats, at, at + size(body) - 1, around)
-        for s in body:
+        scope = LoopScope(loop, segment, repeats, at, at + size(body) - 1, around, path)
+        for place, s in enumerate(body):
             if not isinstance(s, Loop):
                 found.append(Line(len(found), s, scope))
                 continue
-            for g in s.segments:
+            for n, g in enumerate(s.segments):
                 trips = _trips(program, g)
                 if trips != 0:
-                    visit(g.body, s, g, scope, repeats=trips != 1)
+                    visit(g.body, s, g, scope, (*path, place, n), repeats=trips != 1)
 
-    visit(program.body, None, None, None, repeats=False)
+    visit(program.body, None, None, None, (), repeats=False)
     return found
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pallasfuse.resources.block import Buffer, Resources, most_registers, peak_bytes
+from pallasfuse.resources.block import Buffer, Resources, Spill, most_registers, peak_bytes
 
 H100 = 232448
 
@@ -22,7 +22,7 @@ def test_threads_share_the_registers(threads, most):
 def test_a_block_that_does_not_fit_is_refused_by_its_widest_buffer():
     fits = Resources(H100, 128, 100)
     assert fits.problem(H100) is None
-    too_large = Resources(H100 + 1, 128, 100, 0, (Buffer("a", 1000), Buffer("3 of keys", 231449)))
+    too_large = Resources(H100 + 1, 128, 100, (), (Buffer("a", 1000), Buffer("3 of keys", 231449)))
     assert "3 of keys: 231449" in (too_large.problem(H100) or "")
 
 
@@ -43,7 +43,7 @@ def test_how_many_blocks_live_on_a_multiprocessor(shared, threads, registers, bl
 
 
 def test_in_words():
-    taken = Resources(100_000, 128, 255, 8)
+    taken = Resources(100_000, 128, 255, (Spill((), 6), Spill((0, 0), 2)))
     assert taken.show(H100) == (
         "takes 100000 bytes of shared memory and up to 255 registers for each of 128 threads, 8 bytes of each spilled; "
         "at least 2 on a multiprocessor at a time"
