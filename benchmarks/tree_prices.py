@@ -42,7 +42,7 @@ from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.search import search
 from pallasfuse.schedule.space import all_trees
-from pallasfuse.searched import LAUNCHES, launched
+from pallasfuse.searched import SLOTS, WARPS, launched
 from pallasfuse.targets import TARGETS
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.tree_values import Tiles
@@ -110,7 +110,7 @@ def candidates(region: Region, count: int, seed: int) -> Iterator[Row]:
         (us,) = prices([candidate])
         if us == float("inf"):
             continue
-        warps, slots = draw.choice(LAUNCHES)
+        warps, slots = draw.choice([(w, s) for w in WARPS for s in SLOTS])
         tree = launched(space.tree(candidate), warps, slots)
         if show((tree,)) in seen:
             continue

@@ -185,6 +185,9 @@ def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verd
         skipped = bench.skipped.get(kernel.name)
         return None, None if skipped is None else Verdict(kernel.name, True, skipped, seconds=seconds)
     if "error" not in entry:
+        better = _better_rival(subject, entry)
+        if better is not None:
+            return _judged(subject, better[1], better[0], seconds, "faster than what was planned")
         return _judged(subject, entry, None, seconds, "tuned" if winner else "")
     for placed, _ in islice(subject.others(), _OTHER_WAYS):
         other = subject.entry(subject.way_of(placed))
@@ -192,6 +195,16 @@ def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verd
             return _judged(subject, other, placed, seconds, "the way that was planned fails")
     reason = _does_not_run(entry)
     return reason, Verdict(kernel.name, False, reason, seconds=seconds, remembered=not seconds)
+
+
+def _better_rival(subject: Subject, entry: Record) -> tuple[Placed, Record] | None:
+    """The rival of the planned way, with its record, if it was measured and is faster. entry: the record of the planned way."""
+    placed = subject.kernel.rival
+    other = None if placed is None or _winner(subject) is not None else subject.entry(subject.way_of(placed))
+    if placed is None or other is None or "us" not in other:
+        return None
+    by = "kernels_us" if "kernels_us" in entry and "kernels_us" in other else "us"
+    return (placed, other) if other[by] < entry[by] else None
 
 
 def _does_not_run(entry: Record) -> str:
@@ -237,6 +250,9 @@ def _measure_kernels(bench: Bench) -> None:
     for subject in bench.subjects:
         if _is_open(subject):
             _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
+            if subject.rival is not None and _runs_as_planned(subject):
+                placed, kernel = subject.rival
+                _measured_error(bench, subject, kernel, subject.way_of(placed))
     if failures:
         warnings.warn(f"pallasfuse: {'; '.join(failures)}", stacklevel=2)
 

@@ -4,7 +4,7 @@ The `source` of each file says which. Those of today are estimates that were fit
 """
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -57,6 +57,15 @@ class Device:
 
     Of 104 kernels on an H200, the advantage over XLA was predicted within 1.32 for half, and within 1.7 for four of five.
     """
+
+    def share(self, count: int) -> "Device":
+        """Returns a device that has a part, one of so many, of this one's units and rates."""
+        return replace(
+            self, multiprocessors=max(1, self.multiprocessors // count), memory_gb_s=self.memory_gb_s / count,
+            cache_gb_s=self.cache_gb_s / count, vector_gop_s=self.vector_gop_s / count,
+            special_gop_s=self.special_gop_s / count,
+            matmul_tflop_s={kind: rate / count for kind, rate in self.matmul_tflop_s.items()},
+        )  # fmt: skip
 
 
 def _read(name: str) -> Device:

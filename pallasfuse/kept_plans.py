@@ -47,6 +47,7 @@ from pallasfuse.ir.tile_program import (
     TileProgram,
     verify,
 )
+from pallasfuse.ir.tree import Do, Keep, Launch, Merge, RangeLoop, TreeKernel
 from pallasfuse.jaxpr_frontend import Converted, flatten
 from pallasfuse.jaxpr_frontend.converted import of_flat
 from pallasfuse.jaxpr_frontend.names import tensor_names
@@ -60,8 +61,9 @@ from pallasfuse.store import Identity, Record, current
 from pallasfuse.targets import Target
 
 _CLASSES: tuple[type, ...] = (
-    Accumulator, Axis, Buffer, Carry, Contract, External, Fold, Frame, Get, Group, Instead, Kernel, Let, Load, Lookup, Loop, Nest,
-    Phase, Price, Range, Reduce, Schedule, Segment, Set, Source, Split, Store, Tensor, Term, TileProgram,
+    Accumulator, Axis, Buffer, Carry, Contract, Do, External, Fold, Frame, Get, Group, Instead, Keep, Kernel, Launch, Let, Load,
+    Lookup, Loop, Merge, Nest, Phase, Placed, Price, Range, RangeLoop, Reduce, Schedule, Segment, Set, Source, Split, Store, Tensor,
+    Term, TileProgram, TreeKernel,
 )  # fmt: skip
 _SWITCH = "PALLASFUSE_KEEP_PLANS"
 _TOKEN = re.compile("«[ats][0-9]+»")
@@ -215,7 +217,7 @@ class _Kept(Kernel):
 
     @property
     def reductions(self) -> tuple[str, ...]:
-        return tuple(self.names[fold.name] for fold in self._whole.group.folds if fold.name in self.names)
+        return tuple(self.names[name] for name in self._whole.reductions if name in self.names)
 
 
 _FIELDS = frozenset(f.name for f in fields(Kernel))
@@ -286,7 +288,7 @@ def _original(kernel: Kernel) -> Original:
         raise EncodingError("it has something else among its kernels")
     for phase in kernel.phases:
         verify(phase.program)
-    return Original(kernel.group, Placed(kernel.schedule, kernel.phases, kernel.declined))
+    return Original(kernel.group, Placed(kernel.schedule, kernel.phases, kernel.declined, rival=kernel.rival))
 
 
 def _refuse_others(kernel: _Kept, variable: Mapping[str, Var]) -> None:

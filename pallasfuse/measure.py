@@ -26,6 +26,8 @@ _CONFIRMED_S = 5e-3
 """Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
 _STARTS_S = 100e-6
 """Parts that take so much longer by the clock are not asked for the time of their kernels: starts do not take that."""
+_NOISE_OF_STARTS_S = 5e-6
+"""By so much the starts of one call differ from process to process, and with what else the machine does."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns, and calls in each, by which the kernels of such programs are compared."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
@@ -68,7 +70,8 @@ def compare(
     budget_s, more_s: as of `timing.race`; compilation comes on top. expected_us: about what a call takes, where that is known: a
     short program is compiled only as it is measured. made: to be given to other comparisons with the same first program, which is
     then compiled once. parts: the functions are parts of a larger program, which hides the starts of kernels: between short ones
-    the time of their kernels decides, unless the clock is against one by more than starts take.
+    the time of their kernels decides, unless the clock is against one by more than starts take. Of other short programs it decides
+    where the clock is against one by no more than starts differ from process to process.
     """
     made = {} if made is None else made
     start = time.perf_counter()
@@ -153,10 +156,8 @@ def _timed(
     outcome = race(samplers)
     ahead = outcome.faster
     if outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
-        ahead |= outcome.tied
-        if parts:
-            most = outcome.seconds[reference] + _STARTS_S
-            ahead |= {n for n, s in outcome.seconds.items() if n != reference and s < most}
+        most = outcome.seconds[reference] + (_STARTS_S if parts else _NOISE_OF_STARTS_S)
+        ahead |= outcome.tied | {n for n, s in outcome.seconds.items() if n != reference and s < most}
     if not ahead or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
         return outcome, {}
     left = {n: f for n, f in functions.items() if n == reference or n in ahead}

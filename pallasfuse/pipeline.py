@@ -158,6 +158,8 @@ def _assembled(
       FusionError: as `make_plan`.
       ScheduleError: the kernel of a given schedule waits for itself.
     """
+    if options.schedule is not None:
+        kernels = [replace(k, strategy="scheduled") for k in kernels]
     try:
         anyway = gathered_anyway(converted, kernels)
         kernels = [_without(k, anyway) for k in kernels]
@@ -304,16 +306,13 @@ def kernel_of(
     work = together([f.nest for f in chosen.folds], chosen.inner, chosen.outputs, chosen.parallel, inside, share)
     repaired = {f.name: f.matrix for f in chosen.folds if f.frames}
     rolling: Strategy = "rolling_update" if repaired and schedule.trips > 1 else "single_pass"
-    by_tree: Strategy = (
-        "searched" if chosen.folds else "scheduled"
-    )  # the nests of a schedule that is given are no folds
-    strategy: Strategy = by_tree if schedule.tree else "split_k" if len(placed.phases) > 1 else rolling
+    strategy: Strategy = "searched" if schedule.tree else "split_k" if len(placed.phases) > 1 else rolling
     own = {a for n in (*(f.nest for f in chosen.folds), *chosen.inner, *chosen.outputs) for a in (*n.axes, *n.reduced)}
     return Kernel(
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},
         {a.name: t for a, t in program.tiles if a in own}, repaired, work.flops, work.bytes_read, work.bytes_written,
         share, chosen, schedule, placed.phases, placed.declined,
-        price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {},
+        price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {}, placed.rival,
     )  # fmt: skip
 
 

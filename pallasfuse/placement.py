@@ -1,5 +1,6 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -84,8 +85,15 @@ def _listed_and_smaller(group: Group, target: Target) -> Iterator[Schedule]:
         yield from smaller(listed[0], target)
 
 
-def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
-    """Places a group on the first of the targets that stand in for each other, or says why there is none."""
+def placed_on(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, most_us: float = math.inf
+) -> Placed | str:
+    """Places a group on the first of the targets that stand in for each other, or says why there is none.
+
+    most_us: where nothing is found near so many microseconds, no long search goes on.
+    """
+    if not chosen.folds:
+        return next(_by_trees(chosen, target, tensors, options, most_us), "no target has a schedule for it")
     declined: list[str] = []
     refused: Placed | None = None
     for candidate in _in_turn(target):
@@ -105,6 +113,17 @@ def placed_on(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opti
     assert refused.refused is not None
     # tiles that were asked for are refused by the last target's emitter, with the reason
     return refused if options.tiles else refused.refused
+
+
+def _by_trees(
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, most_us: float = math.inf
+) -> Iterator[Placed]:
+    """Yields the trees of a group without folds, the fastest by the model first; none where tiles or the like are asked for."""
+    declined: list[str] = []
+    for candidate in () if _asks(options) else _in_turn(target):
+        found = searched(chosen, candidate, tensors, most_us)
+        yield from (replace(placed, declined=tuple(declined)) for _, placed in found)
+        declined.append(f"{candidate.name}: {'no tree that fits' if candidate.runs_trees else 'runs no trees'}")
 
 
 def _asks(options: FuseOptions) -> bool:
@@ -145,6 +164,9 @@ def looking_up(
 def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
     """Ways to run a group that the targets which stand in for each other can run: the one of `placed_on` first, then for each
     target in turn the others, the fastest by the model first, and last what differs from the first by half or twice a tile."""
+    if not chosen.folds:
+        yield from islice(_by_trees(chosen, target, tensors, options), _MOST_TREES)
+        return
     first = placed_on(chosen, target, tensors, options)
     if isinstance(first, str) or first.refused is not None:
         return
@@ -161,6 +183,8 @@ def promising_trees(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> Iterator[Placed]:
     """Yields the few trees that are predicted to be faster than the way of `placed_on`; the search for them takes seconds."""
+    if not chosen.folds:
+        return  # `placements` are trees already
     first = placed_on(chosen, target, tensors, options)
     if isinstance(first, str) or first.refused is not None or _asks(options):
         return

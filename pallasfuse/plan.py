@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn, Var
-from pallasfuse.decisions import Grouping, Original, Phase, lookups_of, reads_of
+from pallasfuse.decisions import Grouping, Original, Phase, Placed, lookups_of, reads_of
 from pallasfuse.first_time import Later
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.lookup import Lookup
@@ -61,6 +61,8 @@ class Kernel:
     """The kernel in canonical names, which it has in common with equal ones; None where it runs in a way of its own."""
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The names that those of `original` stand for."""
+    rival: Placed | None = field(default=None, compare=False)
+    """As of `Placed`."""
 
     @property
     def program(self) -> TileProgram:

@@ -27,6 +27,7 @@ from pallasfuse.placement import looking_up, placed_on
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL
+from pallasfuse.rivals import with_rival
 from pallasfuse.targets import Target
 
 
@@ -40,17 +41,28 @@ class Places:
         self._readers = Counter(name for nest in program.nests for name in nest.reads)
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
+        self._by_trees: dict[Group, Placed | str] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
-    def placed(self, group: Group) -> Placed | str:
-        """The group's kernel on the first target that has one, or why there is none."""
+    def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
+        """The group's kernel on the first target that has one, or why there is none. most_us: as in `placement.placed_on`."""
         if id(group) not in self._found:
-            self._found[id(group)] = group, self._place(group)
+            self._found[id(group)] = group, self._place(group, most_us)
         return self._found[id(group)][1]
 
-    def price(self, group: Group) -> Price | str:
-        """The price of the group's kernel, or why there is none."""
+    def settled(self, group: Group) -> Placed | str:
+        """As `placed`, of a group that was chosen: with a rival, where there is one."""
         placed = self.placed(group)
+        if isinstance(placed, str):
+            return placed
+        try:
+            return with_rival(group, placed, self.target, self._tensors, self.options)
+        except (InvalidProgramError, AssertionError):  # as in `_place`; the kernel stands
+            return placed
+
+    def price(self, group: Group, most_us: float = math.inf) -> Price | str:
+        """The price of the group's kernel, or why there is none. most_us: as in `placement.placed_on`."""
+        placed = self.placed(group, most_us)
         if isinstance(placed, str):
             return placed
         try:
@@ -73,15 +85,23 @@ class Places:
         """Returns what a group and its place were renamed from, and the names; None where it was planned in its own names."""
         return self._originals.get(id(group), (None, {}))
 
-    def _place(self, group: Group) -> Placed | str:
+    def _place(self, group: Group, most_us: float) -> Placed | str:
         try:
-            placed = placed_on(group, self.target, self._tensors, self.options)
+            placed = self._searched(group, most_us)
             if isinstance(placed, str) or not self._lookups:
                 return placed
             return looking_up(placed, group.inputs, self._lookups, self._readers, price=self.options.price)
         except (InvalidProgramError, AssertionError) as error:
             # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
             return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
+
+    def _searched(self, group: Group, most_us: float) -> Placed | str:
+        """As `placed_on`; what takes a search is searched once for equal groups."""
+        if group.folds:
+            return placed_on(group, self.target, self._tensors, self.options)
+        if group not in self._by_trees:
+            self._by_trees[group] = placed_on(group, self.target, self._tensors, self.options, most_us)
+        return self._by_trees[group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +136,7 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
         if key not in known:
             own = Places(form.program, places.target, places.options, looks_up=places.looks_up)
             groups = _group(form.program, own, key[1])
-            placed = tuple(own.placed(g) for g in groups.groups)
+            placed = tuple(own.settled(g) for g in groups.groups)
             pairs = zip(groups.groups, placed, strict=True)
             originals = tuple(None if isinstance(p, str) else Original(g, p) for g, p in pairs)
             known[key] = _Planned(groups, placed, originals)

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pallasfuse import _compat
 from pallasfuse.decisions import Grouping, Left, Phase, Placed
 from pallasfuse.errors import InvalidProgramError, Refusal, ScheduleError, TargetError
-from pallasfuse.fusion.candidates import unsupported
+from pallasfuse.fusion.candidate import as_store, unsupported
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.judging import Judge
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, postorder, read
+from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.region import region_of_group
@@ -72,7 +72,7 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
     names = {n.name for n in (*group.inner, *group.outputs)}
     reductions = (n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction)
     left = tuple(Left(n.name, "the schedule does not name it", n.source) for n in reductions if n.name not in names)
-    return Grouping((group,), left, (Judge(graph, able, lambda _: NOTHING).replaced(group),)), Placed(
+    return Grouping((group,), left, (Judge(graph, able, lambda *_: NOTHING).replaced(group),)), Placed(
         schedule, phases, ()
     )
 
@@ -197,10 +197,7 @@ def _group(graph: Graph, tree: Tree, *, strict: bool) -> Group:
         raise ScheduleError("FuseOptions.schedule: no nest in it is a reduction: XLA runs what is elementwise as well")
     wanted = frozenset(_read_outside(graph, frozenset(named), bodies))
     stored = [n for n in inside if n.name in wanted]
-    outputs = tuple(
-        replace(n, body=read(n.name, n.axes, n.dtype), reduced=(), reducer=None, picks=False) if n.is_reduction else n
-        for n in stored
-    )
+    outputs = tuple(as_store(n) if n.is_reduction else n for n in stored)
     inner = tuple(n for n in inside if n.is_reduction or n.name not in wanted)
     own = {n.name for n in inside}
     reads = frozenset().union(*(n.reads for n in inside)) - own

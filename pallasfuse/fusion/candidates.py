@@ -10,38 +10,28 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion import relaying, widening
+from pallasfuse.fusion.candidate import (
+    ALONE,
+    MOST_POSITIONS,
+    Candidate,
+    Context,
+    as_store,
+    convexity_violation,
+    materialized_maps,
+    moved_reads,
+    needed,
+    unsupported,
+    with_body,
+)
 from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
+from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.fold import Fold, Group
-from pallasfuse.ir.loop_program import External, Nest
+from pallasfuse.ir.loop_program import Nest
 from pallasfuse.targets import Target
-
-MOST_POSITIONS = 2**30
-"""Of a loop: positions, bounds and block numbers are 32-bit integers, and the bound of a mask may be a tile beyond."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A legal group, and the least time that its kernel could take."""
-
-    group: Group
-    covers: frozenset[str]
-    """Reductions computed inside."""
-    least_us: float
-    relaid: frozenset[str] = frozenset()
-    """Maps that stay outside of the kernel, which reads what they store."""
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """The groups chosen so far, as they matter for one more: values that are already made, and values that must be handed out."""
-
-    made: frozenset[str] = frozenset()
-    wanted: frozenset[str] = frozenset()
 
 
 def rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
@@ -108,7 +98,7 @@ def candidates(
 
 
 def _build(
-    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = Context(),
+    graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = ALONE,
     relaid: frozenset[str] = frozenset(),
 ) -> Candidate | tuple[str, str]:  # fmt: skip
     """The candidate with exactly these folds, or (the member that prevents it, why). relaid: as of `Candidate`."""
@@ -128,10 +118,10 @@ def _build(
 
     rejected: dict[str, str] = {}
     while True:
-        keep = _materialized_maps(graph, frozenset(rejected), names) | context.made | relaid
+        keep = materialized_maps(graph, frozenset(rejected), names) | context.made | relaid
         bodies = graph.inlined(keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
-        moved = _moved([*members, *inner], bodies)
+        moved = moved_reads([*members, *inner], bodies)
         whys = (
             (n, moved.get(n.name) or _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner
         )
@@ -146,20 +136,20 @@ def _build(
     inside = names | {n.name for n in inner}
 
     for member in members:
-        missing = unsupported(_with_body(member, bodies), target)
+        missing = unsupported(with_body(member, bodies), target)
         if missing is not None:
             return member.name, missing
 
-    violation = _convexity_violation(graph, members, inner, inside)
+    violation = convexity_violation(graph, members, inner, inside)
     if violation is not None:
         return violation
     outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target)
     if not outputs:
         return members[-1].name, "nothing outside reads it"
-    final = tuple(_with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else _as_store(graph.nests[n])
+    final = tuple(with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else as_store(graph.nests[n])
                   for n in outputs)  # fmt: skip
-    inner_nests = tuple(_with_body(n, bodies) for n in inner)
-    folded_nests = tuple(_with_body(n, bodies) for n in members)
+    inner_nests = tuple(with_body(n, bodies) for n in inner)
+    folded_nests = tuple(with_body(n, bodies) for n in members)
     written = (*folded_nests, *inner_nests, *final)
     exact = graph.strict or not widening.is_allowed()
     computed = written if exact else widening.widened(written, outputs, graph.compared())
@@ -189,18 +179,6 @@ def _build(
     return Candidate(group, inside, least, relaid & reads)
 
 
-def unsupported(nest: Nest, target: Target) -> str | None:
-    """The operation of a nest that the target's kernels lack, as a reason."""
-    if nest.reducer is not None and nest.reducer.name in target.unsupported_reducers:
-        return f"target {target.name} has no {nest.reducer} reduction"
-    for node in postorder(nest.body):
-        if isinstance(node, Read) and len(set(node.indices)) != len(node.indices):
-            return f"{node} reads a diagonal"
-        if isinstance(node, Apply) and node.op in target.unsupported_ops:
-            return f"target {target.name} has no {node.op}"
-    return None
-
-
 def _wide_product(nest: Nest, core: tuple[Axis, ...]) -> str | None:
     """A product between two grid axes needs tiles along both: XLA's matrix products do that better."""
     operands = product_operands(nest)
@@ -210,28 +188,6 @@ def _wide_product(nest: Nest, core: tuple[Axis, ...]) -> str | None:
     if (lhs - rhs) & frozenset(core) and (rhs - lhs) & frozenset(core):
         return f"{nest.name} is a matrix product that keeps large axes on both sides: left to XLA's own kernel"
     return None
-
-
-def _with_body(nest: Nest, bodies: Mapping[str, Expr]) -> Nest:
-    return replace(nest, body=bodies[nest.name])
-
-
-def _as_store(nest: Nest) -> Nest:
-    return Nest(nest.name, nest.axes, read(nest.name, nest.axes, nest.dtype), nest.dtype, source=nest.source)
-
-
-def _materialized_maps(graph: Graph, rejected: frozenset[str], members: frozenset[str]) -> frozenset[str]:
-    """Maps above rejected reductions that are no larger than those: the cheapest values to hand to the kernel."""
-    if not rejected:
-        return frozenset()
-    keep: set[str] = set()
-    for nest in graph.nests.values():
-        if nest.is_reduction or graph.depends(nest.name, members):
-            continue
-        below = [graph.nests[r] for r in rejected if r in graph.ancestors[nest.name]]
-        if below and volume(nest.axes) <= max(volume(r.axes) for r in below):
-            keep.add(nest.name)
-    return frozenset(keep)
 
 
 def _inner_nests(
@@ -246,20 +202,6 @@ def _inner_nests(
                 found[tensor] = nest
                 stack.append(bodies[tensor])
     return sorted(found.values(), key=lambda n: graph.order[n.name])
-
-
-def _moved(nests: Iterable[Nest], bodies: Mapping[str, Expr]) -> dict[str, str]:
-    """Finds the reductions among `nests` that others of them read at other positions than their own, each with a reason.
-
-    A block has their elements at its own positions only: the others are those of other blocks.
-    """
-    own = {n.name: n.axes for n in nests if n.is_reduction}
-    found: dict[str, str] = {}
-    for nest in nests:
-        for node in postorder(bodies[nest.name]):
-            if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor]:
-                found.setdefault(node.tensor, f"{nest.name} reads {node} at other positions than its own")
-    return found
 
 
 def _inner_refusal(
@@ -300,26 +242,6 @@ def _whole_product(nest: Nest, core: tuple[Axis, ...], rolled: Axis, target: Tar
         return False
     sides = [frozenset(o.axes) - frozenset(nest.reduced) for o in operands]
     return any(rows == frozenset(core) and columns == {rolled} for rows, columns in (sides, sides[::-1]))
-
-
-def _convexity_violation(
-    graph: Graph, members: list[Nest], inner: list[Nest], inside: frozenset[str]
-) -> tuple[str, str] | None:
-    """A group must not feed a value through something outside and back."""
-    for nest in [*members, *inner]:
-        outside = [n for n in graph.ancestors[nest.name] - inside if n in graph.order and _is_opaque(graph, n)]
-        for name in sorted(outside, key=graph.order.__getitem__):
-            if graph.depends(name, inside):
-                culprit = next(
-                    m for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name])
-                )
-                return culprit.name, f"{name} is computed outside the kernel from values inside it"
-    return None
-
-
-def _is_opaque(graph: Graph, name: str) -> bool:
-    """No map: it is not inlined into what reads it."""
-    return name not in graph.nests or graph.nests[name].is_reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +315,7 @@ def _absorb(
         body = bodies[nest.name]
         if body.tensors.isdisjoint(inside) or not axes.issuperset(nest.axes):
             continue
-        if unsupported(_with_body(nest, bodies), target) is not None:
+        if unsupported(with_body(nest, bodies), target) is not None:
             continue
         reads = [n for n in postorder(body) if isinstance(n, Read)]
         from_inside = [r for r in reads if r.tensor in inside]
@@ -405,14 +327,4 @@ def _absorb(
         expands = not any(rolled in r.indices for r in reads) if streams else volume(nest.axes) > largest
         if not expands or nest.name in graph.outputs:
             absorbed.add(nest.name)
-    available = inside | absorbed
-    outside: set[str] = set()
-    for node in reversed(graph.program.nests):
-        name = node.name
-        lives = isinstance(node, External) or node.is_reduction or name in graph.outputs
-        if name not in available and (lives or not outside.isdisjoint(graph.consumers[name])):
-            outside.add(name)
-    outside |= context.made - available
-    needed = [n for n in available
-              if n in graph.outputs or n in context.wanted or not outside.isdisjoint(graph.consumers[n])]  # fmt: skip
-    return sorted(needed, key=graph.order.__getitem__)
+    return needed(graph, inside | absorbed, context)

@@ -36,6 +36,11 @@ class FoldsOnDemand:
             self._known[key] = fold_over(nest, axis, 0, unfinished, self._signs, strict=self.strict)
         return self._noted(self._known[key], nest, axis, unfinished)
 
+    def forget(self) -> None:
+        """Forgets how results differ, but not the folds: what is derived from now on is another kernel's."""
+        self.conditions.clear()
+        self.exceptions.clear()
+
     def refined(self, nest: Nest, axis: Axis, finished: Sequence[Nest]) -> Fold | None:
         """Returns the fold of `nest` if it has a correction for what the rounding of `finished` reductions loses; else None."""
         key = nest.name, axis, frozenset(n.name for n in finished)

@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 
 from pallasfuse.decisions import Grouping, Left
-from pallasfuse.fusion.candidates import Candidate, Context, candidates, components, rebuild
+from pallasfuse.fusion import candidates, product_regions
+from pallasfuse.fusion.candidate import Candidate, Context
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.judging import Judge, KernelPrice, KernelReads, others_than, why_not, worth_it
@@ -45,22 +46,25 @@ def group_segment(
     reasons: dict[str, str] = {}
     found: list[Candidate] = []
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
-        for members in components(graph, axis):
-            found.extend(candidates(graph, axis, members, target, reasons))
+        for members in candidates.components(graph, axis):
+            found.extend(candidates.candidates(graph, axis, members, target, reasons))
+    if price is not None and not along:  # without a price, the time of no tree is known
+        listed = {c.covers for c in found}  # of these, trees are tried when they are chosen
+        found.extend(c for c in product_regions.candidates(graph, target) if c.covers not in listed)
     judge = Judge(graph, target, price, reads)
     numbers, savings = select(
         [judge.bound(c) for c in found], [c.covers for c in found], lambda n: judge.saving(found[n])
     )
     for n, candidate in enumerate(found):
         if savings[n] <= 0:
-            for fold in candidate.group.folds:
-                reasons.setdefault(fold.name, why_not(judge, candidate))
+            for name in candidate.group.heads:
+                reasons.setdefault(name, why_not(judge, candidate))
     chosen: list[Candidate] = []
     for candidate in sorted((found[n] for n in numbers), key=lambda c: -judge.saving(c)):
         joined = _join(graph, chosen, candidate, target, judge)
         if joined is None:
-            for fold in candidate.group.folds:
-                reasons.setdefault(fold.name, "its kernel and another one would wait for each other")
+            for name in candidate.group.heads:
+                reasons.setdefault(name, "its kernel and another one would wait for each other")
         else:
             chosen = joined
     for candidate in found:  # what is worth a kernel beside those that make what it reads
@@ -74,7 +78,7 @@ def group_segment(
         chosen = _with_others_together(graph, chosen, [found[n] for n in ranked], target, judge)
     groups = _in_order(graph, [c.group for c in chosen])
     assert groups is not None
-    covered = frozenset().union(*(c.covers for c in chosen)) if chosen else frozenset()
+    covered = frozenset(n.name for c in chosen for n in c.group.inner).union(*(c.covers for c in chosen))
     left = tuple(
         Left(n.name, reasons.get(n.name, "a single reduction: XLA already runs it in one pass"), n.source)
         for n in graph.reductions() if n.name not in covered
@@ -103,7 +107,7 @@ def _join(
     read_by_chosen = frozenset(t for c in chosen for t in c.group.inputs)
     if not chosen:
         return [candidate]
-    new = rebuild(graph, candidate, Context(made, read_by_chosen), target)
+    new = _rebuilt(graph, candidate, Context(made, read_by_chosen), target)
     if new is None or (judge.saving(new) == -math.inf):
         return None
     result = []
@@ -113,12 +117,18 @@ def _join(
             result.append(old)
             continue
         others = frozenset(n.name for c in (*chosen, new) if c is not old for n in c.group.outputs)
-        again = rebuild(graph, old, Context(others, missing), target)
+        again = _rebuilt(graph, old, Context(others, missing), target)
         if again is None:
             return None
         result.append(again)
     result.append(new)
     return result if _in_order(graph, [c.group for c in result]) is not None else None
+
+
+def _rebuilt(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
+    """The same candidate beside other groups; None where it is not legal there."""
+    rebuild = candidates.rebuild if candidate.group.folds else product_regions.rebuild
+    return rebuild(graph, candidate, context, target)
 
 
 def _in_order(graph: Graph, groups: list[Group]) -> list[Group] | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from pallasfuse.fusion.candidates import Candidate
+from pallasfuse.fusion.candidate import Candidate
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.dtypes import itemsize_bytes
@@ -15,8 +15,9 @@ from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL, count_xla, price_xla
 from pallasfuse.targets import Target
 
-KernelPrice = Callable[[Group], Price | str]
-"""The price of the kernel that a group becomes, or why no target has one."""
+KernelPrice = Callable[[Group, float], Price | str]
+"""Returns the price of the kernel that a group becomes, or why no target has one. Of what takes longer than so many microseconds,
+nobody wants a better one."""
 KernelReads = Callable[[Group], tuple[str, ...]]
 """The names of what the kernel reads, as far as is known: at first as little as it may be."""
 
@@ -64,17 +65,28 @@ class Judge:
 
     def total_us(self, chosen: Sequence[Candidate]) -> float:
         """The time of the program with these kernels, after a margin for the error of their prices."""
-        kernels = [self.kernel(c) for c in chosen]
-        ours = sum(math.inf if isinstance(k, str) else k.us for k in kernels)
-        return self.apart([c.group for c in chosen]).us + ours * self.margin
+        kernels = [(self.kernel(c), self.margin_of(c)) for c in chosen]
+        ours = sum(math.inf if isinstance(k, str) else k.us * margin for k, margin in kernels)
+        return self.apart([c.group for c in chosen]).us + ours
 
     def kernel(self, candidate: Candidate) -> Price | str:
         """The price of its kernel, or why there is none."""
         found = self._kernels.get(id(candidate.group))
         if found is None:
-            found = candidate.group, ONE_KERNEL if self.price is None else self.price(candidate.group)
+            found = (
+                candidate.group,
+                ONE_KERNEL if self.price is None else self.price(candidate.group, self._most_us(candidate)),
+            )
             self._kernels[id(candidate.group)] = found
         return found[1]
+
+    def _most_us(self, candidate: Candidate) -> float:
+        """The time with which a kernel would save nothing."""
+        return math.inf if self.is_asked(candidate) else self.replaced(candidate.group).us / self.margin_of(candidate)
+
+    def margin_of(self, candidate: Candidate) -> float:
+        """The factor by which XLA's price must exceed a candidate's: at least one for the least price of many trees."""
+        return self.margin if candidate.group.folds else max(1.0, self.margin)
 
     def is_asked(self, candidate: Candidate) -> bool:
         """Is the kernel wanted whatever it costs? A strict user has ruled out leaving dependent reductions to XLA."""
@@ -87,7 +99,7 @@ class Judge:
             return _ASKED * len(candidate.covers) - candidate.least_us
         if self.price is None:
             return self.saving(candidate, others)
-        return self.replaced(candidate.group, others).us - candidate.least_us * self.margin
+        return self.replaced(candidate.group, others).us - candidate.least_us * self.margin_of(candidate)
 
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.
@@ -99,7 +111,7 @@ class Judge:
             return -math.inf
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - price.us
-        return self.replaced(candidate.group, others).us - price.us * self.margin
+        return self.replaced(candidate.group, others).us - price.us * self.margin_of(candidate)
 
 
 _ASKED = 1e9
@@ -128,11 +140,11 @@ def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> 
             apart = judge.replaced(candidate.group, others_than(chosen, candidate.group)).us
             if isinstance(price, str):
                 losses.append((math.inf, candidate, price))
-            elif not judge.is_asked(candidate) and apart <= price.us * judge.margin:
+            elif not judge.is_asked(candidate) and apart <= price.us * judge.margin_of(candidate):
                 why = f"one kernel would not be faster: {price.us:.3g} us predicted, {apart:.3g} us apart"
                 losses.append((price.us - apart, candidate, why))
         if not losses:
             return chosen
         _, worst, why = max(losses, key=lambda entry: entry[0])
-        reasons |= dict.fromkeys((f.name for f in worst.group.folds), why)
+        reasons |= dict.fromkeys(worst.group.heads, why)
         chosen = [c for c in chosen if c is not worst]

@@ -137,6 +137,11 @@ class Group:
                 yield fold.refined
 
     @property
+    def heads(self) -> tuple[str, ...]:
+        """The reductions that the group is made for: its folds, and in a group without any all of them."""
+        return tuple(f.name for f in self.folds) or tuple(n.name for n in self.inner if n.is_reduction)
+
+    @property
     def passes(self) -> int:
         return max((f.pass_index for f in self.folds), default=-1) + 1
 

@@ -39,7 +39,7 @@ _SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
 _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""
-_OF_LIBRARY_BY_WARPGROUPS, _OF_LIBRARY, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.45
+_OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.45
 """The share of the rate of the library's large products: of warpgroups, other kernels, and where rows do not fill the unit."""
 _WARP_COLUMNS = 8
 """Of the smallest product of one warp."""
@@ -160,6 +160,16 @@ def _one(
     return Price(busy + copies_us + launch_us, terms)
 
 
+def least_us(moved: float, flops: float, device: Device) -> float:
+    """The least price of a kernel without warpgroups of its own that moves so many bytes, once, and multiplies matrices."""
+    in_cache = moved <= _CACHED_SHARE * device.cache_bytes
+    cache_us = 1e-3 * moved / device.cache_gb_s
+    memory_us = cache_us if in_cache else 1e-3 * moved / device.memory_gb_s
+    matrix_us = 1e-6 * flops / (max(device.matmul_tflop_s.values()) * OF_LIBRARY)
+    busy = sum(us**_OVERLAP for us in (memory_us, cache_us, matrix_us)) ** (1 / _OVERLAP)
+    return float(busy + device.kernel_us + device.launch_us)
+
+
 def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources | None) -> float:
     """The exponent by which the resources of a kernel overlap. resident: blocks on a multiprocessor."""
     if emission.together:
@@ -276,7 +286,7 @@ def _matrix_clocks(p: Product, emission: Emission, device: Device) -> float:
     rate = 1e3 * device.matmul_tflop_s[kind] / (device.multiprocessors * device.clock_ghz)
     wide = p.rows >= _MATRIX_ROWS
     rows = math.ceil(p.rows / _MATRIX_ROWS) * _MATRIX_ROWS if wide else math.ceil(p.rows / 16) * 16
-    share = (_OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else _OF_LIBRARY) if wide else _OF_LIBRARY_NARROW
+    share = (_OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else OF_LIBRARY) if wide else _OF_LIBRARY_NARROW
     columns = math.ceil(p.columns / 8) * 8
     summed = math.ceil(p.summed / 16) * 16
     return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)

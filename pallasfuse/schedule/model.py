@@ -1,15 +1,17 @@
 """An analytical price of a tree, from the places of its statements (MCFuser, equations 2 to 5, made general).
 
-    T = launch + max(slow-down · max(memory, cache, matrix units, vector units + special functions), waiting)
+    T = launch + max(memory, cache, slow-down · max(matrix units, operands, vector units + special functions), waiting)
 
 - memory: bytes that leave the device's memory: those of a tensor once where the cache can hold it, else as often as it is loaded;
 - cache: for each load and store the bytes of its tile, in whole sectors, times the trips of the loops around it;
+- operands: bytes that warps read from shared memory for products; those that share rows read the same;
 - matrix units: the operations of each product at the shape in which the unit takes its tile, times its trips: recomputed ones too;
 - vector units, special functions: what is computed elementwise, each expression on its own axes, times its trips;
-- slow-down: (blocks + multiprocessors) / blocks, or another factor;
-- waiting: the trips of loops that load, one after the other, in each round of blocks.
+- slow-down: (blocks + multiprocessors) / blocks, or another factor; a multiprocessor can draw more than its share of memory;
+- waiting: the trips of loops that load, one after the other, in each round of blocks; those with slots begin loads before.
 
-Rates are the device's (`devices/`); nothing here is fitted. The sizes of tiles may be arrays: then so is the price.
+Rates are the device's (`devices/`), but for those of operands (as in `price/gpu.py`). The sizes of tiles may be arrays: then so is
+the price.
 """
 
 import math
@@ -44,6 +46,12 @@ _SECTOR_BYTES = 32
 """The least that the cache hands out."""
 _UNIT = (64, 8, 16)
 """Rows, columns and summed positions of the smallest product of a warpgroup's matrix unit; the larger side is its rows."""
+_WARPS, _WARP_ROWS = 4, 16
+"""Warps of a block, and the rows that one of them takes of a product that is no warpgroup's."""
+_OPERAND_BYTES, _WARPS_COST = 100.0, 2.0
+"""Operands that a multiprocessor reads from its shared memory in a clock, and how much dearer the reads of single warps are."""
+_DRAWN = 1.6
+"""Times its share of the memory's rate that a multiprocessor can draw, where others are idle."""
 _TIE = 1e-6
 """The weight of what does not limit a kernel: of two that one resource limits as much, the one is faster that does less besides."""
 _UNROLLED = 16
@@ -157,7 +165,7 @@ class _Estimator:
         device, blocks = self.model.device, self._blocks()
         processors = device.multiprocessors
         memory, sectors, moved_by_tensor = self._bytes()
-        flops, matrix_us = self._matrix()
+        flops, matrix_us, operands = self._matrix()
         operations = self._elementwise()
         shared, registers = self._held()
         # a CPU's rates of computing are for one core
@@ -166,22 +174,27 @@ class _Estimator:
         vector_us = 1e-3 * operations.simple / (device.vector_gop_s * cores)
         special_us = 1e-3 * operations.special / (device.special_gop_s * cores)
         memory_us, cache_us = 1e-3 * memory / device.memory_gb_s, 1e-3 * sectors / device.cache_gb_s
+        operands_us = (
+            operands / (_OPERAND_BYTES * device.clock_ghz * 1e3 * processors) if device.platform == "gpu" else 0.0
+        )
         slowdown = self.model.slowdown(blocks, processors)
         resident = np.minimum(
             np.maximum((device.shared_memory_bytes or 0) // np.maximum(shared, 1), 1),
             np.maximum(REGISTERS * REGISTER_BYTES // np.maximum(registers, 1), 1),
         )
         rounds = _ceil(blocks, processors * np.minimum(resident, BLOCKS))
-        trips = rounds * self._loading_trips() / blocks
-        waiting_us = trips * device.trip_us
+        trips, waiting_us = (rounds * n / blocks for n in self._loading_trips())
         launch_us = device.kernel_us + device.launch_us
-        busy = np.maximum(np.maximum(memory_us, cache_us), np.maximum(matrix_us, vector_us + special_us))
-        us = launch_us + np.maximum(slowdown * busy, waiting_us)
-        work = memory_us + cache_us + matrix_us + vector_us + special_us
+        drawn = np.maximum(1.0, slowdown / _DRAWN)
+        computing_us = np.maximum(np.maximum(matrix_us, operands_us), vector_us + special_us)
+        busy = np.maximum(drawn * np.maximum(memory_us, cache_us), slowdown * computing_us)
+        us = launch_us + np.maximum(busy, waiting_us)
+        work = memory_us + cache_us + matrix_us + operands_us + vector_us + special_us
         us = us + _TIE * slowdown * work
         terms = (
-            ("device memory", memory, "B", memory_us * slowdown), ("cache", sectors, "B", cache_us * slowdown),
+            ("device memory", memory, "B", memory_us * drawn), ("cache", sectors, "B", cache_us * drawn),
             ("matrix units", flops, "flop", matrix_us * slowdown),
+            ("operands in shared memory", operands, "B", operands_us * slowdown),
             ("vector units", operations.simple, "op", vector_us * slowdown),
             ("special functions", operations.special, "op", special_us * slowdown),
             ("waiting for loads", trips, "trips", waiting_us), ("launch", 1, "kernel", launch_us),
@@ -216,11 +229,16 @@ class _Estimator:
             max((tuple(x for x in p if x.level not in ("serial", "group")) for p in spatial), key=len, default=())
         )
 
-    def _loading_trips(self) -> Number:
-        """Returns the trips of serial loops that load in their own body, in all blocks together."""
+    def _loading_trips(self) -> tuple[Number, Number]:
+        """Returns the trips of serial loops that load in their own body, in all blocks together, and the time that they wait."""
+        device = self.model.device
         loops = {s.numbers: s.around for s in self.placement.statements if s.kind == "load"}
         found = [around for around in loops.values() if around and around[-1].level == "serial"]
-        return sum((self._trips(a) for a in found), start=self._blocks())
+        trips = [self._trips(a) for a in found]
+        waits = [device.trip_us if a[-1].slots > 1 else device.latency_us for a in found]
+        blocks = self._blocks()
+        waited = sum((n * us for n, us in zip(trips, waits, strict=True)), start=blocks * device.latency_us)
+        return sum(trips, start=blocks), waited
 
     # --- bytes
 
@@ -263,11 +281,13 @@ class _Estimator:
 
     # --- work
 
-    def _matrix(self) -> tuple[Number, Number]:
-        """Returns the operations of all products at the unit's shapes, and the time that they take."""
+    def _matrix(self) -> tuple[Number, Number, Number]:
+        """Returns the operations of all products at the unit's shapes, the time that they take, and the bytes of operands that are
+        read for them, as often as warps read them."""
         rates = self.model.device.matmul_tflop_s
         flops: Number = 0
         us: Number = 0
+        operands: Number = 0
         for statement in self.placement.statements:
             product = self.model._work[statement.name].product if statement.kind == "compute" else None
             if product is None:
@@ -275,18 +295,25 @@ class _Estimator:
             left, right = product.lhs.axes, product.rhs.axes
             summed = frozenset(self.model._nests[statement.name].reduced)
 
-            def along(axes: frozenset[Axis], around: Sequence[RangeLoop] = statement.around) -> Number:
+            def count(axes: frozenset[Axis], around: Sequence[RangeLoop] = statement.around) -> Number:
                 return _product([self._tile(a, around) for a in axes])
 
-            a, b, k = along(left - right), along(right - left), along(left & right & summed)
-            batch = along((left & right) - summed)
+            a, b, k = count(left - right), count(right - left), count(left & right & summed)
+            batch = count((left & right) - summed)
             rows, columns, depth = _UNIT
             unit = np.minimum(_padded(a, rows) * _padded(b, columns), _padded(b, rows) * _padded(a, columns))
             done = 2 * unit * _padded(k, depth) * batch * self._trips(statement.around)
             dtype = narrow(product.rhs).dtype
             rate = rates.get(dtype, rates["tf32"] if "tf32" in rates else rates["float32"])
             flops, us = flops + done, us + 1e-6 * done / rate
-        return flops, us
+            # a unit reads both sides of its own product; where rows are no multiple of its own, single warps take their share
+            wide = a % rows == 0
+            along = np.where(wide, a / rows, np.minimum(_WARPS, np.maximum(a // _WARP_ROWS, 1)))
+            units = np.where(wide, along, _WARPS)
+            read = units * (a / along + np.maximum(columns, b * along / units)) * k * batch
+            cost = np.where(wide, 1.0, _WARPS_COST)
+            operands = operands + 2 * cost * read * self._trips(statement.around)
+        return flops, us, operands
 
     def _elementwise(self) -> Operations:
         """Returns the operations of all blocks; what nests in one body have in common is computed once."""

@@ -35,8 +35,19 @@ def trees(region: Region, may_fold: MayFold = no_folds, *, most: int | None = No
     return tuple(found.values())
 
 
-def all_trees(region: Region, may_fold: MayFold = no_folds) -> Iterator[TreeKernel]:
-    """Yields every tree that can be built: equal ones too, and some that compute what nothing reads."""
+class TooManyTrees(Exception):
+    """A space has more bodies than were asked for."""
+
+
+def all_trees(region: Region, may_fold: MayFold = no_folds, *, most_bodies: int | None = None) -> Iterator[TreeKernel]:
+    """Yields every tree that can be built: equal ones too, and some that compute what nothing reads.
+
+    Args:
+      most_bodies: of loops and blocks, that may be built before the trees of one grid are known.
+
+    Raises:
+      TooManyTrees: there are more.
+    """
     spatial = spatial_axes(region)
     always = {*independent_axes(region), *(a for a in spatial if all(a in n.axes for n in region.nests))}
     free = [a for a in spatial if a not in always]
@@ -45,7 +56,9 @@ def all_trees(region: Region, may_fold: MayFold = no_folds) -> Iterator[TreeKern
             grid = [a.name for a in spatial if a in always or a in chosen]
             if spatial and not grid:
                 continue
-            for body in _Builder(region, may_fold).bodies(frozenset(region.outputs), _Scope(frozenset(grid))):
+            for body in _Builder(region, may_fold, most_bodies).bodies(
+                frozenset(region.outputs), _Scope(frozenset(grid))
+            ):
                 yield TreeKernel("kernel", _rebuilt([RangeLoop(axis, 1, (), "grid") for axis in grid], body))
 
 
@@ -203,6 +216,8 @@ class _Scope:
 class _Builder:
     region: Region
     may_fold: MayFold
+    most: int | None = None
+    built: int = 0
     nests: dict[str, Nest] = field(init=False)
     axes: dict[str, frozenset[str]] = field(init=False)
     reduced: dict[str, frozenset[str]] = field(init=False)
@@ -222,6 +237,9 @@ class _Builder:
             found: dict[Body, None] = {}
             for extra in self._extras(goals, scope):
                 for body in self._ordered(goals | extra, goals, scope, scope.done):
+                    self.built += 1
+                    if self.most is not None and self.built > self.most:
+                        raise TooManyTrees
                     found[body] = None
             self.memo[key] = tuple(found)
         return self.memo[key]

@@ -1,5 +1,6 @@
 """Tensorization: recognise a sum of products as a matrix product over named axes (Neptune, section 5)."""
 
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -95,5 +96,13 @@ def narrow(side: Expr) -> Expr:
 
 def contracts(body: Expr, over: AbstractSet[Axis]) -> bool:
     """Returns whether two factors of `body` each keep an axis that the other lacks: worth a matrix product."""
+    return any(True for _ in own_axes(body, over))
+
+
+def own_axes(body: Expr, over: AbstractSet[Axis]) -> Iterator[frozenset[Axis]]:
+    """Yields the axes that either of two factors keeps and the other lacks: the rows of a matrix product, and its columns."""
     kept = [frozenset(f.axes) - over for f, _ in _factors(body) if over & f.axes]
-    return any(a - b and b - a for n, a in enumerate(kept) for b in kept[n + 1 :])
+    for n, a in enumerate(kept):
+        for b in kept[n + 1 :]:
+            if a - b and b - a:
+                yield from (a - b, b - a)

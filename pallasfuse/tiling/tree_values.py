@@ -19,7 +19,7 @@ from pallasfuse.ir.tree import MemorySpace, RangeLoop, TreeKernel, walk
 from pallasfuse.targets import Tails, power_of_two
 from pallasfuse.tiling.bounds import Guards
 from pallasfuse.tiling.passes import Passes
-from pallasfuse.tiling.products import contracts
+from pallasfuse.tiling.products import own_axes
 from pallasfuse.tiling.rules import broken
 from pallasfuse.tiling.values import Scope
 
@@ -182,15 +182,15 @@ class TreeValues(Passes):
         return min(-(-window // (loop.size * tile)) * tile, window)
 
     def _products(self, blocks: Mapping[Axis, int]) -> dict[Axis, int]:
-        """The axes of matrix products, which some targets want to be so long; those of the grid together, as they are its rows."""
+        """The axes of matrix products, which some targets want to be so long; those of the grid together that are of one side."""
         least, found = self.tiles.smallest_dot, dict[Axis, int]()
         for nest in self.nests.values():
-            if nest.reducer == SUM and contracts(nest.body, frozenset(nest.reduced)):
-                rows = [a for a in (*nest.axes, *nest.reduced) if blocks.get(a, 1) > 1]
+            for own in own_axes(nest.body, frozenset(nest.reduced)) if nest.reducer == SUM else ():
                 found |= {a: least for a in (*nest.axes, *nest.reduced) if a not in blocks}
-                if rows:
-                    others = math.prod(power_of_two(blocks[a]) for a in rows[:-1])
-                    found[rows[-1]] = max(found.get(rows[-1], 1), -(-least // others))
+                side = [a for a in nest.axes if a in own and blocks.get(a, 1) > 1]
+                if side:
+                    others = math.prod(power_of_two(blocks[a]) for a in side[:-1])
+                    found[side[-1]] = max(found.get(side[-1], 1), -(-least // others))
         return found
 
     def _rounded(self, axis: Axis, size: int) -> int:

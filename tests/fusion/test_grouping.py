@@ -232,14 +232,14 @@ def reads_bias(found):
 def test_cores_that_need_the_same_memory_are_worth_it_together():
     """XLA makes memory anew once for both: a kernel for one of them alone saves none of it."""
     loops = layers_of(4096)
-    judge = Judge(Graph(loops), XLA_CPU, lambda _: Price(0.0, ()))
+    judge = Judge(Graph(loops), XLA_CPU, lambda *_: Price(0.0, ()))
     cores = [g for g in group(loops, XLA_CPU).groups if reads_bias(g)]
     alone = max(judge.replaced(g).us for g in cores)
     both = judge.apart(()).us - judge.apart(cores).us
     assert len(cores) == 2 and alone < 0.45 * both
 
     def chosen(us):
-        def price(g):
+        def price(g, _):
             return Price(us / XLA_CPU.margin if reads_bias(g) and len(g.folds) == 3 else 1e9, ())
 
         return [g for g in group(loops, XLA_CPU, price).groups if reads_bias(g)]

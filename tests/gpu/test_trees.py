@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.candidates import unsupported
+from pallasfuse.fusion.candidate import unsupported
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.tree import show
 from pallasfuse.pallas_backend import kernel_resources

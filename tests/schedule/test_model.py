@@ -110,7 +110,7 @@ def test_few_blocks_are_slow():
     rounds = Model(CHAIN, GPU)
     few, many = (parse(f"x {{ i:{t}@grid l:128@grid k:64 ( t0 t1 ) }}")[0] for t in (512, 64))
     for model in (published, rounds):
-        assert model.price(few).us > 3 * model.price(many).us
+        assert model.price(few).us > 2.5 * model.price(many).us
     assert rounds.price(many).us < published.price(many).us
 
 
@@ -141,7 +141,8 @@ def test_many_candidates_at_a_time_have_the_prices_of_each(seed):
 def test_a_price_names_its_terms_and_units():
     price = Model(CHAIN, GPU).price(parse("x { i:64@grid k:64 ( j:16 ( t0 ) l:64 ( t1 ) ) }")[0])
     assert {t.name: t.unit for t in price.terms} == {
-        "device memory": "B", "cache": "B", "matrix units": "flop", "vector units": "op", "special functions": "op",
+        "device memory": "B", "cache": "B", "matrix units": "flop", "operands in shared memory": "B", "vector units": "op",
+        "special functions": "op",
         "waiting for loads": "trips", "launch": "kernel",
     }  # fmt: skip
     assert price.limit in str(price)

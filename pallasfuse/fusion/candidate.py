@@ -1,0 +1,122 @@
+"""Candidates for kernels, and the checks that all kinds of them share."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.axes import volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import External, Nest
+from pallasfuse.targets import Target
+
+MOST_POSITIONS = 2**30
+"""Of a loop: positions, bounds and block numbers are 32-bit integers, and the bound of a mask may be a tile beyond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal group, and the least time that its kernel could take."""
+
+    group: Group
+    covers: frozenset[str]
+    """Reductions computed inside."""
+    least_us: float
+    relaid: frozenset[str] = frozenset()
+    """Maps that stay outside of the kernel, which reads what they store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The groups chosen so far, as they matter for one more: values that are already made, and values that must be handed out."""
+
+    made: frozenset[str] = frozenset()
+    wanted: frozenset[str] = frozenset()
+
+
+ALONE = Context()
+"""No groups are chosen yet."""
+
+
+def unsupported(nest: Nest, target: Target) -> str | None:
+    """The operation of a nest that the target's kernels lack, as a reason."""
+    if nest.reducer is not None and nest.reducer.name in target.unsupported_reducers:
+        return f"target {target.name} has no {nest.reducer} reduction"
+    for node in postorder(nest.body):
+        if isinstance(node, Read) and len(set(node.indices)) != len(node.indices):
+            return f"{node} reads a diagonal"
+        if isinstance(node, Apply) and node.op in target.unsupported_ops:
+            return f"target {target.name} has no {node.op}"
+    return None
+
+
+def with_body(nest: Nest, bodies: Mapping[str, Expr]) -> Nest:
+    """The nest with its body from `bodies`, where maps are inlined."""
+    return replace(nest, body=bodies[nest.name])
+
+
+def as_store(nest: Nest) -> Nest:
+    """The map that stores a finished reduction under its own name."""
+    return Nest(nest.name, nest.axes, read(nest.name, nest.axes, nest.dtype), nest.dtype, source=nest.source)
+
+
+def materialized_maps(graph: Graph, rejected: frozenset[str], members: frozenset[str]) -> frozenset[str]:
+    """Maps above rejected reductions that are no larger than those: the cheapest values to hand to the kernel."""
+    if not rejected:
+        return frozenset()
+    keep: set[str] = set()
+    for nest in graph.nests.values():
+        if nest.is_reduction or graph.depends(nest.name, members):
+            continue
+        below = [graph.nests[r] for r in rejected if r in graph.ancestors[nest.name]]
+        if below and volume(nest.axes) <= max(volume(r.axes) for r in below):
+            keep.add(nest.name)
+    return frozenset(keep)
+
+
+def moved_reads(nests: Iterable[Nest], bodies: Mapping[str, Expr]) -> dict[str, str]:
+    """Finds the reductions among `nests` that others of them read at other positions than their own, each with a reason.
+
+    A block has their elements at its own positions only: the others are those of other blocks.
+    """
+    own = {n.name: n.axes for n in nests if n.is_reduction}
+    found: dict[str, str] = {}
+    for nest in nests:
+        for node in postorder(bodies[nest.name]):
+            if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor]:
+                found.setdefault(node.tensor, f"{nest.name} reads {node} at other positions than its own")
+    return found
+
+
+def convexity_violation(
+    graph: Graph, members: list[Nest], inner: list[Nest], inside: frozenset[str]
+) -> tuple[str, str] | None:
+    """A group must not feed a value through something outside and back."""
+    for nest in [*members, *inner]:
+        outside = [n for n in graph.ancestors[nest.name] - inside if n in graph.order and _is_opaque(graph, n)]
+        for name in sorted(outside, key=graph.order.__getitem__):
+            if graph.depends(name, inside):
+                culprit = next(
+                    m for m in reversed(members) if m.name == nest.name or graph.depends(m.name, [nest.name])
+                )
+                return culprit.name, f"{name} is computed outside the kernel from values inside it"
+    return None
+
+
+def _is_opaque(graph: Graph, name: str) -> bool:
+    """No map: it is not inlined into what reads it."""
+    return name not in graph.nests or graph.nests[name].is_reduction
+
+
+def needed(graph: Graph, available: frozenset[str], context: Context) -> list[str]:
+    """What a kernel that can store `available` has to store, in the program's order: results, what the groups chosen so far read,
+    and what anything reads that is computed outside."""
+    outside: set[str] = set()
+    for node in reversed(graph.program.nests):
+        lives = isinstance(node, External) or node.is_reduction or node.name in graph.outputs
+        if node.name not in available and (lives or not outside.isdisjoint(graph.consumers[node.name])):
+            outside.add(node.name)
+    outside |= context.made - available
+    found = (n for n in available
+             if n in graph.outputs or n in context.wanted or not outside.isdisjoint(graph.consumers[n]))  # fmt: skip
+    return sorted(found, key=graph.order.__getitem__)
