@@ -48,7 +48,8 @@ def group_segment(
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in candidates.components(graph, axis):
             found.extend(candidates.candidates(graph, axis, members, target, reasons))
-    if price is not None and not along:  # without a price, the time of no tree is known
+    # the price of a tree is the least of many: a clock must decide
+    if price is not None and target.timed and not along:
         listed = {c.covers for c in found}  # of these, trees are tried when they are chosen
         found.extend(c for c in product_regions.candidates(graph, target) if c.covers not in listed)
     judge = Judge(graph, target, price, reads)

@@ -85,7 +85,10 @@ class Judge:
         return math.inf if self.is_asked(candidate) else self.replaced(candidate.group).us / self.margin_of(candidate)
 
     def margin_of(self, candidate: Candidate) -> float:
-        """The factor by which XLA's price must exceed a candidate's: at least one for the least price of many trees."""
+        """The factor by which XLA's price must exceed a candidate's: at least one for the least price of many trees.
+
+        Each of them takes a search, and what the clock refuses was compiled in vain.
+        """
         return self.margin if candidate.group.folds else max(1.0, self.margin)
 
     def is_asked(self, candidate: Candidate) -> bool:

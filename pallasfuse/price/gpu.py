@@ -105,11 +105,10 @@ def _one(
     in_flight = sum(_bytes_in_flight(w) for w in works) / len(works) * min(blocks, processors * occupancy)
     rate = min(device.memory_gb_s, in_flight / device.latency_us * 1e-3) if in_flight else device.memory_gb_s
     cached = unique <= _CACHED_SHARE * device.cache_bytes
-    memory_us = (
-        1e-3
-        * unique
-        / (min(rate, device.cache_gb_s) if not cached else min(device.cache_gb_s, in_flight / device.latency_us * 1e-3))
-    )
+    memory_us = 1e-3 * unique / min(rate, device.cache_gb_s)
+    if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
+        asked = in_flight / device.latency_us * 1e-3
+        memory_us = max(0.0, 1e-3 * unique / asked - 1e-3 * unique / device.cache_gb_s)
     cache_us = 1e-3 * sectors / device.cache_gb_s
 
     scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
