@@ -203,8 +203,10 @@ def _better_rival(subject: Subject, entry: Record) -> tuple[Placed, Record] | No
     other = None if placed is None or _winner(subject) is not None else subject.entry(subject.way_of(placed))
     if placed is None or other is None or "us" not in other:
         return None
+    if entry["faster"] and not other["faster"]:
+        return None
     by = "kernels_us" if "kernels_us" in entry and "kernels_us" in other else "us"
-    return (placed, other) if other[by] < entry[by] else None
+    return (placed, other) if other[by] / other[f"xla_{by}"] < entry[by] / entry[f"xla_{by}"] else None
 
 
 def _does_not_run(entry: Record) -> str:
@@ -250,8 +252,9 @@ def _measure_kernels(bench: Bench) -> None:
     for subject in bench.subjects:
         if _is_open(subject):
             _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
-            if subject.rival is not None and _runs_as_planned(subject):
-                placed, kernel = subject.rival
+        if subject.rival is not None and _runs_as_planned(subject):
+            placed, kernel = subject.rival
+            if subject.entry(subject.way_of(placed)) is None:
                 _measured_error(bench, subject, kernel, subject.way_of(placed))
     if failures:
         warnings.warn(f"pallasfuse: {'; '.join(failures)}", stacklevel=2)

@@ -286,7 +286,7 @@ def _converted(jaxpr: Jaxpr, flat: Jaxpr) -> Converted:
 def _original(kernel: Kernel) -> Original:
     if not isinstance(kernel, Kernel):
         raise EncodingError("it has something else among its kernels")
-    for phase in kernel.phases:
+    for phase in (*kernel.phases, *(kernel.rival.phases if kernel.rival is not None else ())):
         verify(phase.program)
     return Original(kernel.group, Placed(kernel.schedule, kernel.phases, kernel.declined, rival=kernel.rival))
 

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tree import Tree, renamed
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.plan import Kernel
 from pallasfuse.targets import Target
@@ -50,11 +51,25 @@ class Part:
 def way(group: Group, schedule: Schedule, target: Target) -> str:
     """Returns text that says how a kernel runs, the same for equal kernels.
 
-    Axes are numbered, because their names are the program's.
+    Axes and nests are numbered, because their names are the program's.
     """
+    if schedule.tree:
+        schedule = replace(schedule, tree=_numbered(group, schedule.tree))
     number = {a.name: str(n) for n, a in enumerate((*group.parallel, group.rolled))}
     text = _AXIS_NAME.sub(lambda found: f"name={number.get(found[1], found[1])}", repr(schedule))
     return f"{target.name}: {text}"
+
+
+def _numbered(group: Group, tree: Tree) -> Tree:
+    """The tree with numbers for names, in the order in which the group has them."""
+    nests = [*(f.nest for f in group.folds), *group.inner, *group.outputs]
+    axes = dict.fromkeys(
+        a.name for a in (*group.parallel, group.rolled, *(a for n in nests for a in (*n.axes, *n.reduced)))
+    )
+    numbers = {name: f"a{n}" for n, name in enumerate(axes)}
+    named = {name: f"n{n}" for n, name in enumerate(dict.fromkeys(n.name for n in nests))}
+    kept = named | {name: f"t{n}" for n, name in enumerate(group.inputs)}
+    return tuple(replace(k, name=f"k{n}") for n, k in enumerate(renamed(tree, numbers, named, kept)))
 
 
 def way_of_kernel(kernel: Kernel) -> str:

@@ -62,7 +62,7 @@ class Kernel:
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The names that those of `original` stand for."""
     rival: Placed | None = field(default=None, compare=False)
-    """As of `Placed`."""
+    """Another way to run it that is predicted to take about as long."""
 
     @property
     def program(self) -> TileProgram:

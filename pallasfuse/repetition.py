@@ -41,7 +41,7 @@ class Places:
         self._readers = Counter(name for nest in program.nests for name in nest.reads)
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
-        self._by_trees: dict[Group, Placed | str] = {}
+        self._by_trees: dict[Group, Placed] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
     def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
@@ -51,7 +51,7 @@ class Places:
         return self._found[id(group)][1]
 
     def settled(self, group: Group) -> Placed | str:
-        """As `placed`, of a group that was chosen: with a rival, where there is one."""
+        """Returns what `placed` does for a group that was chosen, with a rival, where there is one."""
         placed = self.placed(group)
         if isinstance(placed, str):
             return placed
@@ -99,9 +99,12 @@ class Places:
         """As `placed_on`; what takes a search is searched once for equal groups."""
         if group.folds:
             return placed_on(group, self.target, self._tensors, self.options)
-        if group not in self._by_trees:
-            self._by_trees[group] = placed_on(group, self.target, self._tensors, self.options, most_us)
-        return self._by_trees[group]
+        if group in self._by_trees:
+            return self._by_trees[group]
+        placed = placed_on(group, self.target, self._tensors, self.options, most_us)
+        if isinstance(placed, Placed):  # a search that was given up early says nothing to who would wait longer
+            self._by_trees[group] = placed
+        return placed
 
 
 @dataclass(frozen=True, slots=True)

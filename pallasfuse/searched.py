@@ -25,7 +25,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, every
 from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
-from pallasfuse.lowering import lower_on
+from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.phases import problem_of
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.xla_kernels import without_casts
@@ -37,7 +37,7 @@ from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.space import TooManyTrees, all_trees
 from pallasfuse.schedule.splits import grid_loops, split, useful_shares, within
 from pallasfuse.targets import Target
-from pallasfuse.tiling import arithmetic
+from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import examine
 from pallasfuse.tiling.products import own_axes
 from pallasfuse.tiling.tree_values import Bounded
@@ -218,6 +218,8 @@ def placed_by_tree(group: Group, tree: Tree, target: Target, folds: FoldsOnDeman
         return None
     if isinstance(programs, Refusal) or any(b.guards.fills for b in bounded):
         return None
+    if not set(assumptions(bounded)) <= {*group.exceptions, *bounds.exceptions(group)}:
+        return None  # it skips what masks hide, and a plan would not say what that assumes
     if not (folds.conditions.keys() <= set(group.conditions) and folds.exceptions.keys() <= set(group.exceptions)):
         return None
     phases = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in programs)

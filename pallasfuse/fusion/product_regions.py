@@ -59,7 +59,7 @@ def candidates(graph: Graph, target: Target) -> Iterator[Candidate]:
 
 
 def rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
-    """The same reductions beside other groups."""
+    """Returns the candidate of the same reductions beside other groups; None where it is not legal there."""
     runner = runner_of(target)
     names = frozenset(n.name for n in candidate.group.inner)
     return None if runner is None else build(graph, names, runner, context)
@@ -100,7 +100,7 @@ def _reductions_in(graph: Graph, body: Expr) -> set[str]:
 
 
 def _without_earlier(graph: Graph, names: Collection[str], bodies: Mapping[str, Expr]) -> frozenset[str]:
-    """Without reductions that others are computed from by way of what is outside: these are of earlier kernels."""
+    """Leaves out the reductions that others are computed from by way of what is outside: they are of earlier kernels."""
     inside = set(names)
     for name in sorted(names, key=graph.order.__getitem__, reverse=True):
         behind = graph.ancestors[name]
@@ -139,7 +139,8 @@ def build(graph: Graph, names: frozenset[str], target: Target, context: Context 
     # what only normalizes rows is computed by its other readers, too
     stored = [n for n in needed(graph, names | maps, context) if n in products | maps]
     outputs = [as_store(n) if n.is_reduction else with_body(n, bodies) for n in map(graph.nests.__getitem__, stored)]
-    if not _is_more_than_a_product(inside, outputs):
+    inside = _read_by(inside, outputs)
+    if not any(map(product_operands, inside)) or not _is_more_than_a_product(inside, outputs):
         return None
     return _candidate(graph, inside, outputs, target)
 
@@ -160,6 +161,18 @@ def _maps_behind(graph: Graph, names: frozenset[str], bodies: Mapping[str, Expr]
         if aligned and not later and unsupported(with_body(nest, bodies), target) is None:
             found.add(nest.name)
     return frozenset(found)
+
+
+def _read_by(inside: list[Nest], outputs: Collection[Nest]) -> list[Nest]:
+    """The reductions that outputs are computed from: others of the program may have made what the rest was for."""
+    names = {n.name for n in inside}
+    wanted: set[str] = set()
+    waiting = list(outputs)
+    while waiting:
+        more = (waiting.pop().reads & names) - wanted
+        wanted |= more
+        waiting += [n for n in inside if n.name in more]
+    return [n for n in inside if n.name in wanted]
 
 
 def _is_more_than_a_product(inside: Collection[Nest], outputs: Collection[Nest]) -> bool:

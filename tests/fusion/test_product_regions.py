@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from pallasfuse.device import find
+from pallasfuse.fusion.candidate import Context
 from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.product_regions import candidates
+from pallasfuse.fusion.product_regions import candidates, rebuild
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.pallas_backend import interpret
+from pallasfuse.parts import way
+from pallasfuse.price.visited_tiles import visited_shares
 from pallasfuse.proof import PlannedKernel, prove
 from pallasfuse.searched import searched
 from pallasfuse.targets import TRITON, XLA_CPU
@@ -122,3 +125,45 @@ def test_strict_groups_have_no_exceptions():
     for candidate in found(converted(*PROGRAMS["layer_normed"][:2]).program, strict=True):
         assert candidate.group.strict
         assert candidate.group.exceptions == ()
+
+
+def masked(x, h, factors):
+    rows, columns = (jnp.arange(n) for n in factors.shape)
+    return h + jnp.where(columns[None] <= rows[:, None], factors, 0) @ x
+
+
+def test_no_tree_skips_what_a_mask_hides_without_saying_so():
+    """A masked 0 times inf would add nothing: the group has no exception for that."""
+    whole = converted(masked, ((1024, 256), (1024, 256), (1024, 1024)), "bfloat16")
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in whole.program.definitions()}
+    for candidate in found(whole.program):
+        assert candidate.group.exceptions == ()
+        for _, placed in searched(candidate.group, DEVICE, tensors):
+            assert visited_shares([p.program for p in placed.phases])[0] == 1.0
+
+
+def test_what_others_have_made_is_not_computed_again():
+    whole = converted(*PROGRAMS["queries_and_keys"][:2])
+    graph = Graph(deduplicate(whole.program))
+    (both, *_) = (c for c in candidates(graph, DEVICE) if len(c.group.inner) == 2)
+    (made,) = (n.name for n in graph.nests.values() if both.group.inner[1].name in graph.consumers[n.name])
+    again = rebuild(graph, both, Context(made=frozenset({made})), DEVICE)
+    assert again is None or len(again.group.inner) == 1
+
+
+def test_equal_kernels_run_in_ways_of_one_text():
+    def layers(x, w, v, u):
+        for _ in range(2):
+            x = jax.nn.silu(x @ w) * (x @ v) @ u
+        return x
+
+    shapes = ((16, 64), (64, 96), (64, 96), (96, 64))
+    whole = converted(layers, shapes)
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in whole.program.definitions()}
+    groups = [c.group for c in found(whole.program) if len(c.group.inner) == 2 and len(c.group.outputs) == 1]
+    texts = []
+    for group in groups[:2]:
+        _, placed = searched(group, DEVICE, tensors)[0]
+        texts.append(way(group, placed.schedule, placed.phases[0].target))
+    first, second = texts
+    assert first == second
