@@ -189,7 +189,8 @@ def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verd
         if better is not None:
             return _judged(subject, better[1], better[0], seconds, "faster than what was planned")
         return _judged(subject, entry, None, seconds, "tuned" if winner else "")
-    for placed, _ in islice(subject.others(), _OTHER_WAYS):
+    measured = any("us" in e for n, e in subject.record["ways"].items() if n != subject.way)
+    for placed, _ in islice(subject.others(), _OTHER_WAYS) if measured else ():  # to find the others may take a search
         other = subject.entry(subject.way_of(placed))
         if other is not None and "us" in other:
             return _judged(subject, other, placed, seconds, "the way that was planned fails")
