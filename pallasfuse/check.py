@@ -34,6 +34,8 @@ _MORE_FOR_CALLS_S = 1.0
 _OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
+_RIVALS_FROM = 1.5
+"""What takes so many times as long as XLA's does not win in another way that was predicted to be about as fast."""
 _FEWER_KERNELS = 3
 """So often some kernels are given up to save the others, when the whole call is not faster with them."""
 _NEARLY_EVEN = 1.15
@@ -165,6 +167,13 @@ def _runs_as_planned(subject: Subject) -> bool:
     return entry is not None and "us" in entry and _winner(subject) in (None, XLA, subject.way)
 
 
+def _is_near(subject: Subject) -> bool:
+    """Is the planned way fast enough that another one of about its price may be faster than XLA's?"""
+    entry = subject.entry(subject.way)
+    by = "kernels_us" if entry is not None and "kernels_us" in entry else "us"
+    return entry is not None and entry[by] <= _RIVALS_FROM * entry[f"xla_{by}"]
+
+
 def _is_open(subject: Subject) -> bool:
     return _winner(subject) is None and subject.entry(subject.way) is None
 
@@ -199,15 +208,21 @@ def _decision(bench: Bench, subject: Subject) -> tuple[Placed | str | None, Verd
 
 
 def _better_rival(subject: Subject, entry: Record) -> tuple[Placed, Record] | None:
-    """The rival of the planned way, with its record, if it was measured and is faster. entry: the record of the planned way."""
-    placed = subject.kernel.rival
-    other = None if placed is None or _winner(subject) is not None else subject.entry(subject.way_of(placed))
-    if placed is None or other is None or "us" not in other:
-        return None
-    if entry["faster"] and not other["faster"]:
-        return None
-    by = "kernels_us" if "kernels_us" in entry and "kernels_us" in other else "us"
-    return (placed, other) if other[by] / other[f"xla_{by}"] < entry[by] / entry[f"xla_{by}"] else None
+    """The fastest rival of the planned way, with its record, if it is faster. entry: the record of the planned way."""
+    best: tuple[Placed | None, Record] = None, entry
+    for placed in () if _winner(subject) is not None else subject.kernel.rivals:
+        other = subject.entry(subject.way_of(placed))
+        if other is not None and "us" in other and _is_better(other, best[1]):
+            best = placed, other
+    return None if best[0] is None else (best[0], best[1])
+
+
+def _is_better(one: Record, other: Record) -> bool:
+    """Is one way to run a kernel faster, next to XLA's, than another one?"""
+    if one["faster"] != other["faster"]:
+        return bool(one["faster"])
+    by = "kernels_us" if "kernels_us" in one and "kernels_us" in other else "us"
+    return bool(one[by] / one[f"xla_{by}"] < other[by] / other[f"xla_{by}"])
 
 
 def _does_not_run(entry: Record) -> str:
@@ -253,8 +268,7 @@ def _measure_kernels(bench: Bench) -> None:
     for subject in bench.subjects:
         if _is_open(subject):
             _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
-        if subject.rival is not None and _runs_as_planned(subject):
-            placed, kernel = subject.rival
+        for placed, kernel in subject.rivals if _runs_as_planned(subject) and _is_near(subject) else ():
             if subject.entry(subject.way_of(placed)) is None:
                 _measured_error(bench, subject, kernel, subject.way_of(placed))
     if failures:

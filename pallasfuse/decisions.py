@@ -33,8 +33,8 @@ class Placed:
     declined: tuple[str, ...]
     refused: str | None = None
     """The reason why the target cannot run tiles that the user asked for; its emitter raises it. None where it can."""
-    rival: "Placed | None" = None
-    """Another way to run the group that is predicted to take about as long: a clock decides, where there is one."""
+    rivals: "tuple[Placed, ...]" = ()
+    """Other ways to run the group that are predicted to take about as long: a clock decides, where there is one."""
 
     @property
     def lookups(self) -> dict[str, Lookup]:

@@ -286,9 +286,9 @@ def _converted(jaxpr: Jaxpr, flat: Jaxpr) -> Converted:
 def _original(kernel: Kernel) -> Original:
     if not isinstance(kernel, Kernel):
         raise EncodingError("it has something else among its kernels")
-    for phase in (*kernel.phases, *(kernel.rival.phases if kernel.rival is not None else ())):
+    for phase in (*kernel.phases, *(phase for rival in kernel.rivals for phase in rival.phases)):
         verify(phase.program)
-    return Original(kernel.group, Placed(kernel.schedule, kernel.phases, kernel.declined, rival=kernel.rival))
+    return Original(kernel.group, Placed(kernel.schedule, kernel.phases, kernel.declined, rivals=kernel.rivals))
 
 
 def _refuse_others(kernel: _Kept, variable: Mapping[str, Var]) -> None:

@@ -312,7 +312,7 @@ def kernel_of(
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},
         {a.name: t for a, t in program.tiles if a in own}, repaired, work.flops, work.bytes_read, work.bytes_written,
         share, chosen, schedule, placed.phases, placed.declined,
-        price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {}, placed.rival,
+        price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {}, placed.rivals,
     )  # fmt: skip
 
 

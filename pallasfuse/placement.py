@@ -22,7 +22,7 @@ from pallasfuse.price.kernel import price_kernel, price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.price.xla import price_gather
-from pallasfuse.searched import searched
+from pallasfuse.searched import searched, with_others
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
@@ -93,7 +93,8 @@ def placed_on(
     most_us: where nothing is found near so many microseconds, no long search goes on.
     """
     if not chosen.folds:
-        return next(_by_trees(chosen, target, tensors, options, most_us), "no target has a schedule for it")
+        trees = list(_by_trees(chosen, target, tensors, options, most_us))
+        return with_others(trees) or "no target has a schedule for it"
     declined: list[str] = []
     refused: Placed | None = None
     for candidate in _in_turn(target):
@@ -117,12 +118,13 @@ def placed_on(
 
 def _by_trees(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, most_us: float = math.inf
-) -> Iterator[Placed]:
-    """Yields the trees of a group without folds, the fastest by the model first; none where tiles or the like are asked for."""
+) -> Iterator[tuple[float, Placed]]:
+    """Yields the trees of a group without folds with their prices in microseconds, for each target in turn the lowest first; none
+    where tiles or the like are asked for."""
     declined: list[str] = []
     for candidate in () if _asks(options) else _in_turn(target):
         found = searched(chosen, candidate, tensors, most_us)
-        yield from (replace(placed, declined=tuple(declined)) for _, placed in found)
+        yield from ((us, replace(placed, declined=tuple(declined))) for us, placed in found)
         declined.append(f"{candidate.name}: {'no tree that fits' if candidate.runs_trees else 'runs no trees'}")
 
 
@@ -165,7 +167,7 @@ def placements(chosen: Group, target: Target, tensors: Mapping[str, Tensor], opt
     """Ways to run a group that the targets which stand in for each other can run: the one of `placed_on` first, then for each
     target in turn the others, the fastest by the model first, and last what differs from the first by half or twice a tile."""
     if not chosen.folds:
-        yield from islice(_by_trees(chosen, target, tensors, options), _MOST_TREES)
+        yield from (placed for _, placed in islice(_by_trees(chosen, target, tensors, options), _MOST_TREES))
         return
     first = placed_on(chosen, target, tensors, options)
     if isinstance(first, str) or first.refused is not None:

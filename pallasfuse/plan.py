@@ -61,8 +61,8 @@ class Kernel:
     """The kernel in canonical names, which it has in common with equal ones; None where it runs in a way of its own."""
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The names that those of `original` stand for."""
-    rival: Placed | None = field(default=None, compare=False)
-    """Another way to run it that is predicted to take about as long."""
+    rivals: tuple[Placed, ...] = field(default=(), compare=False)
+    """Other ways to run it that are predicted to take about as long."""
 
     @property
     def program(self) -> TileProgram:

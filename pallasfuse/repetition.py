@@ -27,7 +27,7 @@ from pallasfuse.placement import looking_up, placed_on
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL
-from pallasfuse.rivals import with_rival
+from pallasfuse.rivals import with_rivals
 from pallasfuse.targets import Target
 
 
@@ -51,12 +51,12 @@ class Places:
         return self._found[id(group)][1]
 
     def settled(self, group: Group) -> Placed | str:
-        """Returns what `placed` does for a group that was chosen, with a rival, where there is one."""
+        """Returns what `placed` does for a group that was chosen, with its rivals, where there are some."""
         placed = self.placed(group)
         if isinstance(placed, str):
             return placed
         try:
-            return with_rival(group, placed, self.target, self._tensors, self.options)
+            return with_rivals(group, placed, self.target, self._tensors, self.options)
         except (InvalidProgramError, AssertionError):  # as in `_place`; the kernel stands
             return placed
 

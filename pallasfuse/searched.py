@@ -6,7 +6,7 @@ searched. The least of many prices is more often too low than that of a few list
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -48,6 +48,8 @@ _STARTS, _OF_A_TREE, _DESCENTS = 4, 2, 2
 """The best candidates by the model that are lowered, those of one tree among them, and the best of these, which are changed."""
 _WORSE, _NEAR = 1.5, 1.15
 """What takes longer by these factors does not become fast enough by small changes, or better than what they made of another."""
+_SIMILAR = 1.15
+"""What is predicted to take so many times as long as the best tree may yet be faster."""
 _SMALL = (1, 4)
 """Tiles along an axis that another one makes up for."""
 _SHARES = 4
@@ -84,6 +86,34 @@ def searched(
         if tried.us(point) <= best_us:
             best_us = _NEAR * tried.descend(point)
     return tried.best()
+
+
+def with_others(found: Sequence[tuple[float, Placed]], most_us: float = math.inf) -> Placed | None:
+    """The best of some trees, with those beside it that a clock may prefer. None where none is as fast as `most_us`.
+
+    The prices of the best trees differ by less than their error: one with other blocks is worth a try, and one with the same blocks
+    and other steps in them. found: with their prices in microseconds, the lowest first.
+    """
+    if not found or found[0][0] > most_us:
+        return None
+    (us, best), *others = found
+    near = [placed for other_us, placed in others if other_us <= min(most_us, _SIMILAR * us)]
+    (blocks, steps), rivals = _shape(best), []
+    rivals += [p for p in near if _shape(p)[0] != blocks][:1]
+    rivals += [p for p in near if _shape(p)[0] == blocks and _shape(p)[1] != steps][:1]
+    return replace(best, rivals=tuple(rivals))
+
+
+_Sizes = frozenset[tuple[str, int, bool]]
+
+
+def _shape(placed: Placed) -> tuple[_Sizes, _Sizes]:
+    """The sizes of the loops of the grid, and of the others, of a tree's first kernel, without their order."""
+    tree: TreeKernel = placed.schedule.tree[0]
+    loops = [n for _, n in walk(tree.body) if isinstance(n, RangeLoop)]
+    blocks, steps = ([x for x in loops if (x.level == "grid") == grid] for grid in (True, False))
+    of_blocks, of_steps = (frozenset((x.axis, x.size, x.shares) for x in xs) for xs in (blocks, steps))
+    return of_blocks, of_steps
 
 
 @dataclass(frozen=True, slots=True)

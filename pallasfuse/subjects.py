@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 from pallasfuse import _compat
@@ -81,19 +82,21 @@ class Subject:
             from pallasfuse.pipeline import revised, ways
 
         free = replace(self.plan, options=replace(self.plan.options, strict=False, verify=None))
-        for placed in ways(self.plan, self.kernel, searched=searched):
-            if self.way_of(placed) != self.way:
+        seen = {self.way}
+        for placed in chain(self.kernel.rivals, ways(self.plan, self.kernel, searched=searched)):
+            if self.way_of(placed) not in seen:
+                seen.add(self.way_of(placed))
                 kernels = revised(free, {self.kernel.name: placed}).kernels
                 yield placed, next(k for k in kernels if k.name == self.kernel.name)
 
     @property
-    def rival(self) -> tuple[Placed, Kernel] | None:
-        """The other way to run the kernel that was predicted to be about as fast."""
+    def rivals(self) -> Iterator[tuple[Placed, Kernel]]:
+        """The other ways to run the kernel that were predicted to be about as fast."""
         with IMPORTS:
             from pallasfuse.pipeline import kernel_of
 
-        placed = self.kernel.rival
-        return None if placed is None else (placed, kernel_of(self.kernel.group, placed, self.kernel.replaced))
+        for placed in self.kernel.rivals:
+            yield placed, kernel_of(self.kernel.group, placed, self.kernel.replaced)
 
     def find(self, name: str) -> Placed | None:
         """The way to run the kernel that such words mean; None where there is none any more."""

@@ -2,10 +2,11 @@
 
     T = launch + rounds of blocks + the busiest resource
 
-Resources: device memory, the shared cache (by the sectors that loads touch), matrix units at the tile's shape, the shared memory
-from which they read operands, vector and special-function units, registers that are spilled in the trips of a loop, and the
-latency of trips that wait for their loads. Those of one multiprocessor are shared by the blocks that live on it; a smooth maximum
-joins them, since no two overlap perfectly. The numbers for products by Triton are fitted to 1507 kernels of 23 programs on an H200
+Resources: device memory, the shared cache (by the sectors that loads touch, for the first time and again), matrix units at the
+tile's shape, the shared memory from which they read operands, vector and special-function units, registers that are spilled in the
+trips of a loop, and the latency of trips that wait for their loads. Those of one multiprocessor are shared by the blocks that live
+on it; a smooth maximum joins them, since no two overlap perfectly. The numbers for products by Triton are fitted to 1507 kernels of
+23 programs on an H200
 (`benchmarks/tree_prices.py`: schedules drawn from the space of the search).
 """
 
@@ -109,7 +110,9 @@ def _one(
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
         asked = in_flight / device.latency_us * 1e-3
         memory_us = max(0.0, 1e-3 * unique / asked - 1e-3 * unique / device.cache_gb_s)
-    cache_us = 1e-3 * sectors / device.cache_gb_s
+    by_warps = not (emission.warpgroups or emission.together)
+    again = sum(max(0.0, m.ahead * blocks - m.memory) for w in moved for m in w) if by_warps else 0.0
+    cache_us = device.from_cache_us(sectors - again, again)
 
     scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
     shares = blocks / processors * uneven  # blocks that the busiest multiprocessor runs
@@ -215,6 +218,8 @@ class _Moved:
     tensor: str
     memory: float
     sectors: float
+    ahead: float
+    """Those of them that are asked for trips ahead."""
 
 
 def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
@@ -227,14 +232,16 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
     for (tensor, _), accesses in by_tensor.items():
         loops: dict[int, float] = {}
         sectors: dict[int, float] = {}
+        ahead = 0.0
         for a in accesses:
             loops[a.loop] = loops.get(a.loop, 0.0) + a.bytes
             sectors[a.loop] = sectors.get(a.loop, 0.0) + a.sector_bytes(_SECTOR_BYTES)
+            ahead += a.sector_bytes(_SECTOR_BYTES) if a.pipelined and work.stages > 1 else 0.0
         once = min(accesses[0].unique_bytes, max(loops.values()) * work.blocks)
         again = (
             0.0 if kept or max(loops.values()) <= in_cache else (sum(loops.values()) / max(loops.values()) - 1) * once
         )
-        found.append(_Moved(tensor, once + again, max(sectors.values()) if kept else sum(sectors.values())))
+        found.append(_Moved(tensor, once + again, max(sectors.values()) if kept else sum(sectors.values()), ahead))
     return found
 
 

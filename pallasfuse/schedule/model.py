@@ -3,7 +3,8 @@
     T = launch + max(memory, cache, slow-down · max(matrix units, operands, vector units + special functions), waiting)
 
 - memory: bytes that leave the device's memory: those of a tensor once where the cache can hold it, else as often as it is loaded;
-- cache: for each load and store the bytes of its tile, in whole sectors, times the trips of the loops around it;
+- cache: for each load and store the bytes of its tile, in whole sectors, times the trips of the loops around it; a tensor's first
+  bytes at the rate of the cache, the others at that of the multiprocessors' ports;
 - operands: bytes that warps read from shared memory for products; those that share rows read the same;
 - matrix units: the operations of each product at the shape in which the unit takes its tile, times its trips: recomputed ones too;
 - vector units, special functions: what is computed elementwise, each expression on its own axes, times its trips;
@@ -164,7 +165,7 @@ class _Estimator:
     def estimate(self) -> Estimate:
         device, blocks = self.model.device, self._blocks()
         processors = device.multiprocessors
-        memory, sectors, moved_by_tensor = self._bytes()
+        memory, once, sectors, moved_by_tensor = self._bytes()
         flops, matrix_us, operands = self._matrix()
         operations = self._elementwise()
         shared, registers = self._held()
@@ -173,7 +174,7 @@ class _Estimator:
         matrix_us = matrix_us / cores
         vector_us = 1e-3 * operations.simple / (device.vector_gop_s * cores)
         special_us = 1e-3 * operations.special / (device.special_gop_s * cores)
-        memory_us, cache_us = 1e-3 * memory / device.memory_gb_s, 1e-3 * sectors / device.cache_gb_s
+        memory_us, cache_us = 1e-3 * memory / device.memory_gb_s, device.from_cache_us(once, sectors - once)
         operands_us = (
             operands / (_OPERAND_BYTES * device.clock_ghz * 1e3 * processors) if device.platform == "gpu" else 0.0
         )
@@ -242,8 +243,9 @@ class _Estimator:
 
     # --- bytes
 
-    def _bytes(self) -> tuple[Number, Number, dict[str, Number]]:
-        """Returns the bytes that leave the device's memory, those that the cache hands out in sectors, and those of each tensor."""
+    def _bytes(self) -> tuple[Number, Number, Number, dict[str, Number]]:
+        """Returns the bytes that leave the device's memory, what the cache hands out for the first time and all together, in
+        sectors, and the bytes of each tensor."""
         in_cache = self.model.device.cache_bytes
         loaded: dict[str, Number] = {}
         sectors: Number = 0
@@ -257,11 +259,13 @@ class _Estimator:
             sectors = sectors + moved * _padded(run, _SECTOR_BYTES) / run
             loaded[tensor.name] = loaded.get(tensor.name, 0) + moved
         memory: Number = 0
+        first: Number = 0
         for name, moved in loaded.items():
             tensor = self.model._tensors[name]
             once = volume(tensor.axes) * dtypes.itemsize_bytes(tensor.dtype)
+            first = first + np.minimum(once, moved)
             memory = memory + (np.minimum(once, moved) if once <= in_cache else moved)
-        return memory, sectors, loaded
+        return memory, first, sectors, loaded
 
     def _elements_moved(self, statement: Statement) -> Number:
         """Returns the elements of all tiles together; what lies beyond the end of an axis is not moved."""
