@@ -172,6 +172,11 @@ def explicit_axes(mesh: Any) -> tuple[str, ...]:
     return tuple(name for name, kind in kinds if kind == explicit and mesh.shape[name] > 1)
 
 
+def mesh_of(atom: Any) -> Any:
+    """The mesh that the type of a variable names, or None."""
+    return getattr(getattr(atom.aval, "sharding", None), "mesh", None)
+
+
 def explicit_mesh(values: Sequence[Any], *, current: bool = True) -> Any:
     """The abstract mesh with such axes that the type of a value carries, or the current one; None if there is none."""
     meshes = [jax.typeof(x).sharding.mesh for x in values]

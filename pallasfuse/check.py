@@ -18,6 +18,7 @@ from typing import Any
 from pallasfuse.decisions import Placed
 from pallasfuse.execution import execute
 from pallasfuse.first_time import IMPORTS
+from pallasfuse.forms import UNTIMED, in_faster_form
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
@@ -42,8 +43,6 @@ _NEARLY_EVEN = 1.15
 """A kernel that takes so much longer than XLA's at most may still be worth having for what XLA makes of its neighbours."""
 _MORE_TOGETHER = 1.03
 """The whole call must gain so much more by such kernels."""
-_UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
-"""A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
 
 
 def wanted(options: FuseOptions) -> bool:
@@ -76,13 +75,14 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     measure: False looks up what is known, and measures nothing.
     """
     plan = _with_bodies(plan, partial(check, device=device, measure=measure))
+    plan, of_form = in_faster_form(plan, device, measure=measure)
     if not plan.kernels:
-        return plan
+        return replace(plan, verdicts=of_form)
     bench = Bench(plan, device)
     if measure and any(_is_open(s) for s in bench.subjects):
         apart(lambda: _measure_kernels(bench), device)
     changes: dict[str, Placed | str] = {}
-    verdicts: list[Verdict] = []
+    verdicts: list[Verdict] = [*of_form]
     for subject in bench.subjects:
         change, verdict = _decision(bench, subject)
         verdicts += [] if verdict is None else [verdict]
@@ -97,6 +97,8 @@ def unchecked(plan: Plan, device: Any) -> Plan:
     """A plan whose kernels that are known to fail on a device run in another way, or by XLA; and, unless checks are switched off,
     whose tuned ones run in the way that was the fastest. Nothing is measured or compiled."""
     plan = _with_bodies(plan, partial(unchecked, device=device))
+    if not _off(plan.options):
+        plan, _ = in_faster_form(plan, device, measure=False)
     changes: dict[str, Placed | str] = {}
     for subject in Bench(plan, device).subjects:
         best = None if _off(plan.options) else _fastest_way(subject)
@@ -328,7 +330,7 @@ def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -
 
 def _decided_by_kernels(bench: Bench, subject: Subject) -> bool:
     """Does the time of its kernels decide about a short one? Only where the clock decides about the whole call after it."""
-    return subject.within and not primitives(bench.plan.converted.jaxpr) & _UNTIMED
+    return subject.within and not primitives(bench.plan.converted.jaxpr) & UNTIMED
 
 
 # --- the whole call
@@ -404,7 +406,7 @@ def _parts(bench: Bench) -> dict[str, str]:
 
 def _whole(bench: Bench, plan: Plan, made: Made, measure: bool) -> Verdict | None:
     """Compares the whole call with its kernels to the same without any; None where nothing is known. `made`: as of `compare`."""
-    unfit = sorted(primitives(plan.converted.jaxpr) & _UNTIMED)
+    unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
     if unfit:
         return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None
     parts = _parts(bench)

@@ -29,7 +29,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts
+from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, convert_rewritten
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import placements, promising_trees
@@ -40,6 +40,8 @@ from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import PlannedKernel, Proof, prove
 from pallasfuse.repetition import Places, grouped, predicted_us
 from pallasfuse.scheduled import scheduled
+from pallasfuse.search import rewriting
+from pallasfuse.search.rewriting import Rewriting
 from pallasfuse.steps import fallbacks_of, gathered_anyway, operands_of, steps_of
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
@@ -70,11 +72,14 @@ def plan_converted(
 
 
 class Placements(Places):
-    """Finds where the groups of a converted function run."""
+    """Finds where the groups of a converted function run. rewritings: what is computed otherwise than it is written."""
 
-    def __init__(self, converted: Converted, target: Target, options: FuseOptions, *, looks_up: bool = True) -> None:
+    def __init__(
+        self, converted: Converted, target: Target, options: FuseOptions, *, looks_up: bool = True,
+        rewritings: tuple[Rewriting, ...] = (),
+    ) -> None:  # fmt: skip
         super().__init__(converted.program, target, options, looks_up=looks_up)
-        self.converted = converted
+        self.converted, self.rewritings = converted, rewritings
 
 
 def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset()) -> Grouping:
@@ -93,7 +98,8 @@ def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset(
 
 @without_collection()
 def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
-    """The program with its groups, or that with its concatenated axes taken apart, if that is predicted to be faster.
+    """The program with its groups, in the form that is predicted to be the fastest: as it is written, with its concatenated axes
+    taken apart, or with sums and products in another order.
 
     Raises:
       ScheduleError: the user has written a schedule, and it cannot be run.
@@ -108,17 +114,39 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
         return placements, grouping
     placements = Placements(converted, target, options)
     grouping = choose_groups(placements)
+    best = placements, grouping
+    for others in () if converted.jaxpr.effects else _other_forms(converted, target, options):
+        groups = choose_groups(others)
+        if not groups.groups and not others.rewritings:
+            continue
+        # to compute in another order is worth it only where it is clearly faster
+        error_factor = target.device.price_error if others.rewritings else 1.0
+        if error_factor * predicted_us(others, groups.groups) < predicted_us(best[0], best[1].groups):
+            best = others, groups
+    return best
+
+
+def _other_forms(converted: Converted, target: Target, options: FuseOptions) -> Iterator[Placements]:
+    """Yields other forms of a program that compute the same."""
     try:
-        parts = None if converted.jaxpr.effects else convert_in_parts(converted, exclude=options.exclude)
+        parts = convert_in_parts(converted, exclude=options.exclude)
         if parts is not None:
-            others = Placements(parts, target, options)
-            groups = choose_groups(others)
-            if groups.groups and predicted_us(others, groups.groups) < predicted_us(placements, grouping.groups):
-                return others, groups
+            yield Placements(parts, target, options)
+        if (
+            options.rewrite
+            and options.price
+            and not options.strict
+            and not _compat.has_symbolic_shapes(converted.original)
+        ):
+            cheaper = tuple(rewriting.rewritings(converted.program, target.device))
+            made = (
+                convert_rewritten(converted, [r.nests for r in cheaper], exclude=options.exclude) if cheaper else None
+            )
+            if made is not None:
+                yield Placements(made, target, options, rewritings=cheaper)
     except Exception as error:  # never a crash: the program as it is written is planned already
-        warnings.warn(f"axes were not taken apart ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
+        warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
                       stacklevel=2)  # fmt: skip
-    return placements, grouping
 
 
 @without_collection()
@@ -146,12 +174,13 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
             if options.schedule is not None:
                 raise ScheduleError(f"FuseOptions.schedule: {chosen.name} cannot be run: {reason}") from error
             return schedule_grouping(placements, without_group(grouping, chosen, reason))
-    return _assembled(converted, grouping, kernels, target, options)
+    return _assembled(converted, grouping, kernels, target, options, placements.rewritings)
 
 
 def _assembled(
-    converted: Converted, grouping: Grouping, kernels: Sequence[Kernel], target: Target, options: FuseOptions
-) -> Plan:
+    converted: Converted, grouping: Grouping, kernels: Sequence[Kernel], target: Target, options: FuseOptions,
+    rewritings: tuple[Rewriting, ...],
+) -> Plan:  # fmt: skip
     """The plan of these kernels, one for each group; everything else is left to XLA.
 
     Raises:
@@ -169,7 +198,7 @@ def _assembled(
         if options.schedule is not None:
             raise ScheduleError(f"FuseOptions.schedule: {grouping.groups[-1].name} cannot be run: {reason}") from None
         left = without_group(grouping, grouping.groups[-1], reason)
-        return _assembled(converted, left, kernels[:-1], target, options)
+        return _assembled(converted, left, kernels[:-1], target, options, rewritings)
     fallbacks = fallbacks_of(converted, grouping, steps, options)
     refused = [f for f in fallbacks if not f.asked]
     if options.strict and refused:
@@ -178,6 +207,9 @@ def _assembled(
                           "Remove them from the fused function, or drop strict=True.")  # fmt: skip
     conditions: dict[str, None] = {}
     exceptions: dict[str, None] = {}
+    if rewritings:
+        conditions |= {rewriting.CONDITION: None}
+        exceptions |= {rewriting.EXCEPTION: None}
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
         for phase in kernel.phases:
@@ -205,6 +237,7 @@ def _assembled(
         tuple(exceptions),
         tuple(steps),
         options,
+        rewritings=rewritings,
     )
     untested = options.verify is None or _compat.has_symbolic_shapes(
         converted.original
@@ -237,7 +270,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
             grouping = without_group(grouping, kernel.group, change)
         else:
             kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
-    again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options)
+    again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
     return replace(again, bodies=plan.bodies)
 
 

@@ -21,6 +21,7 @@ from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.options import FuseOptions
 from pallasfuse.price.terms import Price
 from pallasfuse.references import OfThisProcess
+from pallasfuse.search.rewriting import Rewriting
 from pallasfuse.targets import Target
 from pallasfuse.verdicts import Verdict
 
@@ -145,6 +146,8 @@ class Plan(OfThisProcess):
     """The measurements on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
     bodies: tuple[Body, ...] = ()
     """The bodies of loops and branches in which something is fused."""
+    rewritings: tuple[Rewriting, ...] = ()
+    """The tensors that are computed by other sums and products than those of the program; `converted` has them."""
 
     @property
     def grouping(self) -> Grouping:
@@ -175,8 +178,8 @@ class Plan(OfThisProcess):
 
     @property
     def fuses(self) -> bool:
-        """Is there a kernel, in the program or in the body of a loop?"""
-        return bool(self.kernels or self.bodies)
+        """Does it run otherwise than the program: by a kernel, there or in the body of a loop, or in another form?"""
+        return bool(self.kernels or self.bodies or self.rewritings)
 
     @property
     def program(self) -> LoopProgram:

@@ -15,7 +15,7 @@ from pallasfuse.jaxpr_frontend.inlining import (
 )
 
 if TYPE_CHECKING:
-    from pallasfuse.jaxpr_frontend.conversion import convert, convert_in_parts
+    from pallasfuse.jaxpr_frontend.conversion import convert, convert_in_parts, convert_rewritten
 
 __all__ = [
     "BATCHED_AS_BODY",
@@ -26,12 +26,13 @@ __all__ = [
     "called",
     "convert",
     "convert_in_parts",
+    "convert_rewritten",
     "flatten",
     "fused_calls",
     "left_by_user",
 ]
 
-_LATER = frozenset({"convert", "convert_in_parts"})
+_LATER = frozenset({"convert", "convert_in_parts", "convert_rewritten"})
 """Names whose module is imported when they are first asked for: a plan that was kept needs no loop program."""
 
 

@@ -27,6 +27,7 @@ from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
 from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
+from pallasfuse.jaxpr_frontend.rebuilding import with_nests
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
@@ -101,6 +102,24 @@ def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Co
     names = tensor_names(parts.jaxpr)
     found = of_flat(converted.original, parts.jaxpr, names, known(program_of(parts.jaxpr, names, exclude)))
     return replace(found, whole=whole, replaced=parts.replaced)
+
+
+def convert_rewritten(
+    converted: Converted, computed: Sequence[Sequence[Nest]], *, exclude: Sequence[str] = ()
+) -> Converted | None:
+    """The same program with some of its tensors computed in other ways (`rebuilding.with_nests`); None where that cannot be.
+
+    Raises:
+      InvalidProgramError: as `convert`.
+    """
+    whole = converted.jaxpr
+    axes = {d.name: d.axes for d in converted.program.definitions()}
+    found = with_nests(whole, computed, converted.variable, axes)
+    if found is None:
+        return None
+    names = tensor_names(found.jaxpr)
+    made = of_flat(converted.original, found.jaxpr, names, known(program_of(found.jaxpr, names, exclude)))
+    return replace(made, whole=whole, replaced=found.replaced)
 
 
 def program_of(flattened: Jaxpr, names: Mapping[Var, str], exclude: Sequence[str]) -> LoopProgram:

@@ -1,0 +1,78 @@
+"""The check of a rewritten program: XLA's program of the form that was found against that of the form as it is written."""
+
+from dataclasses import replace
+from typing import Any
+
+from pallasfuse import _compat
+from pallasfuse.environment import environment
+from pallasfuse.execution import execute
+from pallasfuse.first_time import IMPORTS
+from pallasfuse.isolation import apart
+from pallasfuse.measure import Measured, compare
+from pallasfuse.parts import primitives, whole_key
+from pallasfuse.plan import Plan
+from pallasfuse.store import Record, current
+from pallasfuse.subjects import XLA, comparison
+from pallasfuse.verdicts import FORM, Verdict
+
+UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
+"""A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
+_BUDGET_S = 0.25
+_REWRITTEN = "rewritten"
+
+
+def in_faster_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan, tuple[Verdict, ...]]:
+    """The plan, or that of the program as it is written, if this is as fast without any kernel; with what a clock said.
+
+    measure: False looks up what is known, and measures nothing.
+    """
+    if not plan.rewritings:
+        return plan, ()
+    verdict = _verdict(plan, device, measure)
+    if verdict is None:
+        return plan, ()
+    return (plan if verdict.kept else _as_written(plan)), (verdict,)
+
+
+def _as_written(plan: Plan) -> Plan:
+    with IMPORTS:
+        from pallasfuse.pipeline import make_plan
+    made = make_plan(plan.converted.original, plan.target, replace(plan.options, rewrite=False))
+    return replace(made, bodies=plan.bodies)
+
+
+def _verdict(plan: Plan, device: Any, measure: bool) -> Verdict | None:
+    written, rewritten = plan.converted.whole, plan.converted.jaxpr
+    assert written is not None
+    unfit = sorted(primitives(written) & UNTIMED)
+    if unfit:
+        return Verdict(FORM, True, f"not measured: it has {', '.join(unfit)}") if measure else None
+    store = current()
+    identity = {**environment(device), "of": "form", "program": whole_key(written), "form": whole_key(rewritten)}
+    known, seconds = store.get(identity), 0.0
+    if known is None and measure:
+        found = apart(lambda: _measured(plan, device), device)
+        seconds = found.seconds
+        if _REWRITTEN not in found.microseconds:
+            reason = found.skipped or found.failed.get(_REWRITTEN, "") or found.uncompiled.get(_REWRITTEN, "")
+            return Verdict(FORM, bool(found.skipped), f"not measured ({reason})", seconds=seconds)
+        entry: Record = comparison(found, _REWRITTEN)
+        known = store.update(identity, lambda _: entry)
+    if known is None:
+        return None
+    reason = "it is used" if known["faster"] else "the program is run as it is written"
+    return Verdict(FORM, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
+
+
+def _measured(plan: Plan, device: Any) -> Measured:
+    with IMPORTS:
+        from pallasfuse.pipeline import revised
+    free = replace(plan, options=replace(plan.options, strict=False, verify=None))
+    plain = revised(free, {k.name: "to compare" for k in plan.kernels})
+    original = plan.converted.original
+    functions = {
+        XLA: lambda *args: _compat.eval_jaxpr(original, original.consts, *args),
+        _REWRITTEN: lambda *args: execute(plain, [*plan.converted.jaxpr.consts, *args]),
+    }
+    avals = [v.aval for v in plan.converted.jaxpr.invars]
+    return compare(functions, avals, device, budget_s=_BUDGET_S)

@@ -1,0 +1,169 @@
+"""Nests to equations: a flat jaxpr in which some tensors are computed by other nests than those of its own equations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax import numpy as jnp
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.jaxpr_frontend.axis_parts import Rewritten
+from pallasfuse.jaxpr_frontend.inlining import live
+from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
+
+type Atom = Var | Literal
+type Axes = Mapping[str, tuple[Axis, ...]]
+
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div, "neg": lax.neg,
+}  # fmt: skip
+
+
+def with_nests(
+    jaxpr: Jaxpr, computed: Sequence[Sequence[Nest]], variable: Mapping[str, Var], axes: Axes
+) -> Rewritten | None:
+    """A flat jaxpr that computes some of its tensors in other ways; None where JAX would give one of them another type.
+
+    computed: for each of these tensors nests, the last of which has its name. axes: of the tensors of the jaxpr, whose variables,
+    row by row, hold them.
+    """
+    ways = {variable[nests[-1].name]: nests for nests in computed}
+    instead: dict[Var, Atom] = {}
+    eqns: list[JaxprEqn] = []
+
+    def now(atom: Atom) -> Atom:
+        return instead.get(atom, atom) if isinstance(atom, Var) else atom
+
+    for written in jaxpr.eqns:
+        eqn = written.replace(invars=[now(a) for a in written.invars])
+        eqns.append(eqn)
+        for var in eqn.outvars:
+            if var not in ways:
+                continue
+            names = _read_by(ways[var])
+            made = _traced(ways[var], names, [now(variable[n]) for n in names], axes, var)
+            if made is None:
+                return None
+            inner, result = made
+            eqns += [e.replace(source_info=eqn.source_info, ctx=eqn.ctx) for e in inner]
+            instead[var] = result
+    outvars = [now(a) for a in jaxpr.outvars]
+    needed, _ = live(eqns, outvars)
+    found = _compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, needed, outvars)
+    return Rewritten(found, instead)
+
+
+def _read_by(nests: Sequence[Nest]) -> list[str]:
+    """The tensors that nests read from outside."""
+    own = {n.name for n in nests}
+    return list(dict.fromkeys(t for n in nests for t in sorted(n.reads) if t not in own))
+
+
+def _traced(
+    nests: Sequence[Nest], names: Sequence[str], operands: Sequence[Atom], axes: Axes, like: Var
+) -> tuple[list[JaxprEqn], Var] | None:
+    """The equations of nests over operands, and the variable of the last nest, which has the type of another one."""
+    if any(_compat.explicit_axes(_compat.mesh_of(a)) for a in (*operands, like)):
+        return None
+
+    def run(*arrays: Any) -> Any:
+        known = {n: x.reshape([a.extent for a in axes[n]]) for n, x in zip(names, arrays, strict=True)}
+        stored = {n: axes[n] for n in names}
+        for nest in nests:
+            known[nest.name], stored[nest.name] = compute(nest, known, stored), nest.axes
+        return known[nests[-1].name].reshape(shape_of(like))
+
+    made = jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in operands))
+    (result,) = made.outvars
+    if isinstance(result, Literal) or result in made.invars or made.constvars:
+        return None
+    if (shape_of(result), dtype_of(result)) != (shape_of(like), dtype_of(like)):
+        return None
+    renamed: dict[Any, Atom] = dict(zip(made.invars, operands, strict=True))
+    eqns = []
+    for eqn in made.eqns:
+        outvars = [Var(v.aval) for v in eqn.outvars]
+        renamed |= dict(zip(eqn.outvars, outvars, strict=True))
+        invars = [a if isinstance(a, Literal) else renamed[a] for a in eqn.invars]
+        eqns.append(eqn.replace(invars=invars, outvars=outvars))
+    last = renamed[result]
+    assert isinstance(last, Var)
+    return eqns, last
+
+
+def compute(nest: Nest, arrays: Mapping[str, Any], stored: Axes) -> Any:
+    """The tensor of a nest, one dimension for each of its axes. arrays: of one dimension for each axis of `stored`.
+
+    A sum of a product of two reads is a `dot_general`, in which both are in the types that they are stored in.
+    """
+    pair = _pair(nest.body) if nest.reduced else None
+    if pair is not None:
+        return _product(nest, *pair, arrays)
+    order = (*nest.axes, *nest.reduced)
+    value = _elementwise(nest.body, order, arrays, nest.dtype if nest.reduced else None)
+    if nest.reduced:
+        value = jnp.sum(value, axis=tuple(range(len(nest.axes), len(order))))
+    return value.astype(nest.dtype)
+
+
+def _pair(body: Expr) -> tuple[Read, Read] | None:
+    """The two reads of which a body is the product, if it is that and nothing else."""
+    match body:
+        case Apply("mul", (a, b)):
+            first, second = _without_casts(a), _without_casts(b)
+            if isinstance(first, Read) and isinstance(second, Read):
+                return first, second
+    return None
+
+
+def _without_casts(node: Expr) -> Expr:
+    while isinstance(node, Apply) and node.op == "convert":
+        (node,) = node.args
+    return node
+
+
+def _product(nest: Nest, a: Read, b: Read, arrays: Mapping[str, Any]) -> Any:
+    batch = [x for x in nest.axes if x in a.indices and x in b.indices]
+
+    def places(over: Sequence[Axis]) -> tuple[list[int], list[int]]:
+        return [a.indices.index(x) for x in over], [b.indices.index(x) for x in over]
+
+    kept = (*batch, *(x for x in (*a.indices, *b.indices) if x in nest.axes and x not in batch))
+    found = lax.dot_general(
+        arrays[a.tensor],
+        arrays[b.tensor],
+        (places(nest.reduced), places(batch)),
+        precision=lax.Precision[nest.precision] if nest.precision is not None else None,
+        preferred_element_type=dtypes.accumulator(
+            nest.dtype
+        ),  # some of XLA's loops would add up in the type of the result
+    )
+    return lax.transpose(found, [kept.index(x) for x in nest.axes]).astype(nest.dtype)
+
+
+def _elementwise(root: Expr, order: Sequence[Axis], arrays: Mapping[str, Any], last: str | None) -> Any:
+    """An expression at all points of some axes. last: the type of the whole, where a conversion to another one is left out."""
+    if last is not None:
+        root = _without_casts(root)
+    found: dict[Expr, Any] = {}
+    shape = [a.extent for a in order]
+    for node in postorder(root):
+        args = [found[a] for a in node.args]
+        match node:
+            case Const(value, dtype):
+                found[node] = jnp.full(shape, value, dtype)
+            case Read(tensor, indices, _):
+                present = [x for x in order if x in indices]
+                aligned = lax.transpose(arrays[tensor], [indices.index(x) for x in present])
+                found[node] = lax.broadcast_in_dim(aligned, shape, [order.index(x) for x in present])
+            case Apply("convert", _, dtype):
+                found[node] = lax.convert_element_type(args[0], dtype)
+            case Apply(op):
+                found[node] = _OPERATIONS[op](*args)
+    return found[root]

@@ -1,0 +1,270 @@
+"""The cheapest term of a class, and the nests that compute it.
+
+The cost of a term is that of its operations as separate kernels: a bound by arithmetic and by memory for each. It ranks terms; what
+is taken in the end is judged by `price_xla` of the whole part.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Expr, add, const, convert, div, mul, read, sub
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.search.egraph import EGraph, Inverse, Leaf, Number, Over, Plus, Times
+
+_FUSED = 0.5
+"""The share of an elementwise operation's memory traffic that is left where it is computed beside its reader."""
+_MATRIX_SIDE = 4
+"""A product with fewer rows or columns is not run by matrix units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A sum of a product of two classes: a contraction."""
+
+    axes: frozenset[Axis]
+    left: int
+    right: int
+
+
+type Choice = Leaf | Number | Times | Plus | Over | Inverse | Product
+
+
+def parts_of(choice: Choice) -> tuple[int, ...]:
+    """The classes that a choice is computed from."""
+    match choice:
+        case Times(factors):
+            return factors
+        case Plus(terms):
+            return terms
+        case Over(_, term) | Inverse(term):
+            return (term,)
+        case Product(_, left, right):
+            return left, right
+    return ()
+
+
+@dataclass
+class Costs:
+    """The least cost of every class of a graph, in microseconds, and the choice that has it.
+
+    dtype: of everything that is stored.
+    """
+
+    graph: EGraph
+    device: Device
+    dtype: str
+    us: dict[int, float] = field(default_factory=dict)
+    best: dict[int, Choice] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        choices = {n: list(self._choices(n)) for n in self.graph.classes()}
+        changed = True
+        while changed:  # every round settles at least one more level of the cheapest terms
+            changed = False
+            for number, found in choices.items():
+                for choice, own_us in found:
+                    parts = [self.us.get(self.graph.find(p), math.inf) for p in parts_of(choice)]
+                    us = own_us + sum(parts)
+                    if us < self.us.get(number, math.inf) * (1 - 1e-9):
+                        self.us[number], self.best[number] = us, choice
+                        changed = True
+
+    def choice(self, number: int) -> Choice:
+        return self.best[self.graph.find(number)]
+
+    def _choices(self, number: int) -> Iterator[tuple[Choice, float]]:
+        graph, axes = self.graph, self.graph.axes(number)
+        for node in graph.nodes(number):
+            match node:
+                case Leaf() | Number():
+                    yield node, 0.0
+                case Times(factors) | Plus(factors):
+                    yield node, self._elementwise(axes, len(factors) - 1)
+                case Inverse():
+                    yield node, self._elementwise(axes, 4)
+                case Over(summed, term):
+                    yield node, self._sum(axes | summed, axes)
+                    for inner in graph.nodes(term):
+                        if isinstance(inner, Times) and len(inner.factors) == 2:
+                            left, right = inner.factors
+                            if summed <= graph.axes(left) & graph.axes(right):
+                                yield Product(summed, left, right), self._product(summed, left, right)
+
+    def _bytes_us(self, *elements: int) -> float:
+        moved = sum(elements) * dtypes.itemsize_bytes(self.dtype)
+        cached = moved < self.device.cache_bytes
+        return 1e-3 * moved / (self.device.cache_gb_s if cached else self.device.memory_gb_s)
+
+    def _vector_us(self, operations: float) -> float:
+        return 1e-3 * operations / (self.device.vector_gop_s * self._cores())
+
+    def _cores(self) -> int:
+        return self.device.multiprocessors if self.device.platform == "cpu" else 1
+
+    def _start_us(self) -> float:
+        return self.device.kernel_us + self.device.launch_us
+
+    def _elementwise(self, axes: frozenset[Axis], operations: int) -> float:
+        points = volume(axes)
+        return max(self._vector_us(points * operations), self._bytes_us(2 * points)) * _FUSED + 1e-3
+
+    def _sum(self, read: frozenset[Axis], kept: frozenset[Axis]) -> float:
+        return max(self._vector_us(volume(read)), self._bytes_us(volume(read), volume(kept))) + self._start_us()
+
+    def _product(self, summed: frozenset[Axis], left: int, right: int) -> float:
+        a, b = self.graph.axes(left), self.graph.axes(right)
+        flops = 2.0 * volume(a | b)
+        sides = min(volume(a - b), volume(b - a))
+        if sides < _MATRIX_SIDE:
+            busy = self._vector_us(flops / 2)
+        else:
+            rates = self.device.matmul_tflop_s
+            busy = 1e-6 * flops / (rates.get(self.dtype, rates["float32"]) * self._cores())
+        moved = self._bytes_us(volume(a), volume(b), volume((a | b) - summed))
+        return max(busy, moved) + self._start_us()
+
+
+@dataclass
+class Nests:
+    """The nests that compute the cheapest terms of a graph; what several of them read is computed once.
+
+    names: yields names that nothing has. precision: of products.
+    """
+
+    costs: Costs
+    names: Iterator[str]
+    precision: str | None
+    like: Nest
+    """The nest whose source line the new ones have."""
+    made: list[Nest] = field(default_factory=list)
+    _known: dict[int, Expr] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        return self.costs.dtype
+
+    def root(self, number: int, nest: Nest) -> Nest:
+        """The nest `nest` with the cheapest term of a class as its body."""
+        value = self._stored(number)
+        return self._nest(nest.name, nest.axes, convert(value, self.dtype))
+
+    def _stored(self, number: int) -> Expr:
+        """A read of what a class computes, or a literal."""
+        number = self.costs.graph.find(number)
+        if number not in self._known:
+            self._known[number] = self._compute(number, self.costs.choice(number))
+        return self._known[number]
+
+    def _compute(self, number: int, choice: Choice) -> Expr:
+        axes = self.costs.graph.axes(number)
+        match choice:
+            case Leaf(of):
+                return of
+            case Number(value):
+                return const(value, self.dtype)
+            case Times(factors):
+                return self._map(axes, self._product_of(factors))
+            case Plus(terms):
+                return self._map(axes, self._sum_of(terms))
+            case Inverse(term):
+                return self._map(axes, div(const(1.0, self.dtype), self._operand(term)))
+            case Over(summed, term):
+                order = self._order(term)
+                kept = tuple(a for a in order if a not in summed)
+                body = convert(self._stored(term), dtypes.accumulator(self.dtype))
+                return self._reduction(kept, tuple(a for a in order if a in summed), body, None)
+            case Product(summed, left, right):
+                return self._contraction(summed, left, right)
+
+    def _product_of(self, factors: tuple[int, ...]) -> Expr:
+        """The product of classes; inverses among them divide it."""
+        choices = {f: self.costs.choice(f) for f in factors}
+        below = [c.term for c in choices.values() if isinstance(c, Inverse)]
+        above = [f for f in factors if not isinstance(choices[f], Inverse)]
+        value = self._operand(above[0]) if above else const(1.0, self.dtype)
+        for factor in above[1:]:
+            value = mul(value, self._operand(factor))
+        for term in below:
+            value = div(value, self._operand(term))
+        return value
+
+    def _sum_of(self, terms: tuple[int, ...]) -> Expr:
+        """The sum of classes; what is multiplied by -1 is subtracted."""
+        negated = {t: self._negated(t) for t in terms}
+        added = [self._operand(t) for t in terms if negated[t] is None]
+        taken = [self._operand(n) for t in terms if (n := negated[t]) is not None]
+        if not added:
+            added = [const(0.0, self.dtype)]
+        value = added[0]
+        for term in added[1:]:
+            value = add(value, term)
+        for term in taken:
+            value = sub(value, term)
+        return value
+
+    def _negated(self, number: int) -> int | None:
+        """The class of which this one is the negative."""
+        choice = self.costs.choice(number)
+        graph = self.costs.graph
+        if isinstance(choice, Times) and len(choice.factors) == 2:
+            for one, other in (choice.factors, choice.factors[::-1]):
+                if graph.number_of(one) == -1.0:
+                    return other
+        return None
+
+    def _operand(self, number: int) -> Expr:
+        return convert(self._stored(number), self.dtype)
+
+    def _contraction(self, summed: frozenset[Axis], left: int, right: int) -> Expr:
+        a, b = self._order(left), self._order(right)
+        batch = tuple(x for x in a if x in b and x not in summed)
+        kept = (*batch, *(x for x in a if x not in b), *(x for x in b if x not in a))
+        first, second = self._stored(left), self._stored(right)
+        if first.dtype != second.dtype:
+            first, second = convert(first, self.dtype), convert(second, self.dtype)
+        carried = dtypes.accumulator(self.dtype)
+        body = mul(convert(first, carried), convert(second, carried))
+        return self._reduction(kept, tuple(x for x in a if x in summed), body, self.precision)
+
+    def _order(self, number: int) -> tuple[Axis, ...]:
+        """The axes of a class in the order in which it is stored."""
+        stored = self._stored(number)
+        indices: Mapping[str, tuple[Axis, ...]] = {n.name: n.axes for n in self.made}
+        found = getattr(stored, "indices", ())
+        return indices.get(getattr(stored, "tensor", ""), tuple(found))
+
+    def _map(self, axes: frozenset[Axis], body: Expr) -> Expr:
+        order = next(
+            (i for n in self._reads(body) if axes == frozenset(i := n)), tuple(sorted(axes, key=lambda a: a.name))
+        )
+        return self._read(self._nest(next(self.names), order, body))
+
+    def _reads(self, body: Expr) -> Iterator[tuple[Axis, ...]]:
+        """Yields the orders of axes in which a body reads."""
+        waiting = [body]
+        while waiting:
+            node = waiting.pop(0)
+            waiting += node.args
+            indices = getattr(node, "indices", None)
+            if indices is not None:
+                yield indices
+
+    def _reduction(self, kept: tuple[Axis, ...], summed: tuple[Axis, ...], body: Expr, precision: str | None) -> Expr:
+        nest = self._nest(next(self.names), kept, body, summed, precision)
+        return self._read(nest)
+
+    def _nest(
+        self, name: str, axes: tuple[Axis, ...], body: Expr, summed: tuple[Axis, ...] = (), precision: str | None = None
+    ) -> Nest:
+        reducer = SUM if summed else None
+        nest = Nest(name, axes, body, self.dtype, summed, reducer, self.like.source, precision)
+        self.made.append(nest)
+        return nest
+
+    def _read(self, nest: Nest) -> Expr:
+        return read(nest.name, nest.axes, self.dtype)

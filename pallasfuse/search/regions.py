@@ -1,0 +1,158 @@
+"""The parts of a program that are sums and products, as terms of an e-graph.
+
+A nest is algebraic if its body has only products, sums, differences, quotients and literals, and its reducer is a sum. What is new
+is stored in the type of the root, so that nothing is rounded more than it was: what has a wider type is a leaf.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, read
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.search.egraph import EGraph, copies
+
+_OPERATIONS = frozenset({"mul", "add", "sub", "neg", "div", "square", "convert"})
+_TYPES = frozenset({"float32", "bfloat16", "float64"})
+"""Types of a range so large that products in another order stay in it; those of float16 may not."""
+_MOST_NESTS = 24
+"""Of a term; what is further away is a leaf."""
+
+
+def is_algebraic(nest: Nest | External) -> bool:
+    """Is a nest made of sums and products only?"""
+    if isinstance(nest, External) or nest.picks or nest.dtype not in _TYPES:
+        return False
+    if nest.reducer not in (None, SUM):
+        return False
+    return all(_is_algebraic_node(n) for n in postorder(nest.body))
+
+
+def _is_algebraic_node(node: Expr) -> bool:
+    match node:
+        case Index():
+            return False
+        case Read(_, indices, dtype):
+            return dtypes.is_float(dtype) and len(set(indices)) == len(indices)
+        case Const(value, dtype):
+            return dtypes.is_float(dtype) and abs(value) < float("inf")
+        case Apply("convert", (x,), dtype):
+            return dtypes.is_exact_cast(x.dtype, dtype)
+        case Apply(op):
+            return op in _OPERATIONS
+        case _:
+            assert_never(node)
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One value of a program that sums and products lead to."""
+
+    root: Nest
+    nests: tuple[Nest, ...]
+    """All that are between the leaves and the root, which is the last."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(n.name for n in self.nests)
+
+
+def regions(program: LoopProgram) -> list[Region]:
+    """The regions of a program in which something could be gained: several sums, a sum of a product of many, or of a sum."""
+    algebraic = {n.name: n for n in program.nests if isinstance(n, Nest) and is_algebraic(n)}
+    readers: dict[str, set[str]] = {name: set() for name in algebraic}
+    for nest in program.nests:
+        for name in nest.reads & algebraic.keys():
+            expands = nest.name in algebraic and dtypes.is_exact_cast(algebraic[name].dtype, nest.dtype)
+            readers[name].add(nest.name if expands else "")
+    found = []
+    for nest in algebraic.values():
+        is_root = nest.name in program.outputs or "" in readers[nest.name] or not readers[nest.name]
+        if is_root:
+            region = Region(nest, _behind(nest, algebraic, list(algebraic)))
+            found += [region] if _is_promising(region) else []
+    return found
+
+
+def _behind(root: Nest, algebraic: Mapping[str, Nest], order: list[str]) -> tuple[Nest, ...]:
+    """The nests that a root is computed from, the nearest of them, in the order of the program; none of a wider type."""
+    inside, waiting = {root.name}, [root]
+    while waiting and len(inside) < _MOST_NESTS:
+        nest = waiting.pop(0)
+        for name in sorted(nest.reads & algebraic.keys() - inside, key=order.index):
+            if dtypes.is_exact_cast(algebraic[name].dtype, root.dtype) and len(inside) < _MOST_NESTS:
+                inside.add(name)
+                waiting.append(algebraic[name])
+    return tuple(algebraic[n] for n in order if n in inside)
+
+
+def _is_promising(region: Region) -> bool:
+    sums = [n for n in region.nests if n.is_reduction]
+    inside = region.names
+    return bool(sums) and (len(sums) > 1 or any(n.reads & inside for n in sums))
+
+
+@dataclass
+class Terms:
+    """Adds the values of a region's nests to a graph."""
+
+    graph: EGraph
+    nests: Mapping[str, Nest]
+    _known: dict[tuple[str, tuple[Axis, ...]], int] = field(default_factory=dict)
+    _taken: set[Axis] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._taken |= {a for nest in self.nests.values() for a in nest.axes}
+
+    def value(self, name: str, indices: tuple[Axis, ...]) -> int:
+        """The class of a nest's element at some positions."""
+        key = name, indices
+        if key not in self._known:
+            nest = self.nests[name]
+            renaming = {a: b for a, b in zip(nest.axes, indices, strict=True) if a != b}
+            # every sum is over axes of its own, so that sums can be merged as they are
+            own = copies(frozenset(nest.reduced) & self._taken, self._taken | set(nest.reduced))
+            self._taken |= {own.get(a, a) for a in nest.reduced}
+            renaming |= own
+            body = self._expression(nest.body, renaming)
+            self._known[key] = self.graph.over([renaming.get(a, a) for a in nest.reduced], body)
+        return self._known[key]
+
+    def stored(self, name: str) -> int:
+        """The class of a nest's element where it is read from memory."""
+        nest = self.nests[name]
+        return self.graph.leaf(read(name, nest.axes, nest.dtype))
+
+    def _expression(self, root: Expr, renaming: Mapping[Axis, Axis]) -> int:
+        found: dict[Expr, int] = {}
+        for node in postorder(root):
+            args = [found[a] for a in node.args]
+            found[node] = self._node(node, args, renaming)
+        return found[root]
+
+    def _node(self, node: Expr, args: list[int], renaming: Mapping[Axis, Axis]) -> int:
+        graph = self.graph
+        match node:
+            case Read(tensor, indices, dtype):
+                at = tuple(renaming.get(a, a) for a in indices)
+                return self.value(tensor, at) if tensor in self.nests else graph.leaf(read(tensor, at, dtype))
+            case Const(value, _):
+                return graph.literal(float(value))
+            case Apply("convert"):
+                return args[0]
+            case Apply("mul"):
+                return graph.times(args)
+            case Apply("square"):
+                return graph.times([args[0], args[0]])
+            case Apply("add"):
+                return graph.plus(args)
+            case Apply("sub"):
+                return graph.plus([args[0], graph.times([graph.literal(-1.0), args[1]])])
+            case Apply("neg"):
+                return graph.times([graph.literal(-1.0), args[0]])
+            case Apply("div"):
+                return graph.times([args[0], graph.inverse(args[1])])
+        raise AssertionError(node)

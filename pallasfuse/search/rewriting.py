@@ -1,0 +1,142 @@
+"""Cheaper forms of the sums and products of a program: each region is searched, and what is predicted to be faster is taken.
+
+Equal regions, up to names, are searched once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+
+from pallasfuse.device import Device
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.price.terms import Price
+from pallasfuse.price.xla import price_xla
+from pallasfuse.search.egraph import EGraph, FullError
+from pallasfuse.search.extraction import Costs, Nests
+from pallasfuse.search.regions import Region, Terms, regions
+from pallasfuse.search.saturation import LIMITS, Limits, Searched, saturate
+
+CONDITION = "sums and products are computed in another order, with roundings in other places"
+EXCEPTION = (
+    "what is multiplied and added in another order is finite, and so is what it is made of: else a result may be NaN, infinite or "
+    "finite where the program's is not"
+)
+_PRECISIONS = frozenset({"DEFAULT", "HIGH", "HIGHEST"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rewriting:
+    """Another way to compute one tensor of a program.
+
+    nests: compute it from tensors of the program; the last one has its name and its axes.
+    before, after: the predicted time of the part that changes, by XLA.
+    """
+
+    nests: tuple[Nest, ...]
+    before: Price
+    after: Price
+    old: tuple[Nest, ...]
+    """The nests that computed it, and that nothing else needs."""
+    searched: Searched
+
+    @property
+    def name(self) -> str:
+        """The tensor that is computed in another way."""
+        return self.nests[-1].name
+
+    def __str__(self) -> str:
+        made = "; ".join(_shown(n) for n in self.nests)
+        return f"{self.nests[-1].source}: {made}; {self.after.us:.3g} us predicted, as written {self.before.us:.3g} us"
+
+
+def _shown(nest: Nest) -> str:
+    over = f"sum[{', '.join(a.name for a in nest.reduced)}] " if nest.reduced else ""
+    return f"{nest.name}[{', '.join(a.name for a in nest.axes)}] = {over}{nest.body}"
+
+
+def rewritings(program: LoopProgram, device: Device, limits: Limits = LIMITS) -> list[Rewriting]:
+    """The rewritings of a program that are predicted to be faster by more than the price's error."""
+    known: dict[LoopProgram, Rewriting | None] = {}
+    found = []
+    for region in regions(program):
+        part = _part(program, region)
+        try:
+            form = canonical(part)
+            if form.program not in known:
+                known[form.program] = search(form.program, device, limits)
+            cheaper = known[form.program]
+            found += [] if cheaper is None else [restored(cheaper, form.names)]
+        except UnknownNameError:
+            continue
+    return found
+
+
+def _part(program: LoopProgram, region: Region) -> LoopProgram:
+    """The region as a program of its own, whose outputs are the root, first, and what others need of the rest."""
+    definitions = {d.name: d for d in program.definitions()}
+    needed = {t for n in program.nests if n.name not in region.names for t in n.reads} | set(program.outputs)
+    others = [n.name for n in region.nests if n.name in needed and n is not region.root]
+    leaves = dict.fromkeys(t for n in region.nests for t in sorted(n.reads) if t not in region.names)
+    inputs = tuple(Tensor(t, definitions[t].axes, definitions[t].dtype) for t in leaves)
+    return LoopProgram(inputs, region.nests, (region.root.name, *others))
+
+
+def search(part: LoopProgram, device: Device, limits: Limits = LIMITS) -> Rewriting | None:
+    """The cheapest way to compute the first output of a part beside the others; None where it is as it is written."""
+    root_name, *others = part.outputs
+    nests = {n.name: n for n in part.nests if isinstance(n, Nest)}
+    precision = _precision(list(nests.values()))
+    if precision is None:
+        return None
+    graph = EGraph(limits.terms)
+    try:
+        terms = Terms(graph, nests)
+        root = terms.value(root_name, nests[root_name].axes)
+        for name in others:  # stored anyway
+            graph.union(terms.value(name, nests[name].axes), terms.stored(name))
+    except FullError:
+        return None
+    searched = saturate(graph, limits)
+    costs = Costs(graph, device, nests[root_name].dtype)
+    made = Nests(costs, (f"{root_name}.{n}" for n in count()), precision, nests[root_name])
+    made.root(root, nests[root_name])
+    return _judged(part, tuple(made.made), searched, device)
+
+
+def _judged(part: LoopProgram, made: tuple[Nest, ...], searched: Searched, device: Device) -> Rewriting | None:
+    kept = _needed(part, (*part.outputs[1:], *(t for n in made for t in n.reads)))
+    old = tuple(n for n in part.nests if n not in kept and isinstance(n, Nest))
+    new = replace(part, nests=(*kept, *made))
+    before, after = price_xla(part, device), price_xla(new, device)
+    if before.us <= after.us * device.price_error:
+        return None
+    return Rewriting(made, before, after, old, searched)
+
+
+def _needed(part: LoopProgram, names: tuple[str, ...]) -> tuple[Nest | External, ...]:
+    """The nests of a part that some tensors are computed from."""
+    wanted = set(names)
+    found: list[Nest | External] = []
+    for nest in reversed(part.nests):
+        if nest.name in wanted and nest.name != part.outputs[0]:
+            found.append(nest)
+            wanted |= nest.reads
+    return tuple(reversed(found))
+
+
+def _precision(nests: list[Nest]) -> str | None:
+    """The precision of the products of a region: full where the program adds up products that it has written out; None where they
+    differ."""
+    asked = {n.precision for n in nests if n.is_reduction} - {None}
+    if len(asked) > 1 or not asked <= _PRECISIONS:
+        return None
+    by_hand = any(n.precision is None for n in nests if n.is_reduction)
+    products = any(len(n.body.tensors) > 1 or (n.body.tensors and "*" in str(n.body)) for n in _maps(nests))
+    full = by_hand and products and any(n.dtype == "float32" for n in nests)
+    return "HIGHEST" if full else next(iter(asked), "HIGHEST")
+
+
+def _maps(nests: list[Nest]) -> Iterator[Nest]:
+    return (n for n in nests if not n.is_reduction)

@@ -1,0 +1,79 @@
+"""Equality saturation: rules applied to an e-graph until nothing new is found, or a limit is reached."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pallasfuse.search.egraph import EGraph, FullError, Node
+from pallasfuse.search.rules import PHASES, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long to search: terms of the graph, rounds, seconds."""
+
+    terms: int = 2000
+    rounds: int = 12
+    seconds: float = 0.25
+
+
+LIMITS = Limits()
+"""What planning has."""
+
+
+@dataclass
+class Searched:
+    """What a search has visited: equal terms found by each rule, and whether it came to its end."""
+
+    terms: int = 0
+    classes: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+    complete: bool = False
+    found: dict[str, int] = field(default_factory=dict)
+
+
+def saturate(graph: EGraph, limits: Limits = LIMITS, phases: Sequence[Sequence[Rule]] = PHASES) -> Searched:
+    """Applies rules to all terms, round by round, phase by phase. The graph holds what was found so far wherever it stops."""
+    start = time.perf_counter()
+    searched = Searched(complete=True)
+    try:
+        for rules in phases:
+            known: dict[Node, tuple[int, ...]] = {}
+            for _ in range(limits.rounds):
+                searched.rounds += 1
+                if not _round(graph, rules, known, searched, start + limits.seconds):
+                    break
+            else:
+                searched.complete = False
+    except FullError:
+        searched.complete = False
+    graph.rebuild()
+    searched.terms, searched.classes = len(graph), len(graph.classes())
+    searched.seconds = time.perf_counter() - start
+    return searched
+
+
+def _round(
+    graph: EGraph, rules: Sequence[Rule], known: dict[Node, tuple[int, ...]], searched: Searched, end: float
+) -> bool:
+    """Applies rules to the terms that there are. Is anything new?
+
+    known: the states in which terms were seen before; in the same state, a rule finds the same.
+    """
+    changed = False
+    for number in graph.classes():
+        for node in graph.nodes(number):
+            state = graph.state(node)
+            if known.get(node) == state:
+                continue
+            known[node] = state
+            for rule in rules:
+                for other in list(rule.apply(graph, node)):
+                    if graph.union(number, other):
+                        searched.found[rule.name] = searched.found.get(rule.name, 0) + 1
+                        changed = True
+            if time.perf_counter() > end:
+                raise FullError
+    graph.rebuild()
+    return changed
