@@ -1,25 +1,19 @@
 """The cheapest term of a class, and the nests that compute it.
 
-The cost of a term is that of its operations as separate kernels: a bound by arithmetic and by memory for each. It ranks terms; what
-is taken in the end is judged by `price_xla` of the whole part.
+Costs rank terms; what is taken in the end is judged by `price_xla` of the whole part.
 """
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, convert, div, mul, read, sub
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.search.costs import DIVISION, Costing
 from pallasfuse.search.egraph import EGraph, Inverse, Leaf, Number, Over, Plus, Times
-
-_FUSED = 0.5
-"""The share of an elementwise operation's memory traffic that is left where it is computed beside its reader."""
-_MATRIX_SIDE = 4
-"""A product with fewer rows or columns is not run by matrix units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +44,10 @@ def parts_of(choice: Choice) -> tuple[int, ...]:
 
 @dataclass
 class Costs:
-    """The least cost of every class of a graph, in microseconds, and the choice that has it.
-
-    dtype: of everything that is stored.
-    """
+    """The least cost of every class of a graph, in microseconds, and the choice that has it."""
 
     graph: EGraph
-    device: Device
-    dtype: str
+    costing: Costing
     us: dict[int, float] = field(default_factory=dict)
     best: dict[int, Choice] = field(default_factory=dict)
 
@@ -84,49 +74,17 @@ class Costs:
                 case Leaf() | Number():
                     yield node, 0.0
                 case Times(factors) | Plus(factors):
-                    yield node, self._elementwise(axes, len(factors) - 1)
+                    yield node, self.costing.elementwise(axes, len(factors) - 1)
                 case Inverse():
-                    yield node, self._elementwise(axes, 4)
+                    yield node, self.costing.elementwise(axes, DIVISION)
                 case Over(summed, term):
-                    yield node, self._sum(axes | summed, axes)
+                    yield node, self.costing.sum(axes | summed, axes)
                     for inner in graph.nodes(term):
                         if isinstance(inner, Times) and len(inner.factors) == 2:
                             left, right = inner.factors
                             if summed <= graph.axes(left) & graph.axes(right):
-                                yield Product(summed, left, right), self._product(summed, left, right)
-
-    def _bytes_us(self, *elements: int) -> float:
-        moved = sum(elements) * dtypes.itemsize_bytes(self.dtype)
-        cached = moved < self.device.cache_bytes
-        return 1e-3 * moved / (self.device.cache_gb_s if cached else self.device.memory_gb_s)
-
-    def _vector_us(self, operations: float) -> float:
-        return 1e-3 * operations / (self.device.vector_gop_s * self._cores())
-
-    def _cores(self) -> int:
-        return self.device.multiprocessors if self.device.platform == "cpu" else 1
-
-    def _start_us(self) -> float:
-        return self.device.kernel_us + self.device.launch_us
-
-    def _elementwise(self, axes: frozenset[Axis], operations: int) -> float:
-        points = volume(axes)
-        return max(self._vector_us(points * operations), self._bytes_us(2 * points)) * _FUSED + 1e-3
-
-    def _sum(self, read: frozenset[Axis], kept: frozenset[Axis]) -> float:
-        return max(self._vector_us(volume(read)), self._bytes_us(volume(read), volume(kept))) + self._start_us()
-
-    def _product(self, summed: frozenset[Axis], left: int, right: int) -> float:
-        a, b = self.graph.axes(left), self.graph.axes(right)
-        flops = 2.0 * volume(a | b)
-        sides = min(volume(a - b), volume(b - a))
-        if sides < _MATRIX_SIDE:
-            busy = self._vector_us(flops / 2)
-        else:
-            rates = self.device.matmul_tflop_s
-            busy = 1e-6 * flops / (rates.get(self.dtype, rates["float32"]) * self._cores())
-        moved = self._bytes_us(volume(a), volume(b), volume((a | b) - summed))
-        return max(busy, moved) + self._start_us()
+                                us = self.costing.product(summed, graph.axes(left), graph.axes(right))
+                                yield Product(summed, left, right), us
 
 
 @dataclass
@@ -146,7 +104,7 @@ class Nests:
 
     @property
     def dtype(self) -> str:
-        return self.costs.dtype
+        return self.costs.costing.dtype
 
     def root(self, number: int, nest: Nest) -> Nest:
         """The nest `nest` with the cheapest term of a class as its body."""

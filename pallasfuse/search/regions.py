@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, read
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, read, rename_axes
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.search.egraph import EGraph, copies
@@ -20,6 +20,8 @@ _TYPES = frozenset({"float32", "bfloat16", "float64"})
 """Types of a range so large that products in another order stay in it; those of float16 may not."""
 _MOST_NESTS = 24
 """Of a term; what is further away is a leaf."""
+_MOST_COMBINED = 16
+"""The elements of a map that are looked at."""
 
 
 def is_algebraic(nest: Nest | External) -> bool:
@@ -61,38 +63,62 @@ class Region:
 
 
 def regions(program: LoopProgram) -> list[Region]:
-    """The regions of a program in which something could be gained: several sums, a sum of a product of many, or of a sum."""
+    """The regions of a program in which another order may be cheaper."""
     algebraic = {n.name: n for n in program.nests if isinstance(n, Nest) and is_algebraic(n)}
-    readers: dict[str, set[str]] = {name: set() for name in algebraic}
+    made = _made_of(algebraic)
+    inside = {name: nest for name, nest in algebraic.items() if made[name]}
+    read_outside: set[str] = set(program.outputs)
+    read_inside: set[str] = set()
     for nest in program.nests:
-        for name in nest.reads & algebraic.keys():
-            expands = nest.name in algebraic and dtypes.is_exact_cast(algebraic[name].dtype, nest.dtype)
-            readers[name].add(nest.name if expands else "")
-    found = []
-    for nest in algebraic.values():
-        is_root = nest.name in program.outputs or "" in readers[nest.name] or not readers[nest.name]
-        if is_root:
-            region = Region(nest, _behind(nest, algebraic, list(algebraic)))
-            found += [region] if _is_promising(region) else []
+        for name in nest.reads & inside.keys():
+            expands = nest.name in inside and dtypes.is_exact_cast(inside[name].dtype, nest.dtype)
+            (read_inside if expands else read_outside).add(name)
+    order = {name: n for n, name in enumerate(inside)}
+    roots = [n for name, n in inside.items() if name in read_outside or name not in read_inside]
+    found = (Region(root, _behind(root, inside, order)) for root in roots)
+    return [r for r in found if len(r.nests) > 1]
+
+
+def _made_of(algebraic: Mapping[str, Nest]) -> dict[str, frozenset[str]]:
+    """By nest, the contractions, and the maps that are larger than all that they combine, that it is computed from.
+
+    What is computed from none is as good as an operand: it has no other order.
+    """
+    factors: dict[str, frozenset[Expr]] = {}
+    found: dict[str, frozenset[str]] = {}
+    for name, nest in algebraic.items():
+        own = factors[name] = _combined(nest, algebraic, factors)
+        largest = max((volume(r.axes) for r in own), default=0)
+        notable = len(own) > 1 and (nest.is_reduction or volume(nest.axes) > largest)
+        before = frozenset().union(*(found[t] for t in nest.reads & found.keys()))
+        found[name] = before | {name} if notable else before
     return found
 
 
-def _behind(root: Nest, algebraic: Mapping[str, Nest], order: list[str]) -> tuple[Nest, ...]:
+def _combined(nest: Nest, algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr]]) -> frozenset[Expr]:
+    """The different elements that a nest multiplies or adds, seen through the maps between."""
+    found: set[Expr] = set()
+    for node in postorder(nest.body):
+        if isinstance(node, Read):
+            maker = algebraic.get(node.tensor)
+            if maker is None or maker.is_reduction:
+                found.add(node)
+            else:
+                renaming = dict(zip(maker.axes, node.indices, strict=True))
+                found |= {rename_axes(f, renaming) for f in factors[maker.name]}
+    return frozenset(found) if len(found) <= _MOST_COMBINED else frozenset(list(found)[:_MOST_COMBINED])
+
+
+def _behind(root: Nest, inside: Mapping[str, Nest], order: Mapping[str, int]) -> tuple[Nest, ...]:
     """The nests that a root is computed from, the nearest of them, in the order of the program; none of a wider type."""
-    inside, waiting = {root.name}, [root]
-    while waiting and len(inside) < _MOST_NESTS:
+    chosen, waiting = {root.name}, [root]
+    while waiting and len(chosen) < _MOST_NESTS:
         nest = waiting.pop(0)
-        for name in sorted(nest.reads & algebraic.keys() - inside, key=order.index):
-            if dtypes.is_exact_cast(algebraic[name].dtype, root.dtype) and len(inside) < _MOST_NESTS:
-                inside.add(name)
-                waiting.append(algebraic[name])
-    return tuple(algebraic[n] for n in order if n in inside)
-
-
-def _is_promising(region: Region) -> bool:
-    sums = [n for n in region.nests if n.is_reduction]
-    inside = region.names
-    return bool(sums) and (len(sums) > 1 or any(n.reads & inside for n in sums))
+        for name in sorted(nest.reads & inside.keys() - chosen, key=order.__getitem__):
+            if dtypes.is_exact_cast(inside[name].dtype, root.dtype) and len(chosen) < _MOST_NESTS:
+                chosen.add(name)
+                waiting.append(inside[name])
+    return tuple(inside[n] for n in sorted(chosen, key=order.__getitem__))
 
 
 @dataclass

@@ -3,7 +3,7 @@
 Equal regions, up to names, are searched once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -13,8 +13,10 @@ from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import price_xla
+from pallasfuse.search.costs import Costing
 from pallasfuse.search.egraph import EGraph, FullError
 from pallasfuse.search.extraction import Costs, Nests
+from pallasfuse.search.orders import may_gain
 from pallasfuse.search.regions import Region, Terms, regions
 from pallasfuse.search.saturation import LIMITS, Limits, Searched, saturate
 
@@ -85,24 +87,35 @@ def _part(program: LoopProgram, region: Region) -> LoopProgram:
 
 def search(part: LoopProgram, device: Device, limits: Limits = LIMITS) -> Rewriting | None:
     """The cheapest way to compute the first output of a part beside the others; None where it is as it is written."""
-    root_name, *others = part.outputs
+    root_name = part.outputs[0]
     nests = {n.name: n for n in part.nests if isinstance(n, Nest)}
     precision = _precision(list(nests.values()))
     if precision is None:
         return None
-    graph = EGraph(limits.terms)
+    dtype = nests[root_name].dtype
+    if not may_gain(part, nests, Costing(device, dtype)):
+        return None
     try:
-        terms = Terms(graph, nests)
-        root = terms.value(root_name, nests[root_name].axes)
-        for name in others:  # stored anyway
-            graph.union(terms.value(name, nests[name].axes), terms.stored(name))
+        graph = EGraph(limits.terms)
+        root = _root(graph, part, nests)
     except FullError:
         return None
     searched = saturate(graph, limits)
-    costs = Costs(graph, device, nests[root_name].dtype)
-    made = Nests(costs, (f"{root_name}.{n}" for n in count()), precision, nests[root_name])
+    made = Nests(
+        Costs(graph, Costing(device, dtype)), (f"{root_name}.{n}" for n in count()), precision, nests[root_name]
+    )
     made.root(root, nests[root_name])
     return _judged(part, tuple(made.made), searched, device)
+
+
+def _root(graph: EGraph, part: LoopProgram, nests: Mapping[str, Nest]) -> int:
+    """The class of a part's first output; the others are stored anyway."""
+    name, *others = part.outputs
+    terms = Terms(graph, nests)
+    root = terms.value(name, nests[name].axes)
+    for other in others:
+        graph.union(terms.value(other, nests[other].axes), terms.stored(other))
+    return root
 
 
 def _judged(part: LoopProgram, made: tuple[Nest, ...], searched: Searched, device: Device) -> Rewriting | None:

@@ -192,6 +192,7 @@ DISTRIBUTE = Rule(
     "of b and c one at most is exact: else their sum may be small and exact, which its parts are not", _distributed,
 )  # fmt: skip
 RULES = (FLATTEN, MERGE, SPLIT, FACTOR, INVERT, DISTRIBUTE)
-_PRODUCTS = (FLATTEN, MERGE, SPLIT, INVERT)
-PHASES = ((*_PRODUCTS, FACTOR), (*_PRODUCTS, DISTRIBUTE))
+PRODUCTS = (FLATTEN, MERGE, SPLIT, INVERT)
+"""The rules that leave sums of several terms alone."""
+PHASES = ((*PRODUCTS, FACTOR), (*PRODUCTS, DISTRIBUTE))
 """What is applied together. Factors are taken out first: of what was distributed, they would be the same again."""
