@@ -19,6 +19,8 @@ UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", 
 """A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
 _BUDGET_S = 0.25
 _REWRITTEN = "rewritten"
+_CERTAIN = 2.0
+"""A form that cannot be timed must be predicted to be so many times as fast."""
 
 
 def in_faster_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan, tuple[Verdict, ...]]:
@@ -41,12 +43,19 @@ def _as_written(plan: Plan) -> Plan:
     return replace(made, bodies=plan.bodies)
 
 
+def _is_certain(plan: Plan) -> bool:
+    """Is the form so much faster by its price that no clock is needed?"""
+    before, after = sum(r.before.us for r in plan.rewritings), sum(r.after.us for r in plan.rewritings)
+    return before >= _CERTAIN * after
+
+
 def _verdict(plan: Plan, device: Any, measure: bool) -> Verdict | None:
     written, rewritten = plan.converted.whole, plan.converted.jaxpr
     assert written is not None
     unfit = sorted(primitives(written) & UNTIMED)
     if unfit:
-        return Verdict(FORM, True, f"not measured: it has {', '.join(unfit)}") if measure else None
+        reason = f"not measured: it has {', '.join(unfit)}"
+        return Verdict(FORM, _is_certain(plan), reason) if measure or not _is_certain(plan) else None
     store = current()
     identity = {**environment(device), "of": "form", "program": whole_key(written), "form": whole_key(rewritten)}
     known, seconds = store.get(identity), 0.0

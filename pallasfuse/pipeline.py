@@ -115,38 +115,46 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
     placements = Placements(converted, target, options)
     grouping = choose_groups(placements)
     best = placements, grouping
-    for others in () if converted.jaxpr.effects else _other_forms(converted, target, options):
+    for others in () if converted.jaxpr.effects else _other_forms(placements, grouping):
         groups = choose_groups(others)
         if not groups.groups and not others.rewritings:
             continue
-        # to compute in another order is worth it only where it is clearly faster
-        error_factor = target.device.price_error if others.rewritings else 1.0
-        if error_factor * predicted_us(others, groups.groups) < predicted_us(best[0], best[1].groups):
+        # another order is worth it only where it is clearly faster
+        error = target.device.price_error if others.rewritings else 1.0
+        if error * predicted_us(others, groups.groups) < predicted_us(best[0], best[1].groups):
             best = others, groups
     return best
 
 
-def _other_forms(converted: Converted, target: Target, options: FuseOptions) -> Iterator[Placements]:
-    """Yields other forms of a program that compute the same."""
+def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements]:
+    """Yields other forms of a program that compute the same. grouping: of the program as it is written."""
+    converted, target, options = written.converted, written.target, written.options
     try:
         parts = convert_in_parts(converted, exclude=options.exclude)
         if parts is not None:
             yield Placements(parts, target, options)
-        if (
-            options.rewrite
-            and options.price
-            and not options.strict
-            and not _compat.has_symbolic_shapes(converted.original)
-        ):
-            cheaper = tuple(rewriting.rewritings(converted.program, target.device))
-            made = (
-                convert_rewritten(converted, [r.nests for r in cheaper], exclude=options.exclude) if cheaper else None
-            )
+        symbolic = _compat.has_symbolic_shapes(converted.original)
+        if options.rewrite and options.price and not options.strict and not symbolic:
+            found = rewriting.rewritings(converted.program, target.device)
+            cheaper = tuple(r for r in found if not _is_covered(r, written, grouping))
+            nests, mixed = [r.nests for r in cheaper], target.platform == "gpu"
+            made = convert_rewritten(converted, nests, mixed=mixed, exclude=options.exclude) if cheaper else None
             if made is not None:
                 yield Placements(made, target, options, rewritings=cheaper)
     except Exception as error:  # never a crash: the program as it is written is planned already
         warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
                       stacklevel=2)  # fmt: skip
+
+
+def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) -> bool:
+    """Does a kernel of ours compute what a rewriting changes, and more, in no more time?"""
+    changed = {n.name for n in found.old}
+    for group in grouping.groups:
+        nests = (*(f.nest for f in group.folds), *group.inner, *group.outputs)
+        price = placements.price(group)
+        if changed & {n.name for n in nests} and not isinstance(price, str) and price.us <= found.after.us:
+            return True
+    return False
 
 
 @without_collection()

@@ -105,16 +105,17 @@ def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Co
 
 
 def convert_rewritten(
-    converted: Converted, computed: Sequence[Sequence[Nest]], *, exclude: Sequence[str] = ()
+    converted: Converted, computed: Sequence[Sequence[Nest]], *, mixed: bool, exclude: Sequence[str] = ()
 ) -> Converted | None:
-    """The same program with some of its tensors computed in other ways (`rebuilding.with_nests`); None where that cannot be.
+    """The same program with some of its tensors computed in other ways; None where that cannot be. mixed: as of
+    `rebuilding.with_nests`.
 
     Raises:
       InvalidProgramError: as `convert`.
     """
     whole = converted.jaxpr
     axes = {d.name: d.axes for d in converted.program.definitions()}
-    found = with_nests(whole, computed, converted.variable, axes)
+    found = with_nests(whole, computed, converted.variable, axes, mixed=mixed)
     if found is None:
         return None
     names = tensor_names(found.jaxpr)

@@ -26,12 +26,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def with_nests(
-    jaxpr: Jaxpr, computed: Sequence[Sequence[Nest]], variable: Mapping[str, Var], axes: Axes
+    jaxpr: Jaxpr, computed: Sequence[Sequence[Nest]], variable: Mapping[str, Var], axes: Axes, *, mixed: bool
 ) -> Rewritten | None:
     """A flat jaxpr that computes some of its tensors in other ways; None where JAX would give one of them another type.
 
     computed: for each of these tensors nests, the last of which has its name. axes: of the tensors of the jaxpr, whose variables,
-    row by row, hold them.
+    row by row, hold them. mixed: are there products of narrow operands whose result has a wide type? Else operands are widened.
     """
     ways = {variable[nests[-1].name]: nests for nests in computed}
     instead: dict[Var, Atom] = {}
@@ -47,7 +47,7 @@ def with_nests(
             if var not in ways:
                 continue
             names = _read_by(ways[var])
-            made = _traced(ways[var], names, [now(variable[n]) for n in names], axes, var)
+            made = _traced(ways[var], names, [now(variable[n]) for n in names], axes, var, mixed)
             if made is None:
                 return None
             inner, result = made
@@ -66,7 +66,7 @@ def _read_by(nests: Sequence[Nest]) -> list[str]:
 
 
 def _traced(
-    nests: Sequence[Nest], names: Sequence[str], operands: Sequence[Atom], axes: Axes, like: Var
+    nests: Sequence[Nest], names: Sequence[str], operands: Sequence[Atom], axes: Axes, like: Var, mixed: bool
 ) -> tuple[list[JaxprEqn], Var] | None:
     """The equations of nests over operands, and the variable of the last nest, which has the type of another one."""
     if any(_compat.explicit_axes(_compat.mesh_of(a)) for a in (*operands, like)):
@@ -74,9 +74,8 @@ def _traced(
 
     def run(*arrays: Any) -> Any:
         known = {n: x.reshape([a.extent for a in axes[n]]) for n, x in zip(names, arrays, strict=True)}
-        stored = {n: axes[n] for n in names}
         for nest in nests:
-            known[nest.name], stored[nest.name] = compute(nest, known, stored), nest.axes
+            known[nest.name] = compute(nest, known, mixed=mixed)
         return known[nests[-1].name].reshape(shape_of(like))
 
     made = jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in operands))
@@ -97,14 +96,15 @@ def _traced(
     return eqns, last
 
 
-def compute(nest: Nest, arrays: Mapping[str, Any], stored: Axes) -> Any:
-    """The tensor of a nest, one dimension for each of its axes. arrays: of one dimension for each axis of `stored`.
+def compute(nest: Nest, arrays: Mapping[str, Any], *, mixed: bool = True) -> Any:
+    """The tensor of a nest, one dimension for each of its axes. arrays: the tensors that it reads, likewise.
 
-    A sum of a product of two reads is a `dot_general`, in which both are in the types that they are stored in.
+    A sum of a product of two reads is a `dot_general`, in which both are in the types that they are stored in. mixed: as of
+    `with_nests`.
     """
     pair = _pair(nest.body) if nest.reduced else None
     if pair is not None:
-        return _product(nest, *pair, arrays)
+        return _product(nest, *pair, arrays, mixed)
     order = (*nest.axes, *nest.reduced)
     value = _elementwise(nest.body, order, arrays, nest.dtype if nest.reduced else None)
     if nest.reduced:
@@ -128,7 +128,10 @@ def _without_casts(node: Expr) -> Expr:
     return node
 
 
-def _product(nest: Nest, a: Read, b: Read, arrays: Mapping[str, Any]) -> Any:
+def _product(nest: Nest, a: Read, b: Read, arrays: Mapping[str, Any], mixed: bool) -> Any:
+    carried = dtypes.accumulator(nest.dtype)  # some of XLA's loops would add up in the type of the result
+    same = a.dtype == b.dtype and (mixed or a.dtype == nest.dtype)
+    operands = [arrays[r.tensor] if same else arrays[r.tensor].astype(carried) for r in (a, b)]
     batch = [x for x in nest.axes if x in a.indices and x in b.indices]
 
     def places(over: Sequence[Axis]) -> tuple[list[int], list[int]]:
@@ -136,13 +139,11 @@ def _product(nest: Nest, a: Read, b: Read, arrays: Mapping[str, Any]) -> Any:
 
     kept = (*batch, *(x for x in (*a.indices, *b.indices) if x in nest.axes and x not in batch))
     found = lax.dot_general(
-        arrays[a.tensor],
-        arrays[b.tensor],
+        operands[0],
+        operands[1],
         (places(nest.reduced), places(batch)),
         precision=lax.Precision[nest.precision] if nest.precision is not None else None,
-        preferred_element_type=dtypes.accumulator(
-            nest.dtype
-        ),  # some of XLA's loops would add up in the type of the result
+        preferred_element_type=carried,
     )
     return lax.transpose(found, [kept.index(x) for x in nest.axes]).astype(nest.dtype)
 

@@ -81,12 +81,16 @@ class FullError(Exception):
     """The graph has as many terms as it may have."""
 
 
+class DiagonalError(Exception):
+    """A tensor would be read along its diagonal, which is no leaf."""
+
+
 class EGraph:
     """Classes of equal terms, by number. `find` gives the number that stands for a class now."""
 
-    def __init__(self, most: int = 4000) -> None:
-        """most: terms; one more raises `FullError`."""
-        self.most = most
+    def __init__(self, most: int = 4000, deltas: Set[str] = frozenset()) -> None:
+        """most: terms; one more raises `FullError`. deltas: tensors of two axes that are true where their positions are equal."""
+        self.most, self._deltas = most, deltas
         self._parent: list[int] = []
         self._nodes: list[dict[Node, None]] = []
         self._axes: list[frozenset[Axis]] = []
@@ -122,6 +126,14 @@ class EGraph:
         """How exact a class is where its terms are computed as they are written."""
         return self._quality[self.find(number)]
 
+    def delta(self, number: int) -> tuple[Axis, Axis] | None:
+        """The axes of a class that is one where their positions are equal, and else zero."""
+        for node in self.nodes(number):
+            if isinstance(node, Leaf) and node.read.tensor in self._deltas:
+                a, b = node.read.indices
+                return a, b
+        return None
+
     def state(self, node: Node) -> tuple[int, ...]:
         """Differs from before once a class that a term is made of has more terms."""
         return tuple(self._grown[self.find(n)] for n in operands(node))
@@ -132,6 +144,13 @@ class EGraph:
     # --- making
 
     def leaf(self, of: Read) -> int:
+        """An element of a tensor.
+
+        Raises:
+          DiagonalError: two of its dimensions have the same axis.
+        """
+        if len(of.axes) < len(of.indices):
+            raise DiagonalError
         return self._add(Leaf(of), of.axes)
 
     def literal(self, value: float) -> int:

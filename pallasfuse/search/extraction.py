@@ -4,7 +4,7 @@ Costs rank terms; what is taken in the end is judged by `price_xla` of the whole
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
@@ -100,51 +100,60 @@ class Nests:
     like: Nest
     """The nest whose source line the new ones have."""
     made: list[Nest] = field(default_factory=list)
-    _known: dict[int, Expr] = field(default_factory=dict)
+    _known: dict[int, dict[str, Expr]] = field(default_factory=dict)
 
     @property
     def dtype(self) -> str:
         return self.costs.costing.dtype
 
+    @property
+    def wide(self) -> str:
+        """The type of what is not an operand of a contraction: nothing is rounded in between."""
+        return dtypes.accumulator(self.dtype)
+
     def root(self, number: int, nest: Nest) -> Nest:
         """The nest `nest` with the cheapest term of a class as its body."""
-        value = self._stored(number)
-        return self._nest(nest.name, nest.axes, convert(value, self.dtype))
+        last = isinstance(self.costs.choice(number), Product | Over)  # rounded when it is stored
+        value = self._stored(number, self.dtype if last else self.wide)
+        return self._nest(nest.name, nest.axes, convert(value, self.dtype), self.dtype)
 
-    def _stored(self, number: int) -> Expr:
-        """A read of what a class computes, or a literal."""
+    def _stored(self, number: int, dtype: str) -> Expr:
+        """A read of what a class computes, or a literal. dtype: in which it is stored, if it is not an operand of the program."""
         number = self.costs.graph.find(number)
-        if number not in self._known:
-            self._known[number] = self._compute(number, self.costs.choice(number))
-        return self._known[number]
+        known = self._known.setdefault(number, {})
+        if not known or (dtype not in known and not isinstance(self.costs.choice(number), Leaf)):
+            known[dtype] = self._compute(number, self.costs.choice(number), dtype)
+        return known.get(dtype) or next(iter(known.values()))
 
-    def _compute(self, number: int, choice: Choice) -> Expr:
+    def _compute(self, number: int, choice: Choice, dtype: str) -> Expr:
         axes = self.costs.graph.axes(number)
         match choice:
             case Leaf(of):
                 return of
             case Number(value):
-                return const(value, self.dtype)
+                return const(value, dtype)
             case Times(factors):
-                return self._map(axes, self._product_of(factors))
+                return self._map(axes, self._product_of(factors), dtype)
             case Plus(terms):
-                return self._map(axes, self._sum_of(terms))
+                return self._map(axes, self._sum_of(terms), dtype)
             case Inverse(term):
-                return self._map(axes, div(const(1.0, self.dtype), self._operand(term)))
+                return self._map(axes, div(const(1.0, self.wide), self._operand(term)), dtype)
             case Over(summed, term):
-                order = self._order(term)
+                body = self._operand(term)
+                order = self._order(body)
                 kept = tuple(a for a in order if a not in summed)
-                body = convert(self._stored(term), dtypes.accumulator(self.dtype))
-                return self._reduction(kept, tuple(a for a in order if a in summed), body, None)
+                return self._read(
+                    self._nest(next(self.names), kept, body, dtype, tuple(a for a in order if a in summed))
+                )
             case Product(summed, left, right):
-                return self._contraction(summed, left, right)
+                return self._contraction(summed, left, right, dtype)
 
     def _product_of(self, factors: tuple[int, ...]) -> Expr:
         """The product of classes; inverses among them divide it."""
         choices = {f: self.costs.choice(f) for f in factors}
         below = [c.term for c in choices.values() if isinstance(c, Inverse)]
         above = [f for f in factors if not isinstance(choices[f], Inverse)]
-        value = self._operand(above[0]) if above else const(1.0, self.dtype)
+        value = self._operand(above[0]) if above else const(1.0, self.wide)
         for factor in above[1:]:
             value = mul(value, self._operand(factor))
         for term in below:
@@ -157,7 +166,7 @@ class Nests:
         added = [self._operand(t) for t in terms if negated[t] is None]
         taken = [self._operand(n) for t in terms if (n := negated[t]) is not None]
         if not added:
-            added = [const(0.0, self.dtype)]
+            added = [const(0.0, self.wide)]
         value = added[0]
         for term in added[1:]:
             value = add(value, term)
@@ -176,31 +185,27 @@ class Nests:
         return None
 
     def _operand(self, number: int) -> Expr:
-        return convert(self._stored(number), self.dtype)
+        """What a class computes, in the wide type."""
+        return convert(self._stored(number, self.wide), self.wide)
 
-    def _contraction(self, summed: frozenset[Axis], left: int, right: int) -> Expr:
-        a, b = self._order(left), self._order(right)
+    def _contraction(self, summed: frozenset[Axis], left: int, right: int, dtype: str) -> Expr:
+        first, second = self._stored(left, self.dtype), self._stored(right, self.dtype)
+        a, b = self._order(first), self._order(second)
         batch = tuple(x for x in a if x in b and x not in summed)
         kept = (*batch, *(x for x in a if x not in b), *(x for x in b if x not in a))
-        first, second = self._stored(left), self._stored(right)
         if first.dtype != second.dtype:
             first, second = convert(first, self.dtype), convert(second, self.dtype)
-        carried = dtypes.accumulator(self.dtype)
-        body = mul(convert(first, carried), convert(second, carried))
-        return self._reduction(kept, tuple(x for x in a if x in summed), body, self.precision)
+        body = mul(convert(first, self.wide), convert(second, self.wide))
+        reduced = tuple(x for x in a if x in summed)
+        return self._read(self._nest(next(self.names), kept, body, dtype, reduced, self.precision))
 
-    def _order(self, number: int) -> tuple[Axis, ...]:
-        """The axes of a class in the order in which it is stored."""
-        stored = self._stored(number)
-        indices: Mapping[str, tuple[Axis, ...]] = {n.name: n.axes for n in self.made}
-        found = getattr(stored, "indices", ())
-        return indices.get(getattr(stored, "tensor", ""), tuple(found))
+    def _order(self, stored: Expr) -> tuple[Axis, ...]:
+        """The axes of what is stored, in its order."""
+        return next(self._reads(stored), ())
 
-    def _map(self, axes: frozenset[Axis], body: Expr) -> Expr:
-        order = next(
-            (i for n in self._reads(body) if axes == frozenset(i := n)), tuple(sorted(axes, key=lambda a: a.name))
-        )
-        return self._read(self._nest(next(self.names), order, body))
+    def _map(self, axes: frozenset[Axis], body: Expr, dtype: str) -> Expr:
+        order = next((i for i in self._reads(body) if axes == frozenset(i)), tuple(sorted(axes)))
+        return self._read(self._nest(next(self.names), order, convert(body, dtype), dtype))
 
     def _reads(self, body: Expr) -> Iterator[tuple[Axis, ...]]:
         """Yields the orders of axes in which a body reads."""
@@ -212,17 +217,13 @@ class Nests:
             if indices is not None:
                 yield indices
 
-    def _reduction(self, kept: tuple[Axis, ...], summed: tuple[Axis, ...], body: Expr, precision: str | None) -> Expr:
-        nest = self._nest(next(self.names), kept, body, summed, precision)
-        return self._read(nest)
-
     def _nest(
-        self, name: str, axes: tuple[Axis, ...], body: Expr, summed: tuple[Axis, ...] = (), precision: str | None = None
-    ) -> Nest:
+        self, name: str, axes: tuple[Axis, ...], body: Expr, dtype: str, summed: tuple[Axis, ...] = (), precision: str | None = None
+    ) -> Nest:  # fmt: skip
         reducer = SUM if summed else None
-        nest = Nest(name, axes, body, self.dtype, summed, reducer, self.like.source, precision)
+        nest = Nest(name, axes, body, dtype, summed, reducer, self.like.source, precision)
         self.made.append(nest)
         return nest
 
     def _read(self, nest: Nest) -> Expr:
-        return read(nest.name, nest.axes, self.dtype)
+        return read(nest.name, nest.axes, nest.dtype)

@@ -4,7 +4,7 @@ A nest is algebraic if its body has only products, sums, differences, quotients 
 is stored in the type of the root, so that nothing is rounded more than it was: what has a wider type is a leaf.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -14,6 +14,7 @@ from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, read,
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.search.egraph import EGraph, copies
+from pallasfuse.search.fixed import Fixed, fixed_in
 
 _OPERATIONS = frozenset({"mul", "add", "sub", "neg", "div", "square", "convert"})
 _TYPES = frozenset({"float32", "bfloat16", "float64"})
@@ -24,17 +25,21 @@ _MOST_COMBINED = 16
 """The elements of a map that are looked at."""
 
 
-def is_algebraic(nest: Nest | External) -> bool:
+def is_algebraic(nest: Nest | External, fixed: Fixed) -> bool:
     """Is a nest made of sums and products only?"""
     if isinstance(nest, External) or nest.picks or nest.dtype not in _TYPES:
         return False
     if nest.reducer not in (None, SUM):
         return False
-    return all(_is_algebraic_node(n) for n in postorder(nest.body))
+    return all(_is_algebraic_node(n, fixed) for n in postorder(nest.body))
 
 
-def _is_algebraic_node(node: Expr) -> bool:
+def _is_algebraic_node(node: Expr, fixed: Fixed) -> bool:
     match node:
+        case Read(tensor, _, "bool"):
+            return tensor in fixed.deltas
+        case Apply("select", (Read(), _, otherwise)):
+            return fixed.is_zero(otherwise)
         case Index():
             return False
         case Read(_, indices, dtype):
@@ -56,6 +61,8 @@ class Region:
     root: Nest
     nests: tuple[Nest, ...]
     """All that are between the leaves and the root, which is the last."""
+    fixed: tuple[Nest, ...] = ()
+    """The nests that make the deltas and zeros among the leaves."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -64,23 +71,43 @@ class Region:
 
 def regions(program: LoopProgram) -> list[Region]:
     """The regions of a program in which another order may be cheaper."""
-    algebraic = {n.name: n for n in program.nests if isinstance(n, Nest) and is_algebraic(n)}
-    made = _made_of(algebraic)
-    inside = {name: nest for name, nest in algebraic.items() if made[name]}
+    fixed = fixed_in(program)
+    deltas = fixed.deltas
+    algebraic = {n.name: n for n in program.nests if isinstance(n, Nest) and is_algebraic(n, fixed)}
+    made = _made_of(algebraic, deltas)
+    inside = {name: nest for name, nest in algebraic.items() if made[name] and name not in deltas}
+    copied = {name: nest for name, nest in algebraic.items() if isinstance(nest.body, Read) and name not in deltas}
+    seen_through = {**copied, **inside}
     read_outside: set[str] = set(program.outputs)
     read_inside: set[str] = set()
     for nest in program.nests:
         for name in nest.reads & inside.keys():
             expands = nest.name in inside and dtypes.is_exact_cast(inside[name].dtype, nest.dtype)
             (read_inside if expands else read_outside).add(name)
-    order = {name: n for n, name in enumerate(inside)}
+    order = {name: n for n, name in enumerate(algebraic)}
     roots = [n for name, n in inside.items() if name in read_outside or name not in read_inside]
-    found = (Region(root, _behind(root, inside, order)) for root in roots)
-    return [r for r in found if len(r.nests) > 1]
+    found = []
+    for root in roots:
+        nests = _behind(root, seen_through, order)
+        if sum(n.name in inside for n in nests) > 1:
+            found.append(Region(root, nests, _makers(program, nests, deltas | fixed.zeros)))
+    return found
 
 
-def _made_of(algebraic: Mapping[str, Nest]) -> dict[str, frozenset[str]]:
-    """By nest, the contractions, and the maps that are larger than all that they combine, that it is computed from.
+def _makers(program: LoopProgram, nests: Sequence[Nest], fixed: Set[str]) -> tuple[Nest, ...]:
+    """The nests that make those of some tensors that nests read."""
+    wanted = {t for n in nests for t in n.reads} & fixed
+    found: list[Nest] = []
+    for nest in reversed(program.nests):
+        if nest.name in wanted and isinstance(nest, Nest):
+            found.append(nest)
+            wanted |= nest.reads
+    return tuple(reversed(found))
+
+
+def _made_of(algebraic: Mapping[str, Nest], deltas: Set[str]) -> dict[str, frozenset[str]]:
+    """By nest, the contractions, the maps that are larger than all that they combine, and those with a delta, that it is computed
+    from.
 
     What is computed from none is as good as an operand: it has no other order.
     """
@@ -90,6 +117,7 @@ def _made_of(algebraic: Mapping[str, Nest]) -> dict[str, frozenset[str]]:
         own = factors[name] = _combined(nest, algebraic, factors)
         largest = max((volume(r.axes) for r in own), default=0)
         notable = len(own) > 1 and (nest.is_reduction or volume(nest.axes) > largest)
+        notable |= not deltas.isdisjoint(nest.reads)
         before = frozenset().union(*(found[t] for t in nest.reads & found.keys()))
         found[name] = before | {name} if notable else before
     return found
@@ -171,6 +199,8 @@ class Terms:
                 return args[0]
             case Apply("mul"):
                 return graph.times(args)
+            case Apply("select"):
+                return graph.times(args[:2])
             case Apply("square"):
                 return graph.times([args[0], args[0]])
             case Apply("add"):

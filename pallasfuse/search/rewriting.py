@@ -16,8 +16,9 @@ from pallasfuse.price.xla import price_xla
 from pallasfuse.search.costs import Costing
 from pallasfuse.search.egraph import EGraph, FullError
 from pallasfuse.search.extraction import Costs, Nests
+from pallasfuse.search.fixed import fixed_in
 from pallasfuse.search.orders import may_gain
-from pallasfuse.search.regions import Region, Terms, regions
+from pallasfuse.search.regions import Region, Terms, is_algebraic, regions
 from pallasfuse.search.saturation import LIMITS, Limits, Searched, saturate
 
 CONDITION = "sums and products are computed in another order, with roundings in other places"
@@ -59,7 +60,8 @@ def _shown(nest: Nest) -> str:
 
 
 def rewritings(program: LoopProgram, device: Device, limits: Limits = LIMITS) -> list[Rewriting]:
-    """The rewritings of a program that are predicted to be faster by more than the price's error."""
+    """The rewritings of a program that are predicted to be faster by more than the price's error, and than it takes to start a
+    kernel."""
     known: dict[LoopProgram, Rewriting | None] = {}
     found = []
     for region in regions(program):
@@ -78,25 +80,30 @@ def rewritings(program: LoopProgram, device: Device, limits: Limits = LIMITS) ->
 def _part(program: LoopProgram, region: Region) -> LoopProgram:
     """The region as a program of its own, whose outputs are the root, first, and what others need of the rest."""
     definitions = {d.name: d for d in program.definitions()}
-    needed = {t for n in program.nests if n.name not in region.names for t in n.reads} | set(program.outputs)
+    nests = (*region.fixed, *region.nests)
+    own = {n.name for n in nests}
+    needed = {t for n in program.nests if n.name not in own for t in n.reads} | set(program.outputs)
     others = [n.name for n in region.nests if n.name in needed and n is not region.root]
-    leaves = dict.fromkeys(t for n in region.nests for t in sorted(n.reads) if t not in region.names)
+    leaves = dict.fromkeys(t for n in nests for t in sorted(n.reads) if t not in own)
     inputs = tuple(Tensor(t, definitions[t].axes, definitions[t].dtype) for t in leaves)
-    return LoopProgram(inputs, region.nests, (region.root.name, *others))
+    return LoopProgram(inputs, nests, (region.root.name, *others))
 
 
 def search(part: LoopProgram, device: Device, limits: Limits = LIMITS) -> Rewriting | None:
     """The cheapest way to compute the first output of a part beside the others; None where it is as it is written."""
     root_name = part.outputs[0]
-    nests = {n.name: n for n in part.nests if isinstance(n, Nest)}
+    fixed = fixed_in(part)
+    deltas = fixed.deltas
+    nests = {n.name: n for n in part.nests if isinstance(n, Nest) and is_algebraic(n, fixed) and n.name not in deltas}
     precision = _precision(list(nests.values()))
     if precision is None:
         return None
     dtype = nests[root_name].dtype
-    if not may_gain(part, nests, Costing(device, dtype)):
+    picks = any(not deltas.isdisjoint(n.reads) for n in nests.values())
+    if not picks and not may_gain(part, nests, Costing(device, dtype)):
         return None
     try:
-        graph = EGraph(limits.terms)
+        graph = EGraph(limits.terms, deltas)
         root = _root(graph, part, nests)
     except FullError:
         return None
@@ -123,7 +130,7 @@ def _judged(part: LoopProgram, made: tuple[Nest, ...], searched: Searched, devic
     old = tuple(n for n in part.nests if n not in kept and isinstance(n, Nest))
     new = replace(part, nests=(*kept, *made))
     before, after = price_xla(part, device), price_xla(new, device)
-    if before.us <= after.us * device.price_error:
+    if before.us <= max(after.us * device.price_error, after.us + device.kernel_us + device.launch_us):
         return None
     return Rewriting(made, before, after, old, searched)
 

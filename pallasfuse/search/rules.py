@@ -10,10 +10,21 @@ A rule yields classes that equal the term it was given. It may be partial: what 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.search.egraph import EGraph, Inverse, Node, Over, Plus, Quality, Times, copies, plain_name
+from pallasfuse.search.egraph import (
+    DiagonalError,
+    EGraph,
+    Inverse,
+    Node,
+    Over,
+    Plus,
+    Quality,
+    Times,
+    copies,
+    plain_name,
+)
 
 _MOST_FACTORS = 7
 """A product of more is not split in all ways: there are 2 to this power."""
@@ -175,6 +186,22 @@ def _without(graph: EGraph, factors: Sequence[int], factor: int) -> int:
     return graph.times(rest)
 
 
+def _picked(graph: EGraph, node: Node) -> Iterator[int]:
+    """Reads at one position what is multiplied by a delta and summed over all positions."""
+    if not isinstance(node, Over):
+        return
+    for product in graph.nodes(node.term):
+        for n, factor in enumerate(product.factors if isinstance(product, Times) else ()):
+            for axis, other in permutations(graph.delta(factor) or (), 2):
+                if axis in node.axes and axis.extent == other.extent:
+                    assert isinstance(product, Times)
+                    others = graph.times([*product.factors[:n], *product.factors[n + 1 :]])
+                    try:
+                        yield graph.over(node.axes - {axis}, graph.renamed(others, {axis: other}))
+                    except DiagonalError:
+                        continue
+
+
 def _inverted(graph: EGraph, node: Node) -> Iterator[int]:
     if isinstance(node, Inverse):
         for inner in graph.nodes(node.term):
@@ -191,8 +218,9 @@ DISTRIBUTE = Rule(
     "distribute", "a·(b + c), Σᵢ (b + c)", "a·b + a·c, Σᵢ b + Σᵢ c",
     "of b and c one at most is exact: else their sum may be small and exact, which its parts are not", _distributed,
 )  # fmt: skip
-RULES = (FLATTEN, MERGE, SPLIT, FACTOR, INVERT, DISTRIBUTE)
-PRODUCTS = (FLATTEN, MERGE, SPLIT, INVERT)
+PICK = Rule("pick", "Σᵢ δᵢⱼ·a", "a, with j for i", "i and j are equally long, and a has no tensor with both", _picked)
+RULES = (FLATTEN, MERGE, SPLIT, PICK, FACTOR, INVERT, DISTRIBUTE)
+PRODUCTS = (FLATTEN, MERGE, SPLIT, PICK, INVERT)
 """The rules that leave sums of several terms alone."""
 PHASES = ((*PRODUCTS, FACTOR), (*PRODUCTS, DISTRIBUTE))
 """What is applied together. Factors are taken out first: of what was distributed, they would be the same again."""
