@@ -30,7 +30,7 @@ def _size(count: float) -> str:
     return f"{count:.3g} P"
 
 
-STAGES = ("program", "kernels", "checked", "bodies", "left", "conditions")
+STAGES = ("program", "rewritten", "kernels", "checked", "bodies", "left", "conditions")
 
 
 def explain(plan: Plan) -> str:
@@ -60,6 +60,9 @@ def _stage(plan: Plan, stage: str) -> list[str]:
     match stage:
         case "program":
             return [f"== loop program (target {plan.target.name})", _indent(str(plan.program))]
+        case "rewritten":
+            head = "== sums and products in another order, of which the loop program above is made"
+            return [head, *(f"  {line}" for r in plan.rewritings for line in r.lines())] if plan.rewritings else []
         case "kernels":
             return [line for number, kernel in enumerate(plan.kernels, 1) for line in _kernel(number, kernel)]
         case "checked":
@@ -75,7 +78,7 @@ def _stage(plan: Plan, stage: str) -> list[str]:
 
 def summarize(plan: Plan) -> str:
     """A few lines for each kernel, then what was left to XLA, then the conditions; of a long plan an overview of one screen."""
-    lines: list[str] = []
+    lines = [f"rewritten: {r}" for r in plan.rewritings]
     for kernel in plan.kernels:
         group = kernel.group
         over = "" if kernel.schedule.tree else f" over {group.rolled}"

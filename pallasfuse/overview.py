@@ -59,6 +59,7 @@ def overview(plan: Plan) -> str:
         f"XLA alone {_time(total)}",
         f"fused: {_share(max(0.0, total - rest), total)} of the time of XLA's program, which takes {_time(ours)} in kernels",
     ]
+    lines += _some([f"rewritten: {r}" for r in plan.rewritings], 4)
     lines += _kernels(plan)
     lines += _worst(plan, left, total)
     inside = [f"{b.what}: {_counted(len(b.plan.kernels), 'kernel')}" for b in plan.bodies]

@@ -222,7 +222,8 @@ class Plan(OfThisProcess):
         return summarize(self)
 
     def show(self, stage: str, kernel: str | None = None) -> str:
-        """One stage of the derivation: 'program', 'kernels' (all, or the one of a name), 'checked', 'bodies', 'left', 'conditions'.
+        """One stage of the derivation: 'program', 'rewritten', 'kernels' (all, or the one of a name), 'checked', 'bodies', 'left',
+        'conditions'.
 
         Raises:
           ValueError: there is no such stage or kernel.

@@ -11,6 +11,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     layers,
     loops,
     losses,
+    products,
     rows,
     transformer_models,
 )

@@ -250,7 +250,9 @@ class EGraph:
                 return others[0] if len(others) == 1 else Quality.ROUNDED
             case Plus() if Quality.CANCELLED not in parts and parts.count(Quality.EXACT) <= 1:
                 return Quality.ROUNDED
-            case Over() | Inverse() if parts[0] is Quality.ROUNDED:
+            case Over() if parts[0] is Quality.ROUNDED:
+                return Quality.ROUNDED
+            case Inverse():  # whatever it is of, it is rounded, and nothing more is added up in it
                 return Quality.ROUNDED
         return Quality.CANCELLED
 

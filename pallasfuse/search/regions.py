@@ -4,6 +4,7 @@ A nest is algebraic if its body has only products, sums, differences, quotients 
 is stored in the type of the root, so that nothing is rounded more than it was: what has a wider type is a leaf.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -85,12 +86,15 @@ def regions(program: LoopProgram) -> list[Region]:
             expands = nest.name in inside and dtypes.is_exact_cast(inside[name].dtype, nest.dtype)
             (read_inside if expands else read_outside).add(name)
     order = {name: n for n, name in enumerate(algebraic)}
-    roots = [n for name, n in inside.items() if name in read_outside or name not in read_inside]
+    roots = {name for name in inside if name in read_outside or name not in read_inside}
+    # what is read in several places is computed once: it is a root, too
+    reads = Counter(n.tensor for nest in algebraic.values() for n in postorder(nest.body) if isinstance(n, Read))
+    roots |= {name for name, nest in inside.items() if nest.is_reduction and reads[name] > 1}
     found = []
-    for root in roots:
-        nests = _behind(root, seen_through, order)
+    for name in sorted(roots, key=order.__getitem__):
+        nests = _behind(inside[name], seen_through, order, stop=roots)
         if sum(n.name in inside for n in nests) > 1:
-            found.append(Region(root, nests, _makers(program, nests, deltas | fixed.zeros)))
+            found.append(Region(inside[name], nests, _makers(program, nests, deltas | fixed.zeros)))
     return found
 
 
@@ -137,12 +141,13 @@ def _combined(nest: Nest, algebraic: Mapping[str, Nest], factors: Mapping[str, f
     return frozenset(found) if len(found) <= _MOST_COMBINED else frozenset(list(found)[:_MOST_COMBINED])
 
 
-def _behind(root: Nest, inside: Mapping[str, Nest], order: Mapping[str, int]) -> tuple[Nest, ...]:
-    """The nests that a root is computed from, the nearest of them, in the order of the program; none of a wider type."""
+def _behind(root: Nest, inside: Mapping[str, Nest], order: Mapping[str, int], stop: Set[str]) -> tuple[Nest, ...]:
+    """The nests that a root is computed from, the nearest of them, in the order of the program; none of a wider type, and none of
+    other roots."""
     chosen, waiting = {root.name}, [root]
     while waiting and len(chosen) < _MOST_NESTS:
         nest = waiting.pop(0)
-        for name in sorted(nest.reads & inside.keys() - chosen, key=order.__getitem__):
+        for name in sorted((nest.reads & inside.keys()) - chosen - stop, key=order.__getitem__):
             if dtypes.is_exact_cast(inside[name].dtype, root.dtype) and len(chosen) < _MOST_NESTS:
                 chosen.add(name)
                 waiting.append(inside[name])
