@@ -62,13 +62,17 @@ def _verdict(plan: Plan, device: Any, measure: bool) -> Verdict | None:
     if known is None and measure:
         found = apart(lambda: _measured(plan, device), device)
         seconds = found.seconds
-        if _REWRITTEN not in found.microseconds:
-            reason = found.skipped or found.failed.get(_REWRITTEN, "") or found.uncompiled.get(_REWRITTEN, "")
-            return Verdict(FORM, bool(found.skipped), f"not measured ({reason})", seconds=seconds)
-        entry: Record = comparison(found, _REWRITTEN)
-        known = store.update(identity, lambda _: entry)
+        error = {**found.uncompiled, **found.failed}.get(_REWRITTEN)
+        if _REWRITTEN not in found.microseconds and error is None:
+            return Verdict(FORM, True, f"not measured ({found.skipped}): chosen by its price", seconds=seconds)
+        entry: Record = comparison(found, _REWRITTEN) if error is None else {"error": error}
+        known = store.update(identity, lambda _: entry, on_disk=error is None)
     if known is None:
         return None
+    if "error" in known:
+        return Verdict(
+            FORM, False, f"it does not run ({known['error']}): the program is run as it is written", seconds=seconds
+        )
     reason = "it is used" if known["faster"] else "the program is run as it is written"
     return Verdict(FORM, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
 

@@ -6,13 +6,13 @@ is stored in the type of the root, so that nothing is rounded more than it was: 
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, read, rename_axes
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, read, rename_axes, substitute
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.search.egraph import EGraph, copies
 from pallasfuse.search.fixed import Fixed, fixed_in
@@ -71,7 +71,7 @@ class Region:
 
 
 def regions(program: LoopProgram) -> list[Region]:
-    """The regions of a program in which another order may be cheaper."""
+    """The regions of a program in which another order may be cheaper. No two nests of the program are equal (`without_copies`)."""
     fixed = fixed_in(program)
     deltas = fixed.deltas
     algebraic = {n.name: n for n in program.nests if isinstance(n, Nest) and is_algebraic(n, fixed)}
@@ -96,6 +96,27 @@ def regions(program: LoopProgram) -> list[Region]:
         if sum(n.name in inside for n in nests) > 1:
             found.append(Region(inside[name], nests, _makers(program, nests, deltas | fixed.zeros)))
     return found
+
+
+def without_copies(program: LoopProgram) -> LoopProgram:
+    """The program without nests that compute what an earlier one does: XLA computes it once."""
+    first: dict[object, Nest] = {}
+    same: dict[str, str] = {}
+    nests: list[Nest | External] = []
+    for nest in program.nests:
+        if isinstance(nest, External):
+            nests.append(replace(nest, operands=tuple(same.get(t, t) for t in nest.operands)))
+            continue
+        reads = (n for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in same)
+        body = substitute(nest.body, {n: read(same[n.tensor], n.indices, n.dtype) for n in reads})
+        now = replace(nest, body=body)
+        original = first.setdefault(replace(now, name="", source=Source()), now)
+        if original is now:
+            nests.append(now)
+        else:
+            same[nest.name] = original.name
+    outputs = tuple(dict.fromkeys(same.get(t, t) for t in program.outputs))
+    return LoopProgram(program.inputs, tuple(nests), outputs)
 
 
 def _makers(program: LoopProgram, nests: Sequence[Nest], fixed: Set[str]) -> tuple[Nest, ...]:

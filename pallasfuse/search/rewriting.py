@@ -19,7 +19,7 @@ from pallasfuse.search.egraph import EGraph, FullError
 from pallasfuse.search.extraction import Costs, Nests
 from pallasfuse.search.fixed import fixed_in
 from pallasfuse.search.orders import may_gain
-from pallasfuse.search.regions import Region, Terms, is_algebraic, regions
+from pallasfuse.search.regions import Region, Terms, is_algebraic, regions, without_copies
 from pallasfuse.search.saturation import LIMITS, Limits, Searched, saturate
 
 CONDITION = "sums and products are computed in another order, with roundings in other places"
@@ -81,6 +81,7 @@ def _uncast(body: Expr) -> Expr:
 def rewritings(program: LoopProgram, device: Device, limits: Limits = LIMITS) -> list[Rewriting]:
     """The rewritings of a program that are predicted to be faster by more than the price's error, and than it takes to start a
     kernel."""
+    program = without_copies(program)
     known: dict[LoopProgram, Rewriting | None] = {}
     found = []
     for region in regions(program):

@@ -82,10 +82,18 @@ def _split(graph: EGraph, node: Node) -> Iterator[int]:
     if not isinstance(node, Over):
         return
     for product in graph.nodes(node.term):
-        if isinstance(product, Times) and len(product.factors) <= _MOST_FACTORS:
-            for left, right in _halves(product.factors):
+        factors = _with_one_scalar(graph, product.factors) if isinstance(product, Times) else []
+        if 1 < len(factors) <= _MOST_FACTORS:
+            for left, right in _halves(factors):
                 if _joined(graph, left) and _joined(graph, right):
                     yield _as_two(graph, node.axes, left, right)
+
+
+def _with_one_scalar(graph: EGraph, factors: Sequence[int]) -> list[int]:
+    """The factors of a product, with all that have no axis as one: they go together, wherever that is."""
+    scalars = [f for f in factors if not graph.axes(f)]
+    others = [f for f in factors if graph.axes(f)]
+    return [*others, graph.times(scalars)] if scalars else others
 
 
 def _as_two(graph: EGraph, axes: frozenset[Axis], left: Sequence[int], right: Sequence[int]) -> int:

@@ -10,11 +10,13 @@ from pallasfuse.search.rules import PHASES, Rule
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long to search: terms of the graph, rounds, seconds."""
+    """How long to search: terms of the graph, rounds, what rules find, equal terms that are known already among it; and seconds, so
+    many that no other limit is reached later on any machine."""
 
     terms: int = 2000
     rounds: int = 12
-    seconds: float = 0.25
+    found: int = 6000
+    seconds: float = 3.0
 
 
 LIMITS = Limits()
@@ -27,6 +29,7 @@ class Searched:
 
     terms: int = 0
     classes: int = 0
+    tried: int = 0
     rounds: int = 0
     seconds: float = 0.0
     complete: bool = False
@@ -42,7 +45,7 @@ def saturate(graph: EGraph, limits: Limits = LIMITS, phases: Sequence[Sequence[R
             known: dict[Node, tuple[int, ...]] = {}
             for _ in range(limits.rounds):
                 searched.rounds += 1
-                if not _round(graph, rules, known, searched, start + limits.seconds):
+                if not _round(graph, rules, known, searched, limits, start + limits.seconds):
                     break
             else:
                 searched.complete = False
@@ -55,7 +58,12 @@ def saturate(graph: EGraph, limits: Limits = LIMITS, phases: Sequence[Sequence[R
 
 
 def _round(
-    graph: EGraph, rules: Sequence[Rule], known: dict[Node, tuple[int, ...]], searched: Searched, end: float
+    graph: EGraph,
+    rules: Sequence[Rule],
+    known: dict[Node, tuple[int, ...]],
+    searched: Searched,
+    limits: Limits,
+    end: float,
 ) -> bool:
     """Applies rules to the terms that there are. Is anything new?
 
@@ -70,10 +78,11 @@ def _round(
             known[node] = state
             for rule in rules:
                 for other in list(rule.apply(graph, node)):
+                    searched.tried += 1
                     if graph.union(number, other):
                         searched.found[rule.name] = searched.found.get(rule.name, 0) + 1
                         changed = True
-            if time.perf_counter() > end:
+            if searched.tried > limits.found or time.perf_counter() > end:
                 raise FullError
     graph.rebuild()
     return changed

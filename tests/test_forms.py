@@ -1,0 +1,149 @@
+"""Programs in another form: planned, proved, run, checked against the form that they are written in."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse import forms
+from pallasfuse.measure import Measured
+from pallasfuse.search import rewriting
+from pallasfuse.subjects import XLA
+from pallasfuse.verdicts import FORM
+from tests.search.test_rewriting import PROGRAMS, M, N, f32
+
+PRICED = pf.FuseOptions(price=True, check=False)
+
+
+def drawn(avals, dtype=None, seed=0):
+    keys = jax.random.split(jax.random.key(seed), len(avals))
+    return [jax.random.normal(k, a.shape, dtype or a.dtype) for k, a in zip(keys, avals, strict=True)]
+
+
+def gram(a, x):
+    return a.T @ a @ x
+
+
+GRAM = (f32(N, N), f32(N))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_rewritten_program_is_right_and_proved(name, dtype):
+    function, avals, _ = PROGRAMS[name]
+    args = drawn(avals, dtype)
+    fused = pf.fuse(function, options=PRICED)
+    plan = fused.explain(*args)
+    if dtype == "float32":
+        assert plan.rewritings, plan.summary
+        assert plan.fuses and rewriting.CONDITION in plan.conditions and rewriting.EXCEPTION in plan.exceptions
+    report = pf.verify(fused, *args)
+    assert report.proof.counterexample is None and not report.proof.uncovered, str(report)
+    with jax.enable_x64(True):
+        exact = np.asarray(function(*[jnp.asarray(np.asarray(a, np.float64)) for a in args]))
+    ours, plain = (np.abs(np.asarray(f(*args), np.float64) - exact).max() for f in (fused, jax.jit(function)))
+    rounding = float(jnp.finfo(dtype).eps) * np.abs(exact).max()
+    assert ours <= max(4 * plain, 4 * rounding)
+
+
+def test_the_type_and_shape_are_those_of_the_program():
+    for dtype in (jnp.float32, jnp.bfloat16):
+        a, x = drawn(GRAM, dtype)
+        found = pf.fuse(gram, options=PRICED)(a, x)
+        assert found.dtype == dtype and found.shape == (N,)
+
+
+@pytest.mark.parametrize("changed", [{"rewrite": False}, {"strict": True}, {"price": False}])
+def test_who_does_not_want_another_form_gets_none(changed):
+    options = pf.FuseOptions(**{"price": True, "check": False, **changed})
+    try:
+        plan = pf.fuse(gram, options=options).explain(*GRAM)
+    except pf.FusionError:  # strict: products are left to XLA
+        return
+    assert not plan.rewritings
+
+
+def test_what_the_user_leaves_is_not_rewritten():
+    def part(a, x):
+        return gram(a, x)
+
+    plan = pf.fuse(pf.leave(part), options=PRICED).explain(*GRAM)
+    assert not plan.rewritings
+
+
+def test_a_form_works_under_transformations():
+    a, x = drawn(GRAM)
+    fused, xs = pf.fuse(gram, options=PRICED), jnp.stack([x, 2 * x])
+    expected = gram(a, x)
+    close = dict(rtol=1e-4, atol=1e-3 * float(jnp.abs(expected).max()))
+    np.testing.assert_allclose(jax.jit(fused)(a, x), expected, **close)
+    np.testing.assert_allclose(jax.vmap(fused, (None, 0))(a, xs)[1], 2 * expected, **close)
+    _, ys = jax.lax.scan(lambda c, v: (c, fused(a, v)), 0, xs)
+    np.testing.assert_allclose(ys[0], expected, **close)
+    with pytest.warns(UserWarning, match="gradient"):
+        found = jax.grad(lambda x: fused(a, x).sum())(x)
+    np.testing.assert_allclose(found, jax.grad(lambda x: gram(a, x).sum())(x), **close)
+
+
+def test_the_body_of_a_loop_has_a_form_of_its_own():
+    def iterate(a, x):
+        return jax.lax.fori_loop(0, 3, lambda _, v: jnp.tanh(a @ (a.T @ a @ v)), x)
+
+    args = drawn(GRAM)
+    plan = pf.fuse(iterate, options=PRICED).explain(*args)
+    # what does not change in the loop, the Gram matrix, is computed before it; what is left has a better form where there is one
+    assert all(not body.plan.rewritings or body.plan.fuses for body in plan.bodies)
+    np.testing.assert_allclose(pf.fuse(iterate, options=PRICED)(*args), iterate(*args), rtol=1e-3, atol=1e-3)
+
+
+def test_explain_says_what_was_rewritten():
+    plan = pf.fuse(gram, options=PRICED).explain(*GRAM)
+    assert plan.summary.startswith("rewritten: ")
+    assert "computed as" in plan.show("rewritten") and "== sums and products in another order" in str(plan)
+    assert pf.fuse(lambda x: x + 1, options=PRICED).explain(f32(4)).show("rewritten") == ""
+
+
+def measured(ours: float, written: float, faster: bool) -> Measured:
+    times = {XLA: written, forms._REWRITTEN: ours}
+    return Measured(times, forms._REWRITTEN if faster else XLA, frozenset({forms._REWRITTEN} if faster else ()))
+
+
+@pytest.fixture
+def checked(monkeypatch, tmp_path):
+    monkeypatch.setenv("PALLASFUSE_CHECK", "1")
+    monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
+    return pf.FuseOptions(price=True)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_clock_decides_between_the_forms(monkeypatch, checked, faster):
+    calls = []
+    answer = measured(10.0, 20.0 if faster else 10.0, faster)
+    monkeypatch.setattr(forms, "_measured", lambda plan, device: calls.append(1) or answer)
+    args = drawn(GRAM)
+    fused = pf.fuse(gram, options=checked)
+    np.testing.assert_allclose(fused(*args), gram(*args), rtol=1e-3, atol=1e-2 * N)
+    plan = fused.explain(*args)
+    (verdict,) = [v for v in plan.verdicts if v.subject == FORM]
+    assert verdict.kept is faster and bool(plan.rewritings) is faster
+    again = pf.fuse(gram, options=checked)
+    again(*args)
+    assert len(calls) == 1, "what is known is not measured again"
+
+
+def test_a_form_that_does_not_run_is_not_used(monkeypatch, checked):
+    monkeypatch.setattr(
+        forms, "_measured", lambda plan, device: Measured({XLA: 1.0}, XLA, failed={forms._REWRITTEN: "no"})
+    )
+    fused = pf.fuse(gram, options=checked)
+    args = drawn(GRAM)
+    fused(*args)
+    assert not fused.explain(*args).rewritings
+
+
+def test_a_failure_of_the_search_leaves_the_program(monkeypatch):
+    monkeypatch.setattr(rewriting, "rewritings", lambda *args: 1 / 0)
+    with pytest.warns(UserWarning, match="no other form was found"):
+        plan = pf.fuse(gram, options=PRICED).explain(*GRAM)
+    assert not plan.rewritings and M
