@@ -21,12 +21,12 @@ from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.options import FuseOptions
 from pallasfuse.price.terms import Price
 from pallasfuse.references import OfThisProcess
-from pallasfuse.search.rewriting import Rewriting
 from pallasfuse.targets import Target
 from pallasfuse.verdicts import Verdict
 
 if TYPE_CHECKING:
     from pallasfuse.proof import Proof
+    from pallasfuse.search.rewriting import Rewriting
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled", "searched"]
 
@@ -146,7 +146,7 @@ class Plan(OfThisProcess):
     """The measurements on the device of the call: kernels that lost against XLA's are not among `kernels` any more."""
     bodies: tuple[Body, ...] = ()
     """The bodies of loops and branches in which something is fused."""
-    rewritings: tuple[Rewriting, ...] = ()
+    rewritings: "tuple[Rewriting, ...]" = ()
     """The tensors that are computed by other sums and products than those of the program; `converted` has them."""
 
     @property

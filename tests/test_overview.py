@@ -77,10 +77,12 @@ def test_stages_are_shown_one_by_one():
     plan = small()
     (name,) = (k.name for k in plan.kernels)
     assert "\n".join(
-        filter(None, (plan.show(s) for s in ("program", "kernels", "checked", "bodies", "left", "conditions")))
+        filter(
+            None, (plan.show(s) for s in ("program", "rewritten", "kernels", "checked", "bodies", "left", "conditions"))
+        )
     ) == str(plan)
     assert plan.show("kernels", name) == plan.show("kernels")
-    with pytest.raises(ValueError, match="no stage 'nothing': choose one of program, kernels"):
+    with pytest.raises(ValueError, match="no stage 'nothing': choose one of program, rewritten, kernels"):
         plan.show("nothing")
     with pytest.raises(ValueError, match="no kernel 'nothing'"):
         plan.show("kernels", "nothing")
