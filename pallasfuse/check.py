@@ -26,7 +26,7 @@ from pallasfuse.parts import primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
 from pallasfuse.subjects import XLA, Bench, Subject, comparison
-from pallasfuse.verdicts import WHOLE_CALL, Verdict
+from pallasfuse.verdicts import FORM, WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
 """The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
@@ -90,7 +90,20 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     made: Made = {}
     left, of_calls = _as_a_whole(bench, _revised(plan, changes), verdicts, measure, made)
     left = replace(left, verdicts=(*verdicts, *of_calls))
-    return _with_nearly_even(bench, plan, changes, left, measure, made)
+    left = _with_nearly_even(bench, plan, changes, left, measure, made)
+    return _in_another_form(left, device, measure) if plan.outdoes and not left.kernels else left
+
+
+def _in_another_form(plan: Plan, device: Any, measure: bool) -> Plan:
+    """The plan, none of whose kernels was faster, or that of another form, which the kernels seemed to be better than."""
+    with IMPORTS:
+        from pallasfuse.pipeline import rewritten_plan
+    other = rewritten_plan(plan)
+    if other is None:
+        return plan
+    found = check(other, device, measure=measure)
+    known = any(v.subject == FORM for v in found.verdicts)
+    return replace(found, verdicts=(*plan.verdicts, *found.verdicts)) if known and found.rewritings else plan
 
 
 def unchecked(plan: Plan, device: Any) -> Plan:

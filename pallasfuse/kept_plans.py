@@ -137,7 +137,7 @@ def _written(plan: Plan) -> Record | None:
     with IMPORTS:
         from pallasfuse.pipeline import kernel_of
 
-    if plan.converted.whole is not None or any(k.original is None for k in plan.kernels):
+    if plan.converted.whole is not None or plan.outdoes or any(k.original is None for k in plan.kernels):
         return None
     whole: dict[tuple[Original, Price], int] = {}
     kernels = []

@@ -80,6 +80,8 @@ class Placements(Places):
     ) -> None:  # fmt: skip
         super().__init__(converted.program, target, options, looks_up=looks_up)
         self.converted, self.rewritings = converted, rewritings
+        self.outdoes = False
+        """Is there another form, with cheaper sums and products?"""
 
 
 def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset()) -> Grouping:
@@ -133,28 +135,53 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
         parts = convert_in_parts(converted, exclude=options.exclude)
         if parts is not None:
             yield Placements(parts, target, options)
-        symbolic = _compat.has_symbolic_shapes(converted.original)
-        if options.rewrite and options.price and not options.strict and not symbolic:
-            found = rewriting.rewritings(converted.program, target.device)
-            cheaper = tuple(r for r in found if not _is_covered(r, written, grouping))
-            nests, mixed = [r.nests for r in cheaper], target.platform == "gpu"
-            made = convert_rewritten(converted, nests, mixed=mixed, exclude=options.exclude) if cheaper else None
-            if made is not None:
-                yield Placements(made, target, options, rewritings=cheaper)
+        found = _rewritings(converted, target, options)
+        written.outdoes = bool(found)
+        rewritten = _rewritten(converted, target, options, [r for r in found if not _is_covered(r, written, grouping)])
+        if rewritten is not None:
+            yield rewritten
     except Exception as error:  # never a crash: the program as it is written is planned already
         warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
                       stacklevel=2)  # fmt: skip
 
 
+def _rewritings(converted: Converted, target: Target, options: FuseOptions) -> list[Rewriting]:
+    """The sums and products of a program that are cheaper in another order, where that is allowed."""
+    symbolic = _compat.has_symbolic_shapes(converted.original)
+    if not options.rewrite or not options.price or options.strict or symbolic:
+        return []
+    return rewriting.rewritings(converted.program, target.device)
+
+
+def _rewritten(
+    converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting]
+) -> Placements | None:
+    """A program with some rewritings; None where there are none, or JAX has other types for them."""
+    nests, mixed = [r.nests for r in cheaper], target.platform == "gpu"
+    made = convert_rewritten(converted, nests, mixed=mixed, exclude=options.exclude) if cheaper else None
+    return None if made is None else Placements(made, target, options, rewritings=tuple(cheaper))
+
+
+def rewritten_plan(plan: Plan) -> Plan | None:
+    """The plan of a program with its sums and products in another order, whatever its kernels promise; None where it has none."""
+    written = convert(plan.converted.original, exclude=plan.options.exclude, symbolic=True)
+    found = _rewritings(written, plan.target, plan.options)
+    placements = _rewritten(written, plan.target, plan.options, found)
+    if placements is None:
+        return None
+    return replace(schedule_grouping(placements, choose_groups(placements)), bodies=plan.bodies)
+
+
 def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) -> bool:
-    """Does a kernel of ours compute what a rewriting changes, and more, in no more time?"""
-    changed = {n.name for n in found.old}
+    """Do kernels of ours compute all that a rewriting changes, and more, in clearly less time?"""
+    left = {n.name for n in found.old if n.is_reduction}
+    us = 0.0
     for group in grouping.groups:
-        nests = (*(f.nest for f in group.folds), *group.inner, *group.outputs)
+        made = {n.name for n in (*(f.nest for f in group.folds), *group.inner, *group.outputs)}
         price = placements.price(group)
-        if changed & {n.name for n in nests} and not isinstance(price, str) and price.us <= found.after.us:
-            return True
-    return False
+        if left & made and not isinstance(price, str):
+            left, us = left - made, us + price.us
+    return not left and us * placements.target.device.price_error <= found.after.us
 
 
 @without_collection()
@@ -182,7 +209,8 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
             if options.schedule is not None:
                 raise ScheduleError(f"FuseOptions.schedule: {chosen.name} cannot be run: {reason}") from error
             return schedule_grouping(placements, without_group(grouping, chosen, reason))
-    return _assembled(converted, grouping, kernels, target, options, placements.rewritings)
+    plan = _assembled(converted, grouping, kernels, target, options, placements.rewritings)
+    return replace(plan, outdoes=True) if placements.outdoes and not placements.rewritings else plan
 
 
 def _assembled(
@@ -279,7 +307,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
         else:
             kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
     again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
-    return replace(again, bodies=plan.bodies)
+    return replace(again, bodies=plan.bodies, outdoes=plan.outdoes)
 
 
 def ways(plan: Plan, kernel: Kernel, *, searched: bool = False) -> Iterator[Placed]:

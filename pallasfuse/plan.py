@@ -148,6 +148,8 @@ class Plan(OfThisProcess):
     """The bodies of loops and branches in which something is fused."""
     rewritings: "tuple[Rewriting, ...]" = ()
     """The tensors that are computed by other sums and products than those of the program; `converted` has them."""
+    outdoes: bool = False
+    """There is another form, with cheaper sums and products, than which these kernels are predicted to be faster still."""
 
     @property
     def grouping(self) -> Grouping:

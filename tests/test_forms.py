@@ -11,7 +11,7 @@ from pallasfuse.measure import Measured
 from pallasfuse.search import rewriting
 from pallasfuse.subjects import XLA
 from pallasfuse.verdicts import FORM
-from tests.search.test_rewriting import PROGRAMS, M, N, f32
+from tests.search.test_rewriting import PROGRAMS, N, f32
 
 PRICED = pf.FuseOptions(price=True, check=False)
 
@@ -146,4 +146,19 @@ def test_a_failure_of_the_search_leaves_the_program(monkeypatch):
     monkeypatch.setattr(rewriting, "rewritings", lambda *args: 1 / 0)
     with pytest.warns(UserWarning, match="no other form was found"):
         plan = pf.fuse(gram, options=PRICED).explain(*GRAM)
-    assert not plan.rewritings and M
+    assert not plan.rewritings
+
+
+def test_where_kernels_lose_another_form_that_they_seemed_to_outdo_is_tried(monkeypatch, checked):
+    """Kernels of the written form are predicted to be faster; the clock says no; then the other form is timed."""
+    from pallasfuse import check, pipeline
+
+    monkeypatch.setattr(pipeline, "_is_covered", lambda *args: True)
+    monkeypatch.setattr(forms, "_measured", lambda plan, device: measured(10.0, 20.0, True))
+    monkeypatch.setattr(check, "_measure_kernels", lambda bench: None)
+    args = drawn(GRAM)
+    fused = pf.fuse(gram, options=checked)
+    plan = fused.explain(*args)
+    assert plan.outdoes and not plan.rewritings
+    lost = check._in_another_form(plan, jax.devices()[0], measure=True)
+    assert lost.rewritings and any(v.subject == FORM and v.kept for v in lost.verdicts)
