@@ -1,0 +1,3 @@
+def nothing(): ...
+loops_in_a_row = sibling_loops = terms_and_sum = scaled_product = shifted_product = extendable = shared_scale = maps_in_a_row = nothing
+MERGED = SIBLINGS = SUMMED = SCALED = SHIFTED = EXTENDED = PEELED = DUPLICATED = COMPOSED = ()
