@@ -1,7 +1,7 @@
 """Evaluation of the loops of a region, trip by trip, in float64: what a tree computes, legal or not.
 
-Every nest has one array of its values, which are not numbers until they are computed. A reduction begins anew whenever the outermost
-of the loops that reduce it does. What is read too early, or added twice, shows in the result.
+Every nest has one array of its values, which are not numbers until they are computed. A reduction begins anew whenever the
+outermost of the loops that reduce it does. What is read too early, or added twice, shows in the result.
 """
 
 from collections.abc import Iterable, Mapping

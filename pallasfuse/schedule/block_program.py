@@ -1,4 +1,4 @@
-"""Block programs: the nests of a region and the loops around them, from one group of loops for each nest on (Blockbuster, section 2).
+"""Block programs: nests of a region and the loops around them, from one group of loops for each nest on (Blockbuster, section 2).
 
 Every node of the outermost body is a kernel; between kernels tensors are in global memory. What a kernel reads in other loops than
 those that compute it is kept in global memory, too: `kernels` says so in the trees that it returns.
@@ -7,6 +7,7 @@ those that compute it is kept in global memory, too: `kernels` says so in the tr
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import read
@@ -15,6 +16,7 @@ from pallasfuse.ir.region import Region
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Do, Keep, Node, RangeLoop, TreeKernel, walk
 from pallasfuse.schedule.expressions import is_reduced
+from pallasfuse.schedule.folds import with_inlined_maps
 from pallasfuse.schedule.placement import Broken, MayFold, no_folds, place
 from pallasfuse.schedule.space import computed
 
@@ -104,12 +106,12 @@ def with_terms(region: Region) -> Region:
     """Returns the region with a map for the terms of each reduction: its own nest before they are summed."""
     nests: list[Nest] = []
     for nest in region.nests:
-        if nest.is_reduction:
-            axes = (*nest.axes, *nest.reduced)
-            terms = Nest(terms_of(nest.name), axes, nest.body, nest.body.dtype, source=nest.source)
-            nests.append(terms)
-            nest = replace(nest, body=read(terms.name, axes, terms.dtype))
-        nests.append(nest)
+        if not nest.is_reduction:
+            nests.append(nest)
+            continue
+        axes = (*nest.axes, *nest.reduced)
+        terms = Nest(terms_of(nest.name), axes, nest.body, nest.body.dtype, source=nest.source)
+        nests += (terms, replace(nest, body=read(terms.name, axes, terms.dtype)))
     return replace(region, nests=tuple(nests))
 
 
@@ -125,7 +127,8 @@ def unfused(region: Region) -> BlockProgram:
 
 def operators(region: Region) -> BlockProgram:
     """Returns the program that rules begin with: as unfused, but that a reduction follows its terms inside of common loops."""
-    apart, body = with_terms(region), []
+    apart = with_terms(region)
+    body: list[Node] = []
     for nest in region.nests:
         inside: Body = (Do(nest.name),)
         if nest.is_reduction:
@@ -230,10 +233,8 @@ def _kernel(program: BlockProgram, number: int, inside: list[frozenset[str]]) ->
     )
     read_here = {r for n in nests for r in n.reads}
     inputs = (*(t for t in region.inputs if t.name in read_here), *made)
-    earlier = frozenset[str]().union(*inside[:number])
-    outputs = tuple(
-        n.name for n in nests if (n.name in others or n.name in region.outputs) and n.name not in earlier
-    )
+    earlier = frozenset[str]().union(*inside[:number]) - _in_parts((node,))
+    outputs = tuple(n.name for n in nests if (n.name in others or n.name in region.outputs) and n.name not in earlier)
     part = Region(nests, inputs, outputs)
     body = _with_buffers(part, (node,))
     return BlockKernel(part, TreeKernel(f"kernel{number}", _blocks(part, body)))
@@ -294,13 +295,44 @@ def _kept_at(body: Body, path: Path, kept: dict[Path, dict[str, None]]) -> Body:
     return (*(Keep(name, "global") for name in kept.get(path, ())), *inside)
 
 
+def with_maps_inlined(kernel: BlockKernel) -> BlockKernel:
+    """Returns a kernel whose maps that it does not store are computed by their readers, each in its own body."""
+    region = with_inlined_maps(kernel.region)
+    gone = kernel.region.by_name.keys() - region.by_name.keys()
+    return BlockKernel(region, replace(kernel.tree, body=without(kernel.tree.body, gone)))
+
+
 def problem(program: BlockProgram, may_fold: MayFold = no_folds) -> Broken | None:
     """Returns the rule of legal trees that a program breaks, if it does."""
     for kernel in kernels(program):
         found = place(kernel.region, kernel.tree, may_fold)
         if isinstance(found, Broken):
             return found
+    return _left_out(program)
+
+
+def _left_out(program: BlockProgram) -> Broken | None:
+    """Returns the rule that a program breaks whose loops over parts of an axis do not cover all of it together."""
+    parts: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for around, node in walk(program.body):
+        if isinstance(node, Do):
+            for axis in program.region.by_name[node.nest].axes:
+                loop = next((x for x in around if x.axis == axis.name), None)
+                part = (0, inf) if loop is None else (loop.begin, loop.end or inf)
+                parts.setdefault((node.nest, axis.name), []).append(part)
+    for (name, along), found in parts.items():
+        at: float = 0
+        for begin, end in sorted(found):
+            at = max(at, end) if begin <= at else at
+        if at < inf:
+            return Broken(13, f"{name} is computed for a part of the tiles of {along} only")
     return None
+
+
+def _in_parts(body: Body) -> frozenset[str]:
+    """Returns the nests that are computed in loops that leave out tiles."""
+    found = (n.nest for around, n in walk(body) if isinstance(n, Do) and any(x.begin or x.end for x in around))
+    return frozenset(found)
 
 
 def recomputed(program: BlockProgram) -> Iterator[tuple[str, tuple[str, ...]]]:

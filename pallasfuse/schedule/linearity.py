@@ -47,17 +47,24 @@ def sum_of(program: BlockProgram, name: str) -> Sum | None:
     nest = program.region.by_name[name]
     if nest.reducer != SUM or not dtypes.is_float(nest.body.dtype):
         return None
-    is_apart = isinstance(nest.body, Read) and nest.body.tensor in program.terms
-    return Sum(nest, program.region.by_name[nest.body.tensor] if is_apart else nest)
+    if isinstance(nest.body, Read) and nest.body.tensor in program.terms:
+        return Sum(nest, program.region.by_name[nest.body.tensor])
+    return Sum(nest, nest)
+
+
+def _sums(program: BlockProgram, node: Node) -> Iterator[Sum]:
+    """Yields the sums that a node computes together with their terms."""
+    for name in sorted(computed(node)):
+        found = sum_of(program, name)
+        if found is not None and found.names <= computed(node):
+            yield found
 
 
 def _operands(program: BlockProgram, path: Path) -> Iterator[tuple[Site, Sum, Nest]]:
     """Yields the sums of one node of a body with the maps of another one that their terms read."""
     body, nests = program.at(path), program.region.by_name
     for j, node in enumerate(body):
-        for found in (sum_of(program, n) for n in sorted(computed(node))):
-            if found is None or not found.names <= computed(node):
-                continue
+        for found in _sums(program, node):
             for name in sorted(found.terms.reads & nests.keys()):
                 makers = [i for i in range(j) if name in computed(body[i])]
                 if makers and not nests[name].is_reduction:
@@ -84,13 +91,11 @@ def scaled_operands(program: BlockProgram, path: Path) -> Iterator[Site]:
             yield site
     body, open_axes = program.at(path), {x.axis for x in program.around(path)}
     for j, node in enumerate(body):
-        for found in (sum_of(program, n) for n in sorted(computed(node))):
-            if found is not None and found.names <= computed(node):
-                factors = factors_of(found, found.terms.body).factors
-                if any(f.value.tensors for f in factors) and all(
-                    {a.name for a in f.value.axes} <= open_axes for f in factors
-                ):
-                    yield Site(path, (j, j), found.nest.name)
+        for found in _sums(program, node):
+            factors = factors_of(found, found.terms.body).factors
+            ready = {a.name for f in factors for a in f.value.axes} <= open_axes
+            if ready and any(f.value.tensors for f in factors):
+                yield Site(path, (j, j), found.nest.name)
 
 
 def factors_of(found: Sum, body: Expr) -> Hoisted:
@@ -143,8 +148,12 @@ def scaled_after(program: BlockProgram, site: Site) -> BlockProgram:
     return replace(
         made,
         terms=made.terms | {terms_of(name)},
-        conditions=tuple(dict.fromkeys((*made.conditions, *hoisted.conditions))),
+        conditions=tuple(dict.fromkeys((*made.conditions, *hoisted.conditions, _after(site.nest)))),
     )
+
+
+def _after(name: str) -> str:
+    return f"a factor is applied after the sum {name}: without it no term overflows, and by it none becomes 0 * inf"
 
 
 def _after_sum(
@@ -154,8 +163,7 @@ def _after_sum(
     nodes: list[Node] = []
     for node in body:
         if isinstance(node, RangeLoop) and name in computed(node) and node.axis not in over:
-            node = replace(node, body=_after_sum(node.body, name, over, make, {*opened, node.axis}))
-            nodes.append(node)
+            nodes.append(replace(node, body=_after_sum(node.body, name, over, make, {*opened, node.axis})))
         else:
             nodes.append(node)
             if name in computed(node):
@@ -225,7 +233,7 @@ def shift_after(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram
 
 
 def shifted_after(program: BlockProgram, site: Site, found: Sum, shift: Shift) -> BlockProgram:
-    """Returns the program with two sums in the place of one: that of the values, and that of the other factors over its own axes."""
+    """Returns the program with two sums for one: that of the values, and that of the other factors over its own axes."""
     nest, wide = found.nest, dtypes.accumulator(found.nest.body.dtype)
     names = [_fresh(program, f"{nest.name}_{what}") for what in ("factors", "shift", "unshifted")]
     dtype = found.terms.body.dtype

@@ -108,7 +108,6 @@ def place(region: Region, kernel: TreeKernel, may_fold: MayFold = no_folds) -> P
         missing = [name for name in region.outputs if name not in walk.stored]
         if missing:
             broken = Broken(13, f"{', '.join(missing)} is never stored")
-        broken = broken or walk.left_out()
     if broken is not None:
         return broken
     return Placement(
@@ -190,8 +189,6 @@ class _Walk:
     """The nests that are kept in global memory, with the number of loops around their buffers."""
     in_memory: set[str] = field(default_factory=set)
     """Those of them that are stored there already."""
-    parts: dict[str, list[RangeLoop]] = field(default_factory=dict)
-    """The loops around each stored output that leave out tiles."""
     statements: list[Statement] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     loops: list[tuple[RangeLoop, ...]] = field(default_factory=list)
@@ -200,19 +197,6 @@ class _Walk:
 
     def unread(self) -> tuple[str, ...]:
         return tuple(sorted({name for name, value in (*self.ended, *self.values.items()) if not value.used}))
-
-    def left_out(self) -> Broken | None:
-        """Checks that loops over parts of an axis cover it together, wherever something is stored."""
-        for name, loops in self.parts.items():
-            for axis in {x.axis for x in loops}:
-                at = 0
-                for loop in sorted((x for x in loops if x.axis == axis), key=lambda x: x.begin):
-                    if loop.begin > at:
-                        break
-                    at = loop.end or 1 << 62
-                if at < 1 << 62:
-                    return Broken(13, f"{name} is stored in a part of the tiles of {axis} only")
-        return None
 
     def run(self, body: tuple[Node, ...]) -> Broken | None:
         blocks = next((n for n in body if isinstance(n, RangeLoop) and n.level in _BLOCKS), None)
@@ -381,7 +365,6 @@ class _Walk:
             self.in_memory.add(nest.name)
         if nest.name in self.region.outputs:
             self.stored.add(nest.name)
-            self.parts.setdefault(nest.name, []).extend(x for x in self.path[: value.depth] if x.begin or x.end)
         if kept or nest.name in self.region.outputs:
             self._add("store", nest.name, nest.axes, value.depth)
             value.buffer.last, value.used = self.clock, True

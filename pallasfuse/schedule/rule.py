@@ -78,12 +78,3 @@ class Rule:
 
     def __str__(self) -> str:
         return f"R{self.number}"
-
-
-def first(rule: Rule, program: BlockProgram, path: Path, judge: Judge) -> BlockProgram | None:
-    """Returns the program after the first application of a rule in one body that is not refused."""
-    for site in rule.sites(program, path):
-        found = rule.apply(program, site, judge)
-        if not isinstance(found, Refusal):
-            return found
-    return None
