@@ -213,7 +213,8 @@ def shifted_operands(program: BlockProgram, path: Path) -> Iterator[Site]:
     """Yields sums that read a map which adds something that does not vary along what is summed."""
     for site, found, operand in _operands(program, path):
         shift = shift_of(found, operand)
-        if shift is not None and _is_ready(program, site, {a.name for a in shift.by.axes}):
+        alone = computed(program.at(path)[site.nodes[1]]) == found.names
+        if alone and shift is not None and _is_ready(program, site, {a.name for a in shift.by.axes}):
             yield site
 
 
@@ -223,8 +224,6 @@ def shift_after(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram
     shift = None if found is None else shift_of(found, program.region.by_name[site.read])
     if found is None or shift is None or _others_read(program, site):
         return Refusal(f"{site.read} is read by others than the terms of {site.nest}")
-    if computed(program.at(site.path)[site.nodes[1]]) != found.names:
-        return Refusal(f"the loops of {site.nest} compute others, too")
     if judge.stable and not is_bounded(shift.by):
         return Refusal(
             f"{shift.by} is not bounded: without a frame the sums of {shift.value} and of {shift.by} may cancel in {site.nest}"

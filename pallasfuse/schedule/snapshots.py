@@ -5,7 +5,7 @@ which that computes again in every trip, and the others are applied again: the n
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf, prod
@@ -13,8 +13,12 @@ from math import inf, prod
 import numpy as np
 
 from pallasfuse.device import Device
-from pallasfuse.errors import Refusal
-from pallasfuse.ir.region import Region
+from pallasfuse.errors import InvalidProgramError, Refusal
+from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.region import Region, region_of_group, region_of_program
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
 from pallasfuse.schedule.block_program import BlockKernel, BlockProgram, Path, kernels, operators, recomputed, unfused
@@ -22,6 +26,7 @@ from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 from pallasfuse.schedule.expressions import independent_axes
 from pallasfuse.schedule.listing import lines
 from pallasfuse.schedule.model import Model
+from pallasfuse.schedule.placement import MayFold
 from pallasfuse.schedule.recompute import trips_of
 from pallasfuse.schedule.rule import Judge
 from pallasfuse.schedule.rules import EXTENSION, PRIORITY, RULES
@@ -87,6 +92,14 @@ class Snapshot:
         """Returns the price of all kernels, one after the other, in microseconds."""
         return sum(k.us for k in self.tiled(device))
 
+    def recompute_factors(self, device: Device) -> dict[tuple[str, ...], int]:
+        """Returns how often nests that are computed again are computed, by the axes along which, with the tiles of a device."""
+        extents = {name: axis.extent for name, axis in self.program.region.axes.items()}
+        loops = [n for k in self.tiled(device) for _, n in walk(k.tree.body) if isinstance(n, RangeLoop)]
+        sizes = {n.axis: n.size for n in loops}  # an axis without a loop is whole
+        every = set(self.recomputed.values())
+        return {axes: prod(-(-extents[a] // sizes.get(a, extents[a])) for a in axes) for axes in every}
+
     def __str__(self) -> str:
         return "\n".join(self.lines)
 
@@ -112,6 +125,7 @@ class Snapshots:
         for number, snapshot in enumerate(self.found, 1):
             shown += _summary(number, snapshot, device)
             shown += [f"    {line}" for line in snapshot.lines]
+        shown += [f"condition: {text}" for text in self.last.program.conditions]
         return "\n".join([*shown, *(f"refused: {reason}" for reason in self.refused)])
 
 
@@ -121,8 +135,24 @@ def snapshots(region: Region, *, stable: bool = True) -> Snapshots:
     Args:
       stable: rules are refused where sums may cancel that did not before; without it, as in the paper, numbers are exact.
     """
-    judge = Judge(stable)
-    return _Fusion(judge).run(region)
+    return _Fusion(Judge(stable)).run(region)
+
+
+def snapshots_of_program(program: LoopProgram, *, stable: bool = True) -> Snapshots:
+    """Returns the snapshots of a whole program, with its maps in the bodies of what reads them. stable: as in `snapshots`.
+
+    Raises:
+      InvalidProgramError: XLA computes a part of the program, or a nest reads another at other positions than its own.
+    """
+    return snapshots(region_of_program(program, inline_maps(program)), stable=stable)
+
+
+def snapshots_of_group(group: Group, tensors: Mapping[str, Tensor]) -> Snapshots | Refusal:
+    """Returns the snapshots of what one kernel computes, or why it has none. tensors: by name, those of the program."""
+    try:
+        return snapshots(region_of_group(group, tensors))
+    except InvalidProgramError as error:
+        return Refusal(str(error))
 
 
 @dataclass(slots=True)
@@ -189,7 +219,7 @@ class _Fusion:
 _ALGEBRA = (4, 5, 8)
 
 
-def _tiled(kernel: BlockKernel, device: Device, fold: object) -> TiledKernel:
+def _tiled(kernel: BlockKernel, device: Device, fold: MayFold) -> TiledKernel:
     region = kernel.region
     whole = [a.name for a in independent_axes(region)]
     choices = {
@@ -199,7 +229,7 @@ def _tiled(kernel: BlockKernel, device: Device, fold: object) -> TiledKernel:
     while prod(map(len, choices.values())) > _MOST_SIZES:
         longest = max(choices, key=lambda axis: len(choices[axis]))
         choices[longest] = choices[longest][::2]
-    space = Space(region, (kernel.tree,), choices, fold)  # type: ignore[arg-type]
+    space = Space(region, (kernel.tree,), choices, fold)
     sizes = space.all_sizes()
     us = ModelPrices(space, Model(region, device)).of_tree(0, sizes)
     best = int(np.argmin(us))
@@ -216,12 +246,8 @@ def _summary(number: int, snapshot: Snapshot, device: Device) -> list[str]:
     rules = ", ".join(f"{RULES[n]} {count}" for n, count in snapshot.counts.items())
     head = f"snapshot {number}: {len(tiled)} kernel{'s' * (len(tiled) > 1)}, {_us(sum(k.us for k in tiled))}; "
     shown = [f"{head}{sum(snapshot.counts.values())} applications: {rules}"]
-    extents = {name: axis.extent for name, axis in snapshot.program.region.axes.items()}
-    sizes = {n.axis: n.size for k in tiled for _, n in walk(k.tree.body) if isinstance(n, RangeLoop)}
-    again: dict[tuple[str, ...], list[str]] = {}
-    for name, axes in snapshot.recomputed.items():
-        again.setdefault(axes, []).append(name)
-    for axes, names in again.items():
-        factor = prod(-(-extents[a] // sizes.get(a, extents[a])) for a in axes)
-        shown.append(f"  computed for each tile along {', '.join(axes)}, {factor} times in all: {', '.join(names)}")
+    factors = snapshot.recompute_factors(device)
+    for axes in dict.fromkeys(snapshot.recomputed.values()):
+        names = ", ".join(n for n, again in snapshot.recomputed.items() if again == axes)
+        shown.append(f"  computed again for each of {factors[axes]} tiles along {', '.join(axes)}: {names}")
     return [*shown, *(f"  {k.tree}" for k in tiled)]
