@@ -63,7 +63,7 @@ def without(expression: Expression, axes: Collection[str]) -> Expression:
 
 
 def independent_axes(region: Region) -> tuple[Axis, ...]:
-    """Returns the axes that every nest keeps and all inputs are read at: blocks along them share nothing, as those of a batch do."""
+    """Returns the axes that every nest keeps and every input is read at: blocks along them share nothing, like those of a batch."""
     inputs = {t.name for t in region.inputs}
     kept = [frozenset(n.axes) for n in region.nests]
     read = {
