@@ -1,7 +1,7 @@
 """Evaluation of the loops of a region, trip by trip, in float64: what a tree computes, legal or not.
 
-Every nest has one array of its values, which are not numbers until they are computed. A reduction begins anew whenever the
-outermost of the loops that reduce it does. What is read too early, or added twice, shows in the result.
+Every nest has one array of its values, which are not numbers (of integers: zeros) until they are computed. A reduction begins
+anew whenever the outermost of the loops that reduce it does. What is read too early, or added twice, shows in the result.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,8 @@ def evaluate_trees(
     """
     arrays: dict[str, Array] = {t.name: np.asarray(inputs[t.name]).astype(wide_type(t.dtype)) for t in region.inputs}
     for nest in region.nests:
-        arrays[nest.name] = np.full([a.extent for a in nest.axes], np.nan)
+        wide = np.dtype(wide_type(nest.dtype))
+        arrays[nest.name] = np.full([a.extent for a in nest.axes], np.nan if wide.kind == "f" else 0, wide)
     run = _Run(region, arrays, sizes or {})
     run.body(tuple(body))
     return {n.name: arrays[n.name] for n in region.nests}
@@ -88,7 +89,7 @@ class _Run:
         pieces = {a: Axis(a.name, self._window(a)[1] - self._window(a)[0]) for a in space}
         here = tuple(slice(*self._window(a)) for a in nest.axes)
         tiles = {
-            r.tensor: self.arrays[r.tensor][tuple(slice(*self._window(a)) for a in r.indices)] for r in _reads(nest)
+            _piece(r): self.arrays[r.tensor][tuple(slice(*self._window(a)) for a in r.indices)] for r in _reads(nest)
         }
         body = self._on_pieces(nest.body, pieces)
         value = np.broadcast_to(
@@ -114,12 +115,17 @@ class _Run:
             match node:
                 case Index(axis, dtype):
                     return add(const(self._window(axis)[0], dtype), index(pieces[axis], dtype))
-                case Read(tensor, indices, dtype):
-                    return read(tensor, (pieces[a] for a in indices), dtype)
+                case Read(_, indices, dtype):
+                    return read(_piece(node), (pieces[a] for a in indices), dtype)
                 case _:
                     return with_args(node, args)
 
         return rebuild(body, piece)
+
+
+def _piece(of: Read) -> str:
+    """Returns a name for the piece of a tensor that is read at some axes."""
+    return f"{of.tensor}[{', '.join(a.name for a in of.indices)}]"
 
 
 def _reads(nest: Nest) -> list[Read]:

@@ -287,12 +287,17 @@ def _common(a: Path, b: Path) -> Path:
     return a[:count]
 
 
-def _kept_at(body: Body, path: Path, kept: dict[Path, dict[str, None]]) -> Body:
+def _kept_at(
+    body: Body, path: Path, kept: dict[Path, dict[str, None]], already: frozenset[str] = frozenset()
+) -> Body:  # fmt: skip
+    """Puts buffers at their places, unless there is one in a body around."""
+    here = [name for name in kept.get(path, ()) if name not in already]
+    every = already | frozenset(here)
     inside = tuple(
-        replace(n, body=_kept_at(n.body, (*path, i), kept)) if isinstance(n, RangeLoop) else n
+        replace(n, body=_kept_at(n.body, (*path, i), kept, every)) if isinstance(n, RangeLoop) else n
         for i, n in enumerate(body)
     )
-    return (*(Keep(name, "global") for name in kept.get(path, ())), *inside)
+    return (*(Keep(name, "global") for name in here), *inside)
 
 
 def with_maps_inlined(kernel: BlockKernel) -> BlockKernel:

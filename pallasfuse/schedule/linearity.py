@@ -12,7 +12,7 @@ from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tree import Do, Node, RangeLoop
 from pallasfuse.schedule.block_program import BlockProgram, Body, Path, loops_around, replaced, terms_of, without
 from pallasfuse.schedule.merging import inlined
-from pallasfuse.schedule.rule import Judge, Site
+from pallasfuse.schedule.rule import Legality, Site
 from pallasfuse.schedule.space import computed
 
 
@@ -104,11 +104,11 @@ def factors_of(found: Sum, body: Expr) -> Hoisted:
     return hoist(body, lambda e: not e.axes & reduced and e.axes <= kept)
 
 
-def scale_after(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def scale_after(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Multiplies a sum by what its terms were multiplied by, unless something else reads the map that did."""
     if site.read and _others_read(program, site):
         return Refusal(f"{site.read} is read by others than the terms of {site.nest}")
-    return judge.legal(scaled_after(program, site))
+    return legality.legal(scaled_after(program, site))
 
 
 def _others_read(program: BlockProgram, site: Site) -> bool:
@@ -218,17 +218,17 @@ def shifted_operands(program: BlockProgram, path: Path) -> Iterator[Site]:
             yield site
 
 
-def shift_after(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def shift_after(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Adds to a sum what its terms were shifted by, times the sum of the other factors."""
     found = sum_of(program, site.nest)
     shift = None if found is None else shift_of(found, program.region.by_name[site.read])
     if found is None or shift is None or _others_read(program, site):
         return Refusal(f"{site.read} is read by others than the terms of {site.nest}")
-    if judge.stable and not is_bounded(shift.by):
+    if legality.stable and not is_bounded(shift.by):
         return Refusal(
             f"{shift.by} is not bounded: without a frame the sums of {shift.value} and of {shift.by} may cancel in {site.nest}"
         )
-    return judge.legal(shifted_after(program, site, found, shift))
+    return legality.legal(shifted_after(program, site, found, shift))
 
 
 def shifted_after(program: BlockProgram, site: Site, found: Sum, shift: Shift) -> BlockProgram:
@@ -278,7 +278,7 @@ def shared_operands(program: BlockProgram, path: Path) -> Iterator[Site]:
             yield site
 
 
-def duplicate(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def duplicate(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Gives a sum a map of its own in the place of one that other sums read, too."""
     readers, nests = program.readers[site.read], program.region.by_name
     if site.read in program.region.outputs:
@@ -290,9 +290,9 @@ def duplicate(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram |
         if found is None:
             return Refusal(f"{name}, which reads {site.read}, is no sum")
         is_scale = bool(factors_of(found, inlined(found.terms, operand)).factors)
-        if not is_scale and (judge.stable or shift_of(found, operand) is None):
+        if not is_scale and (legality.stable or shift_of(found, operand) is None):
             return Refusal(f"nothing of {site.read} may leave the sum {found.nest.name}")
-    return judge.legal(duplicated(program, site))
+    return legality.legal(duplicated(program, site))
 
 
 def duplicated(program: BlockProgram, site: Site) -> BlockProgram:

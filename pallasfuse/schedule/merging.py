@@ -8,7 +8,7 @@ from pallasfuse.ir.expr import Expr, Read, postorder, substitute
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.tree import Do, RangeLoop
 from pallasfuse.schedule.block_program import BlockProgram, Path, depends, needed, replaced, without
-from pallasfuse.schedule.rule import Judge, Site
+from pallasfuse.schedule.rule import Legality, Site
 from pallasfuse.schedule.space import computed
 
 
@@ -51,14 +51,14 @@ def _pairs(program: BlockProgram, path: Path) -> Iterator[tuple[int, int]]:
                 yield i, j
 
 
-def merge(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def merge(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Makes one loop of two, unless something between them depends on the first and the second on that."""
     body, (i, j) = program.at(site.path), site.nodes
     between = range(i + 1, j)
     after = [n for n in between if i in needed(program, body, [n], [i, *between])]
     if any(depends(program, computed(body[j]), computed(body[n])) for n in after):
         return Refusal("the second loop reads what is computed from all of the first one")
-    return judge.legal(merged(program, site, frozenset(after)))
+    return legality.legal(merged(program, site, frozenset(after)))
 
 
 def merged(program: BlockProgram, site: Site, after: frozenset[int] = frozenset()) -> BlockProgram:
@@ -90,11 +90,11 @@ def terms_and_sums(program: BlockProgram, path: Path) -> Iterator[Site]:
                 yield Site(path, (i, j), nest.name, nest.body.tensor)
 
 
-def reduce_where_computed(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def reduce_where_computed(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Sums terms in the loop that computes them, unless something else reads them."""
     if program.readers[site.read] != (site.nest,) or site.read in program.region.outputs:
         return Refusal(f"{site.read} is read by others than {site.nest}")
-    return judge.legal(reduced_there(program, site))
+    return legality.legal(reduced_there(program, site))
 
 
 def reduced_there(program: BlockProgram, site: Site) -> BlockProgram:
@@ -126,11 +126,11 @@ def _has_one_operand(nest: Nest) -> bool:
     return not nest.is_reduction and len(reads) == 1 and all(set(r.indices) == set(nest.axes) for r in reads)
 
 
-def compose(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def compose(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Makes one map of two, unless something else reads the first."""
     if program.readers[site.read] != (site.nest,) or site.read in program.region.outputs:
         return Refusal(f"{site.read} is read by others than {site.nest}")
-    return judge.legal(composed(program, site))
+    return legality.legal(composed(program, site))
 
 
 def composed(program: BlockProgram, site: Site) -> BlockProgram:

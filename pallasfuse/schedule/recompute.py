@@ -7,7 +7,7 @@ from pallasfuse.errors import Refusal
 from pallasfuse.ir.tree import Node, RangeLoop, walk
 from pallasfuse.schedule import merging
 from pallasfuse.schedule.block_program import BlockProgram, Body, Path, depends, needed
-from pallasfuse.schedule.rule import Judge, Site
+from pallasfuse.schedule.rule import Legality, Site
 from pallasfuse.schedule.space import computed
 
 
@@ -45,16 +45,16 @@ def _reads(program: BlockProgram, node: Node) -> frozenset[str]:
     return frozenset().union(*(nests[n].reads for n in own)) - own
 
 
-def extend(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def extend(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Moves what a loop reads into it, and the loop beside it, if one inside can then be merged with that."""
     moved = _movable(program, site)
     if isinstance(moved, Refusal):
         return moved
-    found = judge.legal(extended(program, site, moved))
-    return found if isinstance(found, Refusal) else _if_mergeable(program, site, found, judge)
+    found = legality.legal(extended(program, site, moved))
+    return found if isinstance(found, Refusal) else _if_mergeable(program, site, found, legality)
 
 
-def peel(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refusal:
+def peel(program: BlockProgram, site: Site, legality: Legality) -> BlockProgram | Refusal:
     """Runs the first trip of a loop apart, and moves what the loop reads into that: the other trips read what it has stored."""
     moved = _movable(program, site)
     if isinstance(moved, Refusal):
@@ -64,8 +64,8 @@ def peel(program: BlockProgram, site: Site, judge: Judge) -> BlockProgram | Refu
     nests = program.region.by_name
     if loop.begin or loop.end or any(loop.axis in {a.name for a in nests[n].reduced} for n in computed(loop)):
         return Refusal(f"the loop over {loop.axis} reduces it, or is a part already: its trips belong together")
-    found = judge.legal(peeled(program, site, moved))
-    return found if isinstance(found, Refusal) else _if_mergeable(program, site, found, judge)
+    found = legality.legal(peeled(program, site, moved))
+    return found if isinstance(found, Refusal) else _if_mergeable(program, site, found, legality)
 
 
 def _movable(program: BlockProgram, site: Site) -> set[int] | Refusal:
@@ -135,7 +135,7 @@ def _in_order(program: BlockProgram, body: Body) -> Body:
     return tuple(found)
 
 
-def _if_mergeable(program: BlockProgram, site: Site, found: BlockProgram, judge: Judge) -> BlockProgram | Refusal:
+def _if_mergeable(program: BlockProgram, site: Site, found: BlockProgram, legality: Legality) -> BlockProgram | Refusal:
     """Returns the program if the loop that was moved merges with one beside it now, or why it does not."""
     other = program.at(site.path)[site.nodes[1]]
     reason = Refusal("nothing can be merged after it")
@@ -145,7 +145,7 @@ def _if_mergeable(program: BlockProgram, site: Site, found: BlockProgram, judge:
         path = (*site.path, n)
         for pair in (*merging.loops_in_a_row(found, path), *merging.sibling_loops(found, path)):
             if found.at(path)[pair.nodes[0]] == other or found.at(path)[pair.nodes[1]] == other:
-                after = merging.merge(found, pair, judge)
+                after = merging.merge(found, pair, legality)
                 if not isinstance(after, Refusal):
                     return found
                 reason = after

@@ -22,8 +22,8 @@ class Site:
 
 
 @dataclass(slots=True)
-class Judge:
-    """Judges what rules make: is it legal, and may it lose accuracy?"""
+class Legality:
+    """Says whether what rules make of a program is legal, and whether they may lose accuracy."""
 
     stable: bool = True
     """Rules are refused where sums may cancel that did not before."""
@@ -45,7 +45,7 @@ class Judge:
         return program if broken is None else Refusal(str(broken))
 
 
-Apply = Callable[[BlockProgram, Site, Judge], BlockProgram | Refusal]
+Rewrite = Callable[[BlockProgram, Site, Legality], BlockProgram | Refusal]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Rule:
     condition: str
     sites: Callable[[BlockProgram, Path], Iterator[Site]]
     """Yields the places in one body where the pattern stands."""
-    apply: Apply
+    apply: Rewrite
     """Returns the program after it, or why it does not apply at a site."""
     example: Callable[[], BlockProgram]
     """Makes a program to which it applies."""

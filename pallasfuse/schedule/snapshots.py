@@ -28,7 +28,7 @@ from pallasfuse.schedule.listing import lines
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import MayFold
 from pallasfuse.schedule.recompute import trips_of
-from pallasfuse.schedule.rule import Judge
+from pallasfuse.schedule.rule import Legality
 from pallasfuse.schedule.rules import EXTENSION, PRIORITY, RULES
 
 _MOST_SIZES = 1 << 14
@@ -60,7 +60,7 @@ class Snapshot:
 
     program: BlockProgram
     applications: tuple[Application, ...]
-    judge: Judge = field(compare=False, repr=False)
+    legality: Legality = field(compare=False, repr=False)
 
     @property
     def counts(self) -> dict[int, int]:
@@ -75,7 +75,7 @@ class Snapshot:
     @cached_property
     def lines(self) -> tuple[str, ...]:
         """The text of all kernels: loops, loads, computations and stores, each a line."""
-        fold = self.judge.may_fold(self.program.region)
+        fold = self.legality.may_fold(self.program.region)
         return tuple(line for kernel in self.kernels for line in lines(kernel, fold))
 
     @property
@@ -85,7 +85,7 @@ class Snapshot:
 
     def tiled(self, device: Device) -> tuple[TiledKernel, ...]:
         """Returns the kernels with the tiles that are the fastest on a device by the model; an infinite time: none fits."""
-        fold = self.judge.may_fold(self.program.region)
+        fold = self.legality.may_fold(self.program.region)
         return tuple(_tiled(kernel, device, fold) for kernel in self.kernels)
 
     def us(self, device: Device) -> float:
@@ -135,7 +135,7 @@ def snapshots(region: Region, *, stable: bool = True) -> Snapshots:
     Args:
       stable: rules are refused where sums may cancel that did not before; without it, as in the paper, numbers are exact.
     """
-    return _Fusion(Judge(stable)).run(region)
+    return _Fusion(Legality(stable)).run(region)
 
 
 def snapshots_of_program(program: LoopProgram, *, stable: bool = True) -> Snapshots:
@@ -157,12 +157,12 @@ def snapshots_of_group(group: Group, tensors: Mapping[str, Tensor]) -> Snapshots
 
 @dataclass(slots=True)
 class _Fusion:
-    judge: Judge
+    legality: Legality
     applications: list[Application] = field(default_factory=list)
     refused: dict[str, None] = field(default_factory=dict)
 
     def run(self, region: Region) -> Snapshots:
-        start = Snapshot(unfused(region), (), self.judge)
+        start = Snapshot(unfused(region), (), self.legality)
         program = self._fused(operators(region))
         found = [self._snapshot(program)]
         while (extended := self._extended(program)) is not None:
@@ -171,7 +171,7 @@ class _Fusion:
         return Snapshots(start, tuple(found), tuple(self.refused))
 
     def _snapshot(self, program: BlockProgram) -> Snapshot:
-        return Snapshot(program, tuple(self.applications), self.judge)
+        return Snapshot(program, tuple(self.applications), self.legality)
 
     def _fused(self, program: BlockProgram) -> BlockProgram:
         """Applies the rules that compute nothing again to every body, the outer ones first."""
@@ -205,7 +205,7 @@ class _Fusion:
     def _first(self, number: int, program: BlockProgram, path: Path) -> BlockProgram | None:
         rule = RULES[number]
         for site in rule.sites(program, path):
-            after = rule.apply(program, site, self.judge)
+            after = rule.apply(program, site, self.legality)
             if not isinstance(after, Refusal):
                 return after
             if number in _ALGEBRA:

@@ -8,7 +8,7 @@ from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.evaluate_trees import evaluate_trees
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.tree import RangeLoop
-from pallasfuse.schedule.rule import Judge
+from pallasfuse.schedule.rule import Legality
 from pallasfuse.schedule.rules import EXTENSION, PRIORITY, RULES
 
 MUTANTS = [pytest.param(r, m, id=f"{r}-{m.name}") for r in RULES.values() for m in r.mutants]
@@ -30,12 +30,12 @@ def same(program, want):
     return all(np.allclose(have[n], want[n], rtol=1e-12, atol=1e-12) for n in want)
 
 
-def applied(rule, program, judge):
+def applied(rule, program, legality):
     """Yields what a rule makes of a program at each site in each body."""
     waiting = [()]
     while waiting:
         path = waiting.pop()
-        yield from (rule.apply(program, site, judge) for site in rule.sites(program, path))
+        yield from (rule.apply(program, site, legality) for site in rule.sites(program, path))
         waiting += [(*path, n) for n, node in enumerate(program.at(path)) if isinstance(node, RangeLoop)]
 
 
@@ -44,7 +44,7 @@ def test_a_rule_keeps_the_values_of_its_example(rule):
     program = rule.example()
     want = wanted(program)
     assert same(program, want)
-    results = [p for p in applied(rule, program, Judge()) if not isinstance(p, Refusal)]
+    results = [p for p in applied(rule, program, Legality()) if not isinstance(p, Refusal)]
     assert results
     for result in results:
         assert result != program
@@ -57,7 +57,7 @@ def test_evaluation_tells_a_mutant_from_its_rule(rule, mutant):
     want = wanted(program)
     assert same(program, want)
     assert not same(mutant.apply(program), want)
-    for result in applied(rule, program, Judge()):  # where the condition does not hold, the rule does not make it
+    for result in applied(rule, program, Legality()):  # where the condition does not hold, the rule does not make it
         assert isinstance(result, Refusal) or same(result, want)
 
 

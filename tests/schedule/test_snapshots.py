@@ -22,21 +22,28 @@ from benchmarks.schedule_regions import (
 from pallasfuse.device import assumed
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.evaluate_trees import evaluate_trees
 from pallasfuse.ir.expr import add, apply, mul
 from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.region import region_of_program
 from pallasfuse.ir.tree import Keep, RangeLoop, walk
 from pallasfuse.jaxpr_frontend.conversion import convert
-from pallasfuse.schedule.block_program import problem, with_maps_inlined
+from pallasfuse.schedule.block_program import problem, recomputed, with_maps_inlined
 from pallasfuse.schedule.model import Model
-from pallasfuse.schedule.placement import Broken, place
+from pallasfuse.schedule.placement import place
+from pallasfuse.schedule.rule import Legality
+from pallasfuse.schedule.rules import RULES
 from pallasfuse.schedule.snapshots import snapshots, snapshots_of_program
 from pallasfuse.schedule.space import tiled
 from pallasfuse.tiling.tree_values import Tiles
 from pallasfuse.tiling.trees import lower_tree
+from tests.programs_by_name import PROGRAMS as SMALL
+from tests.programs_by_name import program, random_inputs
+from tests.schedule.regions import random_region
 
 EXAMPLES = {
     "attention": block_attention(48, 32, 16, 64),
@@ -90,7 +97,7 @@ def wanted(region, inputs):
 
 
 def reads_unfinished(snapshot):
-    fold = snapshot.judge.may_fold(snapshot.program.region)
+    fold = snapshot.legality.may_fold(snapshot.program.region)
     placed = [place(k.region, k.tree, fold) for k in snapshot.kernels]
     return any(s.unfinished for p in placed for s in p.statements)
 
@@ -184,7 +191,7 @@ def test_the_last_forms_move_what_the_paper_says(name):
     region = EXAMPLES[name]
     last = snapshots(region, stable=False).last
     kernel = with_maps_inlined(last.kernels[0])
-    fold = last.judge.may_fold(last.program.region)
+    fold = last.legality.may_fold(last.program.region)
     inputs = inputs_of(region)
     want = wanted(region, inputs)
     whole = {a.name: a.extent for a in region.axes.values()}
@@ -244,7 +251,8 @@ def test_the_scales_of_keys_move_to_the_scores():
     assert str(nests["s_unscaled"].body) == "q[m, d] * k[n, d]"
     assert str(nests["s"].body) == "s_unscaled[m, n] * c[n]"
     inputs = inputs_of(region)
-    have = evaluate_trees(found.last.program.region, found.last.program.body, inputs)
+    sizes = {a.name: 16 for a in region.axes.values()}
+    have = evaluate_trees(found.last.program.region, found.last.program.body, inputs, sizes)
     np.testing.assert_allclose(have["o"], wanted(region, inputs)["o"], rtol=1e-9)
 
 
@@ -279,16 +287,37 @@ def test_what_xla_computes_has_none():
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_snapshots_are_legal_and_compute_what_the_program_does(name, stable):
     region = PROGRAMS[name]
-    inputs = inputs_of(region)
+    assert check(region, inputs_of(region), {a.name: 16 for a in region.axes.values()}, stable=stable) >= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_snapshots_of_random_contractions(seed):
+    region = random_region(seed, (16, 32, 48))
+    assert check(region, inputs_of(region), {a.name: 16 for a in region.axes.values()}) >= 2
+
+
+@pytest.mark.sampled(2, cover=())
+@pytest.mark.parametrize("maps", ["inlined", "kept"])
+@pytest.mark.parametrize("name", SMALL)
+def test_snapshots_of_small_programs(name, maps):
+    """With masks, integers, several results; of extents that no tile divides."""
+    of = program(name)
+    kept = frozenset(n.name for n in of.nests) if maps == "kept" else frozenset()
+    if maps == "kept" and name == "distances":
+        pytest.skip("a nest reads another at other positions than its own: it is no region")
+    region = region_of_program(of, Graph(of).inlined(kept), kept)
+    sizes = {a.name: -(-a.extent // 2) if maps == "kept" else 1 for a in region.axes.values()}
+    check(region, random_inputs(of), sizes)
+
+
+def check(region, inputs, sizes, *, stable=True):
+    """Compares each snapshot with the program; returns the number of those that can be evaluated."""
     want = wanted(region, inputs)
     found = snapshots(region, stable=stable)
-    sizes = {a.name: 16 for a in region.axes.values()}
     compared = 0
     for snapshot in (found.unfused, *found):
-        fold = snapshot.judge.may_fold(snapshot.program.region)
+        fold = snapshot.legality.may_fold(snapshot.program.region)
         assert problem(snapshot.program, fold) is None
-        for kernel in snapshot.kernels:
-            assert not isinstance(place(kernel.region, kernel.tree, fold), Broken)
         if not reads_unfinished(snapshot):
             have = evaluate_trees(snapshot.program.region, snapshot.program.body, inputs, sizes)
         else:
@@ -297,13 +326,41 @@ def test_snapshots_are_legal_and_compute_what_the_program_does(name, stable):
                 continue
         compared += 1
         for n, value in want.items():
-            np.testing.assert_allclose(have[n], value, rtol=1e-8, atol=1e-10, err_msg=str(snapshot))
-    assert compared >= 2
+            np.testing.assert_allclose(have[n], value, rtol=1e-6, atol=1e-8, err_msg=str(snapshot))
+    return compared
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_peeling_instead_of_extending(name):
+    """Rule 7 computes nothing twice: the other trips read what the first one has stored."""
+    region = EXAMPLES[name]
+    inputs = inputs_of(region)
+    program = snapshots(region, stable=False).found[0].program
+    legality = Legality(stable=False)
+    sites = [s for path in ((), (0,)) for s in RULES[7].sites(program, path)]
+    peeled = [p for p in (RULES[7].apply(program, s, legality) for s in sites) if not isinstance(p, Refusal)]
+    assert peeled
+    for after in peeled:
+        assert dict(recomputed(after)) == dict(recomputed(program))
+        have = evaluate_trees(after.region, after.body, inputs, {a: 16 for a in region.axes})
+        for n, value in wanted(region, inputs).items():
+            np.testing.assert_allclose(have[n], value, rtol=1e-9)
+
+
+def test_the_first_form_of_the_third_example_reads_what_it_has_stored_as_often_as_there_are_blocks():
+    region = EXAMPLES["norm + gated"]
+    first = snapshots(region, stable=False).found[0]
+    (kernel,) = first.kernels
+    model = Model(kernel.region, assumed("gpu"))
+    for count in (2, 4):
+        sizes = {a.name: a.extent // (count if a.name == "n" else 2) for a in region.axes.values()}
+        placement = place(kernel.region, tiled(kernel.region, kernel.tree, sizes))
+        assert model.estimate(placement).moved["a"] == (1 + count) * 48 * 16 * 4
 
 
 def lowered_and_run(snapshot, inputs, sizes):
     """Returns the results of a snapshot by its tile programs; None where a kernel reads what it keeps in global memory."""
-    fold = snapshot.judge.may_fold(snapshot.program.region)
+    fold = snapshot.legality.may_fold(snapshot.program.region)
     known = dict(inputs)
     for kernel in map(with_maps_inlined, snapshot.kernels):
         if any(isinstance(n, Keep) for _, n in walk(kernel.tree.body)):
