@@ -62,7 +62,7 @@ def show(plan: Plan, stage: str, kernel: str | None = None) -> str:
 
 
 def _snapshots(plan: Plan, kernel: str | None) -> list[str]:
-    """Lists the forms of what the kernels compute, or the one of a name.
+    """Lists the forms of what the kernels compute, those in bodies of loops as well, or of what the one of a name does.
 
     Raises:
       ValueError: no such kernel has any: equal ones have those of the first.
@@ -75,6 +75,8 @@ def _snapshots(plan: Plan, kernel: str | None) -> list[str]:
     for own in found:
         shown = f"none: {own.found}" if isinstance(own.found, Refusal) else own.found.show(own.kernel.target.device)
         lines += [f"== {own.kernel.name}, from {own.kernel.group.source}", _indent(shown)]
+    for body in plan.bodies if kernel is None else ():
+        lines += [f"== {body.what}", _indent("\n".join(_snapshots(body.plan, None)))]
     return lines
 
 

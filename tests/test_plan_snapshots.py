@@ -45,6 +45,17 @@ def test_equal_kernels_have_those_of_the_first():
     assert plan.snapshots[0].kernel == plan.kernels[0]
 
 
+def test_kernels_in_the_body_of_a_loop_have_them_too():
+    def function(x):
+        return jax.lax.fori_loop(0, 3, lambda _, y: attention(y, x, x), x)
+
+    x = jax.ShapeDtypeStruct((512, 64), jnp.float32)
+    plan = pf.fuse(function, options=pf.FuseOptions(price=False)).explain(x)
+    (body,) = plan.bodies
+    assert not plan.snapshots and len(body.plan.snapshots) == 1
+    assert f"== {body.what}\n  == {body.plan.kernels[0].name}, from " in plan.show("snapshots")
+
+
 def test_a_plan_without_kernels_has_none():
     plan = pf.fuse(jnp.sort).explain(jax.ShapeDtypeStruct((8,), jnp.float32))
     assert plan.snapshots == () and plan.show("snapshots") == ""
