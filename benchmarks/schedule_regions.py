@@ -1,13 +1,19 @@
-"""Regions of programs to make schedule trees of: MCFuser's tables II and III, and others; tests and benchmarks share them."""
+"""Regions of programs to make schedule trees of: MCFuser's tables, Blockbuster's examples, and others; also those of tests."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.ir.region import Region, region_of_program
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, add, apply, const, div, mul, read, sub
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.region import Region, region_of_program, verify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend.conversion import convert
 
 
@@ -61,6 +67,88 @@ def gated(m: int, k: int, f: int) -> Region:
     """Returns the region of two products with the same rows, one of which gates the other."""
     return traced(lambda x, w, v: jax.nn.silu(x @ w) * (x @ v), (m, k), (k, f), (k, f))
 
+
+@dataclass
+class Operators:
+    """A region under construction, one nest for each operator of a block program (Blockbuster, section 2.2)."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    nests: list[Nest] = field(default_factory=list)
+    dtype: str = "float32"
+
+    def input(self, name: str, *axes: Axis) -> Expr:
+        self.inputs.append(Tensor(name, axes, self.dtype))
+        return read(name, axes, self.dtype)
+
+    def map(self, name: str, axes: tuple[Axis, ...], body: Expr) -> Expr:
+        self.nests.append(Nest(name, axes, body, self.dtype))
+        return read(name, axes, self.dtype)
+
+    def sum(self, name: str, axes: tuple[Axis, ...], over: Axis, body: Expr) -> Expr:
+        self.nests.append(Nest(name, axes, body, self.dtype, (over,), SUM))
+        return read(name, axes, self.dtype)
+
+    def number(self, value: float) -> Expr:
+        return const(value, self.dtype)
+
+    def region(self, *outputs: str) -> Region:
+        return verify(Region(tuple(self.nests), tuple(self.inputs), outputs))
+
+
+def block_attention(m: int, n: int, d: int, l: int) -> Region:  # noqa: E741
+    """Returns Blockbuster's first example: m queries of width d, n keys, values of width l, exponentials without a maximum."""
+    M, N, D, L = Axis("m", m), Axis("n", n), Axis("d", d), Axis("l", l)
+    on = Operators()
+    q, k, v = on.input("q", M, D), on.input("k", N, D), on.input("v", N, L)
+    s = on.sum("s", (M, N), D, mul(q, k))
+    t = on.map("t", (M, N), mul(s, on.number(d**-0.5)))
+    e = on.map("e", (M, N), apply("exp", t))
+    z = on.sum("z", (M,), N, e)
+    r = on.map("r", (M,), div(on.number(1.0), z))
+    p = on.map("p", (M, N), mul(e, r))
+    on.sum("o", (M, L), N, mul(p, v))
+    return on.region("o")
+
+
+def block_norm_product(m: int, k: int, n: int) -> Region:
+    """Returns Blockbuster's second example: rows less their mean, over their deviation, times a matrix."""
+    M, K, N = Axis("m", m), Axis("k", k), Axis("n", n)
+    on = Operators()
+    x, y = on.input("x", M, K), on.input("y", K, N)
+    s = on.sum("s", (M,), K, x)
+    mean = on.map("mean", (M,), div(apply("neg", s), on.number(k)))
+    c = on.map("c", (M, K), add(x, mean))
+    square = on.map("square", (M, K), mul(x, x))
+    squares = on.sum("squares", (M,), K, square)
+    r = on.map("r", (M,), apply("rsqrt", sub(div(squares, on.number(k)), mul(mean, mean))))
+    p = on.map("p", (M, K), mul(c, r))
+    on.sum("z", (M, N), K, mul(p, y))
+    return on.region("z")
+
+
+def block_norm_gated(m: int, d: int, k: int, n: int) -> Region:
+    """Returns Blockbuster's third example: scaled rows times two matrices, one product of which gates the other, times a third."""
+    M, D, K, N = Axis("m", m), Axis("d", d), Axis("k", k), Axis("n", n)
+    on = Operators()
+    x, w, v, u = on.input("x", M, D), on.input("w", D, K), on.input("v", D, K), on.input("u", K, N)
+    square = on.map("square", (M, D), mul(x, x))
+    squares = on.sum("squares", (M,), D, square)
+    r = on.map("r", (M,), apply("rsqrt", squares))
+    p = on.map("p", (M, D), mul(x, r))
+    g = on.sum("g", (M, K), D, mul(p, w))
+    h = on.map("h", (M, K), mul(g, apply("logistic", g)))
+    f = on.sum("f", (M, K), D, mul(p, v))
+    a = on.map("a", (M, K), mul(h, f))
+    on.sum("o", (M, N), K, mul(a, u))
+    return on.region("o")
+
+
+BLOCKS: dict[str, tuple[Callable[..., Region], tuple[int, ...]]] = {
+    "attention": (block_attention, (4096, 4096, 128, 128)),
+    "LayerNorm + product": (block_norm_product, (4096, 4096, 4096)),
+    "RMSNorm + SwiGLU": (block_norm_gated, (16, 4096, 11008, 4096)),
+}
+"""Blockbuster's examples (section 5) with sizes that models have."""
 
 G = {
     "G1": (512, 256, 64, 64), "G2": (512, 256, 64, 128), "G3": (512, 256, 64, 256), "G4": (512, 512, 256, 256),

@@ -1,7 +1,8 @@
-"""Counts the schedule trees of a program before and after each pruning rule, and prints the ten best by price.
+"""Counts the schedule trees of a program before and after each pruning rule, and prints the ten best by price; and snapshots.
 
-python benchmarks/search.py                     # G1 to G12, S1 to S9, and others
+python benchmarks/search.py                     # G1 to G12, S1 to S9, and others; Blockbuster's three examples as snapshots
 python benchmarks/search.py G1 S3 "held odd"    # some of them
+python benchmarks/search.py attention           # the snapshots of one example, as in the paper and with stable sums only
 python benchmarks/search.py --counts            # without the search
 
 It needs no device: prices are predictions for the one that `--device` names, as JAX names it.
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.schedule_regions import workloads
+from benchmarks.schedule_regions import BLOCKS, workloads
 from pallasfuse.device import Device, assumed, find
 from pallasfuse.ir.region import Region
 from pallasfuse.schedule import expressions, pruning, tiles
@@ -25,6 +26,7 @@ from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model, published_slowdown, rounds_of_blocks
 from pallasfuse.schedule.placement import Broken, MayFold, place, show
 from pallasfuse.schedule.search import search
+from pallasfuse.schedule.snapshots import snapshots
 from pallasfuse.schedule.space import all_trees
 
 SLOWDOWNS = {"published": published_slowdown, "rounds": rounds_of_blocks}
@@ -86,6 +88,19 @@ def report(name: str, region: Region, device: Device, slowdown: str, *, counts_o
     print(flush=True)
 
 
+def print_snapshots(name: str, device: Device) -> None:
+    """Prints one of Blockbuster's examples from unfused to most fused: as in the paper, and without what may cancel."""
+    make, sizes = BLOCKS[name]
+    region = make(*sizes)
+    for stable in (False, True):
+        start = time.perf_counter()
+        found = snapshots(region, stable=stable)
+        took = time.perf_counter() - start
+        print(f"{name}, {'stable sums only' if stable else 'exact numbers'}: {len(found.found)} snapshots, "
+              f"{sum(found.last.counts.values())} applications, {len(found.last.lines)} lines, in {took:.2f} s")  # fmt: skip
+        print("\n".join(f"  {line}" for line in found.show(device).splitlines()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="workloads; all by default")
@@ -95,7 +110,10 @@ def main() -> None:
     options = parser.parse_args()
     device = find(options.device, "gpu") if options.device else assumed("gpu")
     known = workloads()
-    for name in options.names or known:
+    for name in options.names or (*known, *BLOCKS):
+        if name in BLOCKS:
+            print_snapshots(name, device)
+            continue
         report(name, known[name](), device, options.slowdown, counts_only=options.counts)
 
 

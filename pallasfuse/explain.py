@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from pallasfuse.errors import Refusal
 from pallasfuse.ir.outline import outline
 from pallasfuse.ir.tree import Level
 from pallasfuse.ir.tree import show as show_tree
@@ -31,6 +32,8 @@ def _size(count: float) -> str:
 
 
 STAGES = ("program", "rewritten", "kernels", "checked", "bodies", "left", "conditions")
+SNAPSHOTS = "snapshots"
+"""What is not a part of the derivation: the forms between unfused and most fused that a kernel might have had."""
 
 
 def explain(plan: Plan) -> str:
@@ -44,8 +47,10 @@ def show(plan: Plan, stage: str, kernel: str | None = None) -> str:
     Raises:
       ValueError: there is no such stage, or no such kernel.
     """
-    if stage not in STAGES:
-        raise ValueError(f"no stage {stage!r}: choose one of {', '.join(STAGES)}")
+    if stage not in (*STAGES, SNAPSHOTS):
+        raise ValueError(f"no stage {stage!r}: choose one of {', '.join((*STAGES, SNAPSHOTS))}")
+    if stage == SNAPSHOTS:
+        return "\n".join(_snapshots(plan, kernel))
     if kernel is None:
         return "\n".join(_stage(plan, stage))
     found = [(number, k) for number, k in enumerate(plan.kernels, 1) if k.name == kernel]
@@ -54,6 +59,25 @@ def show(plan: Plan, stage: str, kernel: str | None = None) -> str:
             f"no kernel {kernel!r} in stage {stage!r}: choose one of {', '.join(k.name for k in plan.kernels)}"
         )
     return "\n".join(line for number, k in found for line in _kernel(number, k))
+
+
+def _snapshots(plan: Plan, kernel: str | None) -> list[str]:
+    """Lists the forms of what the kernels compute, those in bodies of loops as well, or of what the one of a name does.
+
+    Raises:
+      ValueError: no such kernel has any: equal ones have those of the first.
+    """
+    found = [s for s in plan.snapshots if kernel in (None, s.kernel.name)]
+    if kernel is not None and not found:
+        names = ", ".join(s.kernel.name for s in plan.snapshots)
+        raise ValueError(f"no kernel {kernel!r} in stage 'snapshots': choose one of {names}")
+    lines = []
+    for own in found:
+        shown = f"none: {own.found}" if isinstance(own.found, Refusal) else own.found.show(own.kernel.target.device)
+        lines += [f"== {own.kernel.name}, from {own.kernel.group.source}", _indent(shown)]
+    for body in plan.bodies if kernel is None else ():
+        lines += [f"== {body.what}", _indent("\n".join(_snapshots(body.plan, None)))]
+    return lines
 
 
 def _stage(plan: Plan, stage: str) -> list[str]:

@@ -16,6 +16,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.schedule import Schedule
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.options import FuseOptions
@@ -25,7 +26,9 @@ from pallasfuse.targets import Target
 from pallasfuse.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from pallasfuse.errors import Refusal
     from pallasfuse.proof import Proof
+    from pallasfuse.schedule.snapshots import Snapshots
     from pallasfuse.search.rewriting import Rewriting
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled", "searched"]
@@ -108,6 +111,14 @@ class Fallback:
 
     def __str__(self) -> str:
         return f"{self.operation} at {self.source}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSnapshots:
+    """The forms of what a kernel computes, from loops for each nest alone to the most fused."""
+
+    kernel: Kernel
+    found: "Snapshots | Refusal"
 
 
 Step = Kernel | JaxprEqn
@@ -198,6 +209,15 @@ class Plan(OfThisProcess):
         return {o: _common_name(f"{self.scopes_of(k)}/{k.name}" for k in kernels) for o, kernels in several.items()}
 
     @cached_property
+    def snapshots(self) -> tuple[KernelSnapshots, ...]:
+        """The forms of what each kernel computes, from unfused to most fused; of equal kernels those of the first."""
+        from pallasfuse.schedule.snapshots import snapshots_of_group
+
+        tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in self.program.definitions()}
+        distinct = {k.name if k.original is None else k.original: k for k in reversed(self.kernels)}
+        return tuple(KernelSnapshots(k, snapshots_of_group(k.group, tensors)) for k in reversed(distinct.values()))
+
+    @cached_property
     def _makers(self) -> Mapping[Var, JaxprEqn]:
         return {v: e for e in self.converted.jaxpr.eqns for v in e.outvars}
 
@@ -226,6 +246,8 @@ class Plan(OfThisProcess):
     def show(self, stage: str, kernel: str | None = None) -> str:
         """One stage of the derivation: 'program', 'rewritten', 'kernels' (all, or the one of a name), 'checked', 'bodies', 'left',
         'conditions'.
+
+        'snapshots', which is no stage of it: the forms of what kernels compute, from unfused to most fused, with their prices.
 
         Raises:
           ValueError: there is no such stage or kernel.

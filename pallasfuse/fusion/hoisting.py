@@ -45,7 +45,7 @@ def _is_narrow(dtype: str) -> bool:
     return dtypes.itemsize_bytes(dtype) <= 2 and dtype != "bfloat16"
 
 
-def _is_bounded(root: Expr) -> bool:
+def is_bounded(root: Expr) -> bool:
     """Bounded by one, or a value of a narrow type. Exponentials count: `stability` has bounded their arguments."""
     bounded: dict[Expr, bool] = {}
     for node in postorder(root):
@@ -134,7 +134,7 @@ def hoist(body: Expr, hoistable: Callable[[Expr], bool]) -> Hoisted:
                 if not taken:
                     return node, ()
                 if not dtypes.is_exact_cast(x.dtype, dtype):
-                    if rest is not None and dtype == "float16" and not _is_bounded(rest):
+                    if rest is not None and dtype == "float16" and not is_bounded(rest):
                         return node, ()
                     conditions.append(
                         f"the rounding to {dtype} is applied before a factor that the program applies first"

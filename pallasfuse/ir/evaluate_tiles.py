@@ -5,6 +5,7 @@ without saying so, a loop that skips or repeats positions, a part of a buffer th
 writes.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -100,8 +101,9 @@ class _Scope[V]:
 
 
 def evaluate_tiles(
-    program: TileProgram, inputs: Mapping[str, Array], *, move_last_block_back: bool = False
-) -> dict[str, Array]:
+    program: TileProgram, inputs: Mapping[str, Array], *, move_last_block_back: bool = False,
+    moved: Counter[str] | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """Every output of the kernel, by name, in float64 (int64, bool); `inputs[name]` has one dimension per axis.
 
     The ends of ranges and what is looked up are computed here, whatever `inputs` says of them.
@@ -109,6 +111,7 @@ def evaluate_tiles(
     Args:
       move_last_block_back: a grid block that does not fit overlaps its neighbour, as in the XLA backend. Else it overhangs: what
         lies outside a tensor is read as zero and never written, as in the Pallas backends.
+      moved: counts the elements of each tensor that all blocks load and store.
 
     Raises:
       InvalidProgramError: a tile leaves its axis where nothing says that it may, a value varies along an axis that it does
@@ -119,7 +122,7 @@ def evaluate_tiles(
         wide[x.result.name] = looked_up(
             x, *(wide[t.name].reshape([a.extent for a in t.axes]) for t in (x.source, x.table))
         )
-    return evaluate_tiles_over(program, wide, FLOAT64, move_last_block_back=move_last_block_back)
+    return _Evaluation(program, wide, FLOAT64, move_last_block_back, moved).run()
 
 
 def evaluate_tiles_over[V](
@@ -131,9 +134,11 @@ def evaluate_tiles_over[V](
 
 class _Evaluation[V]:
     def __init__(
-        self, program: TileProgram, inputs: Mapping[str, V], domain: Domain[V], move_last_block_back: bool
-    ) -> None:
+        self, program: TileProgram, inputs: Mapping[str, V], domain: Domain[V], move_last_block_back: bool,
+        moved: Counter[str] | None = None,
+    ) -> None:  # fmt: skip
         self.program, self.domain, self.move_last_block_back = program, domain, move_last_block_back
+        self.moved = moved
         self.dimension = {a: d for d, a in enumerate(program.order)}
         self.rank = len(self.dimension)
         known = dict(inputs) | {n.name: evaluate_nest(n, inputs, domain) for r in program.ranges for n in r.nests}
@@ -229,6 +234,8 @@ class _Evaluation[V]:
 
     def _load(self, tensor: str, indices: tuple[Axis, ...], dtype: str, scope: _Scope[V]) -> V:
         positions, inside = self._inside(indices, scope)
+        if self.moved is not None:
+            self.moved[tensor] += int(inside.sum())
         array = self.inputs[tensor]
         if self.domain.shape(array) != tuple(a.extent for a in indices):
             self._fail(f"load of {tensor}[{', '.join(map(str, indices))}], whose shape is {self.domain.shape(array)}")
@@ -252,6 +259,8 @@ class _Evaluation[V]:
         positions, inside = self._inside(indices, scope)
         shape = self.domain.shape(value)
         inside = np.broadcast_to(inside, shape)
+        if self.moved is not None:
+            self.moved[tensor] += int(inside.sum())
         where = tuple(np.broadcast_to(p, shape)[inside] for p in positions)
         kept = self.domain.take(value, (inside,)) if where else self.domain.reshape(value, ())
         self.stores[tensor].append((where, kept))

@@ -3,7 +3,7 @@
     Tree   = Kernel+                                        # in launch order; between kernels: tensors in global memory
     Kernel = name '{' Node* '}' [ '[' switch+ ']' ]
     Node   = Loop | nest | '+' nest | tensor '!' memory     # do it; merge its partial states; keep a buffer of it
-    Loop   = axis (':' tile | '/' shares) ['@' level] ['~' slots] ( Loop | '(' Node* ')' )
+    Loop   = axis (':' tile | '/' shares) ['@' level] ['~' slots] ['from' tile] ['until' tile] ( Loop | '(' Node* ')' )
     level  = time | mesh | grid | cluster | group           # spatial; without one: serial
     memory = shared | global
     switch = persistent | ping_pong | software_pipelined | prefetch_wait | data_bounds | (warps | grid_swizzle) '=' number
@@ -40,6 +40,10 @@ class RangeLoop:
     shares: bool = False
     slots: int = 1
     """The number of tiles of what the loop loads that are in memory at a time: those to come are on their way."""
+    begin: int = 0
+    """The number of the first tile that it runs over: those before it are of another loop."""
+    end: int = 0
+    """The number of the tile before which it ends; 0: it runs to the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,7 @@ def _node(node: Node) -> str:
             head = f"{node.axis}{'/' if node.shares else ':'}{node.size}"
             head += "" if node.level == "serial" else f"@{node.level}"
             head += f"~{node.slots}" if node.slots > 1 else ""
+            head += (f" from {node.begin}" if node.begin else "") + (f" until {node.end}" if node.end else "")
             if len(node.body) == 1 and isinstance(node.body[0], RangeLoop):
                 return f"{head} {_node(node.body[0])}"
             return f"{head} ( {' '.join(map(_node, node.body))} )"
@@ -324,6 +329,7 @@ class _Parser:
             self.at += 1
             level = token  # type: ignore[assignment]
         slots = self._number("the number of slots") if self._taken("~") else 1
+        begin, end = (self._tile(word) for word in ("from", "until"))
         if self._taken("("):
             body = self._body(")")
         elif self._peek(1) in (":", "/"):
@@ -331,4 +337,10 @@ class _Parser:
         else:
             raise self.fail("'(' or another loop")
         self.depth -= 1
-        return RangeLoop(axis, size, body, level, shares, slots)
+        return RangeLoop(axis, size, body, level, shares, slots, begin, end)
+
+    def _tile(self, word: str) -> int:
+        if self._peek() != word or not self._peek(1).isdecimal():
+            return 0
+        self.at += 1
+        return self._number("the number of a tile")

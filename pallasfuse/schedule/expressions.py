@@ -14,6 +14,7 @@ from functools import cache
 from itertools import combinations
 
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.region import Region
 
 
@@ -62,9 +63,15 @@ def without(expression: Expression, axes: Collection[str]) -> Expression:
 
 
 def independent_axes(region: Region) -> tuple[Axis, ...]:
-    """Returns the axes that every nest keeps and every input has: blocks along them share nothing, as those of a batch do."""
+    """Returns the axes that every nest keeps and every input is read at: blocks along them share nothing, like those of a batch."""
+    inputs = {t.name for t in region.inputs}
     kept = [frozenset(n.axes) for n in region.nests]
-    read = [frozenset(t.axes) for t in region.inputs]
+    read = {
+        frozenset(node.indices)
+        for n in region.nests
+        for node in postorder(n.body)
+        if isinstance(node, Read) and node.tensor in inputs
+    }
     found = tuple(a for a in region.axes.values() if all(a in axes for axes in (*kept, *read)))
     return found if any(a not in found and not is_reduced(region, a) for a in region.axes.values()) else ()
 

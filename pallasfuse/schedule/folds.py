@@ -1,16 +1,30 @@
 """The reads of unfinished reductions that a region's algebra allows: where the fold of a nest over them can be derived."""
 
+from dataclasses import replace
 from functools import cache
 
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir.fold import Fold
+from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.region import Region
 from pallasfuse.schedule.placement import MayFold
 
 
+def with_inlined_maps(region: Region) -> Region:
+    """Returns the region with reductions and results that read no map: what others of its maps compute is in their bodies."""
+    bodies = inline_maps(LoopProgram(region.inputs, region.nests, region.outputs))
+    nests = [n for n in region.nests if n.is_reduction or n.name in region.outputs]
+    return replace(region, nests=tuple(replace(n, body=bodies[n.name]) for n in nests))
+
+
 def derivable(region: Region, *, strict: bool = False) -> MayFold:
-    """Returns the test that derives folds of a region's nests, each once. strict: none with exceptions for special values."""
+    """Returns the test that derives folds of a region's nests, each once, with the maps that they read inlined.
+
+    strict: none with exceptions for special values.
+    """
+    region = with_inlined_maps(region)
     nests, derive = region.by_name, FoldsOnDemand(region, strict=strict)
 
     @cache

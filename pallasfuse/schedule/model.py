@@ -219,10 +219,16 @@ class _Estimator:
             trips: Number = 1
             if around:
                 axis = self.model._axes[around[-1].axis]
-                each = _ceil(self._tile(axis, around[:-1]), self._tile(axis, around))
-                trips = self._trips(around[:-1]) * each
+                trips = self._trips(around[:-1]) * self._each(axis, around)[0]
             self._known[key] = trips
         return self._known[key]
+
+    def _each(self, axis: Axis, around: Sequence[RangeLoop]) -> tuple[Number, Number]:
+        """Returns the trips of the innermost of some loops each time that it runs, and those of a loop over all of its tiles."""
+        loop, tiles = around[-1], _ceil(self._tile(axis, around[:-1]), self._tile(axis, around))
+        if not (loop.begin or loop.end):
+            return tiles, tiles
+        return np.maximum(np.minimum(tiles, loop.end or tiles) - loop.begin, 0), tiles
 
     def _blocks(self) -> Number:
         spatial = [p for p in self.placement.loops if p[-1].level not in ("serial", "group")]
@@ -271,7 +277,12 @@ class _Estimator:
         """Returns the elements of all tiles together; what lies beyond the end of an axis is not moved."""
         own = {a.name for a in statement.axes}
         others = tuple(x for x in statement.around if x.axis not in own)
-        return volume(statement.axes) * self._trips(others)
+        share: Number = 1
+        for n, loop in enumerate(statement.around):
+            if loop.axis in own and (loop.begin or loop.end):
+                trips, tiles = self._each(self.model._axes[loop.axis], statement.around[: n + 1])
+                share = share * trips / tiles
+        return volume(statement.axes) * share * self._trips(others)
 
     def _run(self, statement: Statement) -> Number:
         """Returns how many elements of a tile are neighbours in memory."""
@@ -332,7 +343,7 @@ class _Estimator:
             trips = self._trips(statement.around)
             if nest.is_reduction and work.product is None:
                 found = (*found, (frozenset((*nest.axes, *nest.reduced)), Operations(1.0)))
-            if statement.unfinished:  # accumulators are moved to the new frame
+            if statement.unfinished and nest.is_reduction:  # accumulators are moved to the new frame
                 found = (*found, (frozenset(nest.axes), Operations(1.0)))
             for axes, each in found:
                 elements = trips * _product([self._tile(a, statement.around) for a in axes])

@@ -1,6 +1,7 @@
-"""Moves of trees: order, merge, part, sink and bind (Blockbuster's rules 1, 2, 3 and 6), and neighbours in a space.
+"""Neighbours in a space of trees: those that are one move away, which orders, merges, parts, sinks or binds loops at one place.
 
-A move rewrites one place. Not every result is legal or worth anything: neighbours are those whose canonical form the space has.
+Merging and sinking are what rules of block programs do (`rules`), here without their conditions: not every result is legal or worth
+anything, and neighbours are those whose canonical form the space has.
 """
 
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel
+from pallasfuse.schedule import merging, recompute
 from pallasfuse.schedule.candidates import Candidate, Space
 from pallasfuse.schedule.expressions import spatial_axes
 from pallasfuse.schedule.placement import Broken, place
@@ -64,13 +66,13 @@ def _merged(node: Node, following: Node) -> Iterator[Body]:
     if isinstance(node, RangeLoop) and isinstance(following, RangeLoop):
         for first in (node, *(n for nodes in _ordered(node) for n in nodes)):
             if isinstance(first, RangeLoop) and first.axis == following.axis:
-                yield (replace(first, body=(*first.body, *(x for x in following.body if x not in first.body))),)
+                yield (merging.together(first, following),)
 
 
 def _sunk(node: Node, following: Node) -> Iterator[Body]:
     """Moves a node into the loop that follows, where it is computed again in every trip."""
     if isinstance(following, RangeLoop):
-        yield (replace(following, body=(node, *following.body)),)
+        yield (recompute.sunk((node,), following),)
 
 
 def _raised(loop: RangeLoop) -> Iterator[Body]:

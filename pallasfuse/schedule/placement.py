@@ -1,7 +1,9 @@
 """The place of every load, computation and store of a tree, or the rule that it breaks (MCFuser, section 3.2; one kernel).
 
 A load stands in the innermost loop around its reader over one of the tensor's axes, though not outside of the loops that make
-blocks; a reduction's values live around its outermost reduced loop and are stored there when that is closed.
+blocks; a reduction's values live around its outermost reduced loop and are stored there when that is closed. A nest that is kept
+in global memory is stored there, too, and loaded where it is read in other loops than those that it was computed in. A map that
+reads reductions before they are finished hands that on to the reductions that read it.
 """
 
 from collections.abc import Callable
@@ -143,6 +145,8 @@ class _Value:
     """The reduced axes that these loops are over."""
     finished: bool
     used: bool = False
+    frames: frozenset[str] = frozenset()
+    """The unfinished reductions that a map is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,10 @@ class _Walk:
     values: dict[str, _Value] = field(default_factory=dict)
     loaded: list[dict[tuple[str, tuple[Axis, ...]], Buffer]] = field(default_factory=lambda: [{}])
     kept: dict[str, tuple[int, Buffer | None]] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)
+    """The nests that are kept in global memory, with the number of loops around their buffers."""
+    in_memory: set[str] = field(default_factory=set)
+    """Those of them that are stored there already."""
     statements: list[Statement] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     loops: list[tuple[RangeLoop, ...]] = field(default_factory=list)
@@ -203,13 +211,19 @@ class _Walk:
                     broken = Broken(3, f"the region has no nest {name}") if nest is None else self._do(nest)
                 case Merge(name):
                     broken = Broken(7, f"+{name} merges what no loop of this space leaves apart")
-                case Keep(tensor, _):
-                    broken = None
-                    if tensor not in {t.name for t in self.region.inputs}:
-                        broken = Broken(8, f"{tensor} is no input")
-                    self.kept[tensor] = (len(self.path), None)
+                case Keep():
+                    broken = self._keep(node)
             if broken is not None:
                 return broken
+        return None
+
+    def _keep(self, node: Keep) -> Broken | None:
+        if node.tensor in self.reads.nests:
+            self.written[node.tensor] = len(self.path)
+            return None if node.memory == "global" else Broken(8, f"{node.tensor} is no input")
+        if node.tensor not in {t.name for t in self.region.inputs}:
+            return Broken(8, f"{node.tensor} is no input")
+        self.kept[node.tensor] = (len(self.path), None)
         return None
 
     def _loop(self, loop: RangeLoop) -> Broken | None:
@@ -247,6 +261,8 @@ class _Walk:
             if buffer.depth <= depth and buffer.last >= entered:
                 buffer.last = self.clock  # what one trip needs, the next one needs, too
         self.kept = {t: (d, b) for t, (d, b) in self.kept.items() if d <= depth}
+        self.written = {t: d for t, d in self.written.items() if d <= depth}
+        self.in_memory &= self.written.keys()
         for name, value in list(self.values.items()):
             if value.depth > depth:
                 self.ended.append((name, self.values.pop(name)))
@@ -277,7 +293,10 @@ class _Walk:
         buffer = Buffer(nest.name, False, nest.axes, tuple(self.path[:depth]), depth, began, self.clock, inner)
         self.buffers.append(buffer)
         over = frozenset(self.path[n].axis for n in around)
-        value = _Value(depth, buffer, tuple(self.numbers), over, not around)
+        frames = frozenset() if nest.is_reduction else frozenset(unfinished)
+        value = _Value(depth, buffer, tuple(self.numbers), over, not around, frames=frames)
+        if frames and (nest.name in self.region.outputs or nest.name in self.written):
+            return Broken(6, f"{nest.name} is stored, and reads {', '.join(unfinished)} before the loop over it ends")
         self.values[nest.name] = value
         self._add("compute", nest.name, (*nest.axes, *nest.reduced), len(self.path), unfinished)
         if value.finished:
@@ -286,26 +305,37 @@ class _Walk:
 
     def _read(self, nest: Nest, reduced: set[str]) -> tuple[str, ...] | Broken:
         """Finds and loads what a nest reads; returns what of it is not finished."""
-        unfinished: list[str] = []
+        unfinished: dict[str, None] = {}
         for name in self.reads.of_nests[nest.name]:
             value = self.values.get(name)
+            if value is None and name in self.in_memory:
+                self._load(name, self.reads.nests[name].axes)
+                continue
             if value is None:
                 return Broken(3, f"{nest.name} reads {name}, which is not computed before it in an open loop")
             value.buffer.last, value.used = self.clock, True
-            if value.finished:
-                continue
-            unfinished.append(name)
-            if not value.open_reduced <= reduced:
+            unfinished |= dict.fromkeys(sorted(value.frames) if value.finished else (name,))
+        broken = self._unfinished(nest, reduced, tuple(unfinished))
+        if broken is not None:
+            return broken
+        for tensor, axes in self.reads.of_inputs[nest.name]:
+            self._load(tensor, axes)
+        return tuple(unfinished)
+
+    def _unfinished(self, nest: Nest, reduced: set[str], names: tuple[str, ...]) -> Broken | None:
+        """Checks that a nest may read these reductions before they are finished; the readers of a map are checked for it."""
+        for name in names:
+            value = self.values.get(name)
+            if value is None or value.finished:
+                return Broken(6, f"{nest.name} reads what was computed from {name} before the loop over it ended")
+            if not value.open_reduced <= reduced and (nest.is_reduction or nest.name in self.region.outputs):
                 others = ", ".join(sorted(value.open_reduced - reduced))
                 return Broken(6, f"{nest.name} reads {name} inside of the loop over {others} that reduces it")
             if value.numbers != tuple(self.numbers[: len(value.numbers)]):
                 return Broken(6, f"{nest.name} reads {name}, whose unfinished state only an inner loop has")
-        if unfinished and not self.may_fold(nest.name, frozenset(unfinished)):
-            names = ", ".join(unfinished)
-            return Broken(6, f"{nest.name} reads {names} before the loop that reduces it ends")
-        for tensor, axes in self.reads.of_inputs[nest.name]:
-            self._load(tensor, axes)
-        return tuple(unfinished)
+        if names and nest.is_reduction and not self.may_fold(nest.name, frozenset(names)):
+            return Broken(6, f"{nest.name} reads {', '.join(names)} before the loop that reduces it ends")
+        return None
 
     def _load(self, name: str, axes: tuple[Axis, ...]) -> None:
         own = {a.name for a in axes}
@@ -330,8 +360,12 @@ class _Walk:
         return tuple(loop for loop in self.path[:depth] if loop.level != "group")
 
     def _store(self, nest: Nest, value: _Value) -> None:
+        kept = self.written.get(nest.name, value.depth + 1) <= value.depth
+        if kept:
+            self.in_memory.add(nest.name)
         if nest.name in self.region.outputs:
             self.stored.add(nest.name)
+        if kept or nest.name in self.region.outputs:
             self._add("store", nest.name, nest.axes, value.depth)
             value.buffer.last, value.used = self.clock, True
 

@@ -53,8 +53,10 @@ def names(kernel: TreeKernel, region: Region) -> None:
 
 
 def windows(kernel: TreeKernel) -> None:
-    """Rule 1: a tile divides the one around it."""
+    """Rule 1: a tile divides the one around it, and a loop runs over all of its tiles."""
     for around, loop in _loops(kernel):
+        if loop.begin or loop.end:
+            broken(1, f"the loop over {loop.axis} leaves out tiles, which no kernel does yet")
         outer = next((x for x in reversed(around) if x.axis == loop.axis), None)
         if outer is not None and not outer.shares and not loop.shares and outer.size % loop.size:
             broken(1, f"{loop.axis}:{loop.size} does not divide the piece of {outer.size} around it")

@@ -25,6 +25,8 @@ TEXTS = [
     "lin { m:1024@grid n:256@grid m:128@grid m:64@group ( k:64~3 ( q y ) z ) } [persistent warps=8 grid_swizzle=4]",
     "flat { m:64@grid m:64@group n:128 ( k:64~2 ( C ) h:64~2 ( E ) ) }",
     "rows { i:1@grid ( x!shared j:32768@cluster j:8192 ( m ) +m ) }",
+    "peel { i:1@grid ( a!global n:16 until 1 ( a b ) n:16~2 from 1 until 3 ( b ) n:16 from 3 j:4 ( b ) ) }",
+    "named { from:1 until:2 ( from until ) }",
 ]
 
 
@@ -40,7 +42,7 @@ def nodes(depth):
         return leaves
     loops = st.builds(
         RangeLoop, st.sampled_from("ijk"), st.integers(1, 512), st.lists(nodes(depth - 1), max_size=3).map(tuple),
-        st.sampled_from(LEVELS), st.booleans(), st.integers(1, 4),
+        st.sampled_from(LEVELS), st.booleans(), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3),
     )  # fmt: skip
     return st.one_of(leaves, loops)
 

@@ -2,6 +2,12 @@
 
 import pytest
 
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import mul, read
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.region import Region, verify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.schedule import expressions as ex
 from pallasfuse.schedule import tiles
 from tests.schedule.regions import attention, chain, norm_product, three_products, two_passes
@@ -104,3 +110,13 @@ def test_extents_that_are_no_power_of_two_may_be_padded_a_little():
     assert tiles.multiples(5) == (16,) and tiles.pads_little(5, 16)
     assert 48 in tiles.choices([a for a in chain(1000, 64, 64, 64).axes.values() if a.extent == 1000],
                                little_padding=True).popitem()[1]  # fmt: skip
+
+
+def test_an_axis_is_not_independent_where_a_tensor_with_it_is_read_at_another():
+    """The rows of one array are queries in one read, and keys in the other."""
+    heads, i, j, d = Axis("h", 2), Axis("i", 32), Axis("j", 32), Axis("d", 16)
+    rows, keys = (read("x", (heads, a, d), "float32") for a in (i, j))
+    scores = Nest("s", (heads, i, j), mul(rows, keys), "float32", (d,), SUM)
+    total = Nest("t", (heads, i), read("s", (heads, i, j), "float32"), "float32", (j,), SUM)
+    region = verify(Region((scores, total), (Tensor("x", (heads, i, d), "float32"),), ("t",)))
+    assert ex.independent_axes(region) == (heads,)

@@ -1,10 +1,20 @@
 """Placement of the statements of a tree: where loads, computations and stores stand, and which rule an illegal tree breaks."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from pallasfuse.device import assumed
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import apply, read, sub
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import MAX, SUM
+from pallasfuse.ir.region import Region, verify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import parse
+from pallasfuse.schedule.folds import derivable
+from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import Broken, place, show
 from tests.schedule.regions import attention, chain, norm_product
 
@@ -39,6 +49,57 @@ def test_a_kept_input_is_whole_in_its_buffer():
         b for b in placed(CHAIN, "x { i:64@grid ( a!shared k:64 ( j:16 ( t0 ) t1 ) ) }").buffers if b.name == "a"
     )
     assert [a.name for a in kept.axes] == ["i", "j"] and [loop.axis for loop in kept.around] == ["i"]
+
+
+def test_a_kept_nest_is_stored_and_loaded_where_other_loops_read_it():
+    kept = placed(CHAIN, "x { i:64@grid ( t0!global k:64 ( j:16 ( t0 ) ) l:64 k:64 ( t1 ) ) }")
+    assert show(kept) == "i(k(j(La,Lb,Ct0),St0),l(k(Lt0,Ld,Ct1),St1))"
+    same_loop = placed(CHAIN, "x { i:64@grid ( t0!global k:64 ( j:16 ( t0 ) l:64 ( t1 ) ) ) }")
+    assert show(same_loop) == "i(k(j(La,Lb,Ct0),St0,l(Ld,Ct1)),St1)"
+
+
+def test_a_map_hands_what_is_unfinished_on_to_its_readers():
+    """The terms of the last sum are a map of the maximum, whose loop is the same."""
+    region = mapped_exponentials()
+    tree = "x { i:1@grid j:16 ( m e s ) }"
+    asked = []
+
+    def fold(nest, unfinished):
+        asked.append((nest, unfinished))
+        return True
+
+    assert not isinstance(placed(region, tree, fold), Broken)
+    assert asked == [("s", frozenset({"m"}))]
+    assert placed(region, tree) == Broken(6, "s reads m before the loop that reduces it ends")
+    output = placed(replace(region, outputs=("s", "e")), tree, fold)
+    assert output == Broken(6, "e reads m inside of the loop over j that reduces it")
+    stored = placed(region, "x { i:1@grid ( e!global j:16 ( m e s ) ) }", fold)
+    assert stored == Broken(6, "e is stored, and reads m before the loop over it ends")
+    late = placed(region, "x { i:1@grid ( j:16 ( m e ) j:16 ( s ) ) }", fold)
+    assert isinstance(late, Broken) and late.rule == 3
+    assert derivable(region)("s", frozenset({"m"}))
+
+
+def mapped_exponentials():
+    i, j = Axis("i", 32), Axis("j", 64)
+    x, m, e = (read(name, axes, "float32") for name, axes in (("x", (i, j)), ("m", (i,)), ("e", (i, j))))
+    nests = (
+        Nest("m", (i,), x, "float32", (j,), MAX),
+        Nest("e", (i, j), apply("exp", sub(x, m)), "float32"),
+        Nest("s", (i,), e, "float32", (j,), SUM),
+    )
+    return verify(Region(nests, (Tensor("x", (i, j), "float32"),), ("s",)))
+
+
+def test_a_part_of_a_loop_moves_its_part():
+    region = CHAIN
+    whole = "x { i:64@grid l:64@grid k:64 ( j:16 ( t0 ) t1 ) }"
+    model = Model(region, assumed("gpu"))
+    moved = [
+        model.estimate(placed(region, whole.replace("i:64@grid", f"i:64@grid{part}"))).moved["a"]
+        for part in ("", " until 1", " from 1", " from 1 until 3")
+    ]
+    assert [m / moved[0] for m in moved] == [1, 1 / 8, 7 / 8, 2 / 8]
 
 
 def test_one_load_serves_all_readers_in_a_body():
