@@ -157,8 +157,9 @@ def _rewritten(
     converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting]
 ) -> Placements | None:
     """A program with some rewritings; None where there are none, or JAX has other types for them."""
-    nests, mixed = [r.nests for r in cheaper], target.platform == "gpu"
-    made = convert_rewritten(converted, nests, mixed=mixed, exclude=options.exclude) if cheaper else None
+    nests, leaves = [r.nests for r in cheaper], {name for r in cheaper for name in r.leaves}
+    mixed = target.platform == "gpu"
+    made = convert_rewritten(converted, nests, leaves, mixed=mixed, exclude=options.exclude) if cheaper else None
     return None if made is None else Placements(made, target, options, rewritings=tuple(cheaper))
 
 

@@ -1,5 +1,7 @@
 """Programs in another form: planned, proved, run, checked against the form that they are written in."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,12 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import forms
+from pallasfuse.ir.expr import add, apply
 from pallasfuse.measure import Measured
 from pallasfuse.search import rewriting
 from pallasfuse.subjects import XLA
 from pallasfuse.verdicts import FORM
-from tests.search.test_rewriting import PROGRAMS, N, f32
+from tests.search.test_rewriting import PROGRAMS, M, N, f32
 
 PRICED = pf.FuseOptions(price=True, check=False)
 
@@ -162,3 +165,59 @@ def test_where_kernels_lose_another_form_that_they_seemed_to_outdo_is_tried(monk
     assert plan.outdoes and not plan.rewritings
     lost = check._in_another_form(plan, jax.devices()[0], measure=True)
     assert lost.rewritings and any(v.subject == FORM and v.kept for v in lost.verdicts)
+
+
+def graph_layer(adjacency, x, w):
+    connected = jnp.abs(adjacency) + jnp.eye(len(adjacency))
+    scale = jnp.diag(connected.sum(1) ** -0.5)
+    return scale @ connected @ scale @ x @ w
+
+
+def joseph(gain, h, covariance, noise):
+    rest = jnp.eye(len(covariance)) - gain @ h
+    return rest @ covariance @ rest.T + gain @ noise @ gain.T
+
+
+def discrepancy(x, y):
+    def features(z):
+        return jnp.concatenate([jnp.sin(z), jnp.cos(z)], axis=-1)
+
+    return (features(x) @ features(x).T).mean() - (features(x) @ features(y).T).mean()
+
+
+PROVED = {
+    "an identity that the new form has, too": (joseph, ((N, M), (M, N), (N, N), (M, M))),
+    "a sum with an identity that others read": (graph_layer, ((N, N), (N, 64), (64, M))),
+    "concatenated operands": (discrepancy, ((N, 32), (N, 32))),
+}
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_the_proof_knows_what_is_fixed_and_where_forms_begin(name):
+    """Positions are no random numbers, and what both forms have is one only where a form begins."""
+    function, shapes = PROVED[name]
+    fused = pf.fuse(function, options=PRICED)
+    avals = [f32(*s) for s in shapes]
+    assert fused.explain(*avals).rewritings
+    proof = pf.verify(fused, *drawn(avals)).proof
+    assert proof.counterexample is None and not proof.uncovered
+    assert "another form" in proof.stages
+
+
+WRONG = {
+    "twice as much": lambda nests: [*nests[:-1], replace(nests[-1], body=add(nests[-1].body, nests[-1].body))],
+    "the wrong sign": lambda nests: [*nests[:-1], replace(nests[-1], body=apply("neg", nests[-1].body))],
+    "the first sum is a product less": lambda nests: [replace(nests[0], body=nests[0].body.args[0]), *nests[1:]],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_proof_notices_a_wrong_form(monkeypatch, name):
+    right = rewriting.rewritings
+
+    def wrong(*args):
+        return [replace(found, nests=tuple(WRONG[name](found.nests))) for found in right(*args)]
+
+    monkeypatch.setattr(rewriting, "rewritings", wrong)
+    proof = pf.verify(pf.fuse(gram, options=PRICED), *drawn(GRAM)).proof
+    assert "another form" in str(proof.counterexample)

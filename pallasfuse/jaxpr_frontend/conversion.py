@@ -2,7 +2,7 @@
 
 import operator
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count
 from string import ascii_lowercase
@@ -105,10 +105,16 @@ def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Co
 
 
 def convert_rewritten(
-    converted: Converted, computed: Sequence[Sequence[Nest]], *, mixed: bool, exclude: Sequence[str] = ()
+    converted: Converted,
+    computed: Sequence[Sequence[Nest]],
+    leaves: Iterable[str],
+    *,
+    mixed: bool,
+    exclude: Sequence[str] = (),
 ) -> Converted | None:
-    """The same program with some of its tensors computed in other ways; None where that cannot be. mixed: as of
-    `rebuilding.with_nests`.
+    """The same program with some of its tensors computed in other ways; None where that cannot be.
+
+    leaves: tensors that both ways are computed from. mixed: as of `rebuilding.with_nests`.
 
     Raises:
       InvalidProgramError: as `convert`.
@@ -120,7 +126,9 @@ def convert_rewritten(
         return None
     names = tensor_names(found.jaxpr)
     made = of_flat(converted.original, found.jaxpr, names, known(program_of(found.jaxpr, names, exclude)))
-    return replace(made, whole=whole, replaced=found.replaced)
+    return replace(
+        made, whole=whole, replaced=found.replaced, leaves=frozenset(converted.variable[name] for name in leaves)
+    )
 
 
 def program_of(flattened: Jaxpr, names: Mapping[Var, str], exclude: Sequence[str]) -> LoopProgram:

@@ -18,8 +18,8 @@ class Converted:
     `variable[name]`, reshaped (row-major) to the extents of the tensor's axes, is the tensor; each equation's
     outputs are tensors of the program. `results[i]` is output i of the jaxpr: a tensor's name, or a literal or
     variable that no tensor stands for (an input passed through is named as the input tensor). `original` is the jaxpr
-    before that, and `whole` the flat one before concatenated axes were taken apart, if they were; of its variables, others stand
-    for those in `replaced`.
+    before that, and `whole` the flat one in the form before, if there was another; of its variables, others stand for those in
+    `replaced`. What is new is computed from `leaves`, if that is known, as what it stands for is.
     """
 
     original: Jaxpr
@@ -31,6 +31,7 @@ class Converted:
     """The program. A plan that was kept runs without it."""
     whole: Jaxpr | None = None
     replaced: Mapping[Var, Var | Literal] = field(default_factory=dict)
+    leaves: frozenset[Var] | None = None
 
     @property
     def program(self) -> LoopProgram:

@@ -31,7 +31,8 @@ def with_nests(
     """A flat jaxpr that computes some of its tensors in other ways; None where JAX would give one of them another type.
 
     computed: for each of these tensors nests, the last of which has its name. axes: of the tensors of the jaxpr, whose variables,
-    row by row, hold them. mixed: are there products of narrow operands whose result has a wide type? Else operands are widened.
+    row by row, hold them. mixed: are there products of narrow operands whose result has a wide type, as on GPUs? Else operands are
+    widened, and products with a vector are sums.
     """
     ways = {variable[nests[-1].name]: nests for nests in computed}
     instead: dict[Var, Atom] = {}
@@ -103,13 +104,21 @@ def compute(nest: Nest, arrays: Mapping[str, Any], *, mixed: bool = True) -> Any
     `with_nests`.
     """
     pair = _pair(nest.body) if nest.reduced else None
-    if pair is not None:
+    if pair is not None and (mixed or not _is_with_vector(nest, *pair)):
         return _product(nest, *pair, arrays, mixed)
     order = (*nest.axes, *nest.reduced)
     value = _elementwise(nest.body, order, arrays, nest.dtype if nest.reduced else None)
     if nest.reduced:
         value = jnp.sum(value, axis=tuple(range(len(nest.axes), len(order))))
     return value.astype(nest.dtype)
+
+
+def _is_with_vector(nest: Nest, a: Read, b: Read) -> bool:
+    """Has an operand no axis of the result for itself?
+
+    XLA's products with a vector on a CPU add one term after the other. Its sums are exact to a few roundings, and take as long.
+    """
+    return any(all(x in nest.reduced or x in other.indices for x in own.indices) for own, other in ((a, b), (b, a)))
 
 
 def _pair(body: Expr) -> tuple[Read, Read] | None:

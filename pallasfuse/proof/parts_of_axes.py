@@ -1,4 +1,6 @@
-"""The stage that takes concatenated axes apart: what stands for variables of the flat jaxpr before, against those variables.
+"""The stage that gives a program another form: what stands for variables of the flat jaxpr before, against those variables.
+
+Concatenated axes may be taken apart, or sums and products computed in another order.
 
 Both are computed from the variables that the two jaxprs share, which are random numbers, over short axes. The shapes of what only
 the jaxpr before has follow from theirs, equation by equation.
@@ -21,7 +23,7 @@ from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.jaxprs import Equations, near_ends
 from pallasfuse.verification.value import Value
 
-STAGE = "parts of axes"
+STAGE = "another form"
 _MOST_TESTS = 1 << 10
 _MOVES = frozenset({"broadcast_in_dim", "slice"})
 """Equations whose results are no random numbers of their own: a part may be cut from what they read instead."""
@@ -139,6 +141,13 @@ def _compare(instance: Instance, shapes: Mapping[Any, _Shape], fields: FiniteFie
     shared: dict[Any, Value] = {}
     names = {v: n for n, v in converted.variable.items()}
     joined = _joined(converted, whole)
+    fixed = _fixed(whole) | _fixed(converted.jaxpr)
+
+    def is_drawn(atom: Var, eqn: JaxprEqn, others: Mapping[Var, JaxprEqn]) -> bool:
+        """Is a variable a random number of its own?"""
+        if converted.leaves is not None:
+            return atom in converted.leaves and atom not in fixed
+        return (atom in shared or (atom in others and atom not in joined)) and eqn.primitive.name not in _MOVES
 
     def evaluate(
         atom: Any, makers: Mapping[Var, JaxprEqn], others: Mapping[Var, JaxprEqn], values: dict[Any, Value | None]
@@ -147,9 +156,7 @@ def _compare(instance: Instance, shapes: Mapping[Any, _Shape], fields: FiniteFie
             return equations.literal(atom)
         if atom not in values:
             eqn = makers.get(atom)
-            drawn = atom in shared or (atom in others and atom not in joined)
-            moved = eqn is not None and eqn.primitive.name in _MOVES
-            if (drawn and not moved) or eqn is None or len(eqn.outvars) != 1:
+            if eqn is None or len(eqn.outvars) != 1 or is_drawn(atom, eqn, others):
                 if atom not in shared:
                     shared[atom] = fields.random(shapes[atom], str(_compat.dtype_of(atom)))
                 values[atom] = shared[atom]
@@ -170,6 +177,15 @@ def _compare(instance: Instance, shapes: Mapping[Any, _Shape], fields: FiniteFie
             continue
         record.compare(STAGE, names[instead], expected, found.reshape(expected.shape), fields.tower.trials)
         old[var] = found.plain()
+
+
+def _fixed(jaxpr: Jaxpr) -> set[Var]:
+    """What is computed from positions and literals alone: an identity, say. No random numbers stand for it."""
+    found: set[Var] = set()
+    for eqn in jaxpr.eqns:
+        if all(isinstance(a, Literal) or a in found for a in eqn.invars):
+            found.update(v for v in eqn.outvars if isinstance(v, Var))
+    return found
 
 
 def _joined(converted: Converted, whole: Jaxpr) -> set[Var]:

@@ -44,6 +44,8 @@ class Rewriting:
     old: tuple[Nest, ...]
     """The nests that computed it, and that nothing else needs."""
     searched: Searched
+    leaves: tuple[str, ...] = ()
+    """The tensors that both are computed from."""
 
     @property
     def name(self) -> str:
@@ -152,7 +154,7 @@ def _judged(part: LoopProgram, made: tuple[Nest, ...], searched: Searched, devic
     before, after = price_xla(part, device), price_xla(new, device)
     if before.us <= max(after.us * device.price_error, after.us + device.kernel_us + device.launch_us):
         return None
-    return Rewriting(made, before, after, old, searched)
+    return Rewriting(made, before, after, old, searched, tuple(t.name for t in part.inputs))
 
 
 def _needed(part: LoopProgram, names: tuple[str, ...]) -> tuple[Nest | External, ...]:
