@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -51,18 +51,21 @@ from pallasfuse.ir.tree import Do, Keep, Launch, Merge, RangeLoop, TreeKernel
 from pallasfuse.jaxpr_frontend import Converted, flatten
 from pallasfuse.jaxpr_frontend.converted import of_flat
 from pallasfuse.jaxpr_frontend.names import tensor_names
+from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import whole_key
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.price.terms import Price, Term
+from pallasfuse.search.found import Rewriting, Searched
 from pallasfuse.steps import fallbacks_of, steps_of
 from pallasfuse.store import Identity, Record, current
 from pallasfuse.targets import Target
 
 _CLASSES: tuple[type, ...] = (
     Accumulator, Axis, Buffer, Carry, Contract, Do, External, Fold, Frame, Get, Group, Instead, Keep, Kernel, Launch, Let, Load,
-    Lookup, Loop, Merge, Nest, Phase, Placed, Price, Range, RangeLoop, Reduce, Schedule, Segment, Set, Source, Split, Store, Tensor,
+    Lookup, Loop, Merge, Nest, Phase, Placed, Price, Range, RangeLoop, Reduce, Rewriting,
+    Schedule, Searched, Segment, Set, Source, Split, Store, Tensor,
     Term, TileProgram, TreeKernel,
 )  # fmt: skip
 _SWITCH = "PALLASFUSE_KEEP_PLANS"
@@ -137,7 +140,8 @@ def _written(plan: Plan) -> Record | None:
     with IMPORTS:
         from pallasfuse.pipeline import kernel_of
 
-    if plan.converted.whole is not None or plan.outdoes or any(k.original is None for k in plan.kernels):
+    in_parts = plan.converted.whole is not None and not plan.rewritings
+    if in_parts or plan.outdoes or any(k.original is None for k in plan.kernels):
         return None
     whole: dict[tuple[Original, Price], int] = {}
     kernels = []
@@ -162,8 +166,17 @@ def _written(plan: Plan) -> Record | None:
         "left": [[left.name, left.reason] for left in plan.grouping.left],
         "conditions": list(plan.own_conditions),
         "exceptions": list(plan.own_exceptions),
+        "rewritings": encode(_without_lines(plan.rewritings), _CLASSES, {}),
     }
     return {"plan": content, "sum": _sum(content)}
+
+
+def _without_lines(rewritings: tuple[Rewriting, ...]) -> tuple[Rewriting, ...]:
+    """What is computed otherwise, without source lines: lines move."""
+    return tuple(
+        replace(r, nests=tuple(replace(n, source=Source()) for n in r.nests), old=tuple(replace(n, source=Source()) for n in r.old))
+        for r in rewritings
+    )  # fmt: skip
 
 
 def _stands_for(token: str, names: Mapping[str, str]) -> str:
@@ -252,7 +265,10 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     content = record["plan"]
     if record["sum"] != _sum(content):
         raise EncodingError("its sum is not that of its contents")
+    rewritings = decode(content["rewritings"], _CLASSES, {})
     converted = _converted(jaxpr, flat)
+    if rewritings:
+        converted = _rewritten(converted, rewritings, mixed=target.platform == "gpu")
     lines: Later[Mapping[str, str]] = Later(lambda: dict(_lines(converted)))
     whole = decode(content["nodes"], _CLASSES, _names_of(target))
     originals = [_original(kernel) for kernel in whole]
@@ -268,19 +284,41 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     grouped = Later(grouping)
     left = Later(lambda: tuple(fallbacks_of(converted, grouped.value, steps, options)))
     conditions, exceptions = tuple(content["conditions"]), tuple(content["exceptions"])
-    return Plan(converted, target, grouped, kernels, left, conditions, exceptions, steps, options)
+    return Plan(
+        converted, target, grouped, kernels, left, conditions, exceptions, steps, options, rewritings=rewritings
+    )
 
 
-def _converted(jaxpr: Jaxpr, flat: Jaxpr) -> Converted:
-    """A jaxpr that was flattened already; its loop program is made when it is asked for."""
-    names = tensor_names(flat)
+def _rewritten(converted: Converted, rewritings: tuple[Rewriting, ...], *, mixed: bool) -> Converted:
+    """The program in the form that a plan is of.
+
+    Raises:
+      EncodingError: the program has none of that form.
+    """
+    axes = {t.name: t.axes for r in rewritings for t in r.leaves}
+    found = rewritten(
+        converted.original, converted.jaxpr, converted.variable, [r.nests for r in rewritings], axes, axes, _program, mixed=mixed
+    )  # fmt: skip
+    if found is None:
+        raise EncodingError("its sums and products are not those of the program")
+    return found
+
+
+def _program(flat: Jaxpr, names: Mapping[Var, str]) -> Later[LoopProgram]:
+    """The loop program of a flat jaxpr, made when it is asked for."""
 
     def program() -> LoopProgram:
         with IMPORTS:
             from pallasfuse.jaxpr_frontend.conversion import program_of
         return program_of(flat, names, ())
 
-    return of_flat(jaxpr, flat, names, Later(program))
+    return Later(program)
+
+
+def _converted(jaxpr: Jaxpr, flat: Jaxpr) -> Converted:
+    """A jaxpr that was flattened already; its loop program is made when it is asked for."""
+    names = tensor_names(flat)
+    return of_flat(jaxpr, flat, names, _program(flat, names))
 
 
 def _original(kernel: Kernel) -> Original:

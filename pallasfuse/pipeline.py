@@ -41,7 +41,9 @@ from pallasfuse.proof import PlannedKernel, Proof, prove
 from pallasfuse.repetition import Places, grouped, predicted_us
 from pallasfuse.scheduled import scheduled
 from pallasfuse.search import rewriting
-from pallasfuse.search.rewriting import Rewriting
+from pallasfuse.search.found import CONDITION as REORDERED
+from pallasfuse.search.found import EXCEPTION as ALL_FINITE
+from pallasfuse.search.found import Rewriting
 from pallasfuse.steps import fallbacks_of, gathered_anyway, operands_of, steps_of
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
@@ -157,7 +159,7 @@ def _rewritten(
     converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting]
 ) -> Placements | None:
     """A program with some rewritings; None where there are none, or JAX has other types for them."""
-    nests, leaves = [r.nests for r in cheaper], {name for r in cheaper for name in r.leaves}
+    nests, leaves = [r.nests for r in cheaper], {t.name for r in cheaper for t in r.leaves}
     mixed = target.platform == "gpu"
     made = convert_rewritten(converted, nests, leaves, mixed=mixed, exclude=options.exclude) if cheaper else None
     return None if made is None else Placements(made, target, options, rewritings=tuple(cheaper))
@@ -245,8 +247,8 @@ def _assembled(
     conditions: dict[str, None] = {}
     exceptions: dict[str, None] = {}
     if rewritings:
-        conditions |= {rewriting.CONDITION: None}
-        exceptions |= {rewriting.EXCEPTION: None}
+        conditions |= {REORDERED: None}
+        exceptions |= {ALL_FINITE: None}
     for kernel in kernels:
         conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
         for phase in kernel.phases:

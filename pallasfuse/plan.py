@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pallasfuse.errors import Refusal
     from pallasfuse.proof import Proof
     from pallasfuse.schedule.snapshots import Snapshots
-    from pallasfuse.search.rewriting import Rewriting
+    from pallasfuse.search.found import Rewriting
 
 Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled", "searched"]
 

@@ -12,6 +12,7 @@ from pallasfuse import forms
 from pallasfuse.ir.expr import add, apply
 from pallasfuse.measure import Measured
 from pallasfuse.search import rewriting
+from pallasfuse.search.found import CONDITION, EXCEPTION
 from pallasfuse.subjects import XLA
 from pallasfuse.verdicts import FORM
 from tests.search.test_rewriting import PROGRAMS, M, N, f32
@@ -40,7 +41,7 @@ def test_a_rewritten_program_is_right_and_proved(name, dtype):
     plan = fused.explain(*args)
     if dtype == "float32":
         assert plan.rewritings, plan.summary
-        assert plan.fuses and rewriting.CONDITION in plan.conditions and rewriting.EXCEPTION in plan.exceptions
+        assert plan.fuses and CONDITION in plan.conditions and EXCEPTION in plan.exceptions
     report = pf.verify(fused, *args)
     assert report.proof.counterexample is None and not report.proof.uncovered, str(report)
     with jax.enable_x64(True):
@@ -221,3 +222,18 @@ def test_the_proof_notices_a_wrong_form(monkeypatch, name):
     monkeypatch.setattr(rewriting, "rewritings", wrong)
     proof = pf.verify(pf.fuse(gram, options=PRICED), *drawn(GRAM)).proof
     assert "another form" in str(proof.counterexample)
+
+
+def test_a_plan_of_another_form_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PALLASFUSE_KEEP_PLANS", "1")
+    args = drawn(GRAM)
+    first = pf.fuse(gram, options=PRICED)
+    expected, plan = first(*args), first.explain(*args)
+    monkeypatch.setattr("pallasfuse.pipeline.make_plan", lambda *args: pytest.fail("it is planned again"))
+    again = pf.fuse(gram, options=PRICED)
+    kept = again.explain(*args)
+    np.testing.assert_array_equal(again(*args), expected)
+    assert [str(r).partition(": ")[2] for r in kept.rewritings] == [str(r).partition(": ")[2] for r in plan.rewritings]
+    assert str(kept.program) == str(plan.program) and kept.conditions == plan.conditions
+    assert pf.verify(again, *args).proof.counterexample is None

@@ -27,7 +27,7 @@ from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
 from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
-from pallasfuse.jaxpr_frontend.rebuilding import with_nests
+from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
@@ -119,16 +119,11 @@ def convert_rewritten(
     Raises:
       InvalidProgramError: as `convert`.
     """
-    whole = converted.jaxpr
     axes = {d.name: d.axes for d in converted.program.definitions()}
-    found = with_nests(whole, computed, converted.variable, axes, mixed=mixed)
-    if found is None:
-        return None
-    names = tensor_names(found.jaxpr)
-    made = of_flat(converted.original, found.jaxpr, names, known(program_of(found.jaxpr, names, exclude)))
-    return replace(
-        made, whole=whole, replaced=found.replaced, leaves=frozenset(converted.variable[name] for name in leaves)
-    )
+    return rewritten(
+        converted.original, converted.jaxpr, converted.variable, computed, axes, leaves,
+        lambda jaxpr, names: known(program_of(jaxpr, names, exclude)), mixed=mixed,
+    )  # fmt: skip
 
 
 def program_of(flattened: Jaxpr, names: Mapping[Var, str], exclude: Sequence[str]) -> LoopProgram:

@@ -1,6 +1,7 @@
 """Nests to equations: a flat jaxpr in which some tensors are computed by other nests than those of its own equations."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,12 +10,15 @@ from jax import numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.first_time import Later
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
-from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.jaxpr_frontend.axis_parts import Rewritten
+from pallasfuse.jaxpr_frontend.converted import Converted, of_flat
 from pallasfuse.jaxpr_frontend.inlining import live
+from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 
 type Atom = Var | Literal
@@ -23,6 +27,23 @@ type Axes = Mapping[str, tuple[Axis, ...]]
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div, "neg": lax.neg,
 }  # fmt: skip
+
+
+def rewritten(
+    original: Jaxpr, flat: Jaxpr, variable: Mapping[str, Var], computed: Sequence[Sequence[Nest]], axes: Axes,
+    leaves: Iterable[str], program: Callable[[Jaxpr, Mapping[Var, str]], Later[LoopProgram]], *, mixed: bool,
+) -> Converted | None:  # fmt: skip
+    """A program with some of its tensors computed in other ways; None where that cannot be.
+
+    original: the jaxpr that was made flat. leaves: tensors that both ways are computed from. program: makes the loop program of a
+    flat jaxpr, of which it gets the names of the tensors, too. computed, axes, mixed: as of `with_nests`.
+    """
+    found = with_nests(flat, computed, variable, axes, mixed=mixed)
+    if found is None:
+        return None
+    names = tensor_names(found.jaxpr)
+    made = of_flat(original, found.jaxpr, names, program(found.jaxpr, names))
+    return replace(made, whole=flat, replaced=found.replaced, leaves=frozenset(variable[name] for name in leaves))
 
 
 def with_nests(

@@ -4,80 +4,24 @@ Equal regions, up to names, are searched once.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from pallasfuse.device import Device
-from pallasfuse.ir.expr import Apply, Expr, rebuild, with_args
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import price_xla
 from pallasfuse.search.costs import Costing
 from pallasfuse.search.egraph import EGraph, FullError
 from pallasfuse.search.extraction import Costs, Nests
 from pallasfuse.search.fixed import fixed_in
+from pallasfuse.search.found import Rewriting, Searched
 from pallasfuse.search.orders import may_gain
 from pallasfuse.search.regions import Region, Terms, is_algebraic, regions, without_copies
-from pallasfuse.search.saturation import LIMITS, Limits, Searched, saturate
+from pallasfuse.search.saturation import LIMITS, Limits, saturate
 
-CONDITION = "sums and products are computed in another order, with roundings in other places"
-EXCEPTION = (
-    "what is multiplied and added in another order is finite, and so is what it is made of: else a result may be NaN, infinite or "
-    "finite where the program's is not"
-)
 _PRECISIONS = frozenset({"DEFAULT", "HIGH", "HIGHEST"})
-
-
-@dataclass(frozen=True, slots=True)
-class Rewriting:
-    """Another way to compute one tensor of a program.
-
-    nests: compute it from tensors of the program; the last one has its name and its axes.
-    before, after: the predicted time of the part that changes, by XLA.
-    """
-
-    nests: tuple[Nest, ...]
-    before: Price
-    after: Price
-    old: tuple[Nest, ...]
-    """The nests that computed it, and that nothing else needs."""
-    searched: Searched
-    leaves: tuple[str, ...] = ()
-    """The tensors that both are computed from."""
-
-    @property
-    def name(self) -> str:
-        """The tensor that is computed in another way."""
-        return self.nests[-1].name
-
-    def __str__(self) -> str:
-        made = "; ".join(map(_shown, self.nests))
-        return f"{self.nests[-1].source}: {made}; {self.after.us:.3g} us predicted, as written {self.before.us:.3g} us"
-
-    def lines(self) -> Iterator[str]:
-        """What the program says, what is computed instead, both with their prices, and what was searched."""
-        yield f"{self.nests[-1].source}:"
-        yield f"  as written, {self.before}"
-        yield from (f"    {_shown(n)}" for n in self.old)
-        yield f"  computed as, {self.after}"
-        yield from (f"    {_shown(n)}" for n in self.nests)
-        found = ", ".join(f"{rule} {count}" for rule, count in self.searched.found.items())
-        end = "all of them" if self.searched.complete else "until a limit was reached"
-        yield f"  searched {self.searched.terms} terms in {self.searched.classes} classes, {end}; found by {found}"
-
-
-def _shown(nest: Nest) -> str:
-    over = f"sum[{', '.join(a.name for a in nest.reduced)}] " if nest.reduced else ""
-    return f"{nest.name}[{', '.join(a.name for a in nest.axes)}] = {over}{_uncast(nest.body)}"
-
-
-def _uncast(body: Expr) -> Expr:
-    """An expression without its conversions, which a reader need not see."""
-    return rebuild(
-        body, lambda node, args: args[0] if isinstance(node, Apply) and node.op == "convert" else with_args(node, args)
-    )
 
 
 def rewritings(program: LoopProgram, device: Device, limits: Limits = LIMITS) -> list[Rewriting]:
@@ -154,7 +98,7 @@ def _judged(part: LoopProgram, made: tuple[Nest, ...], searched: Searched, devic
     before, after = price_xla(part, device), price_xla(new, device)
     if before.us <= max(after.us * device.price_error, after.us + device.kernel_us + device.launch_us):
         return None
-    return Rewriting(made, before, after, old, searched, tuple(t.name for t in part.inputs))
+    return Rewriting(made, before, after, old, searched, part.inputs)
 
 
 def _needed(part: LoopProgram, names: tuple[str, ...]) -> tuple[Nest | External, ...]:

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pallasfuse.search.egraph import EGraph, FullError, Node
+from pallasfuse.search.found import Searched
 from pallasfuse.search.rules import PHASES, Rule
 
 
@@ -21,19 +22,6 @@ class Limits:
 
 LIMITS = Limits()
 """What planning has."""
-
-
-@dataclass
-class Searched:
-    """What a search has visited: equal terms found by each rule, and whether it came to its end."""
-
-    terms: int = 0
-    classes: int = 0
-    tried: int = 0
-    rounds: int = 0
-    seconds: float = 0.0
-    complete: bool = False
-    found: dict[str, int] = field(default_factory=dict)
 
 
 def saturate(graph: EGraph, limits: Limits = LIMITS, phases: Sequence[Sequence[Rule]] = PHASES) -> Searched:
