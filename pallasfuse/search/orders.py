@@ -19,6 +19,15 @@ _MOST_OPERANDS = 9
 """Orders of a longer product are not compared."""
 
 
+_SCALING = frozenset({"mul", "div", "convert", "neg"})
+
+
+def is_scaling(nest: Nest) -> bool:
+    """Is a map the product of several tensors, or their quotient?"""
+    several = len(nest.reads) > 1 and not nest.is_reduction
+    return several and all(n.op in _SCALING for n in postorder(nest.body) if isinstance(n, Apply))
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """A product as the program computes it: the axes of its operands, those of the result, and the cost of its contractions."""
@@ -71,7 +80,8 @@ class _Leading:
         self._taken |= summed
         inside = self._expression(nest.body, renaming)
         if not summed:
-            return inside
+            stored_us = self.costing.elementwise(inside.axes, 1) if is_scaling(nest) else 0.0
+            return Written(inside.operands, inside.axes, inside.us + stored_us)
         sides = self._sides(nest.body, renaming)
         if len(sides) == 2 and summed <= sides[0] & sides[1]:
             us = self.costing.product(summed, *sides)

@@ -16,12 +16,15 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.search.egraph import EGraph, copies
 from pallasfuse.search.fixed import Fixed, fixed_in
+from pallasfuse.search.orders import is_scaling
 
 _OPERATIONS = frozenset({"mul", "add", "sub", "neg", "div", "square", "convert"})
 _TYPES = frozenset({"float32", "bfloat16", "float64"})
 """Types of a range so large that products in another order stay in it; those of float16 may not."""
 _MOST_NESTS = 24
 """Of a term; what is further away is a leaf."""
+_MUCH_LARGER = 4
+"""An operand is so many times as large as the result, where it may be worth it to scale the latter."""
 _MOST_COMBINED = 16
 """The elements of a map that are looked at."""
 
@@ -75,8 +78,12 @@ def regions(program: LoopProgram) -> list[Region]:
     fixed = fixed_in(program)
     deltas = fixed.deltas
     algebraic = {n.name: n for n in program.nests if isinstance(n, Nest) and is_algebraic(n, fixed)}
-    made = _made_of(algebraic, deltas)
-    inside = {name: nest for name, nest in algebraic.items() if made[name] and name not in deltas}
+    factors: dict[str, frozenset[Expr]] = {}
+    for name, made_by in algebraic.items():
+        factors[name] = _combined(made_by, algebraic, factors)
+    computed = {n.name for n in program.nests if isinstance(n, Nest) and not n.is_reduction}
+    made = _made_of(algebraic, factors, deltas) | _scaled(algebraic, factors, computed)
+    inside = {name: nest for name, nest in algebraic.items() if name in made and name not in deltas}
     copied = {name: nest for name, nest in algebraic.items() if isinstance(nest.body, Read) and name not in deltas}
     seen_through = {**copied, **inside}
     read_outside: set[str] = set(program.outputs)
@@ -130,21 +137,41 @@ def _makers(program: LoopProgram, nests: Sequence[Nest], fixed: Set[str]) -> tup
     return tuple(reversed(found))
 
 
-def _made_of(algebraic: Mapping[str, Nest], deltas: Set[str]) -> dict[str, frozenset[str]]:
-    """By nest, the contractions, the maps that are larger than all that they combine, and those with a delta, that it is computed
-    from.
+def _made_of(algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr]], deltas: Set[str]) -> set[str]:
+    """The contractions, the maps that are larger than all that they combine, those with a delta, and what is computed from them.
 
     What is computed from none is as good as an operand: it has no other order.
     """
-    factors: dict[str, frozenset[Expr]] = {}
-    found: dict[str, frozenset[str]] = {}
+    found: set[str] = set()
     for name, nest in algebraic.items():
-        own = factors[name] = _combined(nest, algebraic, factors)
+        own = factors[name]
         largest = max((volume(r.axes) for r in own), default=0)
         notable = len(own) > 1 and (nest.is_reduction or volume(nest.axes) > largest)
-        notable |= not deltas.isdisjoint(nest.reads)
-        before = frozenset().union(*(found[t] for t in nest.reads & found.keys()))
-        found[name] = before | {name} if notable else before
+        if notable or not deltas.isdisjoint(nest.reads) or not found.isdisjoint(nest.reads):
+            found.add(name)
+    return found
+
+
+def _scaled(algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr]], computed: Set[str]) -> set[str]:
+    """The maps that only scale the much larger operand of a contraction: its result may be scaled instead.
+
+    computed: maps. What is computed element by element is stored for the contraction anyway, and may be scaled where it is.
+    """
+    found: set[str] = set()
+    for nest in algebraic.values():
+        waiting = list(nest.reads) if nest.is_reduction and len(nest.reads) > 1 else []
+        while waiting:
+            maker = algebraic.get(waiting.pop())
+            if maker is None or maker.is_reduction or volume(maker.axes) < _MUCH_LARGER * volume(nest.axes):
+                continue
+            reads = [n for n in factors[maker.name] if isinstance(n, Read)]
+            largest = max(reads, key=lambda r: volume(r.axes), default=None)
+            if largest is None or largest.tensor in computed:
+                continue
+            scales = is_scaling(maker)
+            if scales or isinstance(maker.body, Read):
+                found |= {maker.name} if scales else set()
+                waiting += maker.reads
     return found
 
 
