@@ -96,7 +96,7 @@ def regions(program: LoopProgram) -> list[Region]:
     roots = {name for name in inside if name in read_outside or name not in read_inside}
     # what is read in several places is computed once: it is a root, too
     reads = Counter(n.tensor for nest in algebraic.values() for n in postorder(nest.body) if isinstance(n, Read))
-    roots |= {name for name, nest in inside.items() if nest.is_reduction and reads[name] > 1}
+    roots |= {name for name in inside if reads[name] > 1}
     found = []
     for name in sorted(roots, key=order.__getitem__):
         nests = _behind(inside[name], seen_through, order, stop=roots)
