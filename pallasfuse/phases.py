@@ -21,6 +21,8 @@ _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "mosaic_gpu": mosaic_rules.problem,
 }
 """Why a target cannot run a kernel: one phase, where each is a kernel of its own."""
+_MISSHAPEN: dict[str, Callable[[TileProgram], str | None]] = {"mosaic_gpu": mosaic_rules.misshapen}
+"""The same, as far as it can be told before the arithmetic is rewritten, which takes longer than the lowering."""
 
 
 def phases_of(
@@ -34,6 +36,10 @@ def phases_of(
         return together, cluster_rules.problem([p.program for p in together])
     phases: list[Phase] = []
     for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
+        early = _MISSHAPEN.get(target.name)
+        problem = None if early is None else early(lowered)
+        if problem is not None and number == 0:
+            return (Phase(lowered, target),), problem
         phase = Phase(arithmetic.rewrite_for(target, lowered), target)
         problem = problem_of(phase)
         while number and problem is not None and phase.target.fallback:

@@ -41,7 +41,7 @@ class Places:
         self._readers = Counter(name for nest in program.nests for name in nest.reads)
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
-        self._by_trees: dict[Group, Placed] = {}
+        self._of_equal: dict[Group, Placed | str] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
     def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
@@ -96,15 +96,13 @@ class Places:
             return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
 
     def _searched(self, group: Group, most_us: float) -> Placed | str:
-        """As `placed_on`; what takes a search is searched once for equal groups."""
-        if group.folds:
-            return placed_on(group, self.target, self._tensors, self.options)
-        if group in self._by_trees:
-            return self._by_trees[group]
-        placed = placed_on(group, self.target, self._tensors, self.options, most_us)
-        if isinstance(placed, Placed):  # a search that was given up early says nothing to who would wait longer
-            self._by_trees[group] = placed
-        return placed
+        """As `placed_on`, once for equal groups."""
+        if group not in self._of_equal:
+            placed = placed_on(group, self.target, self._tensors, self.options, most_us)
+            if not group.folds and isinstance(placed, str):
+                return placed  # a search that was given up early says nothing to who would wait longer
+            self._of_equal[group] = placed
+        return self._of_equal[group]
 
 
 @dataclass(frozen=True, slots=True)

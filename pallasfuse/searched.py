@@ -14,7 +14,6 @@ from itertools import islice
 import numpy as np
 
 from pallasfuse.decisions import Phase, Placed
-from pallasfuse.device import Device
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.demand import FoldsOnDemand
@@ -29,7 +28,8 @@ from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.phases import problem_of
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.xla_kernels import without_casts
-from pallasfuse.resources.triton_view import WARP_ROWS, View
+from pallasfuse.resources.triton import view_of
+from pallasfuse.resources.triton_view import WARP_ROWS
 from pallasfuse.schedule import expressions, pruning, tiles
 from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 from pallasfuse.schedule.folds import derivable
@@ -75,8 +75,9 @@ def searched(
     if space is None:
         return []
     tried = _Tried(group, target, space, FoldsOnDemand(region, strict=group.strict))
-    whole_us, starts = _leaders(space, target.device)
-    share_us, shared = _leaders(space, target.device.share(_SHARES), shares=_SHARES)
+    prices = ModelPrices(space, Model(region, target.device))
+    whole_us, starts = _leaders(prices)
+    share_us, shared = _leaders(prices.on(target.device.share(_SHARES)), shares=_SHARES)
     if min(whole_us, share_us / _SHARES) > most_us:
         return []
     starts = [*tried.running(starts), *tried.running(shared)]
@@ -161,11 +162,14 @@ class _Tried:
 
     def descend(self, point: Point) -> float:
         """Changes one thing of a point after the other, as long as its price falls. Returns the price."""
-        still = 0
-        while still < len(self._changes(point)):
-            for n in range(len(self._changes(point))):
-                better = next((p for p in self._changes(point)[n] if self.us(p) < self.us(point)), None)
-                still, point = (0, better) if better is not None else (still + 1, point)
+        still, changes = 0, self._changes(point)
+        while still < len(changes):
+            for n in range(len(changes)):
+                better = next((p for p in changes[n] if self.us(p) < self.us(point)), None)
+                if better is None:
+                    still += 1
+                else:
+                    still, point, changes = 0, better, self._changes(better)
         return self.us(point)
 
     def _changes(self, point: Point) -> list[list[Point]]:
@@ -216,9 +220,9 @@ def _resized(candidate: Candidate, axis: int, size: int) -> Candidate:
     return candidate._replace(sizes=(*candidate.sizes[:axis], size, *candidate.sizes[axis + 1 :]))
 
 
-def _leaders(space: Space, device: Device, shares: int = 1) -> tuple[float, list[Point]]:
-    """The best candidates by the model on a device, a few of each tree, in so many shares; and the time of the best one."""
-    prices, sizes = ModelPrices(space, Model(space.region, device)), space.all_sizes()
+def _leaders(prices: ModelPrices, shares: int = 1) -> tuple[float, list[Point]]:
+    """The best candidates by the model on its device, a few of each tree, in so many shares; and the time of the best one."""
+    space, sizes = prices.space, prices.space.all_sizes()
     found: list[tuple[float, Candidate]] = []
     for tree, form in enumerate(space.trees):
         if shares > 1 and split(space.region, form, shares) is None:
@@ -261,7 +265,7 @@ def _is_slow(phase: Phase) -> bool:
 
     Products that read each other share a layout in which warps own rows; the fewest warps make up for few rows by columns.
     """
-    products = View(phase.program, phase.target).products.values()
+    products = view_of(phase.program, phase.target).products.values()
     alone = len(products) < sum(isinstance(s, Contract) for s in every(phase.program.body))
     return alone or (phase.program.warps > WARPS[0] and any(p.m < WARP_ROWS * phase.program.warps for p in products))
 

@@ -71,11 +71,25 @@ def problem(program: TileProgram) -> str | None:
     return shape if isinstance(shape, str) else None
 
 
+def misshapen(program: TileProgram) -> str | None:
+    """Returns why Mosaic GPU cannot run a program, as far as its loops, loads and tiles tell: no rewrite of arithmetic changes these."""
+    try:
+        _shape(program)
+    except Unsuited as reason:
+        return str(reason)
+    return None
+
+
+def _shape(program: TileProgram) -> Shape:
+    shape = shape_of(program)
+    _check_copies(program, shape)
+    return shape
+
+
 def examine(program: TileProgram) -> Shape | str:
     """The program's shape, or the reason why Mosaic GPU cannot run it."""
     try:
-        shape = shape_of(program)
-        _check_copies(program, shape)
+        shape = _shape(program)
         for body in (shape.before, *(g.body for g in shape.segments), shape.after):
             for statement in body:
                 _check(program, shape, statement)

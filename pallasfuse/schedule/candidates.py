@@ -1,12 +1,13 @@
 """Candidates: a tree with the sizes of its tiles; a space of them, and their prices by the model, many at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pallasfuse.device import Device
 from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
@@ -92,6 +93,10 @@ class ModelPrices:
             rows = trees == tree
             us[rows] = self.of_tree(int(tree), sizes[rows])
         return [float(u) for u in us]
+
+    def on(self, device: Device) -> "ModelPrices":
+        """Returns the prices on another device; what no device changes is found once for both."""
+        return replace(self, model=self.model.on(device))
 
     def of_tree(self, tree: int, sizes: Integers) -> Floats:
         """Returns the prices of one tree with many tuples of sizes, one row each."""

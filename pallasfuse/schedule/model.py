@@ -17,6 +17,7 @@ the price.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +112,12 @@ class Model:
         stored = (Tensor(n.name, n.axes, n.dtype) for n in self.region.nests)
         self._tensors = {t.name: t for t in (*self.region.inputs, *stored)}
         self._work = {n.name: _work(n, ignored) for n in self.region.nests}
+
+    def on(self, device: Device) -> "Model":
+        """Returns the model of the same region on another device."""
+        other = copy(self)
+        other.device = device
+        return other
 
     def estimate(self, placement: Placement, sizes: Sizes | None = None) -> Estimate:
         """Estimates one placement. sizes: instead of those of the loops."""

@@ -4,11 +4,11 @@ A load stands in the innermost loop around its reader over one of the tensor's a
 blocks; a reduction's values live around its outermost reduced loop and are stored there when that is closed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
+from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Nest
@@ -149,15 +149,14 @@ class _Value:
 class _Reads:
     """Tensors and reductions that the nests of a region read."""
 
-    nests: dict[str, Nest]
+    nests: Mapping[str, Nest]
     of_nests: dict[str, tuple[str, ...]]
     of_inputs: dict[str, tuple[tuple[str, tuple[Axis, ...]], ...]]
     """The inputs, in the region's order, each with the axes that run over its dimensions."""
     axes: frozenset[str]
 
 
-@cache
-def _reads(region: Region) -> _Reads:
+def _reads_in(region: Region) -> _Reads:
     nests, order = region.by_name, {t.name: n for n, t in enumerate(region.inputs)}
     of_inputs = {}
     for nest in region.nests:
@@ -166,6 +165,9 @@ def _reads(region: Region) -> _Reads:
         of_inputs[nest.name] = tuple(sorted(found, key=lambda read: (order[read[0]], read[1])))
     of_nests = {n.name: tuple(sorted(n.reads & frozenset(nests))) for n in region.nests}
     return _Reads(nests, of_nests, of_inputs, frozenset(region.axes))
+
+
+_reads = Recent(_reads_in)
 
 
 @dataclass(slots=True)
