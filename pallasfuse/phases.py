@@ -56,6 +56,26 @@ def phases_of(
     return tuple(phases), None
 
 
+def refused_alike(schedule: Schedule, refused: tuple[Schedule, tuple[Phase, ...], str], target: Target) -> bool:
+    """Would a target refuse a schedule whatever it computes, or as it has refused another one? Known before it is lowered.
+
+    refused: the other schedule of the same group, its phases, and the reason.
+    """
+    if not target.warpgroup_rows:
+        return False
+    before, phases, _ = refused
+    tiles = [target.padded(t) for _, t in schedule.grid if t > 1]
+    if len(tiles) == 1 and not mosaic_rules.takes_rows(tiles[0], schedule.warps):
+        return True
+    return _form(schedule) == _form(before) and mosaic_rules.is_misformed(phases[0].program)
+
+
+def _form(schedule: Schedule) -> tuple[object, ...]:
+    """What schedules of one group have in common that have tiles of several elements along the same axes."""
+    tiled = tuple((a, t > 1) for a, t in schedule.grid)
+    return tiled, schedule.rolled_tile > 1, schedule.trips > 1, schedule.parts > 1
+
+
 def _sums_beyond(program: TileProgram, target: Target) -> bool:
     """Is there a product whose sum is too long for the tiles of a target?"""
     products = (s for s in every(program.body) if isinstance(s, Contract))

@@ -16,7 +16,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import phases_of, problem_of
+from pallasfuse.phases import phases_of, problem_of, refused_alike
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel, price_range
 from pallasfuse.price.ranges import hiding_nothing
@@ -251,6 +251,8 @@ def _fastest(
     for candidate in _candidates(chosen, target):
         schedule = _override(candidate, options, target)
         if best is not None and _is_slower(chosen, schedule, target, options, best[0]):
+            continue
+        if refused is not None and refused_alike(schedule, refused, target):
             continue
         phases, problem = phases_of(chosen, schedule, target, tensors)
         programs = [p.program for p in phases]
