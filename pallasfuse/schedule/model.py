@@ -101,8 +101,8 @@ class Model:
     device: Device
     slowdown: Callable[[Number, int], Number] = rounds_of_blocks
     """By how much few blocks are slower than the whole device, from their number and that of multiprocessors."""
-    _axes: dict[str, Axis] = field(init=False)
-    _nests: dict[str, Nest] = field(init=False)
+    _axes: Mapping[str, Axis] = field(init=False)
+    _nests: Mapping[str, Nest] = field(init=False)
     _tensors: dict[str, Tensor] = field(init=False)
     _work: dict[str, _Work] = field(init=False)
 
