@@ -222,12 +222,12 @@ def _resized(candidate: Candidate, axis: int, size: int) -> Candidate:
 
 def _leaders(prices: ModelPrices, shares: int = 1) -> tuple[float, list[Point]]:
     """The best candidates by the model on its device, a few of each tree, in so many shares; and the time of the best one."""
-    space, sizes = prices.space, prices.space.all_sizes()
+    space, sizes = prices.space, prices.every_size
     found: list[tuple[float, Candidate]] = []
     for tree, form in enumerate(space.trees):
         if shares > 1 and split(space.region, form, shares) is None:
             continue
-        us = prices.of_tree(tree, sizes)
+        us = prices.of_every(tree)
         best = np.argsort(us, kind="stable")[:_OF_A_TREE]
         found += [(float(us[row]), Candidate(tree, tuple(map(int, sizes[row])))) for row in best]
     able = sorted(f for f in found if f[0] < math.inf)

@@ -100,6 +100,10 @@ class Placement:
 
 def place(region: Region, kernel: TreeKernel, may_fold: MayFold = no_folds) -> Placement | Broken:
     """Places the loads, computations and stores of one kernel, or says which rule it breaks."""
+    return _place(region, kernel, may_fold)
+
+
+def _walked(region: Region, kernel: TreeKernel, may_fold: MayFold) -> Placement | Broken:
     walk = _Walk(region, may_fold, _reads(region))
     broken = walk.run(kernel.body)
     if broken is None:
@@ -111,6 +115,9 @@ def place(region: Region, kernel: TreeKernel, may_fold: MayFold = no_folds) -> P
     return Placement(
         tuple(walk.bodies[0]), tuple(walk.statements), tuple(walk.buffers), tuple(walk.loops), walk.unread()
     )
+
+
+_place = Recent(_walked)
 
 
 def show(placement: Placement) -> str:

@@ -182,7 +182,9 @@ def _sorted(region: Region, body: Body) -> Body:
             for i, n in enumerate(waiting)
             if not any(_depends(region, inside[id(n)], inside[id(m)]) for m in waiting[:i])
         ]
-        first = min(free, key=lambda n: (sorted(order[x] for x in inside[id(n)]), str(n)))
+        first = (
+            free[0] if len(free) == 1 else min(free, key=lambda n: (sorted(order[x] for x in inside[id(n)]), str(n)))
+        )
         done.append(first)
         waiting = [n for n in waiting if n is not first]
     return tuple(done)
