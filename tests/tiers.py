@@ -6,8 +6,10 @@ from collections.abc import Hashable, Iterator, Sequence
 
 
 def shares(names: Sequence[str]) -> Iterator[int]:
-    """Numbers, taken modulo that of shares, by which the cases of each function are dealt out evenly; where it begins depends on its
-    name, so that functions of one case are in all shares alike."""
+    """Numbers, taken modulo that of shares, by which the cases of each function are dealt out evenly.
+
+    The first one's depends on the name, so that functions of one case are in all shares alike.
+    """
     dealt: Counter[str] = Counter()
     for name in names:
         function = name.partition("[")[0]
