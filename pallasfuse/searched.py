@@ -22,7 +22,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.region import Region, region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, every
+from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.phases import problem_of
@@ -138,6 +138,7 @@ class _Tried:
     folds: FoldsOnDemand
     kernels: dict[Tree, tuple[float, Placed] | None] = field(default_factory=dict)
     prices: dict[Point, float] = field(default_factory=dict)
+    lowered: "Lowered" = field(default_factory=dict)
 
     def best(self) -> list[tuple[float, Placed]]:
         return sorted((k for k in self.kernels.values() if k is not None), key=lambda priced: priced[0])
@@ -150,7 +151,7 @@ class _Tried:
 
     def _us_of(self, tree: Tree) -> float:
         if tree not in self.kernels:
-            placed = placed_by_tree(self.group, tree, self.target, self.folds)
+            placed = placed_by_tree(self.group, tree, self.target, self.folds, self.lowered)
             runs = placed is not None and not any(map(_is_slow, placed.phases))
             self.kernels[tree] = (_us(placed), placed) if placed is not None and runs else None
         found = self.kernels[tree]
@@ -238,11 +239,40 @@ def _us(placed: Placed) -> float:
     return price_kernel([(p.program, p.target) for p in placed.phases]).us
 
 
-def placed_by_tree(group: Group, tree: Tree, target: Target, folds: FoldsOnDemand) -> Placed | None:
+Lowered = dict[Tree, tuple[TileProgram, ...] | None]
+"""The programs of trees as a target has them, but for warps and slots, which change nothing else; None where there are none."""
+
+
+def placed_by_tree(
+    group: Group, tree: Tree, target: Target, folds: FoldsOnDemand, lowered: Lowered | None = None
+) -> Placed | None:
     """A group run as a tree says; None where the target cannot, or results would differ in ways that the group does not say.
 
-    folds: of the group's region, for many trees.
+    folds: of the group's region, for many trees. lowered: of the same group and target; grows.
     """
+    lowered = {} if lowered is None else lowered
+    plain = tuple(replace(k, body=tuple(map(_one_slot, k.body)), launch=replace(k.launch, warps=0)) for k in tree)
+    if plain not in lowered:
+        lowered[plain] = _programs(group, plain, target, folds)
+    programs = lowered[plain]
+    if programs is None:
+        return None
+    own = (replace(p, warps=k.launch.warps or p.warps, stages=_slots(k)) for p, k in zip(programs, tree, strict=True))
+    phases = tuple(Phase(p, target) for p in own)
+    schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
+    return None if any(problem_of(p) is not None for p in phases) else Placed(schedule, phases, ())
+
+
+def _slots(kernel: TreeKernel) -> int:
+    return max((n.slots for _, n in walk(kernel.body) if isinstance(n, RangeLoop)), default=1)
+
+
+def _one_slot(node: Node) -> Node:
+    return replace(node, body=tuple(map(_one_slot, node.body)), slots=1) if isinstance(node, RangeLoop) else node
+
+
+def _programs(group: Group, tree: Tree, target: Target, folds: FoldsOnDemand) -> tuple[TileProgram, ...] | None:
+    """One program for each kernel of a tree."""
     folds.forget()
     schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
     bounded: list[Bounded] = []
@@ -256,8 +286,7 @@ def placed_by_tree(group: Group, tree: Tree, target: Target, folds: FoldsOnDeman
         return None  # it skips what masks hide, and a plan would not say what that assumes
     if not (folds.conditions.keys() <= set(group.conditions) and folds.exceptions.keys() <= set(group.exceptions)):
         return None
-    phases = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in programs)
-    return None if any(problem_of(p) is not None for p in phases) else Placed(schedule, phases, ())
+    return tuple(arithmetic.rewrite_for(target, p) for p in programs)
 
 
 def _is_slow(phase: Phase) -> bool:
