@@ -54,7 +54,7 @@ _SMALL = (1, 4)
 """Tiles along an axis that another one makes up for."""
 _SHARES = 4
 """What runs well on so small a share of a device may run well on all of it when it is split."""
-_MOST_NESTS, _MOST_TREES, _MOST_BODIES = 4, 256, 4096
+_MOST_NESTS, _MOST_TREES, _MOST_BODIES = 4, 256, 2048
 """The largest spaces that are searched: there is no bound by which the number of trees grows with that of nests."""
 
 
