@@ -38,6 +38,26 @@ class Later[T]:
         return self._made[0]
 
 
+class Recent[**P, T]:
+    """A function that remembers what it returned for the last few arguments, told by their identity: they are never hashed.
+
+    For what is asked several times in a row about one large value that does not change. The same arguments, the same result.
+    """
+
+    def __init__(self, function: Callable[P, T], most: int = 8) -> None:
+        self._function, self._most = function, most
+        self._found: tuple[tuple[tuple[object, ...], T], ...] = ()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        assert not kwargs
+        for known, result in self._found:  # another thread may replace all of them, but changes none
+            if all(a is b for a, b in zip(known, args, strict=True)):
+                return result
+        result = self._function(*args, **kwargs)
+        self._found = ((args, result), *self._found[: self._most - 1])
+        return result
+
+
 def known[T](value: T) -> Later[T]:
     """A value that is there already, where one may come later."""
     return Later(lambda: value)

@@ -21,6 +21,8 @@ _PROBLEMS: dict[str, Callable[[TileProgram], str | None]] = {
     "mosaic_gpu": mosaic_rules.problem,
 }
 """Why a target cannot run a kernel: one phase, where each is a kernel of its own."""
+_MISSHAPEN: dict[str, Callable[[TileProgram], str | None]] = {"mosaic_gpu": mosaic_rules.misshapen}
+"""The same, as far as it can be told before the arithmetic is rewritten, which takes longer than the lowering."""
 
 
 def phases_of(
@@ -34,6 +36,10 @@ def phases_of(
         return together, cluster_rules.problem([p.program for p in together])
     phases: list[Phase] = []
     for number, lowered in enumerate(lower_for(target, chosen, schedule, tensors)):
+        early = _MISSHAPEN.get(target.name)
+        problem = None if early is None else early(lowered)
+        if problem is not None and number == 0:
+            return (Phase(lowered, target),), problem
         phase = Phase(arithmetic.rewrite_for(target, lowered), target)
         problem = problem_of(phase)
         while number and problem is not None and phase.target.fallback:
@@ -48,6 +54,26 @@ def phases_of(
         if problem is not None:
             return tuple(phases), problem
     return tuple(phases), None
+
+
+def refused_alike(schedule: Schedule, refused: tuple[Schedule, tuple[Phase, ...], str], target: Target) -> bool:
+    """Would a target refuse a schedule whatever it computes, or as it has refused another one? Known before it is lowered.
+
+    refused: the other schedule of the same group, its phases, and the reason.
+    """
+    if not target.warpgroup_rows:
+        return False
+    before, phases, _ = refused
+    tiles = [target.padded(t) for _, t in schedule.grid if t > 1]
+    if len(tiles) == 1 and not mosaic_rules.takes_rows(tiles[0], schedule.warps):
+        return True
+    return _form(schedule) == _form(before) and mosaic_rules.is_misformed(phases[0].program)
+
+
+def _form(schedule: Schedule) -> tuple[object, ...]:
+    """What schedules of one group have in common that have tiles of several elements along the same axes."""
+    tiled = tuple((a, t > 1) for a, t in schedule.grid)
+    return tiled, schedule.rolled_tile > 1, schedule.trips > 1, schedule.parts > 1
 
 
 def _sums_beyond(program: TileProgram, target: Target) -> bool:

@@ -16,7 +16,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import phases_of, problem_of
+from pallasfuse.phases import phases_of, problem_of, refused_alike
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel, price_range
 from pallasfuse.price.ranges import hiding_nothing
@@ -250,6 +250,10 @@ def _fastest(
     refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
     for candidate in _candidates(chosen, target):
         schedule = _override(candidate, options, target)
+        if best is not None and _is_slower(chosen, schedule, target, options, best[0]):
+            continue
+        if refused is not None and refused_alike(schedule, refused, target):
+            continue
         phases, problem = phases_of(chosen, schedule, target, tensors)
         programs = [p.program for p in phases]
         if operations_per_score(programs[0]) > candidate.most_operations:
@@ -277,6 +281,18 @@ def _fastest(
         assert refused is not None
         return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
     return best[1], best[2], None
+
+
+def _is_slower(chosen: Group, schedule: Schedule, target: Target, options: FuseOptions, time: float) -> bool:
+    """Does a schedule take at least so long, whether it is split or not, as is known before it is lowered?
+
+    Only of those that are split: one that is not ends the search (`_fastest`). Where masks bound loops, its time is not known yet.
+    """
+    if target.cluster or target.searches_tiles or options.parts or options.tiles or schedule.time(1.0) < time:
+        return False
+    parted = split(chosen, schedule, target)
+    unmasked = not any(guards_of(chosen, p).predicates for p in range(chosen.passes))
+    return unmasked and parted.parts > 1 and parted.time(1.0) >= time
 
 
 _CLEARLY = 0.95

@@ -20,7 +20,7 @@ from pallasfuse.indirect import lookups_in
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
+from pallasfuse.ir.renaming import UnknownNameError, canonical, ranked, restored
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.placement import looking_up, placed_on
@@ -41,7 +41,7 @@ class Places:
         self._readers = Counter(name for nest in program.nests for name in nest.reads)
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
-        self._by_trees: dict[Group, Placed] = {}
+        self._of_equal: dict[object, tuple[Placed | str, tuple[str, ...]]] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
     def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
@@ -96,14 +96,21 @@ class Places:
             return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
 
     def _searched(self, group: Group, most_us: float) -> Placed | str:
-        """As `placed_on`; what takes a search is searched once for equal groups."""
-        if group.folds:
-            return placed_on(group, self.target, self._tensors, self.options)
-        if group in self._by_trees:
-            return self._by_trees[group]
+        """As `placed_on`, once for groups of the program that are equal up to canonical names."""
+        try:
+            form, tokens = ranked(
+                (group, tuple(self._tensors[t] for t in (*group.inputs, *(n.name for n in group.outputs))))
+            )
+            if form in self._of_equal:
+                placed, known = self._of_equal[form]
+                return placed if known == tokens else restored(placed, dict(zip(known, tokens, strict=True)))
+        except (UnknownNameError, KeyError):  # a text about it names something else
+            return placed_on(group, self.target, self._tensors, self.options, most_us)
         placed = placed_on(group, self.target, self._tensors, self.options, most_us)
-        if isinstance(placed, Placed):  # a search that was given up early says nothing to who would wait longer
-            self._by_trees[group] = placed
+        if group.folds or isinstance(
+            placed, Placed
+        ):  # else it was given up early, and says nothing to who would wait longer
+            self._of_equal[form] = placed, tokens
         return placed
 
 

@@ -14,7 +14,6 @@ from itertools import islice
 import numpy as np
 
 from pallasfuse.decisions import Phase, Placed
-from pallasfuse.device import Device
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.demand import FoldsOnDemand
@@ -23,13 +22,14 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.region import Region, region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, every
+from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.phases import problem_of
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.xla_kernels import without_casts
-from pallasfuse.resources.triton_view import WARP_ROWS, View
+from pallasfuse.resources.triton import view_of
+from pallasfuse.resources.triton_view import WARP_ROWS
 from pallasfuse.schedule import expressions, pruning, tiles
 from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 from pallasfuse.schedule.folds import derivable
@@ -54,7 +54,7 @@ _SMALL = (1, 4)
 """Tiles along an axis that another one makes up for."""
 _SHARES = 4
 """What runs well on so small a share of a device may run well on all of it when it is split."""
-_MOST_NESTS, _MOST_TREES, _MOST_BODIES = 4, 256, 4096
+_MOST_NESTS, _MOST_TREES, _MOST_BODIES = 4, 256, 2048
 """The largest spaces that are searched: there is no bound by which the number of trees grows with that of nests."""
 
 
@@ -75,8 +75,9 @@ def searched(
     if space is None:
         return []
     tried = _Tried(group, target, space, FoldsOnDemand(region, strict=group.strict))
-    whole_us, starts = _leaders(space, target.device)
-    share_us, shared = _leaders(space, target.device.share(_SHARES), shares=_SHARES)
+    prices = ModelPrices(space, Model(region, target.device))
+    whole_us, starts = _leaders(prices)
+    share_us, shared = _leaders(prices.on(target.device.share(_SHARES)), shares=_SHARES)
     if min(whole_us, share_us / _SHARES) > most_us:
         return []
     starts = [*tried.running(starts), *tried.running(shared)]
@@ -137,6 +138,7 @@ class _Tried:
     folds: FoldsOnDemand
     kernels: dict[Tree, tuple[float, Placed] | None] = field(default_factory=dict)
     prices: dict[Point, float] = field(default_factory=dict)
+    lowered: "Lowered" = field(default_factory=dict)
 
     def best(self) -> list[tuple[float, Placed]]:
         return sorted((k for k in self.kernels.values() if k is not None), key=lambda priced: priced[0])
@@ -149,7 +151,7 @@ class _Tried:
 
     def _us_of(self, tree: Tree) -> float:
         if tree not in self.kernels:
-            placed = placed_by_tree(self.group, tree, self.target, self.folds)
+            placed = placed_by_tree(self.group, tree, self.target, self.folds, self.lowered)
             runs = placed is not None and not any(map(_is_slow, placed.phases))
             self.kernels[tree] = (_us(placed), placed) if placed is not None and runs else None
         found = self.kernels[tree]
@@ -161,11 +163,14 @@ class _Tried:
 
     def descend(self, point: Point) -> float:
         """Changes one thing of a point after the other, as long as its price falls. Returns the price."""
-        still = 0
-        while still < len(self._changes(point)):
-            for n in range(len(self._changes(point))):
-                better = next((p for p in self._changes(point)[n] if self.us(p) < self.us(point)), None)
-                still, point = (0, better) if better is not None else (still + 1, point)
+        still, changes = 0, self._changes(point)
+        while still < len(changes):
+            for n in range(len(changes)):
+                better = next((p for p in changes[n] if self.us(p) < self.us(point)), None)
+                if better is None:
+                    still += 1
+                else:
+                    still, point, changes = 0, better, self._changes(better)
         return self.us(point)
 
     def _changes(self, point: Point) -> list[list[Point]]:
@@ -216,14 +221,14 @@ def _resized(candidate: Candidate, axis: int, size: int) -> Candidate:
     return candidate._replace(sizes=(*candidate.sizes[:axis], size, *candidate.sizes[axis + 1 :]))
 
 
-def _leaders(space: Space, device: Device, shares: int = 1) -> tuple[float, list[Point]]:
-    """The best candidates by the model on a device, a few of each tree, in so many shares; and the time of the best one."""
-    prices, sizes = ModelPrices(space, Model(space.region, device)), space.all_sizes()
+def _leaders(prices: ModelPrices, shares: int = 1) -> tuple[float, list[Point]]:
+    """The best candidates by the model on its device, a few of each tree, in so many shares; and the time of the best one."""
+    space, sizes = prices.space, prices.every_size
     found: list[tuple[float, Candidate]] = []
     for tree, form in enumerate(space.trees):
         if shares > 1 and split(space.region, form, shares) is None:
             continue
-        us = prices.of_tree(tree, sizes)
+        us = prices.of_every(tree)
         best = np.argsort(us, kind="stable")[:_OF_A_TREE]
         found += [(float(us[row]), Candidate(tree, tuple(map(int, sizes[row])))) for row in best]
     able = sorted(f for f in found if f[0] < math.inf)
@@ -234,11 +239,40 @@ def _us(placed: Placed) -> float:
     return price_kernel([(p.program, p.target) for p in placed.phases]).us
 
 
-def placed_by_tree(group: Group, tree: Tree, target: Target, folds: FoldsOnDemand) -> Placed | None:
+Lowered = dict[Tree, tuple[TileProgram, ...] | None]
+"""The programs of trees as a target has them, but for warps and slots, which change nothing else; None where there are none."""
+
+
+def placed_by_tree(
+    group: Group, tree: Tree, target: Target, folds: FoldsOnDemand, lowered: Lowered | None = None
+) -> Placed | None:
     """A group run as a tree says; None where the target cannot, or results would differ in ways that the group does not say.
 
-    folds: of the group's region, for many trees.
+    folds: of the group's region, for many trees. lowered: of the same group and target; grows.
     """
+    lowered = {} if lowered is None else lowered
+    plain = tuple(replace(k, body=tuple(map(_one_slot, k.body)), launch=replace(k.launch, warps=0)) for k in tree)
+    if plain not in lowered:
+        lowered[plain] = _programs(group, plain, target, folds)
+    programs = lowered[plain]
+    if programs is None:
+        return None
+    own = (replace(p, warps=k.launch.warps or p.warps, stages=_slots(k)) for p, k in zip(programs, tree, strict=True))
+    phases = tuple(Phase(p, target) for p in own)
+    schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
+    return None if any(problem_of(p) is not None for p in phases) else Placed(schedule, phases, ())
+
+
+def _slots(kernel: TreeKernel) -> int:
+    return max((n.slots for _, n in walk(kernel.body) if isinstance(n, RangeLoop)), default=1)
+
+
+def _one_slot(node: Node) -> Node:
+    return replace(node, body=tuple(map(_one_slot, node.body)), slots=1) if isinstance(node, RangeLoop) else node
+
+
+def _programs(group: Group, tree: Tree, target: Target, folds: FoldsOnDemand) -> tuple[TileProgram, ...] | None:
+    """One program for each kernel of a tree."""
     folds.forget()
     schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
     bounded: list[Bounded] = []
@@ -252,8 +286,7 @@ def placed_by_tree(group: Group, tree: Tree, target: Target, folds: FoldsOnDeman
         return None  # it skips what masks hide, and a plan would not say what that assumes
     if not (folds.conditions.keys() <= set(group.conditions) and folds.exceptions.keys() <= set(group.exceptions)):
         return None
-    phases = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in programs)
-    return None if any(problem_of(p) is not None for p in phases) else Placed(schedule, phases, ())
+    return tuple(arithmetic.rewrite_for(target, p) for p in programs)
 
 
 def _is_slow(phase: Phase) -> bool:
@@ -261,7 +294,7 @@ def _is_slow(phase: Phase) -> bool:
 
     Products that read each other share a layout in which warps own rows; the fewest warps make up for few rows by columns.
     """
-    products = View(phase.program, phase.target).products.values()
+    products = view_of(phase.program, phase.target).products.values()
     alone = len(products) < sum(isinstance(s, Contract) for s in every(phase.program.body))
     return alone or (phase.program.warps > WARPS[0] and any(p.m < WARP_ROWS * phase.program.warps for p in products))
 

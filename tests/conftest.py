@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-import zlib
 from collections import defaultdict
 from collections.abc import Generator, Hashable
 from functools import cache
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import quick
-from tests.tiers import sample
+from tests.tiers import sample, shares
 
 # Before JAX or pallasfuse are imported; child processes inherit both.
 os.environ.setdefault("PALLASFUSE_CHECK", "0")  # nothing is timed unless a test asks for it
@@ -46,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--share",
         type=_share,
         metavar="K/N",
-        help="run the K-th of N disjoint shares of the tests; a test's share depends on its name only",
+        help="run the K-th of N disjoint shares of the tests: of the cases of every function, each N-th",
     )
 
 
@@ -85,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 case.add_marker("deep")
     if share := config.getoption("--share"):
         k, n = share
-        chosen = [zlib.crc32(item.nodeid.encode()) % n == k - 1 for item in items]
+        chosen = [share % n == k - 1 for share in shares([item.nodeid for item in items])]
         config.hook.pytest_deselected(items=[item for item, mine in zip(items, chosen, strict=True) if not mine])
         items[:] = [item for item, mine in zip(items, chosen, strict=True) if mine]
 

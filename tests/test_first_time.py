@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from pallasfuse.first_time import Once, without_collection
+from pallasfuse.first_time import Once, Recent, without_collection
 
 
 def test_collection_goes_on_after_a_step_whatever_happens():
@@ -33,3 +33,20 @@ def test_who_has_switched_collection_off_keeps_it_off():
 def test_a_thing_is_new_once():
     once = Once()
     assert [once.first("a"), once.first("a"), once.first("b")] == [True, False, True]
+
+
+def test_recent_results_are_known_by_the_identity_of_arguments():
+    calls = []
+
+    def function(a, b):
+        calls.append((a, b))
+        return [a, b]
+
+    recent = Recent(function, most=2)
+    one, equal = [1], [1]
+    assert recent(one, 2) is recent(one, 2)
+    assert len(calls) == 1
+    assert recent(equal, 2) is not recent(one, 2)  # equal, but another object
+    assert len(calls) == 2
+    recent([3], 2), recent(one, 2), recent(one, 2)
+    assert len(calls) == 4  # the oldest of three was forgotten

@@ -1,13 +1,18 @@
 """Which target runs a kernel whose masks only the data know."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
+from pallasfuse.phases import phases_of, refused_alike
 from pallasfuse.pipeline import make_plan
 from pallasfuse.targets import MOSAIC_GPU
+from pallasfuse.tiling.choose import choose
 
 LENGTH = 8192
 HEADS = [jax.ShapeDtypeStruct((1, LENGTH, 16, 128), jnp.bfloat16)] * 3
@@ -69,3 +74,32 @@ def test_a_cluster_is_as_its_price_likes_it():
     (kernel,) = plan.kernels
     assert kernel.target.name == "mosaic_cluster"
     assert (kernel.schedule.parts, kernel.schedule.rolled_tile) == (4, 8192)
+
+
+def rms_product(x, gain, w):
+    normed = x * jax.lax.rsqrt(jnp.mean(x.astype(jnp.float32) ** 2, -1, keepdims=True)) * gain
+    return normed.astype(x.dtype) @ w
+
+
+@pytest.mark.parametrize("rows", [1, 16, 64, 256])
+@pytest.mark.parametrize("name", ["attention", "product of rows"])
+def test_schedules_that_are_refused_unseen_are_refused_when_they_are_lowered(name, rows):
+    """A target says so without lowering them; it must be right."""
+    if name == "attention":
+        heads = [jax.ShapeDtypeStruct((1, n, 8, 64), jnp.bfloat16) for n in (rows, 512, 512)]
+        function, arrays = unmasked, heads
+    else:
+        arrays = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((rows, 256), (256,), (256, 128))]
+        function = rms_product
+    options = FuseOptions(check=False, price=False)
+    plan = make_plan(jax.make_jaxpr(function)(*arrays).jaxpr, MOSAIC_GPU, options)
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
+    unseen = 0
+    for kernel in (k for k in plan.kernels if k.group.folds):
+        schedules = [replace(s, warps=w) for s in choose(kernel.group, MOSAIC_GPU) for w in (4, 8)]
+        found = [(s, *phases_of(kernel.group, s, MOSAIC_GPU, tensors)) for s in schedules]
+        for before in (f for f in found if f[2] is not None):
+            alike = [f for f in found if refused_alike(f[0], before, MOSAIC_GPU)]
+            assert all(problem is not None for _, _, problem in alike)
+            unseen += len(alike)
+    assert unseen or rows >= 64

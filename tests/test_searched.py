@@ -7,12 +7,14 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import searched as searching
+from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.ir.region import region_of_group
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.pallas_backend import interpret
 from pallasfuse.pipeline import ways
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.proof import PlannedKernel, prove
-from pallasfuse.searched import searched
+from pallasfuse.searched import launched, placed_by_tree, searched
 from pallasfuse.targets import TRITON, XLA_CPU
 
 
@@ -68,6 +70,18 @@ def test_what_is_found_computes_what_the_function_does(name):
         for phase in placed.phases:
             have |= interpret.run(phase.program, have)
         np.testing.assert_allclose(have[output].reshape(want.shape), want, rtol=2e-3, atol=2e-3)
+
+
+def test_a_tree_with_other_warps_and_slots_is_the_same_program():
+    kernel, tensors = kernel_of(*PROGRAMS["attention"])
+    region = region_of_group(kernel.group, tensors)
+    trees = [placed.schedule.tree for _, placed in searched(kernel.group, TRITON, tensors)]
+    changed = [tuple(launched(k, warps, slots) for k in tree) for tree in trees for warps in (4, 8) for slots in (1, 3)]
+    lowered, folds = {}, FoldsOnDemand(region)
+    for tree in changed:
+        alone = placed_by_tree(kernel.group, tree, TRITON, FoldsOnDemand(region))
+        assert placed_by_tree(kernel.group, tree, TRITON, folds, lowered) == alone
+    assert len(lowered) < len(set(changed)) / 2
 
 
 def test_nothing_is_searched_where_it_does_not_help(monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import quick
-from tests.tiers import sample
+from tests.tiers import sample, shares
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,6 +28,17 @@ def test_every_value_is_in_a_sample(sizes, one_in):
 def test_cases_without_values_are_spread_evenly():
     assert sample([()] * 10, 4) == {0, 4, 8}
     assert sample([()] * 3, 1) == {0, 1, 2}
+
+
+def test_cases_of_a_function_are_dealt_out_evenly():
+    names = [f"test_a.py::test_{f}[{case}-{case % 3}]" for f in "xyz" for case in range(40)]
+    for count in (3, 20):
+        found = [share % count for share in shares(names)]
+        for n in range(0, len(names), 40):
+            of_one = [found[n : n + 40].count(k) for k in range(count)]
+            assert sum(of_one) == 40 and max(of_one) - min(of_one) <= 1
+    single = [share % 3 for share in shares([f"test_a.py::test_{n}" for n in range(300)])]
+    assert min(single.count(k) for k in range(3)) > 70
 
 
 SUITE = """

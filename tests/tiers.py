@@ -1,6 +1,20 @@
 """A choice of cases for the default tier of tests."""
 
-from collections.abc import Hashable, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+
+
+def shares(names: Sequence[str]) -> Iterator[int]:
+    """Numbers, taken modulo that of shares, by which the cases of each function are dealt out evenly.
+
+    The first one's depends on the name, so that functions of one case are in all shares alike.
+    """
+    dealt: Counter[str] = Counter()
+    for name in names:
+        function = name.partition("[")[0]
+        yield zlib.crc32(function.encode()) + dealt[function]
+        dealt[function] += 1
 
 
 def sample(cases: Sequence[Sequence[Hashable]], one_in: int) -> set[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.fusion.inline import Known, inline_maps
 from pallasfuse.fusion.widening import compared
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr
@@ -29,12 +29,13 @@ class Graph:
         self.outputs = frozenset(program.outputs)
         self.signs = _reduction_signs(program)
         self._inlined: dict[frozenset[str], dict[str, Expr]] = {}
+        self._known = Known()
         self._compared: frozenset[str] | None = None
 
     def inlined(self, keep: frozenset[str] = frozenset()) -> Mapping[str, Expr]:
         """Every nest's body, over inputs, reductions, external tensors and the maps named in `keep`."""
         if keep not in self._inlined:
-            self._inlined[keep] = inline_maps(self.program, keep)
+            self._inlined[keep] = inline_maps(self.program, keep, self._known)
         return self._inlined[keep]
 
     def compared(self) -> frozenset[str]:

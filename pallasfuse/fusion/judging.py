@@ -12,7 +12,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.price.cpu import NEW_PAGES
 from pallasfuse.price.terms import Price
-from pallasfuse.price.xla import ONE_KERNEL, count_xla, price_xla
+from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla
 from pallasfuse.targets import Target
 
 KernelPrice = Callable[[Group, float], Price | str]
@@ -32,6 +32,7 @@ class Judge:
         self.reads: KernelReads = reads or (lambda group: group.inputs)
         self.graph, self.device, self.price = graph, target.device, price
         self.margin = target.margin if price is not None else 1.0
+        self._xla = XlaPrices(graph.program, target.device)
         self._apart: dict[tuple[frozenset[str], frozenset[str]], Price] = {}
         self._kernels: dict[int, tuple[Group, Price | str]] = {}
 
@@ -40,8 +41,11 @@ class Judge:
         made = frozenset(n.name for g in groups for n in g.outputs)
         read = frozenset(t for g in groups for t in self.reads(g))
         if (made, read) not in self._apart:
-            find = price_xla if self.price is not None else count_xla
-            self._apart[made, read] = find(self.graph.program, self.device, made, read)
+            self._apart[made, read] = (
+                self._xla.price(made, read)
+                if self.price is not None
+                else count_xla(self.graph.program, self.device, made, read)
+            )
         return self._apart[made, read]
 
     def replaced(self, group: Group, others: Sequence[Group] = ()) -> Price:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import assert_never
 
 import numpy as np
@@ -132,6 +133,7 @@ class Fills:
     numbers: frozenset[float]
 
 
+@lru_cache(1 << 10)
 def fills_of(root: Expr) -> Fills | None:
     """Finds the masks of an expression: choices of which one side hides.
 

@@ -26,9 +26,26 @@ from pallasfuse.ir.tile_program import (
 
 def with_own_axes(program: TileProgram) -> TileProgram:
     """The same statements, in which every loop in a window of its own axis, or in a tile of its own, runs over another one."""
+    if not _shares_axes(program.body, dict(program.tiles), frozenset(a for a, _ in program.grid)):
+        return program
     own = _OwnAxes(program)
     body = own.block(program.body, {}, frozenset(a for a, _ in program.grid))
-    return replace(program, body=body, tiles=tuple(own.tiles.items())) if own.made else program
+    return replace(program, body=body, tiles=tuple(own.tiles.items()))
+
+
+def _shares_axes(body: tuple[Statement, ...], tiles: Mapping[Axis, int], around: frozenset[Axis]) -> bool:
+    """Is there a loop in a window of its own axis, or in a tile of its own?"""
+    return any(
+        loop.axis in around
+        or _tile(loop) != tiles[loop.axis]
+        or any(_shares_axes(g.body, tiles, around | {loop.axis}) for g in loop.segments)
+        for loop in body
+        if isinstance(loop, Loop)
+    )
+
+
+def _tile(loop: Loop) -> int:
+    return max((g.tile for g in loop.segments), default=1)  # tails are smaller
 
 
 class _OwnAxes:
@@ -44,7 +61,7 @@ class _OwnAxes:
 
     def _loop(self, loop: Loop, names: Mapping[Axis, Axis], around: frozenset[Axis]) -> Loop:
         axis, inside = loop.axis, names
-        tile = max((g.tile for g in loop.segments), default=1)  # tails are smaller
+        tile = _tile(loop)
         if axis in around or tile != self.tiles[axis]:
             self.made += 1
             fresh = Axis(f"{axis.name}.{self.made}", axis.extent)

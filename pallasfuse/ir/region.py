@@ -1,7 +1,7 @@
 """A region of a loop program that schedule trees are about: reductions with their maps inlined, and the maps that are stored."""
 
 from collections.abc import Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
@@ -20,14 +20,13 @@ class Region:
     outputs: tuple[str, ...]
     """The nests that are stored: reductions once they are finished, maps where they are computed."""
 
-    @property
-    def by_name(self) -> dict[str, Nest]:
-        return {n.name: n for n in self.nests}
+    by_name: Mapping[str, Nest] = field(init=False, compare=False, repr=False)
+    axes: Mapping[str, Axis] = field(init=False, compare=False, repr=False)
+    """Every axis by its name, in the order in which nests have them."""
 
-    @property
-    def axes(self) -> dict[str, Axis]:
-        """Every axis by its name, in the order in which nests have them."""
-        return {a.name: a for n in self.nests for a in (*n.axes, *n.reduced)}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by_name", {n.name: n for n in self.nests})
+        object.__setattr__(self, "axes", {a.name: a for n in self.nests for a in (*n.axes, *n.reduced)})
 
     def reads(self, nest: Nest) -> tuple[Nest, ...]:
         """Returns the nests of the region that one of them reads."""

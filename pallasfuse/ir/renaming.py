@@ -126,6 +126,35 @@ def restored[T](value: T, names: Mapping[str, str]) -> T:
     return found
 
 
+def ranked[T](value: T) -> tuple[T, tuple[str, ...]]:
+    """A part of what is in canonical names, with these numbered anew, and the tokens that it had, in order.
+
+    Tokens keep their order: parts that are equal up to names, and sort alike by them, become equal, and the n-th token of one
+    stands for the n-th token of the other.
+
+    Raises:
+      UnknownNameError: as `restored`.
+    """
+    found = _Tokens()
+    restored(value, found)
+    tokens = tuple(sorted(found))
+    numbers: dict[str, int] = {}
+    names = {}
+    for token in tokens:
+        kind = token[1]
+        names[token] = f"{_OPEN}{kind}{numbers.setdefault(kind, 0):06}{_CLOSE}"
+        numbers[kind] += 1
+    return restored(value, names), tokens
+
+
+class _Tokens(dict[str, str]):
+    """The tokens that were asked for, each of which stands for itself."""
+
+    def __missing__(self, token: str) -> str:
+        self[token] = token
+        return token
+
+
 class _Restoring:
     """What was renamed so far: shared parts are renamed once, and stay shared."""
 

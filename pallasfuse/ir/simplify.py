@@ -4,6 +4,7 @@ Only identities that hold for every float value (NaN and signed zeros included) 
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -140,4 +141,12 @@ def _step(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 def simplify(root: Expr, done: dict[Expr, Expr] | None = None) -> Expr:
     """An expression with the same value at every point, for every input. `done` remembers parts for further roots."""
-    return rebuild(root, _step, done)
+    if not root.args:
+        return root
+    return _simplified(root) if done is None else rebuild(root, _step, done)
+
+
+@lru_cache(1 << 12)
+def _simplified(root: Expr) -> Expr:
+    """Candidates for one kernel ask for much the same."""
+    return rebuild(root, _step)

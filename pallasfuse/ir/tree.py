@@ -108,10 +108,16 @@ Tree = tuple[TreeKernel, ...]
 
 def walk(body: Iterable[Node], around: tuple[RangeLoop, ...] = ()) -> Iterator[tuple[tuple[RangeLoop, ...], Node]]:
     """Yields every node in order with the loops around it, the outermost first; a loop comes before its body."""
+    found: list[tuple[tuple[RangeLoop, ...], Node]] = []
+    _walk(body, around, found)
+    return iter(found)
+
+
+def _walk(body: Iterable[Node], around: tuple[RangeLoop, ...], found: list[tuple[tuple[RangeLoop, ...], Node]]) -> None:
     for node in body:
-        yield around, node
+        found.append((around, node))
         if isinstance(node, RangeLoop):
-            yield from walk(node.body, (*around, node))
+            _walk(node.body, (*around, node), found)
 
 
 def short_sizes(tree: Tree, extents: Mapping[str, int]) -> dict[tuple[str, int], int]:

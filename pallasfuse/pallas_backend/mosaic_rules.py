@@ -22,8 +22,10 @@ from pallasfuse.ir.tile_program import (
 from pallasfuse.pallas_backend import mosaic_space
 from pallasfuse.pallas_backend.mosaic_shape import (
     WARPGROUP_ROWS,
+    WARPS_PER_WARPGROUP,
     Shape,
     Unsuited,
+    UnsuitedForm,
     accumulated,
     box,
     present,
@@ -71,20 +73,55 @@ def problem(program: TileProgram) -> str | None:
     return shape if isinstance(shape, str) else None
 
 
+def misshapen(program: TileProgram) -> str | None:
+    """Returns why Mosaic GPU cannot run a program, as far as loops, loads and tiles tell, which no rewrite changes."""
+    try:
+        _shape(program)
+    except Unsuited as reason:
+        return str(reason)
+    return None
+
+
+def is_misformed(program: TileProgram) -> bool:
+    """Would Mosaic GPU refuse the program with tiles of other sizes, too, that have several elements along the same axes?"""
+    try:
+        _examined(program)
+    except UnsuitedForm:
+        return True
+    except Unsuited:
+        return False
+    return False
+
+
+def takes_rows(tile: int, warps: int) -> bool:
+    """Does a tile of so many rows have a warpgroup of its own for each part of it?"""
+    return tile == warps // WARPS_PER_WARPGROUP * WARPGROUP_ROWS
+
+
+def _shape(program: TileProgram) -> Shape:
+    shape = shape_of(program)
+    _check_copies(program, shape)
+    return shape
+
+
 def examine(program: TileProgram) -> Shape | str:
     """The program's shape, or the reason why Mosaic GPU cannot run it."""
     try:
-        shape = shape_of(program)
-        _check_copies(program, shape)
-        for body in (shape.before, *(g.body for g in shape.segments), shape.after):
-            for statement in body:
-                _check(program, shape, statement)
-        _check_carries(program, shape)
-        _check_space(program, shape)
+        shape = _examined(program)
     except Unsuited as reason:
         return str(reason)
     other = None if program.instead is None else examine(program.instead.program)
     return other if isinstance(other, str) else shape
+
+
+def _examined(program: TileProgram) -> Shape:
+    shape = _shape(program)
+    for body in (shape.before, *(g.body for g in shape.segments), shape.after):
+        for statement in body:
+            _check(program, shape, statement)
+    _check_carries(program, shape)
+    _check_space(program, shape)
+    return shape
 
 
 def _check_copies(program: TileProgram, shape: Shape) -> None:
@@ -100,9 +137,9 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
             raise Unsuited(f"{name} is {tensor.dtype}")
         item = dtypes.itemsize_bytes(tensor.dtype)
         if not 1 <= len(kept) <= 2:
-            raise Unsuited(f"a tile of {name} has {len(kept)} dimensions")
+            raise UnsuitedForm(f"a tile of {name} has {len(kept)} dimensions")
         if indices[-1] != kept[-1]:
-            raise Unsuited(f"a tile of {name} is not contiguous: {indices[-1]} is not part of it")
+            raise UnsuitedForm(f"a tile of {name} is not contiguous: {indices[-1]} is not part of it")
         if size[-1] * item % COPY_ALIGNMENT:
             raise Unsuited(f"a tile of {name} has rows of {size[-1] * item} bytes, no multiple of {COPY_ALIGNMENT}")
         stride = item
@@ -129,13 +166,15 @@ def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:
             if reducer.name not in REDUCERS or value.dtype != "float32":
                 raise Unsuited(f"{name} is a {reducer} of {value.dtype}")
             if present(program, axes) != (shape.rows,) or len(present(program, over)) != 1:
-                raise Unsuited(f"{name} reduces a tile to {[a.name for a in present(program, axes)]}, not to its rows")
+                raise UnsuitedForm(
+                    f"{name} reduces a tile to {[a.name for a in present(program, axes)]}, not to its rows"
+                )
         case Contract():
             _check_product(program, shape, loads, statement)
         case Store(tensor, indices, _):
             kept = present(program, indices)
             if kept[0] != shape.rows or kept != _canonical(program, kept):
-                raise Unsuited(f"a tile of {tensor} is not stored by rows")
+                raise UnsuitedForm(f"a tile of {tensor} is not stored by rows")
 
 
 def _check_carries(program: TileProgram, shape: Shape) -> None:
@@ -154,7 +193,7 @@ def _canonical(program: TileProgram, axes: tuple[Axis, ...]) -> tuple[Axis, ...]
 def _check_node(program: TileProgram, shape: Shape, loads: dict[str, Load], node: Expr) -> None:
     kept = present(program, _canonical(program, tuple(node.axes)))
     if len(kept) > 2 or (len(kept) == 2 and kept[0] != shape.rows):
-        raise Unsuited(f"{node} is a tile over {[a.name for a in kept]}")
+        raise UnsuitedForm(f"{node} is a tile over {[a.name for a in kept]}")
     match node:
         case Apply(op, _, dtype):
             allowed = OPERATIONS if dtype in FLOATS or dtype == "bool" else INTEGER_OPERATIONS
@@ -163,7 +202,7 @@ def _check_node(program: TileProgram, shape: Shape, loads: dict[str, Load], node
         case Read(tensor) if tensor in loads:
             own = present(program, loads[tensor].indices)
             if own != _canonical(program, own):
-                raise Unsuited(f"{loads[tensor].tensor} would be transposed in registers")
+                raise UnsuitedForm(f"{loads[tensor].tensor} would be transposed in registers")
         case Index(_, dtype) | Const(_, dtype) if dtype not in FLOATS | {"int32", "bool"}:
             raise Unsuited(f"{node} is {dtype}")
 

@@ -39,6 +39,10 @@ class Unsuited(Exception):
     """Raised with the reason why Mosaic GPU cannot run a tile program."""
 
 
+class UnsuitedForm(Unsuited):
+    """Raised with a reason that tiles of other sizes do not change, as long as they have several elements along the same axes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Slices:
     """Describes how the operands of one product with a long sum are streamed."""
@@ -110,14 +114,14 @@ def shape_of(program: TileProgram) -> Shape:
         raise Unsuited(reason)
     loops = [s for s in program.body if isinstance(s, Loop)]
     if len(loops) != 1 or not loops[0].carries:
-        raise Unsuited(f"it has {len(loops)} loops, and one with carried values is what can be emitted")
+        raise UnsuitedForm(f"it has {len(loops)} loops, and one with carried values is what can be emitted")
     (loop,) = loops
     for one, other in pairwise(loop.segments):
         if one.stop is not other.start or one.tile != other.tile or _moves(one.body) != _moves(other.body):
             raise Unsuited("the segments of its loop differ in more than their masks")
     tiled = [(a, t) for a, t in program.grid if t > 1]
     if len(tiled) != 1:
-        raise Unsuited(f"{len(tiled)} grid axes are tiled, and one gives the rows")
+        raise UnsuitedForm(f"{len(tiled)} grid axes are tiled, and one gives the rows")
     rows, tile = tiled[0]
     warpgroups = program.warps // WARPS_PER_WARPGROUP
     if not 0 < warpgroups <= MOST_WARPGROUPS or tile != warpgroups * WARPGROUP_ROWS:

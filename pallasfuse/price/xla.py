@@ -13,7 +13,7 @@ from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Habits, gather_of, habits_on, xla_kernels
+from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Habits, Known, gather_of, habits_on, xla_kernels
 from pallasfuse.price.xla_library import together
 
 _OVERLAP = 4.0
@@ -47,19 +47,45 @@ def price_xla(
     program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
 ) -> Price:
     """The price of computing a program with XLA's kernels, where the tensors `made` come from kernels that read `read`."""
-    kernels = kernels_on(device, program, made, read)
-    price = total(of_kernel(k, device) for k in kernels)
-    if device.platform == "gpu":
-        return price
-    stored = read.union(program.outputs)
-    return price + cpu.pages([temporary_bytes(kernels, stored), *result_bytes(kernels, stored)], device)
+    return XlaPrices(program, device).price(made, read)
+
+
+class XlaPrices:
+    """Prices of one program beside other kernels on one device: kernels that several of these have in common are priced once."""
+
+    def __init__(self, program: LoopProgram, device: Device) -> None:
+        self.program, self.device = program, device
+        self._known = Known()
+        self._of_kernels: dict[object, Price] = {}
+
+    def price(self, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()) -> Price:
+        """The price, as of `price_xla`."""
+        kernels = kernels_on(self.device, self.program, made, read, self._known)
+        price = total(map(self._of_kernel, kernels))
+        if self.device.platform == "gpu":
+            return price
+        stored = read.union(self.program.outputs)
+        return price + cpu.pages([temporary_bytes(kernels, stored), *result_bytes(kernels, stored)], self.device)
+
+    def _of_kernel(self, kernel: XlaKernel) -> Price:
+        if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
+            return of_kernel(kernel, self.device)
+        key: object = kernel
+        if isinstance(kernel, LoopFusion):
+            names = tuple(n.name for n in kernel.roots)
+            key = names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside
+        found = self._of_kernels.get(key)
+        if found is None:
+            found = self._of_kernels[key] = of_kernel(kernel, self.device)
+        return found
 
 
 def kernels_on(
-    device: Device, program: LoopProgram, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
-) -> list[XlaKernel]:
-    """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`."""
-    kernels = xla_kernels(program, habits_on(device), made, read)
+    device: Device, program: LoopProgram, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset(),
+    known: Known | None = None,
+) -> list[XlaKernel]:  # fmt: skip
+    """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`, `known` as in `xla_kernels`."""
+    kernels = xla_kernels(program, habits_on(device), made, read, known)
     return kernels if device.platform == "gpu" else together(kernels, read.union(program.outputs))
 
 

@@ -6,10 +6,12 @@ rows that are reduced and then read again stay in one (its fusion of normalisati
 computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pallasfuse.device import Device
+from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder, rename_axes, substitute
@@ -53,19 +55,43 @@ def habits_on(device: Device) -> Habits:
     return Habits(False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False)
 
 
+@dataclass(slots=True)
+class Known:
+    """What earlier calls have made of a program, beside other kernels."""
+
+    bodies: dict[tuple[Expr, tuple[tuple[str, Expr], ...]], Expr] = field(default_factory=dict)
+    """Of nests, with maps inlined, by the body as it is written and those of the maps that it reads."""
+    programs: dict[frozenset[str], LoopProgram] = field(default_factory=dict)
+    """Without repetitions, by those of the nests that equal earlier ones which are kept."""
+
+    def without_repetitions(self, program: LoopProgram, kept: frozenset[str]) -> LoopProgram:
+        """The program as `common_nests.without_repetitions`."""
+        if not self.programs:
+            self.programs[frozenset()] = without_repetitions(program)
+        left = {n.name for n in self.programs[frozenset()].nests}
+        key = frozenset(n.name for n in program.nests if n.name in kept and n.name not in left)
+        if key not in self.programs:
+            self.programs[key] = without_repetitions(program, key)
+        return self.programs[key]
+
+
 def xla_kernels(
-    program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
-) -> list[XlaKernel]:
-    """The kernels that compute `program` where other kernels make the tensors `made`, and read `read`."""
-    program = without_repetitions(program, made | read)
+    program: LoopProgram, habits: Habits, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset(),
+    known: Known | None = None,
+) -> list[XlaKernel]:  # fmt: skip
+    """The kernels that compute `program` where other kernels make the tensors `made`, and read `read`.
+
+    known: from earlier calls for this program; grows.
+    """
+    known = Known() if known is None else known
+    program = known.without_repetitions(program, made | read)
     needed = _needed(program, made, read)
     kept = _stored_maps(program, needed, habits, read)
-    bodies = _inline(program, needed, kept)
+    bodies = _inline(program, needed, kept, known)
     kernels: list[XlaKernel] = []
     fusions: list[LoopFusion] = []
-    sizes = {d.name: float(volume(d.axes) * dtypes.itemsize_bytes(d.dtype)) for d in program.definitions()}
+    volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
-    volumes = {d.name: volume(d.axes) for d in program.definitions()}
     stored_operands: dict[Expr, str] = {}
     above: dict[str, frozenset[str]] = {}
     """The tensors in memory that each of them depends on."""
@@ -117,6 +143,15 @@ def xla_kernels(
     return [*kernels, *fusions]
 
 
+def _sizes_of(program: LoopProgram) -> tuple[dict[str, int], dict[str, float]]:
+    """The elements of all tensors, and their bytes."""
+    volumes = {d.name: volume(d.axes) for d in program.definitions()}
+    return volumes, {d.name: float(volumes[d.name] * dtypes.itemsize_bytes(d.dtype)) for d in program.definitions()}
+
+
+_sizes = Recent(_sizes_of)
+
+
 def gather_of(lookup: Lookup) -> Opaque:
     """The gather that a lookup stands for: it reads the elements that it stores, and not the others."""
     stored, source, table = (
@@ -148,7 +183,7 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
     several nests read."""
     stored = {n for n in (*program.outputs, *read) if n in needed}
     readers: dict[str, int] = {}
-    sizes = {d.name: volume(d.axes) for d in program.definitions()}
+    sizes, _ = _sizes(program)
     for node in program.nests:
         if node.name in needed:
             for tensor in node.reads:
@@ -206,19 +241,22 @@ def _computes(body: Expr) -> bool:
     return bool(body.tensors) and any(isinstance(n, Apply) and n.op != "convert" for n in postorder(body))
 
 
-def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str]) -> dict[str, Expr]:
+def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], known: Known) -> dict[str, Expr]:
     """The bodies of nests over what is in memory."""
     axes: dict[str, tuple[Axis, ...]] = {}
     bodies: dict[str, Expr] = {}
     for nest in program.nests:
         if not isinstance(nest, Nest) or nest.name not in needed:
             continue
-        replacements: dict[Expr, Expr] = {}
-        for node in postorder(nest.body):
-            if isinstance(node, Read) and node.tensor in axes:
-                renaming = {a: b for a, b in zip(axes[node.tensor], node.indices, strict=True) if a != b}
-                replacements[node] = rename_axes(bodies[node.tensor], renaming)
-        bodies[nest.name] = substitute(nest.body, replacements)
+        key = nest.body, tuple((t, bodies[t]) for t in nest.reads if t in axes)
+        if key not in known.bodies:
+            replacements: dict[Expr, Expr] = {}
+            for node in postorder(nest.body):
+                if isinstance(node, Read) and node.tensor in axes:
+                    renaming = {a: b for a, b in zip(axes[node.tensor], node.indices, strict=True) if a != b}
+                    replacements[node] = rename_axes(bodies[node.tensor], renaming)
+            known.bodies[key] = substitute(nest.body, replacements)
+        bodies[nest.name] = known.bodies[key]
         if not nest.is_reduction and nest.name not in kept:
             axes[nest.name] = nest.axes
     return bodies
@@ -259,10 +297,13 @@ def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
     return None
 
 
-def _places(root: Expr) -> Iterator[tuple[Place, float]]:
-    for n in postorder(root):
-        if isinstance(n, Read):
-            yield (n.tensor, n.indices), float(volume(frozenset(n.indices)) * dtypes.itemsize_bytes(n.dtype))
+@lru_cache(1 << 10)
+def _places(root: Expr) -> tuple[tuple[Place, float], ...]:
+    return tuple(
+        ((n.tensor, n.indices), float(volume(frozenset(n.indices)) * dtypes.itemsize_bytes(n.dtype)))
+        for n in postorder(root)
+        if isinstance(n, Read)
+    )
 
 
 def _fuse(node: Nest, body: Expr, fusions: list[LoopFusion], habits: Habits, above: dict[str, frozenset[str]]) -> None:

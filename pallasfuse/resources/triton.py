@@ -7,6 +7,7 @@ takes the most that is alive at once.
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read, postorder
@@ -21,14 +22,25 @@ SAVED_REGISTERS = 216
 `scripts/resources_report.py`, few kernels spill that have up to so many too few, and most that have more."""
 
 
+view_of = Recent(View)
+"""Returns the view of a program: its resources, its price and its rules all look at it."""
+
+
 def resources(program: TileProgram, target: Target) -> Resources:
     """An upper bound of what Triton makes of a program."""
-    view = View(program, target)
+    return _resources(program, target)
+
+
+def _found(program: TileProgram, target: Target) -> Resources:
+    view = view_of(program, target)
     buffers = tuple(_buffers(view))
     threads = WARP * program.warps
     needed, most = registers_by_loop(view), most_registers(threads)
     registers = min(max(needed.values(), default=OTHERS), most)
     return Resources(peak_bytes(buffers), threads, registers, tuple(_spills(view, needed, most)), buffers)
+
+
+_resources = Recent(_found)
 
 
 def _spills(view: View, needed: Mapping[LoopScope, int], most: int) -> Iterator[Spill]:

@@ -1,16 +1,18 @@
 """Candidates: a tree with the sizes of its tiles; a space of them, and their prices by the model, many at a time."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from pallasfuse.device import Device
 from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
-from pallasfuse.schedule.model import Model
+from pallasfuse.schedule.model import Amounts, Model
 from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
 from pallasfuse.schedule.space import tiled
 
@@ -83,6 +85,7 @@ class ModelPrices:
     model: Model
     _placements: dict[tuple[int, frozenset[str]], Placement | None] = field(default_factory=dict)
     _serial: dict[int, frozenset[str]] = field(default_factory=dict)
+    _of_every: dict[int, list[tuple[Integers, Amounts]]] = field(default_factory=dict)
 
     def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
         us = np.empty(len(candidates))
@@ -93,11 +96,35 @@ class ModelPrices:
             us[rows] = self.of_tree(int(tree), sizes[rows])
         return [float(u) for u in us]
 
+    def on(self, device: Device) -> "ModelPrices":
+        """Returns the prices on another device; what no device changes is found once for both."""
+        return replace(self, model=self.model.on(device))
+
     def of_tree(self, tree: int, sizes: Integers) -> Floats:
         """Returns the prices of one tree with many tuples of sizes, one row each."""
-        us = np.full(len(sizes), np.inf)
-        for rows, placement in self._placed(tree, sizes):
-            found = self.model.estimate(placement, self._by_axis(sizes[rows]))
+        return self._priced(self._asked(tree, sizes), len(sizes))
+
+    def of_every(self, tree: int) -> Floats:
+        """Returns the prices of one tree with all tuples of sizes of the space, one row each."""
+        sizes = self.every_size
+        if tree not in self._of_every:
+            self._of_every[tree] = self._asked(tree, sizes)
+        return self._priced(self._of_every[tree], len(sizes))
+
+    @cached_property
+    def every_size(self) -> Integers:
+        return self.space.all_sizes()
+
+    def _asked(self, tree: int, sizes: Integers) -> list[tuple[Integers, Amounts]]:
+        return [
+            (rows, self.model.amounts(placement, self._by_axis(sizes[rows])))
+            for rows, placement in self._placed(tree, sizes)
+        ]
+
+    def _priced(self, asked: Iterable[tuple[Integers, Amounts]], count: int) -> Floats:
+        us = np.full(count, np.inf)
+        for rows, amounts in asked:
+            found = self.model.priced(amounts)
             us[rows] = np.where(self.model.fits(found), found.us, np.inf)
         return us
 

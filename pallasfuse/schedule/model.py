@@ -17,6 +17,7 @@ the price.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,30 @@ class Estimate:
     """Bytes of all loads and stores of each tensor."""
 
 
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What a placement asks of a device, before its rates tell how long that takes; each number may be an array."""
+
+    blocks: Number
+    memory: Number
+    """Bytes that leave the device's memory."""
+    once: Number
+    """What the cache hands out for the first time, in bytes."""
+    sectors: Number
+    """What it hands out all together."""
+    moved: Mapping[str, Number]
+    products: tuple[tuple[Number, str], ...]
+    """Operations of each product, and the type of its operands."""
+    operands: Number
+    """Bytes of operands that are read for products, as often as warps read them."""
+    operations: Operations
+    shared: Number
+    registers: Number
+    """Bytes of shared memory and of registers that are alive at once."""
+    trips: tuple[tuple[Number, bool], ...]
+    """Trips of the serial loops that load, and whether they begin loads before."""
+
+
 def published_slowdown(blocks: Number, processors: int) -> Number:
     """Returns the factor of MCFuser's equation 5."""
     return (blocks + processors) / blocks
@@ -100,8 +125,8 @@ class Model:
     device: Device
     slowdown: Callable[[Number, int], Number] = rounds_of_blocks
     """By how much few blocks are slower than the whole device, from their number and that of multiprocessors."""
-    _axes: dict[str, Axis] = field(init=False)
-    _nests: dict[str, Nest] = field(init=False)
+    _axes: Mapping[str, Axis] = field(init=False)
+    _nests: Mapping[str, Nest] = field(init=False)
     _tensors: dict[str, Tensor] = field(init=False)
     _work: dict[str, _Work] = field(init=False)
 
@@ -112,9 +137,71 @@ class Model:
         self._tensors = {t.name: t for t in (*self.region.inputs, *stored)}
         self._work = {n.name: _work(n, ignored) for n in self.region.nests}
 
+    def on(self, device: Device) -> "Model":
+        """Returns the model of the same region on another device with a cache of the same size, as on a share of this one."""
+        assert device.cache_bytes == self.device.cache_bytes
+        other = copy(self)
+        other.device = device
+        return other
+
     def estimate(self, placement: Placement, sizes: Sizes | None = None) -> Estimate:
         """Estimates one placement. sizes: instead of those of the loops."""
-        return _Estimator(self, placement, sizes or {}).estimate()
+        return self.priced(self.amounts(placement, sizes))
+
+    def amounts(self, placement: Placement, sizes: Sizes | None = None) -> Amounts:
+        """Returns what a placement asks of the device."""
+        return _Estimator(self, placement, sizes or {}).amounts()
+
+    def priced(self, found: Amounts) -> Estimate:
+        """Estimates a placement that asks so much."""
+        device, blocks, processors = self.device, found.blocks, self.device.multiprocessors
+        # a CPU's rates of computing are for one core
+        cores = processors if device.platform == "cpu" else 1
+        flops: Number = 0
+        matrix_us: Number = 0
+        for done, dtype in found.products:
+            rates = device.matmul_tflop_s
+            rate = rates.get(dtype, rates["tf32"] if "tf32" in rates else rates["float32"])
+            flops, matrix_us = flops + done, matrix_us + 1e-6 * done / rate
+        matrix_us = matrix_us / cores
+        vector_us = 1e-3 * found.operations.simple / (device.vector_gop_s * cores)
+        special_us = 1e-3 * found.operations.special / (device.special_gop_s * cores)
+        memory_us = 1e-3 * found.memory / device.memory_gb_s
+        cache_us = device.from_cache_us(found.once, found.sectors - found.once)
+        operands_us = (
+            found.operands / (_OPERAND_BYTES * device.clock_ghz * 1e3 * processors) if device.platform == "gpu" else 0.0
+        )
+        slowdown = self.slowdown(blocks, processors)
+        trips, waiting_us = self._waiting(found)
+        launch_us = device.kernel_us + device.launch_us
+        drawn = np.maximum(1.0, slowdown / _DRAWN)
+        computing_us = np.maximum(np.maximum(matrix_us, operands_us), vector_us + special_us)
+        busy = np.maximum(drawn * np.maximum(memory_us, cache_us), slowdown * computing_us)
+        us = launch_us + np.maximum(busy, waiting_us)
+        work = memory_us + cache_us + matrix_us + operands_us + vector_us + special_us
+        us = us + _TIE * slowdown * work
+        terms = (
+            ("device memory", found.memory, "B", memory_us * drawn), ("cache", found.sectors, "B", cache_us * drawn),
+            ("matrix units", flops, "flop", matrix_us * slowdown),
+            ("operands in shared memory", found.operands, "B", operands_us * slowdown),
+            ("vector units", found.operations.simple, "op", vector_us * slowdown),
+            ("special functions", found.operations.special, "op", special_us * slowdown),
+            ("waiting for loads", trips, "trips", waiting_us), ("launch", 1, "kernel", launch_us),
+        )  # fmt: skip
+        return Estimate(us, terms, found.shared, found.registers, blocks, found.moved)
+
+    def _waiting(self, found: Amounts) -> tuple[Number, Number]:
+        """Returns the trips of serial loops that load, in each round of blocks one after the other, and the time that they wait."""
+        device, blocks, processors = self.device, found.blocks, self.device.multiprocessors
+        resident = np.minimum(
+            np.maximum((device.shared_memory_bytes or 0) // np.maximum(found.shared, 1), 1),
+            np.maximum(REGISTERS * REGISTER_BYTES // np.maximum(found.registers, 1), 1),
+        )
+        rounds = _ceil(blocks, processors * np.minimum(resident, BLOCKS))
+        waits = (n * (device.trip_us if ahead else device.latency_us) for n, ahead in found.trips)
+        trips = sum((n for n, _ in found.trips), start=blocks)
+        waited = sum(waits, start=blocks * device.latency_us)
+        return rounds * trips / blocks, rounds * waited / blocks
 
     def fits(self, found: Estimate) -> Number:
         """Returns whether a block's tiles are within the shared memory and the registers of the device."""
@@ -162,45 +249,12 @@ class _Estimator:
     _known: dict[tuple[int, ...], Number] = field(default_factory=dict)
     """Trips by the loops around."""
 
-    def estimate(self) -> Estimate:
-        device, blocks = self.model.device, self._blocks()
-        processors = device.multiprocessors
-        memory, once, sectors, moved_by_tensor = self._bytes()
-        flops, matrix_us, operands = self._matrix()
-        operations = self._elementwise()
+    def amounts(self) -> Amounts:
+        memory, once, sectors, moved = self._bytes()
+        products, operands = self._matrix()
         shared, registers = self._held()
-        # a CPU's rates of computing are for one core
-        cores = processors if device.platform == "cpu" else 1
-        matrix_us = matrix_us / cores
-        vector_us = 1e-3 * operations.simple / (device.vector_gop_s * cores)
-        special_us = 1e-3 * operations.special / (device.special_gop_s * cores)
-        memory_us, cache_us = 1e-3 * memory / device.memory_gb_s, device.from_cache_us(once, sectors - once)
-        operands_us = (
-            operands / (_OPERAND_BYTES * device.clock_ghz * 1e3 * processors) if device.platform == "gpu" else 0.0
-        )
-        slowdown = self.model.slowdown(blocks, processors)
-        resident = np.minimum(
-            np.maximum((device.shared_memory_bytes or 0) // np.maximum(shared, 1), 1),
-            np.maximum(REGISTERS * REGISTER_BYTES // np.maximum(registers, 1), 1),
-        )
-        rounds = _ceil(blocks, processors * np.minimum(resident, BLOCKS))
-        trips, waiting_us = (rounds * n / blocks for n in self._loading_trips())
-        launch_us = device.kernel_us + device.launch_us
-        drawn = np.maximum(1.0, slowdown / _DRAWN)
-        computing_us = np.maximum(np.maximum(matrix_us, operands_us), vector_us + special_us)
-        busy = np.maximum(drawn * np.maximum(memory_us, cache_us), slowdown * computing_us)
-        us = launch_us + np.maximum(busy, waiting_us)
-        work = memory_us + cache_us + matrix_us + operands_us + vector_us + special_us
-        us = us + _TIE * slowdown * work
-        terms = (
-            ("device memory", memory, "B", memory_us * drawn), ("cache", sectors, "B", cache_us * drawn),
-            ("matrix units", flops, "flop", matrix_us * slowdown),
-            ("operands in shared memory", operands, "B", operands_us * slowdown),
-            ("vector units", operations.simple, "op", vector_us * slowdown),
-            ("special functions", operations.special, "op", special_us * slowdown),
-            ("waiting for loads", trips, "trips", waiting_us), ("launch", 1, "kernel", launch_us),
-        )  # fmt: skip
-        return Estimate(us, terms, shared, registers, blocks, moved_by_tensor)
+        return Amounts(self._blocks(), memory, once, sectors, moved, products, operands, self._elementwise(), shared, registers,
+                       self._loading_trips())  # fmt: skip
 
     # --- loops
 
@@ -236,16 +290,11 @@ class _Estimator:
             max((tuple(x for x in p if x.level not in ("serial", "group")) for p in spatial), key=len, default=())
         )
 
-    def _loading_trips(self) -> tuple[Number, Number]:
-        """Returns the trips of serial loops that load in their own body, in all blocks together, and the time that they wait."""
-        device = self.model.device
+    def _loading_trips(self) -> tuple[tuple[Number, bool], ...]:
+        """Returns the trips of serial loops that load in their own body, in all blocks together, and whether loads begin before."""
         loops = {s.numbers: s.around for s in self.placement.statements if s.kind == "load"}
         found = [around for around in loops.values() if around and around[-1].level == "serial"]
-        trips = [self._trips(a) for a in found]
-        waits = [device.trip_us if a[-1].slots > 1 else device.latency_us for a in found]
-        blocks = self._blocks()
-        waited = sum((n * us for n, us in zip(trips, waits, strict=True)), start=blocks * device.latency_us)
-        return sum(trips, start=blocks), waited
+        return tuple((self._trips(a), a[-1].slots > 1) for a in found)
 
     # --- bytes
 
@@ -296,12 +345,10 @@ class _Estimator:
 
     # --- work
 
-    def _matrix(self) -> tuple[Number, Number, Number]:
-        """Returns the operations of all products at the unit's shapes, the time that they take, and the bytes of operands that are
-        read for them, as often as warps read them."""
-        rates = self.model.device.matmul_tflop_s
-        flops: Number = 0
-        us: Number = 0
+    def _matrix(self) -> tuple[tuple[tuple[Number, str], ...], Number]:
+        """Returns the operations of each product at the unit's shapes, with the type of operands, and the bytes of operands that
+        are read for them, as often as warps read them."""
+        products: list[tuple[Number, str]] = []
         operands: Number = 0
         for statement in self.placement.statements:
             product = self.model._work[statement.name].product if statement.kind == "compute" else None
@@ -318,9 +365,7 @@ class _Estimator:
             rows, columns, depth = _UNIT
             unit = np.minimum(_padded(a, rows) * _padded(b, columns), _padded(b, rows) * _padded(a, columns))
             done = 2 * unit * _padded(k, depth) * batch * self._trips(statement.around)
-            dtype = narrow(product.rhs).dtype
-            rate = rates.get(dtype, rates["tf32"] if "tf32" in rates else rates["float32"])
-            flops, us = flops + done, us + 1e-6 * done / rate
+            products.append((done, narrow(product.rhs).dtype))
             # a unit reads both sides of its own product; where rows are no multiple of its own, single warps take their share
             wide = a % rows == 0
             along = np.where(wide, a / rows, np.minimum(_WARPS, np.maximum(a // _WARP_ROWS, 1)))
@@ -328,7 +373,7 @@ class _Estimator:
             read = units * (a / along + np.maximum(columns, b * along / units)) * k * batch
             cost = np.where(wide, 1.0, _WARPS_COST)
             operands = operands + 2 * cost * read * self._trips(statement.around)
-        return flops, us, operands
+        return tuple(products), operands
 
     def _elementwise(self) -> Operations:
         """Returns the operations of all blocks; what nests in one body have in common is computed once."""

@@ -6,11 +6,11 @@ in global memory is stored there, too, and loaded where it is read in other loop
 reads reductions before they are finished hands that on to the reductions that read it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Literal
 
+from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Nest
@@ -102,6 +102,10 @@ class Placement:
 
 def place(region: Region, kernel: TreeKernel, may_fold: MayFold = no_folds) -> Placement | Broken:
     """Places the loads, computations and stores of one kernel, or says which rule it breaks."""
+    return _place(region, kernel, may_fold)
+
+
+def _walked(region: Region, kernel: TreeKernel, may_fold: MayFold) -> Placement | Broken:
     walk = _Walk(region, may_fold, _reads(region))
     broken = walk.run(kernel.body)
     if broken is None:
@@ -113,6 +117,9 @@ def place(region: Region, kernel: TreeKernel, may_fold: MayFold = no_folds) -> P
     return Placement(
         tuple(walk.bodies[0]), tuple(walk.statements), tuple(walk.buffers), tuple(walk.loops), walk.unread()
     )
+
+
+_place = Recent(_walked)
 
 
 def show(placement: Placement) -> str:
@@ -153,15 +160,14 @@ class _Value:
 class _Reads:
     """Tensors and reductions that the nests of a region read."""
 
-    nests: dict[str, Nest]
+    nests: Mapping[str, Nest]
     of_nests: dict[str, tuple[str, ...]]
     of_inputs: dict[str, tuple[tuple[str, tuple[Axis, ...]], ...]]
     """The inputs, in the region's order, each with the axes that run over its dimensions."""
     axes: frozenset[str]
 
 
-@cache
-def _reads(region: Region) -> _Reads:
+def _reads_in(region: Region) -> _Reads:
     nests, order = region.by_name, {t.name: n for n, t in enumerate(region.inputs)}
     of_inputs = {}
     for nest in region.nests:
@@ -170,6 +176,9 @@ def _reads(region: Region) -> _Reads:
         of_inputs[nest.name] = tuple(sorted(found, key=lambda read: (order[read[0]], read[1])))
     of_nests = {n.name: tuple(sorted(n.reads & frozenset(nests))) for n in region.nests}
     return _Reads(nests, of_nests, of_inputs, frozenset(region.axes))
+
+
+_reads = Recent(_reads_in)
 
 
 @dataclass(slots=True)

@@ -36,8 +36,7 @@ class Stage:
 
 def _equal_trees(space: Space) -> Space:
     found: dict[Signature, TreeKernel] = {}
-    for tree in space.trees:
-        form = canonical(space.region, tree)
+    for form in dict.fromkeys(canonical(space.region, tree) for tree in space.trees):
         placement = place(space.region, form, space.may_fold)
         if not isinstance(placement, Broken) and not placement.unread:
             found.setdefault(signature(placement), form)

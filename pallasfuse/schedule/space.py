@@ -182,7 +182,9 @@ def _sorted(region: Region, body: Body) -> Body:
             for i, n in enumerate(waiting)
             if not any(_depends(region, inside[id(n)], inside[id(m)]) for m in waiting[:i])
         ]
-        first = min(free, key=lambda n: (sorted(order[x] for x in inside[id(n)]), str(n)))
+        first = (
+            free[0] if len(free) == 1 else min(free, key=lambda n: (sorted(order[x] for x in inside[id(n)]), str(n)))
+        )
         done.append(first)
         waiting = [n for n in waiting if n is not first]
     return tuple(done)
@@ -218,11 +220,16 @@ class _Builder:
     may_fold: MayFold
     most: int | None = None
     built: int = 0
-    nests: dict[str, Nest] = field(init=False)
+    nests: Mapping[str, Nest] = field(init=False)
     axes: dict[str, frozenset[str]] = field(init=False)
     reduced: dict[str, frozenset[str]] = field(init=False)
     reads: dict[str, frozenset[str]] = field(init=False)
     memo: dict[tuple[frozenset[str], _Scope], tuple[Body, ...]] = field(default_factory=dict)
+    nodes: dict[tuple[object, ...], Node] = field(default_factory=dict)
+    """Every node that was built, once: equal ones are the same object, so that bodies are compared without their insides."""
+    same: dict[tuple[int, ...], Body] = field(default_factory=dict)
+    inside: dict[int, frozenset[str]] = field(default_factory=dict)
+    """The nests that are computed in a node, by its identity."""
 
     def __post_init__(self) -> None:
         self.nests = self.region.by_name
@@ -234,15 +241,30 @@ class _Builder:
         """Returns every body that computes its goals."""
         key = (goals, scope)
         if key not in self.memo:
-            found: dict[Body, None] = {}
+            found: dict[tuple[int, ...], Body] = {}
             for extra in self._extras(goals, scope):
                 for body in self._ordered(goals | extra, goals, scope, scope.done):
                     self.built += 1
                     if self.most is not None and self.built > self.most:
                         raise TooManyTrees
-                    found[body] = None
-            self.memo[key] = tuple(found)
+                    name = tuple(map(id, body))
+                    found.setdefault(name, self.same.setdefault(name, body))
+            self.memo[key] = tuple(found.values())
         return self.memo[key]
+
+    def _do(self, name: str) -> Node:
+        key = (name,)
+        if key not in self.nodes:
+            node = self.nodes[key] = Do(name)
+            self.inside[id(node)] = frozenset(key)
+        return self.nodes[key]
+
+    def _loop(self, axis: str, body: Body) -> Node:
+        key = axis, id(body)
+        if key not in self.nodes:
+            node = self.nodes[key] = RangeLoop(axis, 1, body)
+            self.inside[id(node)] = frozenset().union(*(self.inside[id(n)] for n in body))
+        return self.nodes[key]
 
     def _extras(self, goals: frozenset[str], scope: _Scope) -> Iterator[frozenset[str]]:
         """Yields the sets of nests that may be computed in this body to be read by others of it."""
@@ -277,7 +299,7 @@ class _Builder:
                 if self._hoistable((name,), scope, outside):
                     continue
                 for rest in self._ordered(left - {name}, goals, self._after(scope, frozenset((name,))), outside):
-                    yield (Do(name), *rest)
+                    yield (self._do(name), *rest)
         for axis in sorted(frozenset().union(*(self.axes[n] for n in left)) - scope.open):
             possible = [n for n in sorted(left) if axis in self.axes[n] and self._may_loop(n, axis, n in goals, scope)]
             for count in range(1, len(possible) + 1):
@@ -295,8 +317,8 @@ class _Builder:
     ) -> Iterator[Body]:  # fmt: skip
         inner = _Scope(scope.open | {axis}, scope.done, scope.running, axis)
         for body in self.bodies(chosen, inner):
-            loop = RangeLoop(axis, 1, body)
-            if self._hoistable(computed(loop), scope, outside):
+            loop = self._loop(axis, body)
+            if self._hoistable(self.inside[id(loop)], scope, outside):
                 continue
             lives = frozenset(n for n in chosen if axis in self.reduced[n] or self.reduced[n] & scope.open)
             for rest in self._ordered(left - chosen, goals, self._after(scope, lives), outside):
@@ -305,7 +327,7 @@ class _Builder:
     def _after(self, scope: _Scope, names: frozenset[str]) -> _Scope:
         """Returns the scope after some nests whose values can be read there, finished or not."""
         running = frozenset(n for n in names if self.reduced[n] & scope.open)
-        return replace(scope, done=scope.done | (names - running), running=scope.running | running)
+        return _Scope(scope.open, scope.done | (names - running), scope.running | running, scope.last)
 
     def _readable(self, name: str, scope: _Scope) -> bool:
         missing = self.reads[name] - scope.done

@@ -8,7 +8,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import const, index, mul, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.ir.reducers import MAX, SUM
-from pallasfuse.ir.renaming import UnknownNameError, canonical, readable, restored
+from pallasfuse.ir.renaming import UnknownNameError, canonical, ranked, readable, restored
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.targets import TRITON
@@ -113,3 +113,21 @@ def test_a_reason_with_such_a_name_has_no_canonical_form():
 
 def test_names_for_compilers_have_no_marks():
     assert readable("fused_«t000020»_«t000000»_0, «a000003» and t7") == "fused_t20_t0_0, a3 and t7"
+
+
+def test_parts_that_are_equal_up_to_names_have_one_form():
+    one, inputs = scaled_sum(), (Tensor("y", (I, J), "float32"), Tensor("v", (J,), "float32"))
+    again = replace(one.nests[0], name="t2", body=mul(read("y", (I, J), "float32"), read("v", (J,), "float32")))
+    whole = canonical(LoopProgram((*one.inputs, *inputs), (*one.nests, again), ("t1", "t2"))).program
+    first, _, second = whole.nests
+    (form, tokens), (other, others) = ranked(first), ranked(second)
+    assert first != second and form == other and tokens != others
+    assert restored(first, dict(zip(tokens, others, strict=True))) == second
+    assert ranked(form)[0] == form
+
+
+def test_parts_whose_names_sort_otherwise_have_forms_of_their_own():
+    x, w = (read(f"«t00000{n}»", (I, J), "float32") for n in (1, 2))
+    nests = [Nest("«t000003»", (I,), mul(*factors), "float32", (J,), SUM) for factors in ((x, w), (w, x))]
+    assert ranked(nests[0])[0] != ranked(nests[1])[0]
+    assert ranked(nests[0])[1] == ranked(nests[1])[1]

@@ -1,5 +1,6 @@
 """Prices: terms with units, what they see of a kernel, and what XLA would take for the same program."""
 
+import itertools
 from dataclasses import replace
 
 import jax
@@ -15,7 +16,7 @@ from pallasfuse.pipeline import make_plan
 from pallasfuse.price.block_work import examine
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price, Term
-from pallasfuse.price.xla import price_xla
+from pallasfuse.price.xla import XlaPrices, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion
 from pallasfuse.price.xla_kernels import habits_on, xla_kernels
 from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
@@ -315,6 +316,21 @@ def test_what_another_kernel_reads_is_still_computed():
     with_product = price_xla(whole, H100, made, frozenset({product}))
     assert 0 < with_product.us < price_xla(whole, H100).us
     assert term(with_product, "matrix units").amount == 2 * 4096 * 4096 * 512
+
+
+@pytest.mark.parametrize("device", [H100, XLA_CPU.device], ids=["gpu", "cpu"])
+def test_many_prices_of_one_program_are_those_that_it_has_alone(device):
+    def function(x, w, v):
+        y = softmax(x @ w)
+        z = jnp.tanh(x @ w) + 1
+        return y @ v, jnp.sum(z * y, -1), jnp.sum(z * y, -1) + 1
+
+    whole = program(function, struct(512, 256), struct(256, 1024), struct(1024, 128))
+    prices, names = XlaPrices(whole, device), [n.name for n in whole.nests]
+    for made in itertools.chain([()], itertools.combinations(names, 1), itertools.combinations(names, 2)):
+        for read in ((), names[:1], names[3:5]):
+            asked = frozenset(made), frozenset(read)
+            assert prices.price(*asked) == price_xla(whole, device, *asked)
 
 
 def test_buffers_that_the_system_makes_anew_cost_on_a_cpu():

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from pallasfuse.device import assumed
@@ -47,6 +48,16 @@ def test_tiles_of_every_multiple_are_a_space_too_large_to_try():
     assert found.count > 10 * MOST_EXHAUSTIVE
     best, _ = ModelPrices(found, Model(region, GPU)).best()
     assert search(found, ModelPrices(found, Model(region, GPU))).us <= 1.02 * best
+
+
+@pytest.mark.parametrize("region", [chain(128, 96, 64, 64), attention(2, 128, 96, 64, 64)], ids=["chain", "attention"])
+def test_prices_on_a_share_of_a_device_are_those_that_it_has_alone(region):
+    found = candidates_of(region)
+    whole, share = ModelPrices(found, Model(region, GPU)), GPU.share(4)
+    sizes, alone = found.all_sizes(), ModelPrices(found, Model(region, share))
+    for tree in range(len(found.trees)):
+        np.testing.assert_array_equal(whole.of_every(tree), whole.of_tree(tree, sizes))
+        np.testing.assert_array_equal(whole.on(share).of_every(tree), alone.of_tree(tree, sizes))
 
 
 @pytest.mark.parametrize("region", [chain(128, 96, 64, 64), norm_product(64, 256, 512)], ids=["chain", "norm"])

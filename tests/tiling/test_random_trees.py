@@ -14,7 +14,7 @@ from tests.tiling.random_trees import Walker
 from tests.tiling.tree_programs import MACHINES, TILES, in_float64, on_machine
 
 NAMES = sorted(SUBJECTS)
-SHARDS, PAIRS = 40, 25
+SHARDS, PAIRS = 100, 10
 
 
 def walked(seed):
