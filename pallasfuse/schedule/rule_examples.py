@@ -55,7 +55,7 @@ def _first(sites: Callable[[BlockProgram, Path], Iterator[Site]], program: Block
         if site is not None:
             return site
         waiting += [(*path, n) for n, node in enumerate(program.at(path)) if isinstance(node, RangeLoop)]
-    raise AssertionError("the rule has no site here")
+    raise AssertionError  # every example has a site
 
 
 # --- what mutants do

@@ -96,10 +96,17 @@ def regions(program: LoopProgram) -> list[Region]:
     roots = {name for name in inside if name in read_outside or name not in read_inside}
     # what is read in several places is computed once: it is a root, too
     reads = Counter(n.tensor for nest in algebraic.values() for n in postorder(nest.body) if isinstance(n, Read))
-    roots |= {name for name in inside if reads[name] > 1}
+    roots |= {name for name, nest in inside.items() if nest.is_reduction and reads[name] > 1}
+    while True:
+        behind = {name: _behind(inside[name], seen_through, order, stop=roots) for name in roots}
+        uses = Counter(nest.name for nests in behind.values() for nest in nests)
+        shared = {name for name in inside if uses[name] > 1} - roots
+        if not shared:
+            break
+        roots |= shared
     found = []
     for name in sorted(roots, key=order.__getitem__):
-        nests = _behind(inside[name], seen_through, order, stop=roots)
+        nests = behind[name]
         if sum(n.name in inside for n in nests) > 1:
             found.append(Region(inside[name], nests, _makers(program, nests, deltas | fixed.zeros)))
     return found
