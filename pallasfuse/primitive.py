@@ -49,6 +49,18 @@ class FusedCall:
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
     check_lock: Any = field(default_factory=Lock)
+    written: "list[FusedCall]" = field(default_factory=list)
+    """The same with sums and products in the order of the program, once that was asked for."""
+
+    def as_written(self) -> "FusedCall":
+        """The call without other forms: over several devices, another order may move more between them."""
+        if not self.options.rewrite:
+            return self
+        with self.lock:
+            if not self.written:
+                options = replace(self.options, rewrite=False)
+                self.written.append(FusedCall(self.jaxpr, options, self.name, self.warning))
+            return self.written[0]
 
     def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
         """The plan for a target, made once. left: the bodies of loops, by their numbers, that stay with XLA."""
@@ -122,7 +134,7 @@ class FusedCall:
 
     def plan_here(self) -> Plan:
         """The plan for the devices at hand: as it has run, if it has."""
-        found = [*self.checked.values(), *self.plans.values()]
+        found = [p for call in (self, *self.written) for p in (*call.checked.values(), *call.plans.values())]
         platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
         return found[0] if found else self.plan(target_for(platform, self.options))
 
@@ -215,7 +227,8 @@ def _capabilities() -> frozenset[str]:
 
 
 def _lower(ctx: Any, *nodes: Any, call: FusedCall, jaxpr: Jaxpr, platform: str) -> Any:
-    runner = _run_sharded if _compat.is_partitioned(ctx) else None
+    partitioned = _compat.is_partitioned(ctx)
+    runner, call = (_run_sharded, call.as_written()) if partitioned else (None, call)
     at_hand = _compat.device_of(ctx)
     if _compat.has_symbolic_shapes(call.jaxpr) and call.warning.first("shapes"):
         warnings.warn(f"{call.name} is not fused for symbolic shapes: XLA compiles it as it is. Static shapes are fused.",

@@ -346,6 +346,22 @@ def check_constraints(cases):
     assert "sharding" in text
 
 
+def check_order_of_products():
+    """Sums and products keep the order of the program: another one may move more between devices."""
+
+    def gram(a, x):
+        return a.T @ a @ x
+
+    a, x = normal(256, 128, seed=4), normal(128, seed=5)
+    fused = pf.fuse(gram, options=pf.FuseOptions(price=True, check=False))
+    assert fused.explain(a, x).rewritings  # as it runs on one device
+    mesh = jax.make_mesh((COUNT,), ("x",), axis_types=(AxisType.Auto,))
+    placed = [jax.device_put(y, NamedSharding(mesh, s)) for y, s in zip((a, x), (P("x"), P()), strict=True)]
+    np.testing.assert_allclose(jax.jit(fused)(*placed), gram(a, x), rtol=1e-3, atol=1e-2)
+    results = re.findall(r"dot_general .*-> tensor<([0-9x]*)xf32>", jax.jit(fused).lower(*placed).as_text())
+    assert "128x128" in results, results
+
+
 SOME = ("rows over both", "grouped", "sequences of pages", "moments", "results along the axis", "few rows")
 """Sharded rows and heads, states exchanged over one mesh axis, what is gathered, and rows that no axis divides."""
 
@@ -362,6 +378,7 @@ if __name__ == "__main__":
     check_inside_shard_map()
     check_shard_map_inside()
     check_merge()
+    check_order_of_products()
     if COUNT == 4:
         check_vmap()
         check_constraints(() if ALL else ("scores", "transposed", "result sharded otherwise"))
