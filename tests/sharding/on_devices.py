@@ -28,6 +28,7 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import pallasfuse as pf  # noqa: E402
 from pallasfuse import execution, primitive, sharding, targets  # noqa: E402
+from pallasfuse.jaxpr_frontend import fused_calls  # noqa: E402
 
 MESH = jax.make_mesh((2, COUNT // 2), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
 BOTH = ("a", "b")
@@ -358,7 +359,7 @@ def check_order_of_products():
     mesh = jax.make_mesh((COUNT,), ("x",), axis_types=(AxisType.Auto,))
     placed = [jax.device_put(y, NamedSharding(mesh, s)) for y, s in zip((a, x), (P("x"), P()), strict=True)]
     np.testing.assert_allclose(jax.jit(fused)(*placed), gram(a, x), rtol=1e-3, atol=1e-2)
-    call = next(e.params["call"] for e in jax.make_jaxpr(fused)(a, x).jaxpr.eqns if "call" in e.params)
+    (call,) = fused_calls(jax.make_jaxpr(fused)(a, x).jaxpr)
     assert call.plan(targets.find("xla")).rewritings and not call.as_written().plan(targets.find("xla")).rewritings
     results = re.findall(r"(?:dot_general|multiply) .*-> tensor<([0-9]*)xf32>", jax.jit(fused).lower(*placed).as_text())
     assert len(results) < 2, results  # products with vectors
