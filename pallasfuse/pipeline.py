@@ -37,7 +37,7 @@ from pallasfuse.plan import Kernel, Plan, Step, Strategy
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
-from pallasfuse.proof import PlannedKernel, Proof, prove
+from pallasfuse.proof import PlannedKernel, Proof, disproved_form, prove
 from pallasfuse.repetition import Places, grouped, predicted_us
 from pallasfuse.scheduled import scheduled
 from pallasfuse.search import rewriting
@@ -158,11 +158,13 @@ def _rewritings(converted: Converted, target: Target, options: FuseOptions) -> l
 def _rewritten(
     converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting]
 ) -> Placements | None:
-    """A program with some rewritings; None where there are none, or JAX has other types for them."""
+    """A program with some rewritings; None where there are none, JAX has other types for them, or they are not proved."""
     nests, leaves = [r.nests for r in cheaper], {t.name for r in cheaper for t in r.leaves}
     mixed = target.platform == "gpu"
     made = convert_rewritten(converted, nests, leaves, mixed=mixed, exclude=options.exclude) if cheaper else None
-    return None if made is None else Placements(made, target, options, rewritings=tuple(cheaper))
+    if made is None or disproved_form(made) is not None:
+        return None
+    return Placements(made, target, options, rewritings=tuple(cheaper))
 
 
 def rewritten_plan(plan: Plan) -> Plan | None:

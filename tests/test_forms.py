@@ -205,6 +205,60 @@ def test_the_proof_knows_what_is_fixed_and_where_forms_begin(name):
     assert "another form" in proof.stages
 
 
+def squares(a):
+    g = a.T @ a
+    e = g.sum(0)
+    s = e @ e
+    return s * s
+
+
+def narrow_positions(u, v, x):
+    """Positions in a type that does not hold them: 0 and 256 are equal, so that this is no identity."""
+    p = jnp.arange(N).astype(jnp.int8)
+    return ((p[:, None] == p[None]).astype(jnp.float32) + u @ v) @ x
+
+
+def distances(a, p):
+    """Of the rows of an array to itself: the differences of which squares are summed are zero on the diagonal."""
+    d = (a @ p)[:, None] - (a @ p)[None]
+    return jnp.sqrt((d * d).sum(-1))
+
+
+def masked_diagonal(s, u, v, x):
+    return (jnp.where(jnp.eye(N, dtype=bool), s[:, None], 0.0) + u @ v) @ x
+
+
+def summed_product(a, b):
+    return jnp.dot(jnp.abs(a), jnp.abs(b), preferred_element_type=jnp.float32).sum(0)
+
+
+HARD = {
+    "a sum that occurs twice": (squares, [f32(M, N)]),
+    "positions in a narrow type": (narrow_positions, [f32(N, 4), f32(4, N), f32(N, N)]),
+    "differences that cancel": (distances, [f32(N, 64), f32(64, 64)]),
+    "a diagonal by a mask": (masked_diagonal, [f32(N), f32(N, 4), f32(4, N), f32(N, N)]),
+    "narrow operands of a wide sum": (summed_product, [jax.ShapeDtypeStruct((N, N), jnp.bfloat16)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_programs_that_tempt_to_be_rewritten_wrongly(name):
+    function, avals = HARD[name]
+    args = [3 + x for x in drawn(avals)]
+    with jax.enable_x64(True):
+        exact = np.asarray(function(*[jnp.asarray(np.asarray(a, np.float64)) for a in args]), np.float64)
+    ours, plain = (
+        np.abs(np.asarray(f(*args), np.float64) - exact) for f in (pf.fuse(function, options=PRICED), jax.jit(function))
+    )
+    assert np.isfinite(ours).all()
+    assert ours.max() <= 4 * plain.max() + 1e-6 * np.abs(exact).max()
+
+
+def test_a_form_that_is_not_proved_is_not_used(monkeypatch):
+    monkeypatch.setattr("pallasfuse.pipeline.disproved_form", lambda converted: "another form: it differs")
+    assert not pf.fuse(gram, options=PRICED).explain(*GRAM).rewritings
+
+
 WRONG = {
     "twice as much": lambda nests: [*nests[:-1], replace(nests[-1], body=add(nests[-1].body, nests[-1].body))],
     "the wrong sign": lambda nests: [*nests[:-1], replace(nests[-1], body=apply("neg", nests[-1].body))],
@@ -220,6 +274,8 @@ def test_the_proof_notices_a_wrong_form(monkeypatch, name):
         return [replace(found, nests=tuple(WRONG[name](found.nests))) for found in right(*args)]
 
     monkeypatch.setattr(rewriting, "rewritings", wrong)
+    assert not pf.fuse(gram, options=PRICED).explain(*GRAM).rewritings, "it is proved before it is used"
+    monkeypatch.setattr("pallasfuse.pipeline.disproved_form", lambda converted: None)
     proof = pf.verify(pf.fuse(gram, options=PRICED), *drawn(GRAM)).proof
     assert "another form" in str(proof.counterexample)
 

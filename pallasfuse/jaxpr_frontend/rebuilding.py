@@ -130,7 +130,8 @@ def compute(nest: Nest, arrays: Mapping[str, Any], *, mixed: bool = True) -> Any
     order = (*nest.axes, *nest.reduced)
     value = _elementwise(nest.body, order, arrays, nest.dtype if nest.reduced else None)
     if nest.reduced:
-        value = jnp.sum(value, axis=tuple(range(len(nest.axes), len(order))))
+        summed = tuple(range(len(nest.axes), len(order)))
+        value = jnp.sum(value, axis=summed, dtype=dtypes.accumulator(nest.dtype))
     return value.astype(nest.dtype)
 
 

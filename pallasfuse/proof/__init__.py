@@ -10,7 +10,7 @@ A plan that is wrong has a part that is wrong, which passes with a probability o
 listed, and the plan does not count as proven.
 """
 
-from pallasfuse.proof.proving import prove, short_kernels
+from pallasfuse.proof.proving import disproved_form, prove, short_kernels
 from pallasfuse.proof.result import Counterexample, PlannedKernel, Proof
 
-__all__ = ["Counterexample", "PlannedKernel", "Proof", "prove", "short_kernels"]
+__all__ = ["Counterexample", "PlannedKernel", "Proof", "disproved_form", "prove", "short_kernels"]

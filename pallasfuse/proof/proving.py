@@ -56,6 +56,22 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
     )  # fmt: skip
 
 
+def disproved_form(converted: Converted, *, delta: float = 1e-9, seed: int = 0) -> str | None:
+    """Why a program in another form may not be the program before; None where they are equal.
+
+    delta: the probability with which a wrong form may pass.
+    """
+    record = Record()
+    try:
+        instance = Instance.of(converted, (), record)
+        if instance is not None:
+            parts_of_axes(instance, short_shapes(instance), delta, seed, record)
+    except Exception as error:  # a user's call must not fail because of its verifier
+        return f"the verifier failed ({type(error).__name__}: {error})"
+    found = record.counterexample()
+    return str(found) if found is not None else next(iter(record.uncovered), None)
+
+
 def short_kernels(converted: Converted, parts: Sequence[PlannedKernel]) -> list[tuple[Target, TileProgram]]:
     """The kernels of a plan, lowered over short axes: what an emitter can be tried on where the plan's own sizes are too large.
 

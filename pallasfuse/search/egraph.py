@@ -97,6 +97,7 @@ class EGraph:
         self._quality: list[Quality] = []
         self._table: dict[Node, int] = {}
         self._grown: list[int] = []
+        self._sums: dict[int, bool] = {}
         self._growths = count()
 
     # --- reading
@@ -205,11 +206,12 @@ class EGraph:
                 case Inverse(term):
                     done[number] = self.inverse(self.renamed(term, renaming, done))
                 case Over(axes, term):
-                    # new names of what is outside must not be caught by this sum
-                    caught = copies(axes & frozenset(renaming.values()), self.axes(term) | frozenset(renaming.values()))
+                    # what this sum binds keeps its meaning, and new names of what is outside are not caught by it
+                    free = {a: b for a, b in renaming.items() if a not in axes}
+                    outside = frozenset(free.values())
+                    caught = copies(axes & outside, self.axes(term) | outside | frozenset(free))
                     inside = self.renamed(term, caught) if caught else term
-                    own = [caught.get(a, a) for a in axes]
-                    done[number] = self.over(own, self.renamed(inside, renaming))
+                    done[number] = self.over([caught.get(a, a) for a in axes], self.renamed(inside, free))
         return done[number]
 
     def _apart(self, factors: Iterable[int]) -> tuple[list[float], list[int]]:
@@ -246,8 +248,11 @@ class EGraph:
             case Leaf() | Number():
                 return Quality.EXACT
             case Times(factors) if Quality.CANCELLED not in parts:
-                others = [q for f, q in zip(factors, parts, strict=True) if self.number_of(f) is None]
-                return others[0] if len(others) == 1 else Quality.ROUNDED
+                others = [f for f in factors if self.number_of(f) is None]
+                # two small sums of large terms have a product whose error is small as well
+                if len(others) > 1 and sum(map(self.adds_up, others)) > 1:
+                    return Quality.CANCELLED
+                return self.quality(others[0]) if len(others) == 1 else Quality.ROUNDED
             case Plus() if Quality.CANCELLED not in parts and parts.count(Quality.EXACT) <= 1:
                 return Quality.ROUNDED
             case Over() if parts[0] is Quality.ROUNDED:
@@ -255,6 +260,18 @@ class EGraph:
             case Inverse():  # whatever it is of, it is rounded, and nothing more is added up in it
                 return Quality.ROUNDED
         return Quality.CANCELLED
+
+    def adds_up(self, number: int) -> bool:
+        """May a class be much smaller than what is added up in it?"""
+        number = self.find(number)
+        if number not in self._sums:
+            self._sums[number] = False  # what is made of itself adds nothing
+            nodes = self.nodes(number)
+            self._sums[number] = any(
+                isinstance(n, Plus | Over) or (isinstance(n, Times) and any(map(self.adds_up, n.factors)))
+                for n in nodes
+            )
+        return self._sums[number]
 
     # --- joining
 

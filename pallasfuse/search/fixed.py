@@ -33,13 +33,19 @@ class _Positions:
     def of(self, node: Expr) -> Axis | None:
         """The axis whose position an expression is."""
         match node:
-            case Index(axis, _):
-                return axis
+            case Index(axis, dtype):
+                return axis if _holds(dtype, axis.extent - 1) else None
             case Read(tensor, indices, _) if tensor in self.along:
                 return dict(zip(self.axes[tensor], indices, strict=True)).get(self.along[tensor])
-            case Apply("add", (x, Const(value=0))) | Apply("convert", (x,)) if dtypes.is_integer(node.dtype):
-                return self.of(x)
+            case Apply("add", (x, Const(value=0))) | Apply("convert", (x,)):
+                along = self.of(x)
+                return along if along is not None and _holds(node.dtype, along.extent - 1) else None
         return None
+
+
+def _holds(dtype: str, number: int) -> bool:
+    """Are all numbers up to this one different in a type?"""
+    return dtypes.is_integer(dtype) and number < 1 << 8 * dtypes.itemsize_bytes(dtype) - 1
 
 
 def fixed_in(program: LoopProgram) -> Fixed:

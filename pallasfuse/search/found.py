@@ -10,8 +10,8 @@ from pallasfuse.price.terms import Price
 
 CONDITION = "sums and products are computed in another order, with roundings in other places"
 EXCEPTION = (
-    "what is multiplied and added in another order is finite, and so is what it is made of: else a result may be NaN, infinite or "
-    "finite where the program's is not"
+    "what is multiplied and added in another order is finite, and so is what it is made of, and what is computed in between, in "
+    "either order: else a result may be NaN, infinite or finite where the program's is not"
 )
 
 

@@ -78,7 +78,7 @@ def regions(program: LoopProgram) -> list[Region]:
     fixed = fixed_in(program)
     deltas = fixed.deltas
     algebraic = {n.name: n for n in program.nests if isinstance(n, Nest) and is_algebraic(n, fixed)}
-    factors: dict[str, frozenset[Expr]] = {}
+    factors: dict[str, tuple[Expr, ...]] = {}
     for name, made_by in algebraic.items():
         factors[name] = _combined(made_by, algebraic, factors)
     computed = {n.name for n in program.nests if isinstance(n, Nest) and not n.is_reduction}
@@ -144,7 +144,7 @@ def _makers(program: LoopProgram, nests: Sequence[Nest], fixed: Set[str]) -> tup
     return tuple(reversed(found))
 
 
-def _made_of(algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr]], deltas: Set[str]) -> set[str]:
+def _made_of(algebraic: Mapping[str, Nest], factors: Mapping[str, tuple[Expr, ...]], deltas: Set[str]) -> set[str]:
     """The contractions, the maps that are larger than all that they combine, those with a delta, and what is computed from them.
 
     What is computed from none is as good as an operand: it has no other order.
@@ -159,7 +159,7 @@ def _made_of(algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr
     return found
 
 
-def _scaled(algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr]], computed: Set[str]) -> set[str]:
+def _scaled(algebraic: Mapping[str, Nest], factors: Mapping[str, tuple[Expr, ...]], computed: Set[str]) -> set[str]:
     """The maps that only scale the much larger operand of a contraction: its result may be scaled instead.
 
     computed: maps. What is computed element by element is stored for the contraction anyway, and may be scaled where it is.
@@ -182,18 +182,18 @@ def _scaled(algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr]
     return found
 
 
-def _combined(nest: Nest, algebraic: Mapping[str, Nest], factors: Mapping[str, frozenset[Expr]]) -> frozenset[Expr]:
+def _combined(nest: Nest, algebraic: Mapping[str, Nest], factors: Mapping[str, tuple[Expr, ...]]) -> tuple[Expr, ...]:
     """The different elements that a nest multiplies or adds, seen through the maps between."""
-    found: set[Expr] = set()
+    found: dict[Expr, None] = {}
     for node in postorder(nest.body):
         if isinstance(node, Read):
             maker = algebraic.get(node.tensor)
             if maker is None or maker.is_reduction:
-                found.add(node)
+                found[node] = None
             else:
                 renaming = dict(zip(maker.axes, node.indices, strict=True))
-                found |= {rename_axes(f, renaming) for f in factors[maker.name]}
-    return frozenset(found) if len(found) <= _MOST_COMBINED else frozenset(list(found)[:_MOST_COMBINED])
+                found |= dict.fromkeys(rename_axes(f, renaming) for f in factors[maker.name])
+    return tuple(found)[:_MOST_COMBINED]
 
 
 def _behind(root: Nest, inside: Mapping[str, Nest], order: Mapping[str, int], stop: Set[str]) -> tuple[Nest, ...]:

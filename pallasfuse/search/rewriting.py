@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 from pallasfuse.device import Device
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.xla import price_xla
@@ -46,13 +46,13 @@ def rewritings(program: LoopProgram, device: Device, limits: Limits = LIMITS) ->
 def _part(program: LoopProgram, region: Region) -> LoopProgram:
     """The region as a program of its own, whose outputs are the root, first, and what others need of the rest."""
     definitions = {d.name: d for d in program.definitions()}
-    nests = (*region.fixed, *region.nests)
+    nests = (*(n for n in region.fixed if n.name not in region.names), *region.nests)
     own = {n.name for n in nests}
     needed = {t for n in program.nests if n.name not in own for t in n.reads} | set(program.outputs)
     others = [n.name for n in region.nests if n.name in needed and n is not region.root]
     leaves = dict.fromkeys(t for n in nests for t in sorted(n.reads) if t not in own)
     inputs = tuple(Tensor(t, definitions[t].axes, definitions[t].dtype) for t in leaves)
-    return LoopProgram(inputs, nests, (region.root.name, *others))
+    return verify(LoopProgram(inputs, nests, (region.root.name, *others)))
 
 
 def search(part: LoopProgram, device: Device, limits: Limits = LIMITS) -> Rewriting | None:

@@ -133,7 +133,7 @@ def _distributed(graph: EGraph, node: Node) -> Iterator[int]:
             for n, factor in enumerate(factors):
                 others = (*factors[:n], *factors[n + 1 :])
                 for inner in graph.nodes(factor):
-                    if isinstance(inner, Plus) and is_stable(graph, inner):
+                    if isinstance(inner, Plus) and is_stable(graph, inner, others):
                         yield graph.plus([graph.times([t, *others]) for t in inner.terms])
         case Over(axes, term):
             for inner in graph.nodes(term):
@@ -141,14 +141,16 @@ def _distributed(graph: EGraph, node: Node) -> Iterator[int]:
                     yield graph.plus([graph.over(axes, t) for t in inner.terms])
 
 
-def is_stable(graph: EGraph, node: Plus) -> bool:
-    """May what multiplies a sum multiply each of its terms instead?
+def is_stable(graph: EGraph, node: Plus, others: Sequence[int] = ()) -> bool:
+    """May what multiplies a sum, `others`, multiply each of its terms instead?
 
     Where the terms cancel, a product of each is much larger than the product of their sum, and so is its error. Where all terms but
-    one have an error in the order of their own size, the sum has that error already: |a| <= |a + b| + |b|.
+    one have an error in the order of their own size, the sum has that error already: |a| <= |a + b| + |b|. What multiplies it must
+    have no larger error than a rounding of its own: that of a sum that cancels would be multiplied by each term, too.
     """
     found = [graph.quality(t) for t in node.terms]
-    return Quality.CANCELLED not in found and found.count(Quality.EXACT) <= 1
+    exact = Quality.CANCELLED not in found and found.count(Quality.EXACT) <= 1
+    return exact and not any(map(graph.adds_up, others))
 
 
 def _factored(graph: EGraph, node: Node) -> Iterator[int]:
@@ -224,7 +226,7 @@ FACTOR = Rule("factor", "a·b + a·c, Σᵢ b + Σᵢ c", "a·(b + c), Σᵢ (b 
 INVERT = Rule("invert", "1 / (a·b)", "1/a · 1/b", "", _inverted)
 DISTRIBUTE = Rule(
     "distribute", "a·(b + c), Σᵢ (b + c)", "a·b + a·c, Σᵢ b + Σᵢ c",
-    "of b and c one at most is exact: else their sum may be small and exact, which its parts are not", _distributed,
+    "of b and c one at most is exact: else their sum may be small and exact, which its parts are not; a is no sum", _distributed,
 )  # fmt: skip
 PICK = Rule("pick", "Σᵢ δᵢⱼ·a", "a, with j for i", "i and j are equally long, and a has no tensor with both", _picked)
 RULES = (FLATTEN, MERGE, SPLIT, PICK, FACTOR, INVERT, DISTRIBUTE)
