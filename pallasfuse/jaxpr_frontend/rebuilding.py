@@ -12,7 +12,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.first_time import Later
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.jaxpr_frontend.axis_parts import Rewritten
@@ -127,20 +127,33 @@ def compute(nest: Nest, arrays: Mapping[str, Any], *, mixed: bool = True) -> Any
     pair = _pair(nest.body) if nest.reduced else None
     if pair is not None and (mixed or not _is_with_vector(nest, *pair)):
         return _product(nest, *pair, arrays, mixed)
-    order = (*nest.axes, *nest.reduced)
+    order = _stored_order(nest)
     value = _elementwise(nest.body, order, arrays, nest.dtype if nest.reduced else None)
     if nest.reduced:
-        summed = tuple(range(len(nest.axes), len(order)))
+        summed = tuple(order.index(a) for a in nest.reduced)
         value = jnp.sum(value, axis=summed, dtype=dtypes.accumulator(nest.dtype))
-    return value.astype(nest.dtype)
+    kept = [a for a in order if a not in nest.reduced]
+    return lax.transpose(value, [kept.index(a) for a in nest.axes]).astype(nest.dtype)
+
+
+def _stored_order(nest: Nest) -> tuple[Axis, ...]:
+    """The axes of a nest in the order in which the largest tensor that it reads is stored, so that this one is read as it lies."""
+    reads = [n for n in postorder(nest.body) if isinstance(n, Read)]
+    largest = max(reads, key=lambda r: volume(r.indices), default=None)
+    first = () if largest is None else largest.indices
+    return (*first, *(a for a in (*nest.axes, *nest.reduced) if a not in first))
 
 
 def _is_with_vector(nest: Nest, a: Read, b: Read) -> bool:
-    """Has an operand no axis of the result for itself?
+    """Has an operand no axis of the result for itself, while the other one is summed over more than its last axis?
 
-    XLA's products with a vector on a CPU add one term after the other. Its sums are exact to a few roundings, and take as long.
+    Such products of XLA on a CPU add one row after the other. Its sums are exact to a few roundings, and take about as long.
     """
-    return any(all(x in nest.reduced or x in other.indices for x in own.indices) for own, other in ((a, b), (b, a)))
+    pairs = ((own, other) for own, other in ((a, b), (b, a)) if other.indices)
+    return any(
+        all(x in nest.reduced or x in other.indices for x in own.indices) and other.indices[-1] not in nest.reduced
+        for own, other in pairs
+    )
 
 
 def _pair(body: Expr) -> tuple[Read, Read] | None:
