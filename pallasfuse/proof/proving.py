@@ -57,7 +57,7 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
 
 
 def disproved_form(converted: Converted, *, delta: float = 1e-9, seed: int = 0) -> str | None:
-    """Why a program in another form may not be the program before; None where they are equal.
+    """Where a program in another form is not the program before; None where they are equal, or that cannot be told over short axes.
 
     delta: the probability with which a wrong form may pass.
     """
@@ -69,7 +69,7 @@ def disproved_form(converted: Converted, *, delta: float = 1e-9, seed: int = 0) 
     except Exception as error:  # a user's call must not fail because of its verifier
         return f"the verifier failed ({type(error).__name__}: {error})"
     found = record.counterexample()
-    return str(found) if found is not None else next(iter(record.uncovered), None)
+    return None if found is None else str(found)
 
 
 def short_kernels(converted: Converted, parts: Sequence[PlannedKernel]) -> list[tuple[Target, TileProgram]]:

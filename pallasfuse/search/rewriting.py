@@ -12,6 +12,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.xla import price_xla
+from pallasfuse.search.agreement import agree
 from pallasfuse.search.costs import Costing
 from pallasfuse.search.egraph import EGraph, FullError
 from pallasfuse.search.extraction import Costs, Nests
@@ -97,6 +98,8 @@ def _judged(part: LoopProgram, made: tuple[Nest, ...], searched: Searched, devic
     new = replace(part, nests=(*kept, *made))
     before, after = price_xla(part, device), price_xla(new, device)
     if before.us <= max(after.us * device.price_error, after.us + device.kernel_us + device.launch_us):
+        return None
+    if not agree(part, new):
         return None
     return Rewriting(made, before, after, old, searched, part.inputs)
 
