@@ -36,7 +36,7 @@ _OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
 _RIVALS_FROM = 1.5
-"""What takes so many times as long as XLA's does not win in another way that was predicted to be about as fast."""
+"""Rivals of a kernel that takes so many times as long as XLA's are not tried: they are predicted to take as long as it."""
 _FEWER_KERNELS = 3
 """So often some kernels are given up to save the others, when the whole call is not faster with them."""
 _NEARLY_EVEN = 1.15

@@ -47,8 +47,8 @@ class Device:
     trip_us: float
     """One trip of a loop that does next to nothing; on a CPU, a thunk of such a trip."""
     port_bytes: float = 0.0
-    """What a GPU's multiprocessor takes from the shared cache in a clock, where others ask for the same; 0: as much as is handed
-    out for the first time."""
+    """The bytes that one multiprocessor of a GPU takes from the shared cache in a clock, where several ask for the same data; 0:
+    such data comes at the rate of the cache."""
     longest_row: int = 0
     """Elements of a row that one of XLA's own kernels reduces and reads again."""
     page_gb_s: float = 1.0
@@ -64,8 +64,8 @@ class Device:
     def from_cache_us(self, once: Any, again: Any) -> Any:
         """Returns the time in which the shared cache hands out bytes for the first time, and others again.
 
-        What many multiprocessors ask for at about the same time, and well ahead, is limited by their ports. once, again: bytes, as
-        numbers or as arrays of them.
+        Data that many multiprocessors ask for at about the same time, and well ahead, is limited by their ports. once, again:
+        bytes, as numbers or as arrays of them.
         """
         ports_gb_s = self.port_bytes * self.clock_ghz * self.multiprocessors
         return 1e-3 * (once / self.cache_gb_s + again / max(ports_gb_s, self.cache_gb_s))

@@ -33,7 +33,7 @@ def _size(count: float) -> str:
 
 STAGES = ("program", "rewritten", "kernels", "checked", "bodies", "left", "conditions")
 SNAPSHOTS = "snapshots"
-"""What is not a part of the derivation: the forms between unfused and most fused that a kernel might have had."""
+"""The name by which `show` lists the forms that a kernel might have had, from unfused to most fused; no stage of the derivation."""
 
 
 def explain(plan: Plan) -> str:

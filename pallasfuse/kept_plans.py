@@ -172,7 +172,7 @@ def _written(plan: Plan) -> Record | None:
 
 
 def _without_lines(rewritings: tuple[Rewriting, ...]) -> tuple[Rewriting, ...]:
-    """What is computed otherwise, without source lines: lines move."""
+    """The rewritings of a plan without their source lines, which change when the user edits the file."""
     return tuple(
         replace(r, nests=tuple(replace(n, source=Source()) for n in r.nests), old=tuple(replace(n, source=Source()) for n in r.old))
         for r in rewritings

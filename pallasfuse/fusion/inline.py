@@ -11,7 +11,7 @@ from pallasfuse.ir.simplify import simplify
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was made of a program's nests for one choice of maps to keep, which others ask for again."""
+    """Inlined bodies of a program's nests. Calls that keep other maps have many of them in common, and share this."""
 
     bodies: dict[tuple[Expr, tuple[tuple[str, Expr], ...]], Expr] = field(default_factory=dict)
     """By the body as it is written and those of the maps that it reads."""

@@ -284,6 +284,7 @@ class EGraph:
         self._nodes[one] |= self._nodes[other]
         self._nodes[other] = {}
         self._grown[one] = next(self._growths)
+        self._sums.clear()  # what is made of the joined class may add up more than before
         self._quality[one] = max(self._quality[one], self._quality[other])
         return True
 

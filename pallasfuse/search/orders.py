@@ -17,8 +17,6 @@ from pallasfuse.search.egraph import copies
 
 _MOST_OPERANDS = 9
 """Orders of a longer product are not compared."""
-
-
 _SCALING = frozenset({"mul", "div", "convert", "neg"})
 
 

@@ -3,11 +3,12 @@
 Equal regions, up to names, are searched once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
 
 from pallasfuse.device import Device
+from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.ir.tensors import Tensor
@@ -122,10 +123,12 @@ def _precision(nests: list[Nest]) -> str | None:
     if len(asked) > 1 or not asked <= _PRECISIONS:
         return None
     by_hand = any(n.precision is None for n in nests if n.is_reduction)
-    products = any(len(n.body.tensors) > 1 or (n.body.tensors and "*" in str(n.body)) for n in _maps(nests))
+    products = any(_multiplies(n) for n in nests if not n.is_reduction)
     full = by_hand and products and any(n.dtype == "float32" for n in nests)
     return "HIGHEST" if full else next(iter(asked), "HIGHEST")
 
 
-def _maps(nests: list[Nest]) -> Iterator[Nest]:
-    return (n for n in nests if not n.is_reduction)
+def _multiplies(nest: Nest) -> bool:
+    """Does a nest multiply one element by another one, or by itself?"""
+    products = (n for n in postorder(nest.body) if isinstance(n, Apply) and n.op in ("mul", "square"))
+    return any(all(a.tensors for a in n.args) for n in products)
