@@ -44,11 +44,13 @@ class Device:
     """From the end of a kernel to the beginning of the next one; on a CPU, what it adds to spread a thunk over the cores."""
     latency_us: float
     """From a load to its value, where the memory is busy."""
+    cache_latency_us: float
+    """The same from the shared cache."""
     trip_us: float
     """One trip of a loop that does next to nothing; on a CPU, a thunk of such a trip."""
     port_bytes: float = 0.0
-    """The bytes that one multiprocessor of a GPU takes from the shared cache in a clock, where several ask for the same data; 0:
-    such data comes at the rate of the cache."""
+    """The bytes that one multiprocessor of a GPU takes from the shared cache in a clock, at most; what several ask for comes at
+    this rate. 0: no more than the rate of the cache."""
     longest_row: int = 0
     """Elements of a row that one of XLA's own kernels reduces and reads again."""
     page_gb_s: float = 1.0
@@ -115,7 +117,7 @@ def find(kind: str, platform: Platform) -> Device:
     numbers: dict[str, Any] = {}
     for f in fields(Device):
         values = [getattr(d, f.name) for d in same]
-        if f.name in ("kernel_us", "launch_us", "latency_us", "trip_us", "longest_row"):
+        if f.name in ("kernel_us", "launch_us", "latency_us", "cache_latency_us", "trip_us", "longest_row"):
             numbers[f.name] = max(values)
         elif f.name == "price_error":
             numbers[f.name] = _UNKNOWN_ERROR * max(values)

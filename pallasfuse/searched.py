@@ -6,7 +6,7 @@ searched. The least of many prices is more often too low than that of a few list
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -35,7 +35,7 @@ from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.space import TooManyTrees, all_trees
-from pallasfuse.schedule.splits import grid_loops, split, useful_shares, within
+from pallasfuse.schedule.splits import grid_loops, most_shares, split, within
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import examine
@@ -44,8 +44,11 @@ from pallasfuse.tiling.tree_values import Bounded
 
 WARPS, SLOTS = (4, 8), (1, 3)
 """Warps of a block, and slots of what its innermost loops load."""
-_STARTS, _OF_A_TREE, _DESCENTS = 4, 2, 2
-"""The best candidates by the model that are lowered, those of one tree among them, and the best of these, which are changed."""
+_STARTS, _OF_A_TREE, _DESCENTS = 6, 2, 2
+"""The best candidates by the model that the search starts from, those of one tree among them, and the best of these, which are
+changed."""
+_TRIED, _RANKED = 24, 64
+"""The candidates that are lowered to find these, and those of each tree that are looked at, by the model."""
 _WORSE, _NEAR = 1.5, 1.15
 """What takes longer by these factors does not become fast enough by small changes, or better than what they made of another."""
 _SIMILAR = 1.15
@@ -158,8 +161,24 @@ class _Tried:
         return float("inf") if found is None else found[0]
 
     def running(self, points: Iterable[Point]) -> list[Point]:
-        """The first few of these points that the target can run."""
-        return list(islice((p for p in islice(points, 4 * _STARTS) if self.us(p) < math.inf), _STARTS))
+        """The first few of these points that the target can run, not many of one tree.
+
+        Where a tree does not run with some tiles, it is not tried with larger ones: they do not fit either.
+        """
+        found: list[Point] = []
+        failed: list[Candidate] = []
+        for point in points:
+            tree, sizes = point.candidate.tree, point.candidate.sizes
+            smaller = (f.sizes for f in failed if f.tree == tree)
+            if sum(p.candidate.tree == tree for p in found) == _OF_A_TREE or any(map(_are_within(sizes), smaller)):
+                continue
+            if self.us(point) < math.inf:
+                found.append(point)
+            else:
+                failed.append(point.candidate)
+            if len(found) == _STARTS or len(found) + len(failed) == _TRIED:
+                break
+        return found
 
     def descend(self, point: Point) -> float:
         """Changes one thing of a point after the other, as long as its price falls. Returns the price."""
@@ -177,7 +196,7 @@ class _Tried:
         """The points beside one, in lists by what they change. Larger tiles of fewer blocks may be shared by more."""
         tree = self.space.tree(point.candidate)
         blocks, _ = grid_loops(tree.body)
-        most = 2 * max(useful_shares(self.space.region, tree, self.target.device.multiprocessors), default=1)
+        most = most_shares(self.space.region, tree, self.target.device.multiprocessors)
         useful = [1 << n for n in range(most.bit_length())]
         found = []
         for n, (axis, sizes) in enumerate(self.space.choices.items()):
@@ -207,7 +226,8 @@ class _Tried:
         orders = [_widest_first(whole, region), *([whole] if self.computes else [])]
         if point.shares == 1:
             return [(tree,) for tree in dict.fromkeys(orders)]
-        found = (split(region, tree, point.shares, WARPS[0]) for tree in dict.fromkeys(orders))
+        processors = self.target.device.multiprocessors
+        found = (split(region, tree, point.shares, processors, WARPS[0]) for tree in dict.fromkeys(orders))
         return [tree for tree in found if tree is not None]
 
     @cached_property
@@ -217,19 +237,24 @@ class _Tried:
         return not all(isinstance(without_casts(side), Read) for side in sides)
 
 
+def _are_within(sizes: tuple[int, ...]) -> Callable[[tuple[int, ...]], bool]:
+    """Returns a predicate: is each of some tiles at most as large as that of `sizes`?"""
+    return lambda others: all(a <= b for a, b in zip(others, sizes, strict=True))
+
+
 def _resized(candidate: Candidate, axis: int, size: int) -> Candidate:
     return candidate._replace(sizes=(*candidate.sizes[:axis], size, *candidate.sizes[axis + 1 :]))
 
 
 def _leaders(prices: ModelPrices, shares: int = 1) -> tuple[float, list[Point]]:
-    """The best candidates by the model on its device, a few of each tree, in so many shares; and the time of the best one."""
+    """The candidates of each tree that are best by the model on its device, in so many shares; and the time of the best one."""
     space, sizes = prices.space, prices.every_size
     found: list[tuple[float, Candidate]] = []
     for tree, form in enumerate(space.trees):
         if shares > 1 and split(space.region, form, shares) is None:
             continue
         us = prices.of_every(tree)
-        best = np.argsort(us, kind="stable")[:_OF_A_TREE]
+        best = np.argsort(us, kind="stable")[:_RANKED]
         found += [(float(us[row]), Candidate(tree, tuple(map(int, sizes[row])))) for row in best]
     able = sorted(f for f in found if f[0] < math.inf)
     return able[0][0] if able else math.inf, [Point(c, shares=shares) for _, c in able]

@@ -76,6 +76,8 @@ class Product:
     """The left operand is loaded with the contracted axes before its own."""
     computes_rhs: bool = False
     """The right operand is more than what was loaded."""
+    laid_out_anew: float = 0.0
+    """Elements of the operands, and of the result for each, that have several axes of their own: for a product they are one."""
 
     @property
     def flops(self) -> float:
@@ -447,10 +449,12 @@ def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tup
     over = frozenset(s.over)
     left, right = s.lhs.axes - over, s.rhs.axes - over
     extent = sizes.volume
+    wide = [side for side in (left - right, right - left) if sum(sizes.tiles[a] > 1 for a in side) > 1]
+    anew = sum(extent(side | over) + extent(left | right) for side in wide)
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
         is_precise(s.precision), times, any(_in_columns(layouts.get(r.tensor, ()), s) for r in _through_casts(s.lhs)),
-        not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts),
+        not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts), anew,
     )  # fmt: skip
 
 

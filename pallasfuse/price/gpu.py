@@ -2,12 +2,12 @@
 
     T = launch + rounds of blocks + the busiest resource
 
-Resources: device memory, the shared cache (by the sectors that loads touch, for the first time and again), matrix units at the
-tile's shape, the shared memory from which they read operands, vector and special-function units, registers that are spilled in the
-trips of a loop, and the latency of trips that wait for their loads. Those of one multiprocessor are shared by the blocks that live
-on it; a smooth maximum joins them, since no two overlap perfectly. The numbers for products by Triton are fitted to 1507 kernels of
-23 programs on an H200
-(`benchmarks/tree_prices.py`: schedules drawn from the space of the search).
+Resources: device memory, the shared cache (by the sectors that loads touch, for the first time and again), the ports through which
+multiprocessors take from it, matrix units at the tile's shape, the shared memory from which they read operands, vector and
+special-function units, registers that are spilled in the trips of a loop, and the latency of trips that wait for their loads. Those
+of one multiprocessor are shared by the blocks that live on it; a smooth maximum joins them, since no two overlap perfectly. The
+numbers for products by Triton are fitted to 1507 kernels of 23 programs on an H200 (`benchmarks/tree_prices.py`: schedules drawn
+from the space of the search), those of ports to 795 kernels of eight programs more, and tried on 1169 of nine others.
 """
 
 import math
@@ -49,11 +49,14 @@ _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
 _TRIP_US, _WAITED = 0.1, 0.25
 """Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
 _STAGED_OPERATIONS = 32.0
-"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it."""
+"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also for each of
+a tile whose axes become one."""
 _COPY_ROWS = 8
 """Of a small tile in which the copy engine moves matrices."""
 _STARTED_US = 1.2
 """The time that a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
+_COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
+"""Of the rate of a multiprocessor's port, what copies that begin trips ahead reach, and threads that load into registers."""
 _THREADS = 2048
 """That live on a multiprocessor."""
 _BLOCKS = 16
@@ -103,19 +106,24 @@ def _one(
     sectors = (
         _largest_by_tensor(moved, sectors=True) if emission.together else sum(m.sectors for w in moved for m in w)
     ) * blocks
+    by_warps = not (emission.warpgroups or emission.together)
     in_flight = sum(_bytes_in_flight(w) for w in works) / len(works) * min(blocks, processors * occupancy)
-    rate = min(device.memory_gb_s, in_flight / device.latency_us * 1e-3) if in_flight else device.memory_gb_s
     cached = unique <= _CACHED_SHARE * device.cache_bytes
+    latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
+    asked = in_flight / latency_us * 1e-3
+    rate = min(device.memory_gb_s, asked) if in_flight else device.memory_gb_s
     memory_us = 1e-3 * unique / min(rate, device.cache_gb_s)
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
-        asked = in_flight / device.latency_us * 1e-3
-        memory_us = max(0.0, 1e-3 * unique / asked - 1e-3 * unique / device.cache_gb_s)
-    by_warps = not (emission.warpgroups or emission.together)
+        loaded = sum(m.memory for w in moved for m in w if not m.is_store)
+        memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
     again = sum(max(0.0, m.ahead * blocks - m.memory) for w in moved for m in w) if by_warps else 0.0
     cache_us = device.from_cache_us(sectors - again, again)
 
-    scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
     shares = blocks / processors * uneven  # blocks that the busiest multiprocessor runs
+    through = [_through_port(m) for w in moved for m in w] if by_warps else []
+    port_us = shares * clock_us * sum(through) / device.port_bytes if device.port_bytes else 0.0
+
+    scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
     matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission, device) for w in works for p in w.products)
     operations = [w.operations for w in works]
@@ -124,6 +132,7 @@ def _one(
         sides = [_operands(p, w.warps) for w in works for p in w.products]
         operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
         staged = sum(n for _, n in sides) * _STAGED_OPERATIONS
+        staged += sum(p.laid_out_anew * p.times for w in works for p in w.products) * _STAGED_OPERATIONS
     vector_us = (
         shares
         * clock_us
@@ -140,7 +149,7 @@ def _one(
     block_us = (
         gpu_clusters.block_us(programs, works)
         if emission.together
-        else sum(_chain_us(w, device, emission) for w in works)
+        else sum(_chain_us(w, device, emission, latency_us) for w in works)
     )
     chain_us = rounds * block_us
     launch_us = device.kernel_us + device.launch_us + (_STARTED_US if emission.warpgroups else 0.0)
@@ -148,6 +157,7 @@ def _one(
     copies_us = len(copied) * launch_us + 1e-3 * sum(copied) / device.memory_gb_s
     terms = (
         Term("device memory", unique, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
+        Term("multiprocessors' ports", sectors, "B", port_us),
         Term("scattered loads", scattered, "sectors", scattered_us),
         Term("matrix units", sum(p.flops for w in works for p in w.products) * blocks, "flop", matrix_us),
         Term("operands in shared memory", sum(len(w.products) for w in works), "products", operands_us),
@@ -220,6 +230,7 @@ class _Moved:
     sectors: float
     ahead: float
     """Those of them that are asked for trips ahead."""
+    is_store: bool
 
 
 def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
@@ -229,7 +240,7 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
     for a in work.accesses:
         by_tensor.setdefault((a.tensor, a.is_store), []).append(a)
     found = []
-    for (tensor, _), accesses in by_tensor.items():
+    for (tensor, is_store), accesses in by_tensor.items():
         loops: dict[int, float] = {}
         sectors: dict[int, float] = {}
         ahead = 0.0
@@ -241,8 +252,14 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
         again = (
             0.0 if kept or max(loops.values()) <= in_cache else (sum(loops.values()) / max(loops.values()) - 1) * once
         )
-        found.append(_Moved(tensor, once + again, max(sectors.values()) if kept else sum(sectors.values()), ahead))
+        of_cache = max(sectors.values()) if kept else sum(sectors.values())
+        found.append(_Moved(tensor, once + again, of_cache, ahead, is_store))
     return found
+
+
+def _through_port(moved: _Moved) -> float:
+    """The bytes that take as long through a multiprocessor's port at its whole rate as what a block loads of one tensor."""
+    return 0.0 if moved.is_store else moved.ahead / _COPIED_AHEAD + (moved.sectors - moved.ahead) / _BY_THREADS
 
 
 def _largest_by_tensor(moved: Sequence[Sequence[_Moved]], *, sectors: bool = False) -> float:
@@ -316,11 +333,11 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
     return clocks, right / (units if by_warpgroups else 1) * p.computes_rhs
 
 
-def _chain_us(work: BlockWork, device: Device, emission: Emission) -> float:
-    """The least time of a block: its trips wait for their loads, one after the other."""
+def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: float) -> float:
+    """The least time of a block: its trips wait for their loads, one after the other, each for `latency_us`."""
     pipelined = any(a.pipelined for a in work.accesses)
     if emission.warpgroups:
-        wait = device.trip_us if pipelined else device.latency_us
+        wait = device.trip_us if pipelined else latency_us
     else:
-        wait = _TRIP_US + _WAITED * device.latency_us / max(1, work.stages - 1) if pipelined else device.latency_us
-    return (1 + work.started) * device.latency_us + work.trips * wait
+        wait = _TRIP_US + _WAITED * latency_us / max(1, work.stages - 1) if pipelined else latency_us
+    return (1 + work.started) * latency_us + work.trips * wait

@@ -1,20 +1,22 @@
 """Splits of trees: the loop over a reduced axis in shares of the grid, whose partial states a second kernel merges (split-k)."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pallasfuse.ir.region import Region
 from pallasfuse.ir.tree import Do, Launch, Merge, Node, RangeLoop, Tree, TreeKernel, walk
 
-_MERGED = 64
-"""The largest tile of the kernel that merges: it only reads states, in many small blocks."""
+_LEAST, _MERGED = 16, 64
+"""The smallest and the largest tile along an axis of the kernel that merges."""
 
 
-def split(region: Region, tree: TreeKernel, shares: int, warps: int = 0) -> Tree | None:
+def split(region: Region, tree: TreeKernel, shares: int, processors: int = 1, warps: int = 0) -> Tree | None:
     """Returns a tree as two kernels, of which the first runs its outermost serial loop in so many shares.
 
     None where the block does something before that loop, or runs several loops over its axis. Whether the states of all reductions
-    in it can be merged, `placement` says. warps: of the kernel that merges; 0: as many as there are by default.
+    in it can be merged, `placement` says. processors: of the device, as many blocks as the kernel that merges has, or little more;
+    warps: of that kernel; 0: as many as there are by default.
     """
     around, body = grid_loops(tree.body)
     if not body or not isinstance(body[0], RangeLoop) or body[0].level != "serial":
@@ -26,7 +28,7 @@ def split(region: Region, tree: TreeKernel, shares: int, warps: int = 0) -> Tree
     if len(partial) < len(inside) or any(isinstance(n, RangeLoop) and n.axis == loop.axis for _, n in walk(after)):
         return None
     shared = RangeLoop(loop.axis, shares, (loop,), "grid", shares=True)
-    merging = tuple(replace(x, size=min(x.size, _MERGED)) for x in around)
+    merging = _merging(region, around, processors)
     return (
         replace(tree, name=f"{tree.name}_parts", body=within(around, (shared,))),
         replace(tree, launch=Launch(warps=warps), body=within(merging, (*map(Merge, partial), *after))),
@@ -49,20 +51,30 @@ def within(around: Sequence[RangeLoop], body: tuple[Node, ...]) -> tuple[Node, .
     return body
 
 
-def useful_shares(region: Region, tree: TreeKernel, processors: int) -> Iterator[int]:
-    """Yields numbers of shares, powers of two, with which few blocks become one or two for each multiprocessor.
-
-    Each share has two trips or more.
-    """
+def most_shares(region: Region, tree: TreeKernel, processors: int) -> int:
+    """Returns the most shares, a power of two, that make two blocks at most for each multiprocessor and have a trip each."""
     around, body = grid_loops(tree.body)
     if not body or not isinstance(body[0], RangeLoop):
-        return
-    blocks = 1
-    for x in around:
-        blocks *= -(-region.axes[x.axis].extent // x.size)
+        return 1
     trips = -(-region.axes[body[0].axis].extent // body[0].size)
-    shares = 2
-    while shares * blocks <= 2 * processors and 2 * shares <= trips:
-        if 2 * shares * blocks > processors:
-            yield shares
-        shares *= 2
+    most = min(trips, 2 * processors // _blocks(region, around))
+    return 1 << max(0, most.bit_length() - 1)
+
+
+def _blocks(region: Region, around: Sequence[RangeLoop]) -> int:
+    """Returns how many blocks these loops of the grid make."""
+    return math.prod(-(-region.axes[x.axis].extent // x.size) for x in around)
+
+
+def _merging(region: Region, around: Sequence[RangeLoop], processors: int) -> list[RangeLoop]:
+    """Returns the loops of the grid of the kernel that merges: it only reads states, in as many blocks as run at a time."""
+    found = list(around)
+    while True:
+        n = max(range(len(found)), key=lambda n: min(found[n].size, region.axes[found[n].axis].extent), default=None)
+        if n is None or found[n].size <= _LEAST:
+            return found
+        smaller = [*found]
+        smaller[n] = replace(found[n], size=found[n].size // 2)
+        if _blocks(region, smaller) > processors and found[n].size <= _MERGED:
+            return found
+        found = smaller

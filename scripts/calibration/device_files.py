@@ -18,7 +18,7 @@ Numbers = dict[str, Any]
 FOLDER = Path(device.__file__).resolve().parent / "devices"
 NOT_MEASURED = ("kind", "platform", "source")
 FOR_ONE_PLATFORM = {
-    "cpu": ("shared_memory_bytes", "latency_us", "longest_row", "clock_ghz"),
+    "cpu": ("shared_memory_bytes", "latency_us", "cache_latency_us", "longest_row", "clock_ghz"),
     "gpu": ("page_gb_s", "kept_bytes"),
 }
 """Fields that the price does not read on a platform."""

@@ -160,15 +160,22 @@ def shortest(clock: Clock, sizes: Sizes, known: Mapping[str, Any]) -> Iterator[F
 
 def latency(clock: Clock, sizes: Sizes, known: Mapping[str, Any]) -> Iterator[Found]:
     amounts, blocks = (64, 320), _processors(known)
-    elements = max(sizes.memory_bytes // 4, 2 * blocks * TILE)
-    found = {}
-    for tile in (128, TILE, 4 * TILE):
-        hop = blocks * tile
-        x = (jnp.arange(elements, dtype=jnp.int32) + hop) % elements
-        follow = [jax.jit(functools.partial(triton_loops.follow, blocks=blocks, trips=t, tile=tile)) for t in amounts]
-        found[tile] = slope(clock.least_us(*(Program(call, [x]) for call in follow)), amounts)
-    loads = ", ".join(f"{us:.3f} where each loads {4 * tile / 1024:g} kB" for tile, us in found.items())
-    yield Found("latency_us", found[TILE], f"one block a multiprocessor, loads that wait for each other: {loads}")
+    places = {"latency_us": sizes.memory_bytes // 4, "cache_latency_us": int(known["cache_bytes"]) // 8}
+    for field, elements in places.items():
+        found = {}
+        for tile in (128, TILE, 4 * TILE):
+            hop, length = blocks * tile, max(elements, 2 * blocks * tile)
+            x = (jnp.arange(length, dtype=jnp.int32) + hop) % length
+            follow = [
+                jax.jit(functools.partial(triton_loops.follow, blocks=blocks, trips=t, tile=tile)) for t in amounts
+            ]
+            found[tile] = slope(clock.least_us(*(Program(call, [x]) for call in follow)), amounts)
+        loads = ", ".join(f"{us:.3f} where each loads {4 * tile / 1024:g} kB" for tile, us in found.items())
+        yield Found(
+            field,
+            found[TILE],
+            f"one block a multiprocessor, loads of {4e-6 * elements:.0f} MB that wait for each other: {loads}",
+        )
 
 
 def trips(clock: Clock, sizes: Sizes, known: Mapping[str, Any]) -> Iterator[Found]:

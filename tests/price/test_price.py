@@ -129,7 +129,7 @@ def test_a_faster_memory_makes_what_streams_faster_and_products_not():
 def test_few_blocks_do_not_reach_the_memory_s_bandwidth():
     few, many = (kernel_of(softmax, struct(n, 8192)).price for n in (8, 8192))
     moved = [term(p, "device memory") for p in (few, many)]
-    assert moved[0].amount / moved[0].us < 0.3 * moved[1].amount / moved[1].us
+    assert moved[0].amount / moved[0].us < 0.5 * moved[1].amount / moved[1].us
 
 
 def test_a_left_operand_in_columns_is_packed_too():
