@@ -111,16 +111,21 @@ class Judge:
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.
 
-        Minus infinity where no target has a kernel.
+        Little, but more than nothing, where only that error can make it faster and a clock decides. Minus infinity where no target
+        has a kernel.
         """
         price = self.kernel(candidate)
         if isinstance(price, str):
             return -math.inf
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - price.us
-        return self.replaced(candidate.group, others).us - price.us * self.margin_of(candidate)
+        apart_us, margin = self.replaced(candidate.group, others).us, self.margin_of(candidate)
+        saved_us, hoped_us = apart_us - price.us * max(1.0, margin), apart_us - price.us * margin
+        return saved_us if saved_us > 0.0 or hoped_us <= 0.0 else _HOPED * hoped_us
 
 
+_HOPED = 1e-3
+"""The weight of what is saved only if a price is wrong, where a clock decides later: a saving that is predicted goes before it."""
 _ASKED = 1e9
 """Microseconds by which a kernel that is asked for is worth more than any that is not."""
 
