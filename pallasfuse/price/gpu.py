@@ -23,11 +23,12 @@ from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
-_SECTOR_BYTES = 32
+_SECTOR_BYTES, _LINE_BYTES = 32, 64
+"""The least that the shared cache hands out, and that the memory does."""
 _OVERLAP = 4.0
 """The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
-_ALONE = 2.5
-"""The same of a block that is alone on its multiprocessor, and waits for its own products."""
+_ALONE = 2.0
+"""The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
 _WAITING, _WAITING_ALONE = 2.0, 1.5
 """The same of blocks that wait for their loads, too, as no trip begins those of later ones."""
 _SPILLED_BYTES = 30.0
@@ -155,21 +156,35 @@ def _one(
     launch_us = device.kernel_us + device.launch_us + (_STARTED_US if emission.warpgroups else 0.0)
     copied = [b for p in programs for b in _copied(p)] if emission.warpgroups else []
     copies_us = len(copied) * launch_us + 1e-3 * sum(copied) / device.memory_gb_s
-    terms = (
+    moving = (
         Term("device memory", unique, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
-        Term("multiprocessors' ports", sectors, "B", port_us),
-        Term("scattered loads", scattered, "sectors", scattered_us),
+        Term("multiprocessors' ports", sectors, "B", port_us), Term("scattered loads", scattered, "sectors", scattered_us),
+        Term("waiting for loads", rounds * sum(w.trips + w.started + 1 for w in works), "trips", chain_us),
+    )  # fmt: skip
+    computing = (
         Term("matrix units", sum(p.flops for w in works for p in w.products) * blocks, "flop", matrix_us),
         Term("operands in shared memory", sum(len(w.products) for w in works), "products", operands_us),
         Term("vector units", sum(o.simple for o in operations) * blocks, "op", vector_us),
         Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),
         Term("spilled registers", spilled, "B", spilled_us),
-        Term("waiting for loads", rounds * sum(w.trips + w.started + 1 for w in works), "trips", chain_us),
-        Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us),
     )  # fmt: skip
+    others = (Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us))
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
-    busy = sum(t.us**overlap for t in terms[:-2]) ** (1 / overlap)
-    return Price(busy + copies_us + launch_us, terms)
+    if by_warps and _loads_ahead(works[0]) and works[0].products:
+        busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
+    else:
+        busy = _joined([t.us for t in (*moving, *computing)], overlap)
+    return Price(busy + copies_us + launch_us, (*moving, *computing, *others))
+
+
+def _joined(times: Sequence[float], overlap: float) -> float:
+    """The smooth maximum of times that overlap: their sum where the exponent `overlap` is 1, the largest where it is infinite."""
+    return float(sum(us**overlap for us in times) ** (1 / overlap))
+
+
+def _loads_ahead(work: BlockWork) -> bool:
+    """Do trips of a loop begin the loads of later ones?"""
+    return work.stages > 1 and any(a.pipelined for a in work.accesses)
 
 
 def least_us(moved: float, flops: float, device: Device) -> float:
@@ -188,7 +203,7 @@ def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources
         return gpu_clusters.OVERLAP
     if held is None:
         return _OVERLAP
-    ahead = work.stages > 1 and any(a.pipelined for a in work.accesses)
+    ahead = _loads_ahead(work)
     if resident == 1 and work.trips > 1:
         return _ALONE if ahead else _WAITING_ALONE
     return _OVERLAP if ahead or not work.products else _WAITING
@@ -243,17 +258,20 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
     for (tensor, is_store), accesses in by_tensor.items():
         loops: dict[int, float] = {}
         sectors: dict[int, float] = {}
-        ahead = 0.0
+        ahead = in_lines = 0.0
         for a in accesses:
             loops[a.loop] = loops.get(a.loop, 0.0) + a.bytes
             sectors[a.loop] = sectors.get(a.loop, 0.0) + a.sector_bytes(_SECTOR_BYTES)
             ahead += a.sector_bytes(_SECTOR_BYTES) if a.pipelined and work.stages > 1 else 0.0
+            in_lines += a.sector_bytes(_LINE_BYTES)
         once = min(accesses[0].unique_bytes, max(loops.values()) * work.blocks)
         again = (
             0.0 if kept or max(loops.values()) <= in_cache else (sum(loops.values()) / max(loops.values()) - 1) * once
         )
         of_cache = max(sectors.values()) if kept else sum(sectors.values())
-        found.append(_Moved(tensor, once + again, of_cache, ahead, is_store))
+        # of the rest of a line, half is in the cache when it is asked for
+        of_memory = (once + again) * (1 + max(1.0, in_lines / sum(a.bytes for a in accesses))) / 2
+        found.append(_Moved(tensor, of_memory, of_cache, ahead, is_store))
     return found
 
 
