@@ -256,6 +256,8 @@ def _assembled(
         for phase in kernel.phases:
             if phase.target.writes_kernels and arithmetic.takes_powers_of_two(phase.program):
                 conditions |= {arithmetic.CONDITION: None}
+            if phase.target.writes_kernels and arithmetic.shifts_exponentials(kernel.group.expressions()):
+                conditions |= {arithmetic.EXPONENTIAL_CONDITION: None}
             if phase.target.name in _CONDITIONS:
                 conditions |= dict.fromkeys(_CONDITIONS[phase.target.name](phase.program))
         if kernel.target.cluster:

@@ -6,6 +6,7 @@
 - `exp(u)` becomes `exp2(u log2 e)` for coarse u, with the factor folded into a constant that u is multiplied by. It is not
   folded into the two sides of a difference: equal values, as two masked scores of -1e9, would differ by their rounding (where
   values can be pinned, `units` does it for all values that belong together);
+- `expm1(x) + 1` becomes `exp(x)`, also in the branches of a choice: it is cheaper, and rounded less often;
 - half-precision functions are computed in float32 and rounded;
 - `max_j(c x) = c max_j(x)` for a constant c > 0 (exact: rounding is monotone), so that the maximum is taken of raw products.
 
@@ -14,6 +15,7 @@ proportion to its size, beside which one more rounding of that kind does not cou
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
@@ -23,6 +25,7 @@ from pallasfuse.ir.expr import (
     Const,
     Expr,
     Index,
+    add,
     apply,
     const,
     convert,
@@ -35,6 +38,7 @@ from pallasfuse.ir.expr import (
     with_args,
 )
 from pallasfuse.ir.reducers import MAX, MIN
+from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tile_program import (
     Buffer,
     Contract,
@@ -64,6 +68,30 @@ def takes_powers_of_two(program: TileProgram) -> bool:
     coarse = coarse_values(program)
     nodes = (n for s in every(program.body) for root in expressions(s) for n in postorder(root))
     return any(isinstance(n, Apply) and n.op == "exp2" and not coarse.isdisjoint(n.tensors) for n in nodes)
+
+
+EXPONENTIAL_CONDITION = "expm1(x) + 1 is exp(x), which is rounded once"
+
+
+def shifts_exponentials(roots: Iterable[Expr]) -> bool:
+    """Is one added to an exponential less one in these expressions, which `rewrite` takes together?"""
+    nodes = (n for root in roots for n in postorder(root))
+    return any(isinstance(n, Apply) and n.op == "add" and _next(*n.args) is not None for n in nodes)
+
+
+def _next(x: Expr, one: Expr) -> Expr | None:
+    """`x + 1` without a subtraction that it takes back, where x has one and `one` is 1; else None."""
+    if not (isinstance(one, Const) and one.value == 1 and x.dtype == "float32"):
+        return None if not isinstance(x, Const) or isinstance(one, Const) else _next(one, x)
+    match x:
+        case Apply("expm1", (u,)):
+            return apply("exp", u)
+        case Apply("select", (p, a, b)):
+            found = [_next(value, one) for value in (a, b)]
+            if found != [None, None]:
+                by_case = zip((a, b), found, strict=True)
+                return select(p, *(simplify(add(value, one)) if new is None else new for value, new in by_case))
+    return None
 
 
 INVERSE_CONDITION = "a quotient that is rounded to half precision is a product with the inverse of the divisor"
@@ -186,6 +214,8 @@ def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
                 return _times(x, 1 / float(value))
             case "div", (x, Const(value)) if x.tensors & coarse and 2.0**-100 < abs(value) < 2.0**100:
                 return _times(x, 1 / float(value))
+            case "add", (a, b) if (found := _next(a, b)) is not None:
+                return _step(found, found.args, coarse)
             case "exp", (u,) if u.tensors & coarse:
                 return apply("exp2", _times(u, LOG2_E))
     return apply(node.op, *args, dtype=node.dtype) if isinstance(node, Apply) else with_args(node, args)
