@@ -294,11 +294,10 @@ class FusedFunction[**P, R]:
         """
         with IMPORTS:
             from pallasfuse.check import check, wanted
-        if target is not None or not wanted(self._options):
-            made = None if target is not None else self._plan_of_call(args, kwargs, timed=False)
-            return made or self.trace(*args, **kwargs).fuse(target).tile().plan
+        if target is not None:
+            return self.trace(*args, **kwargs).fuse(target).tile().plan
         plan, device = self.planned(*args, **kwargs)
-        return plan if device is None else check(plan, device, measure=False)
+        return plan if device is None or not wanted(self._options) else check(plan, device, measure=False)
 
     def planned(self, *args: Any, **kwargs: Any) -> "tuple[Plan, Any]":
         """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""
@@ -307,11 +306,14 @@ class FusedFunction[**P, R]:
             from pallasfuse.recovery import device_of
         concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
         device = device_of(concrete)
-        timed = device is not None and wanted(self._options)
-        plan = self._plan_of_call(args, kwargs, timed=timed)
-        return plan or self.trace(*args, **kwargs).fuse(timed=timed).tile().plan, device
+        alone = device is not None
+        timed = alone and wanted(self._options)
+        plan = self._plan_of_call(args, kwargs, timed=timed, alone=alone)
+        return plan or self.trace(*args, **kwargs).fuse(timed=timed, alone=alone).tile().plan, device
 
-    def _plan_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool) -> "Plan | None":
+    def _plan_of_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, alone: bool
+    ) -> "Plan | None":
         """The plan that a call has: JAX traces and we plan once, whoever is first. None where a call is more than one equation."""
         with IMPORTS:
             from pallasfuse.stages import target_at_hand
@@ -322,7 +324,7 @@ class FusedFunction[**P, R]:
             return None
         if eqn.primitive.name != "pallasfuse" or call.options != self._options:
             return None
-        plan: Plan = call.plan(target_at_hand(None, self._options).judged(timed=timed))
+        plan: Plan = call.plan(target_at_hand(None, self._options).judged(timed=timed, alone=alone))
         return plan
 
     def renew(self) -> None:
@@ -353,8 +355,10 @@ class _MethodOfPytree[**P, R](FusedFunction[P, R]):
         traced = self._unbound.trace(self._instance, *args, **kwargs)
         return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
 
-    def _plan_of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool) -> "Plan | None":
-        return self._unbound._plan_of_call((self._instance, *args), kwargs, timed=timed)
+    def _plan_of_call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, alone: bool
+    ) -> "Plan | None":
+        return self._unbound._plan_of_call((self._instance, *args), kwargs, timed=timed, alone=alone)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         return self._unbound.lower(self._instance, *args, **kwargs)

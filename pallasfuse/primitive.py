@@ -43,7 +43,7 @@ class FusedCall:
     options: FuseOptions
     name: str
     warning: Once
-    plans: "dict[tuple[str, bool, frozenset[int]], Plan]" = field(default_factory=dict)
+    plans: "dict[tuple[str, bool, bool, frozenset[int]], Plan]" = field(default_factory=dict)
     bodies: "dict[int, FusedCall]" = field(default_factory=dict)
     """The bodies of loops and branches that were planned, by their numbers: each once, for all plans."""
     lock: Any = field(default_factory=Lock)
@@ -65,7 +65,7 @@ class FusedCall:
     def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
         """The plan for a target, made once. left: the bodies of loops, by their numbers, that stay with XLA."""
         with self.lock:
-            key = target.name, target.timed, left
+            key = target.name, target.timed, target.alone, left
             if key not in self.plans:
                 jaxpr, bodies = self.with_bodies(target, left)
                 self.plans[key] = replace(plan_of(jaxpr, target, self.options), bodies=bodies)
@@ -97,8 +97,8 @@ class FusedCall:
         return jaxpr, tuple(body for call, body in found.items() if call in inside)
 
     def judged(self, target: Target, device: Any) -> Target:
-        """The target, whose kernels are timed where a device is at hand and a check is wanted."""
-        return target.judged(timed=device is not None and wanted(self.options))
+        """The target, whose kernels are timed where a check is wanted on a device. device: None where there are several."""
+        return target.judged(timed=device is not None and wanted(self.options), alone=device is not None)
 
     def plan_on(self, target: Target, device: Any) -> Plan:
         """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""

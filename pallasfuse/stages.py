@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import jax
@@ -44,10 +45,10 @@ class Traced(OfThisProcess):
     call: Call
     converted: Converted
 
-    def fuse(self, target: str | None = None, *, timed: bool = False) -> "Fused":
-        """Choose groups and derive their folds. timed: as `Target.timed`."""
+    def fuse(self, target: str | None = None, *, timed: bool = False, alone: bool = False) -> "Fused":
+        """Choose groups and derive their folds. timed, alone: as of `Target`; what is timed has one device."""
         call = self.call
-        chosen = target_at_hand(target, call.options).judged(timed=timed)
+        chosen = target_at_hand(target, call.options).judged(timed=timed, alone=alone)
         # bodies are lowered as they are shown
         shown = replace(call.options, target=chosen.name, check=False)
         jaxpr, bodies = FusedCall(call.jaxpr, shown, call.name, Once()).with_bodies(chosen)
@@ -104,9 +105,11 @@ class Tiled(OfThisProcess):
         call = self.traced.call
         options = replace(call.options, target=self.plan.target.name, check=False)
         plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
-        fused = FusedCall(
-            call.jaxpr, options, call.name, Once(), {(plan.target.name, plan.target.timed, frozenset()): plan}
-        )
+        judged = product(
+            (False, True), repeat=2
+        )  # `Target.timed` and `alone`: however it would be planned where it is lowered
+        plans = {(plan.target.name, timed, alone, frozenset[int]()): plan for timed, alone in judged}
+        fused = FusedCall(call.jaxpr, options, call.name, Once(), plans)
 
         def run(*args: Any) -> Any:
             return bind(fused, *args)

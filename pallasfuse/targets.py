@@ -62,6 +62,8 @@ class Target:
     """Its kernels can have any loops: it runs schedules that are trees."""
     timed: bool = False
     """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
+    alone: bool = False
+    """It is known that the whole program runs on one device: nothing that a product sums is shared out."""
     unsupported_ops: frozenset[str] = frozenset()
     unsupported_reducers: frozenset[str] = frozenset()
 
@@ -90,9 +92,10 @@ class Target:
         """The bytes of the cache that all blocks share (GPU targets)."""
         return self.device.cache_bytes
 
-    def judged(self, *, timed: bool) -> "Target":
-        """Returns the same target with `timed` set: are its kernels timed before they are used?"""
-        return self if self.timed == timed else replace(self, timed=timed)
+    def judged(self, *, timed: bool, alone: bool = False) -> "Target":
+        """Returns the same target with `timed` and `alone` set: who can time kernels has one device."""
+        alone = alone or timed
+        return self if (self.timed, self.alone) == (timed, alone) else replace(self, timed=timed, alone=alone)
 
     @property
     def margin(self) -> float:

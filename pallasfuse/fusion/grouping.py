@@ -48,8 +48,7 @@ def group_segment(
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in candidates.components(graph, axis):
             found.extend(candidates.candidates(graph, axis, members, target, reasons))
-    # the price of a tree is the least of many: a clock must decide
-    if price is not None and target.timed and not along:
+    if price is not None and target.alone and not along:
         listed = {c.covers for c in found}  # of these, trees are tried when they are chosen
         found.extend(c for c in product_regions.candidates(graph, target) if c.covers not in listed)
     judge = Judge(graph, target, price, reads)
