@@ -161,6 +161,7 @@ def _written(plan: Plan) -> Record | None:
     except (EncodingError, KeyError):
         return None
     content = {
+        "joined": plan.converted.written is not None,
         "nodes": nodes,
         "kernels": kernels,
         "left": [[left.name, left.reason] for left in plan.grouping.left],
@@ -269,6 +270,8 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     converted = _converted(jaxpr, flat)
     if rewritings:
         converted = _rewritten(converted, rewritings, mixed=target.platform == "gpu")
+    if content["joined"]:
+        converted = _joined(converted)
     lines: Later[Mapping[str, str]] = Later(lambda: dict(_lines(converted)))
     whole = decode(content["nodes"], _CLASSES, _names_of(target))
     originals = [_original(kernel) for kernel in whole]
@@ -302,6 +305,19 @@ def _rewritten(converted: Converted, rewritings: tuple[Rewriting, ...], *, mixed
     if found is None:
         raise EncodingError("its sums and products are not those of the program")
     return found
+
+
+def _joined(converted: Converted) -> Converted:
+    """The program with neighbouring axes as one, made when it is asked for."""
+
+    def program() -> LoopProgram:
+        with IMPORTS:
+            from pallasfuse.fusion.joined_axes import with_joined_axes
+        found = with_joined_axes(converted.program)
+        assert found is not None
+        return found
+
+    return converted.joined(Later(program))
 
 
 def _program(flat: Jaxpr, names: Mapping[Var, str]) -> Later[LoopProgram]:

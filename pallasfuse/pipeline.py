@@ -20,9 +20,10 @@ from pallasfuse.errors import (
     TraceError,
     VerificationError,
 )
-from pallasfuse.first_time import known, without_collection
+from pallasfuse.first_time import Later, known, without_collection
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
+from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
@@ -103,7 +104,7 @@ def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset(
 @without_collection()
 def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
     """The program with its groups, in the form that is predicted to be the fastest: as it is written, with its concatenated axes
-    taken apart, or with sums and products in another order.
+    taken apart, with neighbouring axes as one, or with sums and products in another order.
 
     Raises:
       ScheduleError: the user has written a schedule, and it cannot be run.
@@ -137,6 +138,9 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
         parts = convert_in_parts(converted, exclude=options.exclude)
         if parts is not None:
             yield Placements(parts, target, options)
+        joined = _with_joined_axes(converted) if options.rewrite else None
+        if joined is not None:
+            yield Placements(joined, target, options)
         found = _rewritings(converted, target, options)
         written.outdoes = bool(found)
         rewritten = _rewritten(converted, target, options, [r for r in found if not _is_covered(r, written, grouping)])
@@ -145,6 +149,16 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
     except Exception as error:  # never a crash: the program as it is written is planned already
         warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
                       stacklevel=2)  # fmt: skip
+
+
+def _with_joined_axes(converted: Converted) -> Converted | None:
+    """A program with neighbouring axes as one; None where there are none, or where dimensions of arrays have sizes or shards of
+    their own."""
+    constrained = any(map(_compat.is_sharding_constraint, converted.jaxpr.eqns))
+    if constrained or _compat.has_symbolic_shapes(converted.original):
+        return None
+    program = with_joined_axes(converted.program)
+    return None if program is None else converted.joined(Later(lambda: program))
 
 
 def _rewritings(converted: Converted, target: Target, options: FuseOptions) -> list[Rewriting]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pallasfuse._compat import Jaxpr, Literal, Var
 from pallasfuse.first_time import Later
@@ -32,6 +32,17 @@ class Converted:
     whole: Jaxpr | None = None
     replaced: Mapping[Var, Var | Literal] = field(default_factory=dict)
     leaves: frozenset[Var] | None = None
+    written: Later[LoopProgram] | None = None
+    """The program before neighbouring axes became one that it never tells apart; None where they did not."""
+
+    def joined(self, program: Later[LoopProgram]) -> "Converted":
+        """Returns the same with a program in which neighbouring axes are one."""
+        return replace(self, made=program, written=self.made)
+
+    @property
+    def as_written(self) -> "Converted":
+        """The same with an axis for each dimension that the jaxpr has."""
+        return self if self.written is None else replace(self, made=self.written, written=None)
 
     @property
     def program(self) -> LoopProgram:
@@ -51,6 +62,7 @@ def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple
     for size in shape:
         first = at
         while math.prod(a.extent for a in axes[first:at]) != size:  # an empty dimension has an axis, too
+            assert at < len(axes), "an axis is more than a dimension"
             at += 1
         found.append((first, tuple(axes[first:at])))
     return found

@@ -11,7 +11,7 @@ from pallasfuse.proof.lookups import lookups, over_stored
 from pallasfuse.proof.masks import masks_vary
 from pallasfuse.proof.parts_of_axes import parts_of_axes
 from pallasfuse.proof.result import PlannedKernel, Proof, Record
-from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining, short_shapes
+from pallasfuse.proof.stages import bounds, conversion, duplicates, inlining, joining, short_shapes
 from pallasfuse.targets import Target
 
 
@@ -30,10 +30,11 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
             bounds(converted, part, seed, record)
             lookups(converted, part, seed, record)
         parts = [over_stored(part) for part in parts]
-        instance = Instance.of(converted, parts, record)
+        instance = _written(converted, parts, delta, seed, record)
+        if converted.written is not None and record.counterexample() is None:
+            joining(converted, record)
+            instance = Instance.of(converted, parts, record)
         if instance is not None:
-            parts_of_axes(instance, short_shapes(instance), delta, seed, record)
-            conversion(instance, delta, seed, record)
             for number, part in enumerate(parts):
                 if record.counterexample() is None:
                     test = GroupTest.small(instance, part, record)
@@ -54,6 +55,18 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
         tuple(record.stages), tuple(record.notes), () if instance is None else (*instance.assumed, *record.given),
         tuple(record.uncovered), found,
     )  # fmt: skip
+
+
+def _written(
+    converted: Converted, parts: Sequence[PlannedKernel], delta: float, seed: int, record: Record
+) -> Instance | None:
+    """Tests the stages from the jaxpr to its loops, with an axis for each dimension. Returns the instance that it tested, if any."""
+    written = converted.as_written
+    instance = Instance.of(written, parts if written is converted else (), record)
+    if instance is not None:
+        parts_of_axes(instance, short_shapes(instance), delta, seed, record)
+        conversion(instance, delta, seed, record)
+    return instance
 
 
 def disproved_form(converted: Converted, *, delta: float = 1e-9, seed: int = 0) -> str | None:

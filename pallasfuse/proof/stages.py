@@ -1,7 +1,7 @@
 """Stages of the whole program: inlining, conversion, removal of duplicates; and the bounds of loops."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Literal, Var
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.deduplicate import deduplicate
+from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
@@ -62,16 +63,43 @@ def duplicates(converted: Converted, record: Record) -> None:
     results = []
     for version in (program, deduplicate(program)):
         short: LoopProgram = small.of(version)
-        inputs = {t.name: domain.variable(t.name, [a.extent for a in t.axes]) for t in short.inputs}
-
-        def external(nest: External, _: Mapping[str, Any]) -> Any:
-            return domain.variable(nest.name, [a.extent for a in nest.axes])
-
-        results.append(evaluate_program(short, inputs, domain, external))
+        results.append(_terms(short, domain))
     for name, value in results[0].items():
         if not np.array_equal(value, results[1][name]):
             record.wrong = Counterexample("removing duplicates", name, (), "its own term", "another reduction's")
             return
+
+
+def joining(converted: Converted, record: Record) -> None:
+    """Neighbouring axes that became one."""
+    written = converted.as_written.program
+    if with_joined_axes(written) != converted.program:
+        record.wrong = Counterexample("joining axes", "the program", (), "what joining makes of it", "another")
+    short = written
+    small = shrinking(written, {})
+    if not isinstance(small, Refusal):
+        short = small.of(written)
+    elif max((nest_volume(n) for n in written.nests), default=0) > MOST_ELEMENTS:
+        record.uncovered[f"joining axes: {small}"] = None
+        return
+    record.stages["joining axes"] = None
+    joined = with_joined_axes(short)
+    assert joined is not None
+    domain = Structure()
+    before, after = _terms(short, domain), _terms(joined, domain)
+    for name, value in before.items():
+        if not np.array_equal(value, np.reshape(after[name], np.shape(value))):
+            record.wrong = Counterexample("joining axes", name, (), "its own term", "another")
+            return
+
+
+def _terms(program: LoopProgram, domain: Structure) -> dict[str, Any]:
+    """Every tensor of a program as terms; inputs, and what XLA computes, are variables, numbered row by row."""
+
+    def variable(node: Tensor | External) -> Any:
+        return domain.variable(node.name, [a.extent for a in node.axes])
+
+    return evaluate_program(program, {t.name: variable(t) for t in program.inputs}, domain, lambda e, _: variable(e))
 
 
 def bounds(converted: Converted, part: PlannedKernel, seed: int, record: Record) -> None:

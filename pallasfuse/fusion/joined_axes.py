@@ -1,0 +1,117 @@
+"""Neighbouring axes that a program never tells apart are one axis.
+
+Rows and columns of an image, samples and positions of a batch: where all arrays have them side by side in the same order, all
+reductions sum over both or neither, and nothing asks for a position along one of them, a loop over their product visits the same
+elements in the same order. It can be tiled as one axis, where the tile of one of two had to hold the whole other one.
+
+Arrays of a kernel are reshaped to the axes of its tensors, which moves nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, rebuild, with_args
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
+from pallasfuse.ir.tensors import Tensor
+
+Pair = tuple[Axis, Axis]
+
+
+def with_joined_axes(program: LoopProgram) -> LoopProgram | None:
+    """Returns the program with neighbouring axes as one that some reduction sums over together; None where there are none."""
+    found = None
+    while (pairs := _together(found or program)) is not None:
+        found = _joined(found or program, pairs)
+    return found
+
+
+def _together(program: LoopProgram) -> frozenset[Pair] | None:
+    """Finds neighbouring axes that are one wherever they occur, under whatever names a tensor is read: all pairs that go together.
+
+    None where there are none, or where no reduction sums over them.
+    """
+    apart = {*_told_apart(program)}
+    wanted = {p for n in program.nests if isinstance(n, Nest) for p in _neighbours(n) if set(p) <= set(n.reduced)}
+    classes = _classes(program)
+    for pair in sorted(wanted - apart, key=lambda p: (p[0].name, p[1].name)):
+        members = classes[pair]
+        names = [a for p in members for a in p]
+        if members.isdisjoint(apart) and len({*names}) == len(names):
+            return members
+    return None
+
+
+def _sequences(program: LoopProgram) -> Iterator[tuple[Axis, ...]]:
+    """Yields the axes of every tensor, and those along which it is read."""
+    for node in program.definitions():
+        yield node.axes
+        if isinstance(node, Nest):
+            yield from (x.indices for x in postorder(node.body) if isinstance(x, Read))
+
+
+def _neighbours(nest: Nest) -> Iterator[Pair]:
+    yield from (p for x in postorder(nest.body) if isinstance(x, Read) for p in pairwise(x.indices))
+
+
+def _told_apart(program: LoopProgram) -> Iterator[Pair]:
+    """Yields the pairs of neighbours that are not always neighbours, or of which something concerns one alone."""
+    sequences = dict.fromkeys(_sequences(program))
+    pairs = dict.fromkeys(p for s in sequences for p in pairwise(s))
+    alone = {*_concerned(program)}
+    reduced = [(n.reduced, n.axes) for n in program.nests if isinstance(n, Nest)]
+    for a, b in pairs:
+        beside = all((a, b) in pairwise(s) for s in sequences if a in s or b in s)
+        split = any((a in over) != (b in over) or (a in kept) != (b in kept) for over, kept in reduced)
+        if not beside or split or a in alone or b in alone:
+            yield a, b
+
+
+def _concerned(program: LoopProgram) -> Iterator[Axis]:
+    """Yields the axes along which something asks for a position."""
+    for node in program.nests:
+        if isinstance(node, External):
+            found = node.lookup
+            if found is not None:
+                tensors: Iterable[Tensor] = (found.result, found.source, found.table)
+                yield from (*node.axes, *(a for t in tensors for a in t.axes))
+        else:
+            yield from (x.axis for x in postorder(node.body) if isinstance(x, Index))
+            if node.picks:
+                yield from node.reduced
+
+
+def _classes(program: LoopProgram) -> dict[Pair, frozenset[Pair]]:
+    """Returns for each pair of neighbours those that are the same dimensions of a tensor, directly or through others."""
+    own = {node.name: node.axes for node in program.definitions()}
+    classes: dict[Pair, frozenset[Pair]] = {p: frozenset((p,)) for s in _sequences(program) for p in pairwise(s)}
+    for node in program.nests:
+        for x in postorder(node.body) if isinstance(node, Nest) else ():
+            if isinstance(x, Read):
+                for one, other in zip(pairwise(own[x.tensor]), pairwise(x.indices), strict=True):
+                    both = classes[one] | classes[other]
+                    classes |= dict.fromkeys(both, both)
+    return classes
+
+
+def _joined(program: LoopProgram, pairs: frozenset[Pair]) -> LoopProgram:
+    """Returns the program in which each of these pairs is one axis."""
+    one = {a: Axis(f"{a.name}_{b.name}", a.extent * b.extent) for a, b in pairs}
+    second = {b for _, b in pairs}
+
+    def joined(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        return tuple(one.get(a, a) for a in axes if a not in second)
+
+    def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
+        return read(node.tensor, joined(node.indices), node.dtype) if isinstance(node, Read) else with_args(node, args)
+
+    nests: list[Nest | External] = []
+    for node in program.nests:
+        if isinstance(node, Nest):
+            body, reduced = rebuild(node.body, step), joined(node.reduced)
+            nests.append(replace(node, axes=joined(node.axes), reduced=reduced, body=body))
+        else:
+            nests.append(replace(node, axes=joined(node.axes)))
+    inputs = tuple(replace(t, axes=joined(t.axes)) for t in program.inputs)
+    return verify(replace(program, inputs=inputs, nests=tuple(nests)))

@@ -1,0 +1,145 @@
+"""Neighbouring axes that are one axis: where they are, where something tells them apart, and what that is worth."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse.fusion.joined_axes import with_joined_axes
+from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.jaxpr_frontend import convert
+
+IMAGES = jax.ShapeDtypeStruct((3, 6, 5, 8), jnp.float32)
+
+
+def _program(function, *structs):
+    return convert(jax.make_jaxpr(function)(*structs)).program
+
+
+def _extents(program):
+    return {t.name: [a.extent for a in t.axes] for t in program.definitions()}
+
+
+def _values(program, arrays):
+    given = {t.name: a.reshape([x.extent for x in t.axes]) for t, a in zip(program.inputs, arrays, strict=True)}
+    found = evaluate(program, given)
+    return [np.asarray(found[name]).ravel() for name in program.outputs]
+
+
+def group_norm(x):
+    parts = x.reshape(3, 6, 5, 2, 4)
+    centred = parts - parts.mean((1, 2, 4), keepdims=True)
+    return (centred * jax.lax.rsqrt(jnp.square(centred).mean((1, 2, 4), keepdims=True) + 1e-5)).reshape(x.shape)
+
+
+def batch_norm(x):
+    centred = x - x.mean((0, 1, 2))
+    return centred * jax.lax.rsqrt(jnp.square(centred).mean((0, 1, 2)) + 1e-5)
+
+
+def two_images(x, y):
+    return jnp.square(x - y).mean((1, 2)), jax.nn.logsumexp(x, (1, 2))
+
+
+@pytest.mark.parametrize(
+    "function, structs, extents",
+    [
+        (group_norm, [IMAGES], [3, 30, 2, 4]),
+        (batch_norm, [IMAGES], [90, 8]),
+        (two_images, [IMAGES, IMAGES], [3, 30, 8]),
+        (lambda x: x.mean(), [IMAGES], [720]),
+    ],
+)
+def test_what_is_never_told_apart_is_one_axis(function, structs, extents):
+    program = _program(function, *structs)
+    joined = with_joined_axes(program)
+    assert _extents(joined)[program.inputs[0].name] == extents
+    arrays = [np.random.default_rng(n).normal(size=s.shape) for n, s in enumerate(structs)]
+    for got, want in zip(_values(joined, arrays), _values(program, arrays), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def masked(x):
+    return jnp.where(jnp.arange(6)[:, None] < jnp.arange(5), x.sum((0, 3)), 0.0).sum()
+
+
+APART = {
+    "a position along one": lambda x: jnp.where(jnp.arange(6)[None, :, None, None] < 4, x, 0.0).sum((1, 2)),
+    "positions along both": masked,
+    "a sum over one": lambda x: (x - x.mean(1, keepdims=True)).sum((1, 2)),
+    "a factor along one": lambda x: (x * x[:1, :1, :, :1]).sum((1, 2)),
+    "another order": lambda x: (x * x.transpose(0, 2, 1, 3).reshape(x.shape)).sum((1, 2)),
+    "another order of one array": lambda x: jnp.einsum("bijc,bjic->bc", x, x.transpose(0, 2, 1, 3) + 1.0),
+    "an element of one": lambda x: (x - x[:, 2:3]).sum((1, 2)),
+    "a maximum that is compared along one": lambda x: (x >= x.max(2, keepdims=True)).sum((1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_is_told_apart_stays(name):
+    program = _program(APART[name], IMAGES)
+    joined = with_joined_axes(program)
+    if joined is not None:  # others may be one: no array has images of 30 elements
+        assert all(30 not in extents for extents in _extents(joined).values()), name
+        (x,) = (np.random.default_rng(0).normal(size=IMAGES.shape),)
+        for got, want in zip(_values(joined, [x]), _values(program, [x]), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+def test_axes_that_nothing_sums_over_together_stay():
+    assert with_joined_axes(_program(lambda x: jax.nn.softmax(x, -1), IMAGES)) is None
+
+
+def test_tensors_that_are_read_under_two_names_are_joined_under_both():
+    def distances(x, y):
+        return jnp.square(x[:, None] - y[None]).sum((2, 3))
+
+    square = jax.ShapeDtypeStruct((4, 6, 5), jnp.float32)
+    program = _program(lambda x: distances(x, x), square)
+    joined = with_joined_axes(program)
+    assert _extents(joined)[program.inputs[0].name] == [4, 30]
+    x = np.random.default_rng(0).normal(size=square.shape)
+    np.testing.assert_allclose(_values(joined, [x])[0], _values(program, [x])[0], rtol=1e-12)
+
+
+LARGE = jax.ShapeDtypeStruct((8, 64, 64, 512), jnp.bfloat16)
+
+
+def large_norm(x):
+    parts = x.astype(jnp.float32).reshape(8, 64, 64, 32, 16)
+    centred = parts - parts.mean((1, 2, 4), keepdims=True)
+    return (centred * jax.lax.rsqrt(parts.var((1, 2, 4), keepdims=True) + 1e-5)).reshape(x.shape).astype(x.dtype)
+
+
+def test_a_norm_over_images_is_one_kernel_only_with_them():
+    assert pf.fuse(large_norm).trace(LARGE).fuse("triton").tile().plan.kernels
+    without = pf.fuse(large_norm, options=pf.FuseOptions(rewrite=False)).trace(LARGE).fuse("triton").tile().plan
+    assert not without.kernels
+
+
+def test_a_plan_with_joined_axes_is_right_proved_and_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PALLASFUSE_KEEP_PLANS", "1")
+    monkeypatch.setattr(
+        "pallasfuse.pipeline.predicted_us", lambda placements, groups: -float(placements.converted.written is not None)
+    )
+    monkeypatch.setattr("pallasfuse.fusion.judging.Judge.saving", lambda judge, *_: 1.0)
+    x = jax.random.normal(jax.random.key(0), (4, 32, 32, 16)) + 3
+
+    def norm(x):
+        centred = x - x.mean((0, 1, 2))
+        return centred * jax.lax.rsqrt(jnp.square(centred).mean((0, 1, 2)) + 1e-5)
+
+    options = pf.FuseOptions(check=False)
+    fused = pf.fuse(norm, options=options)
+    plan = fused.explain(x)
+    assert plan.converted.written is not None and plan.kernels
+    np.testing.assert_allclose(fused(x), norm(x), rtol=2e-5, atol=2e-5)
+    report = pf.verify(fused, x)
+    assert report.proof.counterexample is None and not report.proof.uncovered, report
+    monkeypatch.setattr("pallasfuse.pipeline.make_plan", lambda *args: pytest.fail("it is planned again"))
+    again = pf.fuse(norm, options=options)
+    np.testing.assert_array_equal(again(x), fused(x))
+    kept = again.explain(x)
+    assert kept.converted.written is not None and str(kept.program) == str(plan.program)
