@@ -60,7 +60,7 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
 def _written(
     converted: Converted, parts: Sequence[PlannedKernel], delta: float, seed: int, record: Record
 ) -> Instance | None:
-    """Tests the stages from the jaxpr to its loops, with an axis for each dimension. Returns the instance that it tested, if any."""
+    """Tests the stages from the jaxpr to its loops, with an axis for each dimension. Returns the instance, if there is one."""
     written = converted.as_written
     instance = Instance.of(written, parts if written is converted else (), record)
     if instance is not None:

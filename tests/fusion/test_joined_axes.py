@@ -1,14 +1,20 @@
 """Neighbouring axes that are one axis: where they are, where something tells them apart, and what that is worth."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallasfuse as pf
+from pallasfuse.first_time import Later
 from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.ir.reducers import MAX
 from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.proof.result import Record
+from pallasfuse.proof.stages import joining
 
 IMAGES = jax.ShapeDtypeStruct((3, 6, 5, 8), jnp.float32)
 
@@ -143,3 +149,22 @@ def test_a_plan_with_joined_axes_is_right_proved_and_kept(monkeypatch, tmp_path)
     np.testing.assert_array_equal(again(x), fused(x))
     kept = again.explain(x)
     assert kept.converted.written is not None and str(kept.program) == str(plan.program)
+
+
+@pytest.mark.parametrize("wrong", ["another order", "another sum"])
+def test_the_proof_notices_axes_that_were_joined_wrongly(wrong):
+    converted = convert(jax.make_jaxpr(group_norm)(IMAGES))
+    joined = with_joined_axes(converted.program)
+    nests = list(joined.nests)
+    if wrong == "another sum":
+        at = next(n for n, nest in enumerate(nests) if nest.is_reduction)
+        nests[at] = replace(nests[at], reducer=MAX)
+    else:
+        at = next(n for n, nest in enumerate(nests) if len(nest.axes) > 2)
+        nests[at] = replace(nests[at], axes=(*nests[at].axes[:-2], *nests[at].axes[:-3:-1]))
+    record = Record()
+    joining(converted.joined(Later(lambda: replace(joined, nests=tuple(nests)))), record)
+    assert record.counterexample() is not None
+    right = Record()
+    joining(converted.joined(Later(lambda: joined)), right)
+    assert right.counterexample() is None and right.stages
