@@ -2,15 +2,16 @@
 
     expression = sum of monomials, each as often as it occurs
     monomial   = product of atoms and their powers
-    atom       = Tensor | SumOver(axis) | Inverse(atom or expression) | Root(...) | Exponential(monomial) | Applied(operation, expressions)
+    atom       = Tensor | SumOver(axis) | Inverse(expression) | Root(expression) | Exponential(monomial) | Applied(operation, ...)
 
-A sum over an axis is a factor, `SumOver(axis)`: then all that Mirage's axioms say of sums (one after the other, of a sum, of a product,
-of a quotient) is what they say of products. Their equivalence is that of polynomials with natural numbers, which have one
-normal form: no solver is asked, and none gives up. Literals are ones, and so is a sign. There is no cancellation, neither of quotients nor of
-differences: with it, everything would be a part of everything.
+A sum over an axis is a factor, `SumOver(axis)`: then all that Mirage's axioms say of sums (one after the other, of a sum, of a
+product, of a quotient) is what they say of products. Their equivalence is that of polynomials with natural numbers, which have
+one normal form: no solver is asked, and none gives up. But for products in divisors and roots, of which only the factors that all
+terms have are taken out, it is complete. Literals are ones, and so is a sign. There is no cancellation, neither of quotients nor
+of differences: with it, everything would be a part of everything.
 
-An expression x is a *part* of another one, y, if y is equal to one that x is a subexpression of: y = x·m + z for a monomial m and some z, or
-x is a part of what an atom of y is made of. A tensor whose expression is no part of the output's is of no use for the output.
+An expression x is a *part* of another one, y, if y is equal to one that x is a subexpression of: y = x·m + z for a monomial m and
+some z, or x is a part of what an atom of y is made of. A tensor whose expression is no part of the output's is of no use for it.
 """
 
 from collections import Counter
@@ -92,13 +93,15 @@ class Law:
 
 
 DISTRIBUTE = Law("distribute", "(a + b) * c", "a * c + b * c")
-SUMS = Law("sums", "sum(i, a) * b, sum(i, sum(j, a)), sum(i, a) + sum(i, b)", "sum(i, a * b), sum(j, sum(i, a)), sum(i, a + b)")
+SUMS = Law(
+    "sums", "sum(i, a) * b, sum(i, sum(j, a)), sum(i, a) + sum(i, b)", "sum(i, a * b), sum(j, sum(i, a)), sum(i, a + b)"
+)
 INVERSES = Law("inverses", "1 / (a * b)", "1 / a * 1 / b")
 ROOTS = Law("roots", "sqrt(a * b)", "sqrt(a) * sqrt(b)")
 EXPONENTIALS = Law("exponentials", "exp(a + b)", "exp(a) * exp(b)")
 LAWS = frozenset({DISTRIBUTE, SUMS, INVERSES, ROOTS, EXPONENTIALS})
-"""With the commutativity and associativity that sets have, these are Mirage's 13 equivalences and those of repairs (exponentials) and norms
-(roots)."""
+"""With the commutativity and associativity that sets have, these are Mirage's 13 equivalences, and those of repairs (exponentials)
+and norms (roots)."""
 
 
 def atom(of: Atom) -> Polynomial:
@@ -213,9 +216,9 @@ class Abstraction:
     def applied(self, op: str, args: list[Polynomial]) -> Polynomial:
         """The abstract expression of a scalar operation."""
         match op, args:
-            case ("convert" | "neg"), [x]:
+            case (("convert" | "neg"), [x]):
                 return x
-            case ("add" | "sub"), [x, y]:
+            case (("add" | "sub"), [x, y]):
                 return self.plus((x, y))
             case "mul", [x, y]:
                 return self.times(x, y)

@@ -6,19 +6,31 @@ An operand is the number of an operator. A tensor has the axes of its operands, 
 join, each operand stretches along the axes that only the other one has. A `Contract` is the sum of a product, as one operator.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, assert_never
 
 import numpy as np
 
-from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, convert, postorder, read, rebuild, substitute
-from pallasfuse.ir.loop_program import LoopProgram, Nest, Source, verify
+from pallasfuse.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    Read,
+    apply,
+    const,
+    convert,
+    postorder,
+    read,
+    rebuild,
+    substitute,
+)
+from pallasfuse.ir.loop_program import LoopProgram, Nest, verify
 from pallasfuse.ir.reducers import SUM, Reducer
 from pallasfuse.search.abstract import Abstraction, Polynomial, Tensor, TooLongError, atom
 
@@ -97,9 +109,9 @@ class Operators:
 
     def number(self, operator: Operator) -> int:
         """The number of an operator, which is added to the table if it is new."""
-        if isinstance(operator, Join | Contract) and operator.left > operator.right:
-            if isinstance(operator, Contract) or operator.operation in COMMUTATIVE:
-                operator = replace(operator, left=operator.right, right=operator.left)
+        commutes = isinstance(operator, Contract) or (isinstance(operator, Join) and operator.operation in COMMUTATIVE)
+        if commutes and isinstance(operator, Join | Contract) and operator.left > operator.right:
+            operator = replace(operator, left=operator.right, right=operator.left)
         known = self._numbers.get(operator)
         if known is None:
             known = self._numbers[operator] = len(self.rows)
@@ -182,7 +194,7 @@ class Operators:
         shape = tuple(self._extents[a] for a in of.indices)
         key = read(of.tensor, (), of.dtype)
         if key not in self._drawn:
-            draw = np.random.default_rng(sum(of.tensor.encode()) + len(self._drawn))
+            draw = np.random.default_rng(list(of.tensor.encode()))
             self._drawn[key] = draw.uniform(0.5, 1.5, shape) * draw.choice([-1.0, 1.0], shape)
         return self._drawn[key]
 
@@ -254,6 +266,8 @@ class Written:
     def nests(self, number: int) -> LoopProgram:
         """The program with another operator as its output, as nests: one for each operator, stored in the type of the output."""
         table, made, stored = self.table, list[Nest](), dict[int, Read]()
+        taken = {t.name for t in self.program.inputs}
+        names = (name for n in count() if (name := f"{self.root.name}.{n}") not in taken)
         wide = dtypes.accumulator(self.root.dtype)
         for n in table.behind(number):
             operator = table.rows[n]
@@ -266,7 +280,7 @@ class Written:
             body, reducer = _body(operator, [convert(p, wide) for p in parts], wide)
             if n == number:
                 kept = self.root.axes
-            name = self.root.name if n == number else f"{self.root.name}.{len(made)}"
+            name = self.root.name if n == number else next(names)
             precision = self.precision if isinstance(operator, Contract) else None
             reduced = tuple(a for a in order if a not in table.axes[n])
             body = body if reducer else convert(body, self.root.dtype)

@@ -1,9 +1,9 @@
 """All sequences of operators that compute what a program does, each once (Mirage, algorithm 1).
 
-A sequence is made by adding one operator after the other to the program's inputs. Operators stand in the order of what they
-read: the later one of their operands first, then the other one, then the operator itself. Every set of operators has exactly
-one such order, so none is made twice. A *prefix* is left as soon as the abstract expression of its last operator is no part of the output's, or
-as it has more results that nothing reads yet than operators to come could join.
+A sequence is made by adding one operator after the other to the program's inputs. Operators stand in the order of what they read:
+the later one of their operands first, then the other one, then the operator itself. Every set of operators has exactly one such
+order, so none is made twice. A *prefix* is left as soon as the abstract expression of its last operator is no part of the output's,
+or as it has more results that nothing reads yet than operators to come could join.
 """
 
 import time
@@ -12,19 +12,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pallasfuse.ir.axes import volume
 from pallasfuse.search.abstract import LAWS, Abstraction, Goal, Law
-from pallasfuse.search.operators import COMMUTATIVE, Abstracts, Contract, Join, Map, Operator, Reduce
-from pallasfuse.search.written import Vocabulary, Written
+from pallasfuse.search.operators import COMMUTATIVE, Abstracts, Contract, Join, Map, Operator, Reduce, Written
+from pallasfuse.search.written import Vocabulary
 
 _TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far to search: operators of a sequence, prefixes; and seconds, so many that the prefixes are fewer on any machine."""
+    """How far to search: operators of a sequence, prefixes, elements of a tensor; and seconds, so many that no machine needs them
+    for the prefixes."""
 
     operators: int = 5
-    prefixes: int = 1_000_000
+    prefixes: int = 50_000
+    elements: int = 1 << 32
     seconds: float = 600.0
 
 
@@ -43,6 +46,9 @@ class Counted:
         return sum(self.visited.values())
 
 
+BOUNDS = Bounds()
+
+
 class _Enough(Exception):
     """A bound is reached."""
 
@@ -56,7 +62,7 @@ class Prefixes:
     """
 
     written: Written
-    bounds: Bounds = Bounds()
+    bounds: Bounds = BOUNDS
     laws: frozenset[Law] | None = LAWS
     verified: bool = True
     counted: Counted = field(default_factory=Counted)
@@ -82,7 +88,9 @@ class Prefixes:
         start = time.perf_counter()
         self._end = start + self.bounds.seconds
         try:
-            self._extend(list(self.written.inputs), len(self.written.inputs), frozenset(), (0, -1, -1), self.bounds.operators)
+            self._extend(
+                list(self.written.inputs), len(self.written.inputs), frozenset(), (0, -1, -1), self.bounds.operators
+            )
         except _Enough:
             self.counted.complete = False
         self.counted.seconds = time.perf_counter() - start
@@ -93,8 +101,9 @@ class Prefixes:
     ) -> None:
         """Visits all prefixes that a prefix is continued to.
 
-        available: its inputs and operators. unread: operators that nothing reads. last: the order of its last operator: the places of its
-        operands in `available`, the later one first, and its own number among what they can be combined to. left: operators to come.
+        available: its inputs and operators. unread: operators that nothing reads. last: the order of its last operator, which is
+        the places of its operands in `available`, the later one first, and its own number among what they can be combined to.
+        left: operators to come.
         """
         depth = len(available) - inputs + 1
         for later in range(last[0], len(available)):
@@ -112,9 +121,7 @@ class Prefixes:
                     if not others and self._is_output(number):
                         self.found[number] = None
                     if left > 1:
-                        self._extend(
-                            [*available, number], inputs, others | {number}, (later, earlier, kind), left - 1
-                        )
+                        self._extend([*available, number], inputs, others | {number}, (later, earlier, kind), left - 1)
 
     def _visit(self, depth: int) -> None:
         visited = self.counted.visited
@@ -127,7 +134,9 @@ class Prefixes:
         """The useful operators that read one tensor (earlier: -1), or two: each with its place among all of them."""
         key = later, earlier
         if key not in self._pairs:
-            every = [self._table.number(o) for o in (self._of_one(later) if earlier < 0 else self._of_two(later, earlier))]
+            combined = self._of_one(later) if earlier < 0 else self._of_two(later, earlier)
+            every = [self._table.number(o) for o in combined]
+            every = [n for n in every if volume(self._table.axes[n]) <= self.bounds.elements]
             self._pairs[key] = tuple((n, o) for n, o in enumerate(every) if self._is_useful(o))
             self._left[key] = len(every) - len(self._pairs[key])
         self.counted.pruned += self._left[key]

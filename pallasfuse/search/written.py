@@ -5,11 +5,22 @@ from dataclasses import dataclass, field
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, read, rename_axes, substitute
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, rename_axes, substitute
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import SUM, Reducer
-from pallasfuse.search.operators import HOLE, WIDE, Contract, Input, Join, Map, Operators, Reduce, Written, operands, typed
+from pallasfuse.search.operators import (
+    HOLE,
+    WIDE,
+    Contract,
+    Input,
+    Join,
+    Map,
+    Operators,
+    Reduce,
+    Written,
+    typed,
+)
 
 
 class _Unreadable(Exception):
@@ -68,7 +79,9 @@ class _Reading:
         nest = self.nests[name]
         renaming = {a: b for a, b in zip(nest.axes, indices, strict=True) if a != b}
         if len(set(indices)) < len(indices) or not set(renaming.values()).isdisjoint(nest.reduced):
-            raise _Unreadable(f"{name!r} is read at {', '.join(map(str, indices))}, along axes that it is not computed over")
+            raise _Unreadable(
+                f"{name!r} is read at {', '.join(map(str, indices))}, along axes that it is not computed over"
+            )
         body = rename_axes(self.bodies[name], renaming)
         if nest.reducer is None:
             return self.expression(body)
