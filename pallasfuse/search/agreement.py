@@ -1,4 +1,4 @@
-"""Do two loop programs compute the same? Evaluated in float64 over short axes, on drawn inputs."""
+"""Do two loop programs compute the same? Evaluated in float64 and over finite fields, over short axes, on drawn inputs."""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
@@ -8,14 +8,20 @@ import numpy as np
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.ir.evaluate import evaluate, evaluate_program
 from pallasfuse.ir.expr import rename_axes
-from pallasfuse.ir.loop_program import LoopProgram, Nest, verify
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.search.egraph import plain_name
+from pallasfuse.verification.compare import Comparison
+from pallasfuse.verification.domain import FiniteFields
+from pallasfuse.verification.field import tower
+from pallasfuse.verification.value import Value
 
 _TOLERANCE = 1e-9
 _MOST_ELEMENTS = 1 << 20
+_LEVELS, _TRIALS = 3, 8
+"""Of finite fields: exponentials that may be nested, and one; and of independent drawings."""
 
 
 def agree(one: LoopProgram, other: LoopProgram, seed: int = 0) -> bool:
@@ -46,6 +52,25 @@ def _agree(one: LoopProgram, other: LoopProgram, short: Mapping[Axis, Axis], see
     inputs = {n: draw.uniform(0.5, 1.5, shape) * draw.choice([-1.0, 1.0], shape) for n, shape in shapes.items()}
     first, second = (evaluate(p, inputs) for p in programs)
     return all(np.allclose(first[n], second[n], rtol=_TOLERANCE, atol=_TOLERANCE) for n in one.outputs)
+
+
+def agree_in_fields(one: LoopProgram, other: LoopProgram, seed: int = 0) -> bool:
+    """Are the outputs of two programs of the same inputs equal over finite fields, on drawn inputs over short axes?"""
+    short = _short(_axes(one) | _axes(other))
+    first, second = (_over(p, short) for p in (one, other))
+    fields = FiniteFields(tower(_LEVELS, _TRIALS, seed))
+    inputs = {t.name: fields.random([a.extent for a in t.axes], t.dtype) for t in first.inputs}
+    expected, found = (evaluate_program(p, inputs, fields, _external) for p in (first, second))
+    for name in one.outputs:
+        compared = Comparison()
+        compared.add(expected[name], found[name], _TRIALS)
+        if compared.mismatch is not None or compared.fewest == 0:
+            return False
+    return True
+
+
+def _external(nest: External, _: dict[str, Value]) -> Value:
+    raise InvalidProgramError(f"cannot evaluate {nest.name!r}: {nest.reason}")
 
 
 def _axes(program: LoopProgram) -> set[Axis]:

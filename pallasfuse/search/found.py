@@ -51,22 +51,22 @@ class Rewriting:
         return self.nests[-1].name
 
     def __str__(self) -> str:
-        made = "; ".join(map(_shown, self.nests))
+        made = "; ".join(map(shown, self.nests))
         return f"{self.nests[-1].source}: {made}; {self.after.us:.3g} us predicted, as written {self.before.us:.3g} us"
 
     def lines(self) -> Iterator[str]:
         """What the program says, what is computed instead, both with their prices, and what was searched."""
         yield f"{self.nests[-1].source}:"
         yield f"  as written, {self.before}"
-        yield from (f"    {_shown(n)}" for n in self.old)
+        yield from (f"    {shown(n)}" for n in self.old)
         yield f"  computed as, {self.after}"
-        yield from (f"    {_shown(n)}" for n in self.nests)
+        yield from (f"    {shown(n)}" for n in self.nests)
         found = ", ".join(f"{rule} {count}" for rule, count in self.searched.found.items())
         end = "all of them" if self.searched.complete else "until a limit was reached"
         yield f"  searched {self.searched.terms} terms in {self.searched.classes} classes, {end}; found by {found}"
 
 
-def _shown(nest: Nest) -> str:
+def shown(nest: Nest) -> str:
     over = f"sum[{', '.join(a.name for a in nest.reduced)}] " if nest.reduced else ""
     return f"{nest.name}[{', '.join(a.name for a in nest.axes)}] = {over}{_uncast(nest.body)}"
 
