@@ -32,8 +32,11 @@ def _together(program: LoopProgram) -> frozenset[Pair] | None:
 
     None where there are none, or where no reduction sums over them.
     """
+    several = [n for n in program.nests if isinstance(n, Nest) and len(n.reduced) > 1]
+    wanted = {p for n in several for p in _neighbours(n) if set(p) <= set(n.reduced)}
+    if not wanted:
+        return None
     apart = {*_told_apart(program)}
-    wanted = {p for n in program.nests if isinstance(n, Nest) for p in _neighbours(n) if set(p) <= set(n.reduced)}
     classes = _classes(program)
     for pair in sorted(wanted - apart, key=lambda p: (p[0].name, p[1].name)):
         members = classes[pair]
@@ -57,15 +60,22 @@ def _neighbours(nest: Nest) -> Iterator[Pair]:
 
 def _told_apart(program: LoopProgram) -> Iterator[Pair]:
     """Yields the pairs of neighbours that are not always neighbours, or of which something concerns one alone."""
-    sequences = dict.fromkeys(_sequences(program))
-    pairs = dict.fromkeys(p for s in sequences for p in pairwise(s))
+    before: dict[Axis, set[Axis | None]] = {}
+    after: dict[Axis, set[Axis | None]] = {}
+    for axes in dict.fromkeys(_sequences(program)):
+        for a, b in pairwise((None, *axes, None)):
+            if a is not None:
+                after.setdefault(a, set()).add(b)
+            if b is not None:
+                before.setdefault(b, set()).add(a)
     alone = {*_concerned(program)}
-    reduced = [(n.reduced, n.axes) for n in program.nests if isinstance(n, Nest)]
-    for a, b in pairs:
-        beside = all((a, b) in pairwise(s) for s in sequences if a in s or b in s)
-        split = any((a in over) != (b in over) or (a in kept) != (b in kept) for over, kept in reduced)
-        if not beside or split or a in alone or b in alone:
-            yield a, b
+    loops = {axes for n in program.nests if isinstance(n, Nest) for axes in (n.axes, n.reduced)}
+    for a, nexts in after.items():
+        for b in nexts - {None}:
+            assert b is not None
+            beside = nexts == {b} and before[b] == {a} and alone.isdisjoint((a, b))
+            if not beside or any((a in axes) != (b in axes) for axes in loops):
+                yield a, b
 
 
 def _concerned(program: LoopProgram) -> Iterator[Axis]:
