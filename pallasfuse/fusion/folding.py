@@ -128,7 +128,8 @@ def fold_over(
     nest: Nest, rolled: Axis, pass_index: int, unfinished: Mapping[str, Fold], signs: Mapping[str, Sign], *,
     strict: bool = False,
 ) -> Folded | Refusal:  # fmt: skip
-    """Derive the fold of `nest`, whose body reads the `unfinished` folds of the same pass (Neptune, algorithm 1).
+    """Derive the fold of `nest`, whose body reads the `unfinished` folds of the same pass (Neptune, algorithm 1). These include
+    what they read unfinished themselves.
 
     `strict` refuses a fold with exceptions.
     """

@@ -214,12 +214,16 @@ def _derived(region: Region, *, strict: bool) -> FoldsOnDemand:
     """Derives what a tree may read unfinished, and so the conditions of all trees."""
     folds = FoldsOnDemand(region, strict=strict)
     known: dict[str, Fold] = {}
+    before: dict[str, dict[str, Fold]] = {}
     for nest in region.nests:
         if len(nest.reduced) != 1:
             continue
         together_with = [n for n in region.reads(nest) if n.name in known and n.reduced == nest.reduced]
         folds.refined(nest, nest.reduced[0], together_with)
-        found = folds(nest, nest.reduced[0], {n.name: known[n.name] for n in together_with})
+        before[nest.name] = {}
+        for n in together_with:  # and what they read unfinished themselves
+            before[nest.name] |= before[n.name] | {n.name: known[n.name]}
+        found = folds(nest, nest.reduced[0], before[nest.name])
         if not isinstance(found, Refusal):
             known[nest.name] = found
     return folds

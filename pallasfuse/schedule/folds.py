@@ -1,5 +1,6 @@
 """The reads of unfinished reductions that a region's algebra allows: where the fold of a nest over them can be derived."""
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -7,7 +8,7 @@ from pallasfuse.errors import Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir.fold import Fold
-from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.region import Region
 from pallasfuse.schedule.placement import MayFold
 
@@ -29,20 +30,32 @@ def derivable(region: Region, *, strict: bool = False) -> MayFold:
 
     @cache
     def fold(name: str, unfinished: frozenset[str]) -> Fold | None:
+        """Returns the fold of a nest that depends on these unfinished reductions; each of them on some of the others."""
         nest = nests[name]
-        if len(nest.reduced) != 1:
+        if len(nest.reduced) != 1 or any(nests[other].reduced != nest.reduced for other in unfinished):
             return None
-        read = {}
-        for other in unfinished:
-            together = (r for r in nests[other].reads if r in nests and nests[r].reduced == nest.reduced)
-            found = fold(other, frozenset(together)) if nests[other].reduced == nest.reduced else None
-            if found is None:
-                return None
-            read[other] = found
+        before = {other: fold(other, _before(nests, other, unfinished)) for other in unfinished}
+        read = {other: found for other, found in before.items() if found is not None}
+        if len(read) < len(before):
+            return None
         derived = derive(nest, nest.reduced[0], read)
         return None if isinstance(derived, Refusal) else derived
 
     def may_fold(nest: str, unfinished: frozenset[str]) -> bool:
-        return fold(nest, unfinished) is not None
+        finished = nests[nest].reads - unfinished  # also where what is unfinished reads it
+        running = {n for n in nests if nests[n].reduced == nests[nest].reduced and n not in finished}
+        return fold(nest, _before(nests, nest, running | unfinished)) is not None
 
     return may_fold
+
+
+def _before(nests: Mapping[str, Nest], name: str, among: Container[str]) -> frozenset[str]:
+    """Returns those of `among` that a nest reads, directly or through each other."""
+    found: set[str] = set()
+    stack = list(nests[name].reads)
+    while stack:
+        read = stack.pop()
+        if read not in found and read in among:
+            found.add(read)
+            stack.extend(nests[read].reads)
+    return frozenset(found)

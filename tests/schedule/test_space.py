@@ -5,6 +5,14 @@ import random
 
 import pytest
 
+from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.fusion.product_regions import _derived
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import apply, mul, read, sub
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import MAX, SUM
+from pallasfuse.ir.region import Region, verify
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Do, RangeLoop, TreeKernel, parse, show, walk
 from pallasfuse.schedule import space
 from pallasfuse.schedule.folds import derivable
@@ -203,3 +211,28 @@ def test_a_loop_that_runs_once_stays_where_it_holds_values_together():
     assert str(space.tiled(CHAIN, tree, {"i": 16, "k": 16, "j": 32, "l": 16})) == kept
     dropped = "kernel { i:16@grid l:16@grid ( t0 t1 ) }"
     assert str(space.tiled(CHAIN, tree, {"i": 16, "k": 48, "j": 32, "l": 16})) == dropped
+
+
+def chained(*, directly):
+    """Returns a region whose last sum reads a sum that reads a maximum over the same axis, and the maximum itself, or not."""
+    i, j, k = Axis("i", 16), Axis("j", 32), Axis("k", 8)
+    x, w = read("x", (i, j), "float32"), read("w", (j, k), "float32")
+    largest, total = read("m", (i,), "float32"), read("l", (i,), "float32")
+    last = mul(sub(x, largest) if directly else x, w)
+    nests = (
+        Nest("m", (i,), x, "float32", (j,), MAX),
+        Nest("l", (i,), apply("exp", sub(x, largest)), "float32", (j,), SUM),
+        Nest("o", (i, k), mul(last, apply("log", total)), "float32", (j,), SUM),
+    )
+    inputs = (Tensor("x", (i, j), "float32"), Tensor("w", (j, k), "float32"))
+    return verify(Region(nests, inputs, ("o",)))
+
+
+@pytest.mark.parametrize("directly", [False, True])
+@pytest.mark.parametrize("unfinished", [{"l"}, {"m"}, {"m", "l"}])
+def test_a_fold_is_derived_whatever_of_its_chain_is_finished(directly, unfinished):
+    region = chained(directly=directly)
+    if not unfinished <= region.by_name["o"].reads:
+        return
+    assert isinstance(derivable(region)("o", frozenset(unfinished)), bool)
+    assert isinstance(_derived(region, strict=False), FoldsOnDemand)
