@@ -48,9 +48,12 @@ def group_segment(
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in candidates.components(graph, axis):
             found.extend(candidates.candidates(graph, axis, members, target, reasons))
+    again: list[Candidate] = []
     if price is not None and target.alone and not along:
-        listed = {c.covers for c in found}  # of these, trees are tried when they are chosen
-        found.extend(c for c in product_regions.candidates(graph, target) if c.covers not in listed)
+        listed = {c.covers for c in found}  # of these, trees are tried when they are chosen, or when they save nothing
+        trees = [*product_regions.candidates(graph, target)]
+        found += [c for c in trees if c.covers not in listed]
+        again += [c for c in trees if c.covers in listed]
     judge = Judge(graph, target, price, reads)
     numbers, savings = select(
         [judge.bound(c) for c in found], [c.covers for c in found], lambda n: judge.saving(found[n])
@@ -67,10 +70,13 @@ def group_segment(
                 reasons.setdefault(name, "its kernel and another one would wait for each other")
         else:
             chosen = joined
-    for candidate in found:  # what is worth a kernel beside those that make what it reads
+    for candidate in (
+        *(found if chosen else ()),
+        *again,
+    ):  # what is worth a kernel beside those that make what it reads
         others = [c.group for c in chosen]
         apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)
-        if chosen and apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
+        if apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
             chosen = _join(graph, chosen, candidate, target, judge) or chosen
     chosen = worth_it(judge, chosen, reasons)
     if judge.is_shared(c.group for c in chosen):
