@@ -72,6 +72,15 @@ class Device:
         ports_gb_s = self.port_bytes * self.clock_ghz * self.multiprocessors
         return 1e-3 * (once / self.cache_gb_s + again / max(ports_gb_s, self.cache_gb_s))
 
+    def among(self, total: float) -> "Device":
+        """Returns the device as a program finds it whose arguments and results have so many bytes together.
+
+        Of what all of them together do not leave in the cache, a part is there in proportion: the next kernel reads others.
+        """
+        if self.platform != "gpu" or total <= self.cache_bytes:
+            return self
+        return replace(self, cache_bytes=int(self.cache_bytes * self.cache_bytes / total))
+
     def share(self, count: int) -> "Device":
         """Returns a device that has a part, one of so many, of this one's units and rates."""
         return replace(

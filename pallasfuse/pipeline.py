@@ -25,7 +25,8 @@ from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
 from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.indirect import unable, with_lookups
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.tensors import Tensor
@@ -117,6 +118,7 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
         grouping, placed = scheduled(converted, options.schedule, target, strict=options.strict)
         placements.adopt(grouping.groups[0], placed, None, {})
         return placements, grouping
+    target = target.on(target.device.among(_bytes_around(converted)))
     placements = Placements(converted, target, options)
     grouping = choose_groups(placements)
     best = placements, grouping
@@ -129,6 +131,18 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
         if error * predicted_us(others, groups.groups) < predicted_us(best[0], best[1].groups):
             best = others, groups
     return best
+
+
+def _bytes_around(converted: Converted) -> int:
+    """The bytes of the numbers among a program's arguments and results; none where shapes are symbolic."""
+    if _compat.has_symbolic_shapes(converted.original):
+        return 0
+    around = {n: t for t in converted.program.definitions() if (n := t.name) in converted.program.outputs}
+    around |= {t.name: t for t in converted.program.inputs}
+    numbers = [
+        t for t in around.values() if t.dtype == "bool" or dtypes.is_integer(t.dtype) or dtypes.is_float(t.dtype)
+    ]
+    return sum(volume(t.axes) * dtypes.itemsize_bytes(t.dtype) for t in numbers)
 
 
 def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements]:
