@@ -57,6 +57,8 @@ class Device:
     """Memory that the system hands out anew (CPUs)."""
     kept_bytes: int = 32 << 20
     """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
+    found_share: float = 1.0
+    """The share of the shared cache in which a kernel finds what it reads: other kernels of a program fill the rest."""
     price_error: float = 1.2
     """By which factor a kernel must be predicted to be faster than XLA's to be kept unchecked.
 
@@ -75,11 +77,15 @@ class Device:
     def among(self, total: float) -> "Device":
         """Returns the device as a program finds it whose arguments and results have so many bytes together.
 
-        Of what all of them together do not leave in the cache, a part is there in proportion: the next kernel reads others.
+        Where the cache does not hold all of them, what a kernel reads is there in proportion: others have been read since.
         """
-        if self.platform != "gpu" or total <= self.cache_bytes:
-            return self
-        return replace(self, cache_bytes=int(self.cache_bytes * self.cache_bytes / total))
+        share = 1.0 if self.platform != "gpu" else min(1.0, self.cache_bytes / max(total, 1.0))
+        return self if share == self.found_share else replace(self, found_share=share)
+
+    @property
+    def found_bytes(self) -> float:
+        """The most bytes that a kernel finds in the shared cache when it begins."""
+        return self.cache_bytes * self.found_share
 
     def share(self, count: int) -> "Device":
         """Returns a device that has a part, one of so many, of this one's units and rates."""

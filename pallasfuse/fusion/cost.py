@@ -46,7 +46,7 @@ class Work:
         cores = 1 if device.platform == "gpu" else device.multiprocessors
         matrix_us = 1e-6 * self.matmul_flops / (max(device.matmul_tflop_s.values()) * cores)
         vector_us = 1e-3 * self.vector_flops / (device.vector_gop_s * cores)
-        rate = max(device.memory_gb_s, device.cache_gb_s if self.moved <= device.cache_bytes else 0.0)
+        rate = max(device.memory_gb_s, device.cache_gb_s if self.moved <= device.found_bytes else 0.0)
         return max(matrix_us, vector_us, 1e-3 * self.moved / rate) + self.launches * device.kernel_us
 
     @property

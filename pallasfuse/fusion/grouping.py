@@ -70,13 +70,11 @@ def group_segment(
                 reasons.setdefault(name, "its kernel and another one would wait for each other")
         else:
             chosen = joined
-    for candidate in (
-        *(found if chosen else ()),
-        *again,
-    ):  # what is worth a kernel beside those that make what it reads
+    chosen = _with_trees(graph, chosen, again, target, judge)
+    for candidate in found:  # what is worth a kernel beside those that make what it reads
         others = [c.group for c in chosen]
         apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)
-        if apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
+        if chosen and apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
             chosen = _join(graph, chosen, candidate, target, judge) or chosen
     chosen = worth_it(judge, chosen, reasons)
     if judge.is_shared(c.group for c in chosen):
@@ -90,6 +88,22 @@ def group_segment(
         for n in graph.reductions() if n.name not in covered
     )  # fmt: skip
     return Grouping(tuple(groups), left, tuple(judge.replaced(g, others_than(chosen, g)) for g in groups))
+
+
+def _with_trees(
+    graph: Graph, chosen: list[Candidate], trees: Sequence[Candidate], target: Target, judge: Judge
+) -> list[Candidate]:
+    """The chosen candidates, and trees instead of some of them that save less together.
+
+    What has folds stays: trees are tried beside it when it has been chosen.
+    """
+    for tree in trees:
+        others = [c for c in chosen if not tree.covers.isdisjoint(c.covers)]
+        saved_us = sum(judge.saving(c) for c in others)
+        if not any(c.group.folds for c in others) and judge.bound(tree) > saved_us < judge.saving(tree):
+            rest = [c for c in chosen if all(c is not other for other in others)]
+            chosen = _join(graph, rest, tree, target, judge) or chosen
+    return chosen
 
 
 def _with_others_together(

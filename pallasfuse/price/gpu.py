@@ -109,7 +109,7 @@ def _one(
     ) * blocks
     by_warps = not (emission.warpgroups or emission.together)
     in_flight = sum(_bytes_in_flight(w) for w in works) / len(works) * min(blocks, processors * occupancy)
-    cached = unique <= _CACHED_SHARE * device.cache_bytes
+    cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
     rate = min(device.memory_gb_s, asked) if in_flight else device.memory_gb_s
@@ -189,7 +189,7 @@ def _loads_ahead(work: BlockWork) -> bool:
 
 def least_us(moved: float, flops: float, device: Device) -> float:
     """The least price of a kernel without warpgroups of its own that moves so many bytes, once, and multiplies matrices."""
-    in_cache = moved <= _CACHED_SHARE * device.cache_bytes
+    in_cache = moved <= _CACHED_SHARE * device.found_bytes
     cache_us = 1e-3 * moved / device.cache_gb_s
     memory_us = cache_us if in_cache else 1e-3 * moved / device.memory_gb_s
     matrix_us = 1e-6 * flops / (max(device.matmul_tflop_s.values()) * OF_LIBRARY)

@@ -128,7 +128,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
 
 def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = _CACHED_SHARE) -> float:
     """The time to move bytes, which stay in the cache where they fit."""
-    cached = moved <= kept * device.cache_bytes
+    cached = moved <= kept * device.found_bytes
     return 1e-3 * moved / ((_CACHED_RATE * device.cache_gb_s if cached else device.memory_gb_s) * efficiency)
 
 

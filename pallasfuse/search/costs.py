@@ -23,7 +23,7 @@ class Costing:
 
     def _moved(self, *elements: int) -> float:
         moved = sum(elements) * dtypes.itemsize_bytes(self.dtype)
-        cached = moved < self.device.cache_bytes
+        cached = moved < self.device.found_bytes
         return 1e-3 * moved / (self.device.cache_gb_s if cached else self.device.memory_gb_s)
 
     def _computed(self, operations: float) -> float:

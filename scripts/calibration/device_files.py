@@ -16,7 +16,7 @@ from scripts.calibration.found import Found
 Numbers = dict[str, Any]
 
 FOLDER = Path(device.__file__).resolve().parent / "devices"
-NOT_MEASURED = ("kind", "platform", "source")
+NOT_MEASURED = ("kind", "platform", "source", "found_share")
 FOR_ONE_PLATFORM = {
     "cpu": ("shared_memory_bytes", "latency_us", "cache_latency_us", "longest_row", "clock_ghz"),
     "gpu": ("page_gb_s", "kept_bytes"),
