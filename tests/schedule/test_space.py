@@ -218,11 +218,11 @@ def chained(*, directly):
     i, j, k = Axis("i", 16), Axis("j", 32), Axis("k", 8)
     x, w = read("x", (i, j), "float32"), read("w", (j, k), "float32")
     largest, total = read("m", (i,), "float32"), read("l", (i,), "float32")
-    last = mul(sub(x, largest) if directly else x, w)
+    last = sub(sub(x, largest) if directly else x, apply("log", total))
     nests = (
         Nest("m", (i,), x, "float32", (j,), MAX),
         Nest("l", (i,), apply("exp", sub(x, largest)), "float32", (j,), SUM),
-        Nest("o", (i, k), mul(last, apply("log", total)), "float32", (j,), SUM),
+        Nest("o", (i, k), mul(last, w), "float32", (j,), SUM),
     )
     inputs = (Tensor("x", (i, j), "float32"), Tensor("w", (j, k), "float32"))
     return verify(Region(nests, inputs, ("o",)))
