@@ -152,7 +152,8 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
         parts = convert_in_parts(converted, exclude=options.exclude)
         if parts is not None:
             yield Placements(parts, target, options)
-        joined = _with_joined_axes(converted) if options.rewrite else None
+        # who asks for tiles names the axes of the program as it is written
+        joined = _with_joined_axes(converted) if options.rewrite and not options.tiles else None
         if joined is not None:
             yield Placements(joined, target, options)
         found = _rewritings(converted, target, options)

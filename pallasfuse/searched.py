@@ -25,6 +25,7 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
+from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.phases import problem_of
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.xla_kernels import without_casts
@@ -163,22 +164,32 @@ class _Tried:
     def running(self, points: Iterable[Point]) -> list[Point]:
         """The first few of these points that the target can run, not many of one tree.
 
-        Where a tree does not run with some tiles, it is not tried with larger ones: they do not fit either.
+        Where a tree's tiles are too large for a block, it is not tried with larger ones: they do not fit either.
         """
         found: list[Point] = []
-        failed: list[Candidate] = []
+        too_large: list[Candidate] = []
+        tried = 0
         for point in points:
             tree, sizes = point.candidate.tree, point.candidate.sizes
-            smaller = (f.sizes for f in failed if f.tree == tree)
+            smaller = (c.sizes for c in too_large if c.tree == tree)
             if sum(p.candidate.tree == tree for p in found) == _OF_A_TREE or any(map(_are_within(sizes), smaller)):
                 continue
+            tried += 1
             if self.us(point) < math.inf:
                 found.append(point)
-            else:
-                failed.append(point.candidate)
-            if len(found) == _STARTS or len(found) + len(failed) == _TRIED:
+            elif self._is_too_large(point):
+                too_large.append(point.candidate)
+            if len(found) == _STARTS or tried == _TRIED:
                 break
         return found
+
+    def _is_too_large(self, point: Point) -> bool:
+        """Is it for its memory alone that the target does not run a point, in any order of its axes?"""
+        made = [phases_of_tree(self.group, tree, self.target, self.folds, self.lowered) for tree in self._trees(point)]
+        return bool(made) and all(
+            phases is not None and any(kernel_resources.too_large(p.program, p.target) for p in phases)
+            for phases in made
+        )
 
     def descend(self, point: Point) -> float:
         """Changes one thing of a point after the other, as long as its price falls. Returns the price."""
@@ -275,7 +286,16 @@ def placed_by_tree(
 
     folds: of the group's region, for many trees. lowered: of the same group and target; grows.
     """
-    lowered = {} if lowered is None else lowered
+    phases = phases_of_tree(group, tree, target, folds, {} if lowered is None else lowered)
+    if phases is None or any(problem_of(p) is not None for p in phases):
+        return None
+    return Placed(Schedule((), group.rolled, group.rolled.extent, tree=tree), phases, ())
+
+
+def phases_of_tree(
+    group: Group, tree: Tree, target: Target, folds: FoldsOnDemand, lowered: Lowered
+) -> tuple[Phase, ...] | None:
+    """The kernels of a tree, whether the target runs them or not; None where it is not lowered. Otherwise as `placed_by_tree`."""
     plain = tuple(replace(k, body=tuple(map(_one_slot, k.body)), launch=replace(k.launch, warps=0)) for k in tree)
     if plain not in lowered:
         lowered[plain] = _programs(group, plain, target, folds)
@@ -283,9 +303,7 @@ def placed_by_tree(
     if programs is None:
         return None
     own = (replace(p, warps=k.launch.warps or p.warps, stages=_slots(k)) for p, k in zip(programs, tree, strict=True))
-    phases = tuple(Phase(p, target) for p in own)
-    schedule = Schedule((), group.rolled, group.rolled.extent, tree=tree)
-    return None if any(problem_of(p) is not None for p in phases) else Placed(schedule, phases, ())
+    return tuple(Phase(p, target) for p in own)
 
 
 def _slots(kernel: TreeKernel) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pallasfuse._compat import Jaxpr, Literal, Var
+from pallasfuse.errors import InvalidProgramError
 from pallasfuse.first_time import Later
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import LoopProgram
@@ -62,7 +63,10 @@ def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple
     for size in shape:
         first = at
         while math.prod(a.extent for a in axes[first:at]) != size:  # an empty dimension has an axis, too
-            assert at < len(axes), "an axis is more than a dimension"
+            if at >= len(axes):  # else this would not end
+                raise InvalidProgramError(
+                    f"dimensions {tuple(shape)} are not products of axes of {[a.extent for a in axes]}"
+                )
             at += 1
         found.append((first, tuple(axes[first:at])))
     return found

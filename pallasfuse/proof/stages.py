@@ -75,6 +75,7 @@ def joining(converted: Converted, record: Record) -> None:
     written = converted.as_written.program
     if with_joined_axes(written) != converted.program:
         record.wrong = Counterexample("joining axes", "the program", (), "what joining makes of it", "another")
+        return
     short = written
     small = shrinking(written, {})
     if not isinstance(small, Refusal):

@@ -74,20 +74,26 @@ EXPONENTIAL_CONDITION = "expm1(x) + 1 is exp(x), which is rounded once"
 
 
 def shifts_exponentials(roots: Iterable[Expr]) -> bool:
-    """Is one added to an exponential less one in these expressions, which `rewrite` takes together?"""
+    """Returns whether these expressions add one to an `expm1`, which `rewrite` makes an `exp`."""
     nodes = (n for root in roots for n in postorder(root))
-    return any(isinstance(n, Apply) and n.op == "add" and _next(*n.args) is not None for n in nodes)
+    return any(isinstance(n, Apply) and n.op == "add" and _plus_one(n.args[0], n.args[1]) is not None for n in nodes)
 
 
-def _next(x: Expr, one: Expr) -> Expr | None:
-    """`x + 1` without a subtraction that it takes back, where x has one and `one` is 1; else None."""
+_CHOICES = 2
+"""Choices in one another that are looked into for an `expm1`: expressions share their parts, and each would be visited again."""
+
+
+def _plus_one(x: Expr, one: Expr, choices: int = _CHOICES) -> Expr | None:
+    """Returns `x + 1` with `exp(u)` for an `expm1(u)` that x is or may choose; None where it has none, or `one` is not 1."""
+    if isinstance(x, Const) and not isinstance(one, Const):
+        x, one = one, x
     if not (isinstance(one, Const) and one.value == 1 and x.dtype == "float32"):
-        return None if not isinstance(x, Const) or isinstance(one, Const) else _next(one, x)
+        return None
     match x:
         case Apply("expm1", (u,)):
             return apply("exp", u)
-        case Apply("select", (p, a, b)):
-            found = [_next(value, one) for value in (a, b)]
+        case Apply("select", (p, a, b)) if choices:
+            found = [_plus_one(value, one, choices - 1) for value in (a, b)]
             if found != [None, None]:
                 by_case = zip((a, b), found, strict=True)
                 return select(p, *(simplify(add(value, one)) if new is None else new for value, new in by_case))
@@ -214,7 +220,7 @@ def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
                 return _times(x, 1 / float(value))
             case "div", (x, Const(value)) if x.tensors & coarse and 2.0**-100 < abs(value) < 2.0**100:
                 return _times(x, 1 / float(value))
-            case "add", (a, b) if (found := _next(a, b)) is not None:
+            case "add", (a, b) if (found := _plus_one(a, b)) is not None:
                 return _step(found, found.args, coarse)
             case "exp", (u,) if u.tensors & coarse:
                 return apply("exp2", _times(u, LOG2_E))

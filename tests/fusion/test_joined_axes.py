@@ -168,3 +168,20 @@ def test_the_proof_notices_axes_that_were_joined_wrongly(wrong):
     right = Record()
     joining(converted.joined(Later(lambda: joined)), right)
     assert right.counterexample() is None and right.stages
+
+
+@pytest.mark.parametrize("tiles", [(("k", 4),), (("i", 2), ("k", 4))])
+def test_who_asks_for_tiles_names_the_axes_of_the_program_as_it_is_written(tiles):
+    images = jax.ShapeDtypeStruct((16, 32, 128, 128), jnp.float32)
+
+    def norm(x):
+        return (x - x.mean((2, 3), keepdims=True)) * jax.lax.rsqrt(x.var((2, 3), keepdims=True) + 1e-5)
+
+    options = pf.FuseOptions(target="triton", check=False, price=True, tiles=tiles)
+    assert pf.fuse(norm, options=options).explain(images).converted.written is None
+    assert (
+        pf.fuse(norm, options=pf.FuseOptions(target="triton", check=False, price=True))
+        .explain(images)
+        .converted.written
+        is not None
+    )

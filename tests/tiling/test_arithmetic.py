@@ -1,15 +1,18 @@
 """Cheaper arithmetic: an exponential less one, to which one is added."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallasfuse as pf
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.expr import Apply, postorder
+from pallasfuse.ir.expr import Apply, apply, const, postorder, read, select
 from pallasfuse.ir.tile_program import every, expressions
-from pallasfuse.tiling.arithmetic import EXPONENTIAL_CONDITION, rewrite
+from pallasfuse.tiling.arithmetic import EXPONENTIAL_CONDITION, rewrite, shifts_exponentials
 
 
 def _plan(feature, dtype=jnp.bfloat16):
@@ -52,3 +55,14 @@ def test_it_has_the_same_value(feature):
     assert before != after
     for out in want:
         np.testing.assert_allclose(got[out], want[out], rtol=1e-12)
+
+
+def test_choices_in_one_another_do_not_take_forever():
+    x = read("x", (Axis("i", 4),), "float32")
+    value = apply("expm1", x)
+    for n in range(60):  # each is read twice by the next: as a tree there are 2 ** 60
+        p = apply("lt", x, const(float(n), "float32"))
+        value = select(p, value, select(apply("not", p), value, const(float(n), "float32")))
+    start = time.perf_counter()
+    shifts_exponentials([apply("add", value, const(1.0, "float32"))])
+    assert time.perf_counter() - start < 1.0
