@@ -306,13 +306,13 @@ class FusedFunction[**P, R]:
             from pallasfuse.recovery import device_of
         concrete = [x for x in self.leaves(args, kwargs) if not isinstance(x, jax.core.Tracer)]
         device = device_of(concrete)
-        alone = device is not None
-        timed = alone and wanted(self._options)
-        plan = self._plan_of_call(args, kwargs, timed=timed, alone=alone)
-        return plan or self.trace(*args, **kwargs).fuse(timed=timed, alone=alone).tile().plan, device
+        one_device = device is not None
+        timed = one_device and wanted(self._options)
+        plan = self._plan_of_call(args, kwargs, timed=timed, one_device=one_device)
+        return plan or self.trace(*args, **kwargs).fuse(timed=timed, one_device=one_device).tile().plan, device
 
     def _plan_of_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, alone: bool
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, one_device: bool
     ) -> "Plan | None":
         """The plan that a call has: JAX traces and we plan once, whoever is first. None where a call is more than one equation."""
         with IMPORTS:
@@ -324,7 +324,7 @@ class FusedFunction[**P, R]:
             return None
         if eqn.primitive.name != "pallasfuse" or call.options != self._options:
             return None
-        plan: Plan = call.plan(target_at_hand(None, self._options).judged(timed=timed, alone=alone))
+        plan: Plan = call.plan(target_at_hand(None, self._options).judged(timed=timed, one_device=one_device))
         return plan
 
     def renew(self) -> None:
@@ -356,9 +356,9 @@ class _MethodOfPytree[**P, R](FusedFunction[P, R]):
         return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
 
     def _plan_of_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, alone: bool
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, one_device: bool
     ) -> "Plan | None":
-        return self._unbound._plan_of_call((self._instance, *args), kwargs, timed=timed, alone=alone)
+        return self._unbound._plan_of_call((self._instance, *args), kwargs, timed=timed, one_device=one_device)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         return self._unbound.lower(self._instance, *args, **kwargs)

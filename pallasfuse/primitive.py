@@ -65,7 +65,7 @@ class FusedCall:
     def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
         """The plan for a target, made once. left: the bodies of loops, by their numbers, that stay with XLA."""
         with self.lock:
-            key = target.name, target.timed, target.alone, left
+            key = target.name, target.timed, target.one_device, left
             if key not in self.plans:
                 jaxpr, bodies = self.with_bodies(target, left)
                 self.plans[key] = replace(plan_of(jaxpr, target, self.options), bodies=bodies)
@@ -97,8 +97,11 @@ class FusedCall:
         return jaxpr, tuple(body for call, body in found.items() if call in inside)
 
     def judged(self, target: Target, device: Any) -> Target:
-        """The target, whose kernels are timed where a check is wanted on a device. device: None where there are several."""
-        return target.judged(timed=device is not None and wanted(self.options), alone=device is not None)
+        """Returns the target for a call on a device, where its kernels are timed if a check is wanted.
+
+        device: None where it is not at hand, or where there are several.
+        """
+        return target.judged(timed=device is not None and wanted(self.options), one_device=device is not None)
 
     def plan_on(self, target: Target, device: Any) -> Plan:
         """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""

@@ -45,10 +45,10 @@ class Traced(OfThisProcess):
     call: Call
     converted: Converted
 
-    def fuse(self, target: str | None = None, *, timed: bool = False, alone: bool = False) -> "Fused":
-        """Choose groups and derive their folds. timed, alone: as of `Target`; what is timed has one device."""
+    def fuse(self, target: str | None = None, *, timed: bool = False, one_device: bool = True) -> "Fused":
+        """Choose groups and derive their folds. timed, one_device: as of `Target`."""
         call = self.call
-        chosen = target_at_hand(target, call.options).judged(timed=timed, alone=alone)
+        chosen = target_at_hand(target, call.options).judged(timed=timed, one_device=one_device)
         # bodies are lowered as they are shown
         shown = replace(call.options, target=chosen.name, check=False)
         jaxpr, bodies = FusedCall(call.jaxpr, shown, call.name, Once()).with_bodies(chosen)
@@ -105,10 +105,9 @@ class Tiled(OfThisProcess):
         call = self.traced.call
         options = replace(call.options, target=self.plan.target.name, check=False)
         plan = replace(self.plan, options=replace(self.plan.options, check=False))  # what is shown is what is lowered
-        judged = product(
-            (False, True), repeat=2
-        )  # `Target.timed` and `alone`: however it would be planned where it is lowered
-        plans = {(plan.target.name, timed, alone, frozenset[int]()): plan for timed, alone in judged}
+        # the same plan, whatever is known of devices where it is lowered
+        judged = product((False, True), repeat=2)
+        plans = {(plan.target.name, timed, one, frozenset[int]()): plan for timed, one in judged}
         fused = FusedCall(call.jaxpr, options, call.name, Once(), plans)
 
         def run(*args: Any) -> Any:

@@ -62,8 +62,8 @@ class Target:
     """Its kernels can have any loops: it runs schedules that are trees."""
     timed: bool = False
     """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
-    alone: bool = False
-    """It is known that the whole program runs on one device: nothing that a product sums is shared out."""
+    one_device: bool = True
+    """The program runs on one device as a whole: nothing that a product sums is shared out."""
     unsupported_ops: frozenset[str] = frozenset()
     unsupported_reducers: frozenset[str] = frozenset()
 
@@ -92,10 +92,10 @@ class Target:
         """The bytes of the cache that all blocks share (GPU targets)."""
         return self.device.cache_bytes
 
-    def judged(self, *, timed: bool, alone: bool = False) -> "Target":
-        """Returns the same target with `timed` and `alone` set: who can time kernels has one device."""
-        alone = alone or timed
-        return self if (self.timed, self.alone) == (timed, alone) else replace(self, timed=timed, alone=alone)
+    def judged(self, *, timed: bool, one_device: bool = True) -> "Target":
+        """Returns the same target with `timed` and `one_device` set."""
+        same = (self.timed, self.one_device) == (timed, one_device)
+        return self if same else replace(self, timed=timed, one_device=one_device)
 
     @property
     def margin(self) -> float:

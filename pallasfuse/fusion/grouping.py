@@ -49,7 +49,7 @@ def group_segment(
         for members in candidates.components(graph, axis):
             found.extend(candidates.candidates(graph, axis, members, target, reasons))
     again: list[Candidate] = []
-    if price is not None and target.alone and not along:
+    if price is not None and target.one_device and not along:
         listed = {c.covers for c in found}  # of these, trees are tried when they are chosen, or when they save nothing
         trees = [*product_regions.candidates(graph, target)]
         found += [c for c in trees if c.covers not in listed]
