@@ -75,9 +75,9 @@ class Device:
         return 1e-3 * (once / self.cache_gb_s + again / max(ports_gb_s, self.cache_gb_s))
 
     def among(self, total: float) -> "Device":
-        """Returns the device as a program finds it whose arguments and results have so many bytes together.
+        """Returns the device as a program finds it whose arguments and results have `total` bytes together.
 
-        Where the cache does not hold all of them, what a kernel reads is there in proportion: others have been read since.
+        Where the cache does not hold all of them, other kernels have read and written the rest since: a part in proportion is left.
         """
         share = 1.0 if self.platform != "gpu" else min(1.0, self.cache_bytes / max(total, 1.0))
         return self if share == self.found_share else replace(self, found_share=share)

@@ -161,7 +161,8 @@ def _written(plan: Plan) -> Record | None:
     except (EncodingError, KeyError):
         return None
     content = {
-        "joined": plan.converted.written is not None,
+        "joined": plan.converted.unjoined is not None,
+        "found_share": plan.target.device.found_share,
         "nodes": nodes,
         "kernels": kernels,
         "left": [[left.name, left.reason] for left in plan.grouping.left],
@@ -266,6 +267,7 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     content = record["plan"]
     if record["sum"] != _sum(content):
         raise EncodingError("its sum is not that of its contents")
+    target = target.on(replace(target.device, found_share=content["found_share"]))
     rewritings = decode(content["rewritings"], _CLASSES, {})
     converted = _converted(jaxpr, flat)
     if rewritings:

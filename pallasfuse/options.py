@@ -28,9 +28,10 @@ class FuseOptions:
         running anything; a second or so for a plan). A stage that is wrong raises `VerificationError`.
       check: are kernels timed against XLA's own, once, before they are used (`docs/checking.md`)? None: yes, on a device at hand,
         but not where a target, tiles, parts, warps, stages or `strict` are asked for; True: then too; False: never.
-      rewrite: may sums and products be computed in another order where that is predicted to be clearly faster: a chain of matrix
-        products from its other end, say? Not in a strict plan, and not where `price` is False. And may neighbouring axes, as rows
-        and columns of an image, be one axis in the plan?
+      rewrite: may a program take another form that computes the same? Neighbouring axes, as rows and columns of an image, become
+        one axis where nothing tells them apart and no `tiles` are asked for. Sums and products are computed in another order where
+        that is predicted to be clearly faster, as a chain of matrix products from its other end; not in a strict plan, nor where
+        `price` is False.
       price: fuse what is predicted to be faster than XLA's kernels (the default). False fuses whatever saves kernels, also where
         that is slower (together with check=False), and bounds loops by every mask over data: to save memory, and for tests.
         `PALLASFUSE_PRICE=0` in the environment makes False the default.

@@ -137,11 +137,10 @@ def _bytes_around(converted: Converted) -> int:
     """The bytes of the numbers among a program's arguments and results; none where shapes are symbolic."""
     if _compat.has_symbolic_shapes(converted.original):
         return 0
-    around = {n: t for t in converted.program.definitions() if (n := t.name) in converted.program.outputs}
-    around |= {t.name: t for t in converted.program.inputs}
-    numbers = [
-        t for t in around.values() if t.dtype == "bool" or dtypes.is_integer(t.dtype) or dtypes.is_float(t.dtype)
-    ]
+    program = converted.program
+    by_name = {t.name: t for t in program.definitions()}
+    around = [by_name[name] for name in {*(t.name for t in program.inputs), *program.outputs}]
+    numbers = (t for t in around if t.dtype == "bool" or dtypes.is_integer(t.dtype) or dtypes.is_float(t.dtype))
     return sum(volume(t.axes) * dtypes.itemsize_bytes(t.dtype) for t in numbers)
 
 

@@ -6,10 +6,11 @@ searched. The least of many prices is more often too low than that of a few list
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from operator import le
 
 import numpy as np
 
@@ -171,8 +172,8 @@ class _Tried:
         tried = 0
         for point in points:
             tree, sizes = point.candidate.tree, point.candidate.sizes
-            smaller = (c.sizes for c in too_large if c.tree == tree)
-            if sum(p.candidate.tree == tree for p in found) == _OF_A_TREE or any(map(_are_within(sizes), smaller)):
+            larger = any(c.tree == tree and all(map(le, c.sizes, sizes)) for c in too_large)
+            if larger or sum(p.candidate.tree == tree for p in found) == _OF_A_TREE:
                 continue
             tried += 1
             if self.us(point) < math.inf:
@@ -184,7 +185,7 @@ class _Tried:
         return found
 
     def _is_too_large(self, point: Point) -> bool:
-        """Is it for its memory alone that the target does not run a point, in any order of its axes?"""
+        """Says of a point that does not run whether its tiles are too large for a block, in any order of its axes."""
         made = [phases_of_tree(self.group, tree, self.target, self.folds, self.lowered) for tree in self._trees(point)]
         return bool(made) and all(
             phases is not None and any(kernel_resources.too_large(p.program, p.target) for p in phases)
@@ -246,11 +247,6 @@ class _Tried:
         """Is a side of a product computed in the kernel?"""
         sides = [side for n in self.space.region.nests for side in product_operands(n) or ()]
         return not all(isinstance(without_casts(side), Read) for side in sides)
-
-
-def _are_within(sizes: tuple[int, ...]) -> Callable[[tuple[int, ...]], bool]:
-    """Returns a predicate: is each of some tiles at most as large as that of `sizes`?"""
-    return lambda others: all(a <= b for a, b in zip(others, sizes, strict=True))
 
 
 def _resized(candidate: Candidate, axis: int, size: int) -> Candidate:

@@ -285,3 +285,15 @@ def test_only_named_classes_are_written_and_read():
 def test_programs_with_nested_loops_and_buffers_are_written_and_read(name):
     program = EXAMPLES[name].program("masked")
     assert decode(json.loads(json.dumps(encode(program, kept_plans._CLASSES, {}))), kept_plans._CLASSES, {}) == program
+
+
+def test_a_kept_plan_is_for_the_device_as_its_program_finds_it(kept):
+    """The matrix is larger than the cache, of which a kernel finds only a part filled with it."""
+    large = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
+    options = FuseOptions(price=True)
+    made = plan_of(softmax, large, target="triton", options=options)
+    kept()
+    again = plan_of(softmax, large, target="triton", options=options)
+    assert made.kernels and 0 < made.target.device.found_share < 1
+    assert again.target == made.target
+    assert [k.target for k in again.kernels] == [k.target for k in made.kernels]

@@ -7,7 +7,9 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import searched as searching
+from pallasfuse.fusion import product_regions
 from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.region import region_of_group
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.pallas_backend import interpret
@@ -107,3 +109,36 @@ def test_tuning_tries_the_trees_that_are_predicted_to_be_faster():
     assert all(p.schedule.tree for p in trees)
     proof = prove(plan.converted, [PlannedKernel(kernel.group, trees[0].schedule, trees[0].phases)])
     assert proof.holds
+
+
+def test_trees_whose_first_tiles_do_not_fit_are_searched():
+    """By the model, the best tiles hold whole columns; those of this chain fit only in a loop over what the second product sums."""
+    shapes = (8, 1024, 128), (8, 128, 1024), (8, 1024, 128)
+    program = pf.fuse(chain).trace(*(jax.ShapeDtypeStruct(s, "float16") for s in shapes)).converted.program
+    both = max(product_regions.candidates(Graph(program), TRITON), key=lambda c: len(c.group.inner)).group
+    assert len(both.inner) == 2
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
+    (us, best), *others = searched(both, TRITON, tensors)
+    assert f"( {' '.join(n.name for n in both.inner)} )" in str(best.schedule), "both products in one loop"
+    assert all(other >= us for other, _ in others)
+
+
+def test_tiles_are_left_out_only_where_smaller_ones_are_too_large(monkeypatch):
+    """A small tile may fail for other reasons, as that a product of it has no matrix units: larger ones may run."""
+    shapes = (512, 256), (256, 512), (512, 256)
+    program = pf.fuse(chain).trace(*(jax.ShapeDtypeStruct(s, "float16") for s in shapes)).converted.program
+    group = min(product_regions.candidates(Graph(program), TRITON), key=lambda c: len(c.group.inner)).group
+    region = region_of_group(group, {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()})
+    space = searching._space(region, strict=False)
+    tried = searching._Tried(group, TRITON, space, FoldsOnDemand(region))
+    small, large = (
+        searching.Point(
+            searching.Candidate(0, tuple(pick(s for s in sizes if s <= 128) for sizes in space.choices.values()))
+        )
+        for pick in (min, max)
+    )
+    monkeypatch.setattr(searching._Tried, "us", lambda self, point: 1.0 if point is large else float("inf"))
+    monkeypatch.setattr(searching._Tried, "_is_too_large", lambda self, point: False)
+    assert tried.running([small, large]) == [large]
+    monkeypatch.setattr(searching._Tried, "_is_too_large", lambda self, point: True)
+    assert tried.running([small, large]) == []

@@ -121,3 +121,16 @@ def test_explain_and_then_a_call_trace_and_plan_once(monkeypatch):
         assert (len(made), len(traced)) == (1, 1)
         made.clear()
         traced.clear()
+
+
+def test_what_is_shown_is_what_a_call_runs():
+    """Also kernels around products, which a program on one device has."""
+
+    def both(a, b, c):
+        return jnp.tanh(a @ b) @ c
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((512, 64), (64, 512), (512, 64))]
+    fused = pf.fuse(both, options=pf.FuseOptions(target="triton", check=False, price=True))
+    shown = [fused.explain(*shapes), fused.explain(*shapes, target="triton"), fused.trace(*shapes).fuse().tile().plan]
+    kernels = [[str(k.schedule) for k in plan.kernels] for plan in shown]
+    assert kernels[0] and kernels[0] == kernels[1] == kernels[2]

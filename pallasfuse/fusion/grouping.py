@@ -48,12 +48,11 @@ def group_segment(
     for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
         for members in candidates.components(graph, axis):
             found.extend(candidates.candidates(graph, axis, members, target, reasons))
-    again: list[Candidate] = []
+    trees_of_listed: list[Candidate] = []  # tried if what is listed saves less; if it is chosen, trees are its rivals
     if price is not None and target.one_device and not along:
-        listed = {c.covers for c in found}  # of these, trees are tried when they are chosen, or when they save nothing
-        trees = [*product_regions.candidates(graph, target)]
-        found += [c for c in trees if c.covers not in listed]
-        again += [c for c in trees if c.covers in listed]
+        listed = {c.covers for c in found}
+        for tree in product_regions.candidates(graph, target):
+            (trees_of_listed if tree.covers in listed else found).append(tree)
     judge = Judge(graph, target, price, reads)
     numbers, savings = select(
         [judge.bound(c) for c in found], [c.covers for c in found], lambda n: judge.saving(found[n])
@@ -70,7 +69,7 @@ def group_segment(
                 reasons.setdefault(name, "its kernel and another one would wait for each other")
         else:
             chosen = joined
-    chosen = _with_trees(graph, chosen, again, target, judge)
+    chosen = _with_trees(graph, chosen, trees_of_listed, target, judge)
     for candidate in found:  # what is worth a kernel beside those that make what it reads
         others = [c.group for c in chosen]
         apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)
@@ -93,9 +92,9 @@ def group_segment(
 def _with_trees(
     graph: Graph, chosen: list[Candidate], trees: Sequence[Candidate], target: Target, judge: Judge
 ) -> list[Candidate]:
-    """The chosen candidates, and trees instead of some of them that save less together.
+    """Returns the chosen candidates, with a tree instead of those that it overlaps where they save less together.
 
-    What has folds stays: trees are tried beside it when it has been chosen.
+    A candidate with folds is never replaced here, because trees are timed beside it later, as its rivals.
     """
     for tree in trees:
         others = [c for c in chosen if not tree.covers.isdisjoint(c.covers)]

@@ -33,17 +33,17 @@ class Converted:
     whole: Jaxpr | None = None
     replaced: Mapping[Var, Var | Literal] = field(default_factory=dict)
     leaves: frozenset[Var] | None = None
-    written: Later[LoopProgram] | None = None
-    """The program before neighbouring axes became one that it never tells apart; None where they did not."""
+    unjoined: Later[LoopProgram] | None = None
+    """The program before its neighbouring axes became one (`fusion/joined_axes`); None where they did not."""
 
     def joined(self, program: Later[LoopProgram]) -> "Converted":
         """Returns the same with a program in which neighbouring axes are one."""
-        return replace(self, made=program, written=self.made)
+        return replace(self, made=program, unjoined=self.made)
 
     @property
-    def as_written(self) -> "Converted":
-        """The same with an axis for each dimension that the jaxpr has."""
-        return self if self.written is None else replace(self, made=self.written, written=None)
+    def with_axes_apart(self) -> "Converted":
+        """The same with axes for each dimension that the jaxpr has."""
+        return self if self.unjoined is None else replace(self, made=self.unjoined, unjoined=None)
 
     @property
     def program(self) -> LoopProgram:

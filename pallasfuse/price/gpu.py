@@ -7,7 +7,7 @@ multiprocessors take from it, matrix units at the tile's shape, the shared memor
 special-function units, registers that are spilled in the trips of a loop, and the latency of trips that wait for their loads. Those
 of one multiprocessor are shared by the blocks that live on it; a smooth maximum joins them, since no two overlap perfectly. The
 numbers for products by Triton are fitted to 1507 kernels of 23 programs on an H200 (`benchmarks/tree_prices.py`: schedules drawn
-from the space of the search), those of ports to 795 kernels of eight programs more, and tried on 1169 of nine others.
+from the space of the search), those of ports, of the cache's latency and of axes that become one to 1964 kernels of 17 others.
 """
 
 import math
@@ -23,8 +23,7 @@ from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
-_SECTOR_BYTES, _LINE_BYTES = 32, 64
-"""The least that the shared cache hands out, and that the memory does."""
+_SECTOR_BYTES = 32
 _OVERLAP = 4.0
 """The exponent of the smooth maximum: 1 would be a sum, infinity a maximum."""
 _ALONE = 2.0
@@ -57,7 +56,7 @@ _COPY_ROWS = 8
 _STARTED_US = 1.2
 """The time that a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
-"""Of the rate of a multiprocessor's port, what copies that begin trips ahead reach, and threads that load into registers."""
+"""The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
 _THREADS = 2048
 """That live on a multiprocessor."""
 _BLOCKS = 16
@@ -198,7 +197,10 @@ def least_us(moved: float, flops: float, device: Device) -> float:
 
 
 def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources | None) -> float:
-    """The exponent by which the resources of a kernel overlap. resident: blocks on a multiprocessor."""
+    """The exponent by which the resources of a kernel overlap; of one whose loads begin ahead, those that compute.
+
+    resident: blocks on a multiprocessor.
+    """
     if emission.together:
         return gpu_clusters.OVERLAP
     if held is None:
@@ -258,20 +260,17 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
     for (tensor, is_store), accesses in by_tensor.items():
         loops: dict[int, float] = {}
         sectors: dict[int, float] = {}
-        ahead = in_lines = 0.0
+        ahead = 0.0
         for a in accesses:
             loops[a.loop] = loops.get(a.loop, 0.0) + a.bytes
             sectors[a.loop] = sectors.get(a.loop, 0.0) + a.sector_bytes(_SECTOR_BYTES)
             ahead += a.sector_bytes(_SECTOR_BYTES) if a.pipelined and work.stages > 1 else 0.0
-            in_lines += a.sector_bytes(_LINE_BYTES)
         once = min(accesses[0].unique_bytes, max(loops.values()) * work.blocks)
         again = (
             0.0 if kept or max(loops.values()) <= in_cache else (sum(loops.values()) / max(loops.values()) - 1) * once
         )
         of_cache = max(sectors.values()) if kept else sum(sectors.values())
-        # of the rest of a line, half is in the cache when it is asked for
-        of_memory = (once + again) * (1 + max(1.0, in_lines / sum(a.bytes for a in accesses))) / 2
-        found.append(_Moved(tensor, of_memory, of_cache, ahead, is_store))
+        found.append(_Moved(tensor, once + again, of_cache, ahead, is_store))
     return found
 
 

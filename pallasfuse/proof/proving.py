@@ -30,8 +30,8 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
             bounds(converted, part, seed, record)
             lookups(converted, part, seed, record)
         parts = [over_stored(part) for part in parts]
-        instance = _written(converted, parts, delta, seed, record)
-        if converted.written is not None and record.counterexample() is None:
+        instance = _to_loops(converted, parts, delta, seed, record)
+        if converted.unjoined is not None and record.counterexample() is None:
             joining(converted, record)
             instance = Instance.of(converted, parts, record)
         if instance is not None:
@@ -57,12 +57,12 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
     )  # fmt: skip
 
 
-def _written(
+def _to_loops(
     converted: Converted, parts: Sequence[PlannedKernel], delta: float, seed: int, record: Record
 ) -> Instance | None:
     """Tests the stages from the jaxpr to its loops, with an axis for each dimension. Returns the instance, if there is one."""
-    written = converted.as_written
-    instance = Instance.of(written, parts if written is converted else (), record)
+    apart = converted.with_axes_apart
+    instance = Instance.of(apart, parts if apart is converted else (), record)
     if instance is not None:
         parts_of_axes(instance, short_shapes(instance), delta, seed, record)
         conversion(instance, delta, seed, record)

@@ -72,7 +72,7 @@ def duplicates(converted: Converted, record: Record) -> None:
 
 def joining(converted: Converted, record: Record) -> None:
     """Neighbouring axes that became one."""
-    written = converted.as_written.program
+    written = converted.with_axes_apart.program
     if with_joined_axes(written) != converted.program:
         record.wrong = Counterexample("joining axes", "the program", (), "what joining makes of it", "another")
         return

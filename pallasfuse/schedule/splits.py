@@ -15,8 +15,8 @@ def split(region: Region, tree: TreeKernel, shares: int, processors: int = 1, wa
     """Returns a tree as two kernels, of which the first runs its outermost serial loop in so many shares.
 
     None where the block does something before that loop, or runs several loops over its axis. Whether the states of all reductions
-    in it can be merged, `placement` says. processors: of the device, as many blocks as the kernel that merges has, or little more;
-    warps: of that kernel; 0: as many as there are by default.
+    in it can be merged, `placement` says. processors: multiprocessors of the device; the kernel
+    that merges has at most so many blocks, unless its tiles would be larger than 64. warps: of that kernel; 0: the default.
     """
     around, body = grid_loops(tree.body)
     if not body or not isinstance(body[0], RangeLoop) or body[0].level != "serial":

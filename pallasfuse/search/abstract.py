@@ -17,6 +17,7 @@ some z, or x is a part of what an atom of y is made of. A tensor whose expressio
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import assert_never
 
 from pallasfuse.ir.axes import Axis
@@ -83,25 +84,20 @@ class TooLongError(Exception):
     """An expression has more monomials than are kept: nothing is said about it, so that it is kept by who asks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Law:
-    """One equivalence of abstract expressions, and why a normal form has it."""
+class Law(Enum):
+    """The equivalences of abstract expressions that can be left out, beside those of sets: any order, any brackets.
 
-    name: str
-    before: str
-    after: str
+    Together these are Mirage's 13, and those of repairs (exponentials) and norms (roots).
+    """
+
+    DISTRIBUTE = "(a + b) * c = a * c + b * c"
+    SUMS = "sum(i, a) * b = sum(i, a * b), sum(i, sum(j, a)) = sum(j, sum(i, a)), sum(i, a) + sum(i, b) = sum(i, a + b)"
+    INVERSES = "1 / (a * b) = 1 / a * 1 / b"
+    ROOTS = "sqrt(a * b) = sqrt(a) * sqrt(b)"
+    EXPONENTIALS = "exp(a + b) = exp(a) * exp(b)"
 
 
-DISTRIBUTE = Law("distribute", "(a + b) * c", "a * c + b * c")
-SUMS = Law(
-    "sums", "sum(i, a) * b, sum(i, sum(j, a)), sum(i, a) + sum(i, b)", "sum(i, a * b), sum(j, sum(i, a)), sum(i, a + b)"
-)
-INVERSES = Law("inverses", "1 / (a * b)", "1 / a * 1 / b")
-ROOTS = Law("roots", "sqrt(a * b)", "sqrt(a) * sqrt(b)")
-EXPONENTIALS = Law("exponentials", "exp(a + b)", "exp(a) * exp(b)")
-LAWS = frozenset({DISTRIBUTE, SUMS, INVERSES, ROOTS, EXPONENTIALS})
-"""With the commutativity and associativity that sets have, these are Mirage's 13 equivalences, and those of repairs (exponentials)
-and norms (roots)."""
+LAWS = frozenset(Law)
 
 
 def atom(of: Atom) -> Polynomial:
@@ -158,7 +154,7 @@ class Abstraction:
 
     def times(self, a: Polynomial, b: Polynomial) -> Polynomial:
         """The product of two expressions, multiplied out."""
-        if DISTRIBUTE not in self.laws:
+        if Law.DISTRIBUTE not in self.laws:
             a, b = (p if len(p) == 1 else atom(Applied("sum of terms", (p,))) for p in (a, b))
         found: Counter[Monomial] = Counter()
         for x, n in a:
@@ -169,15 +165,17 @@ class Abstraction:
     def reduced(self, reducer: Reducer, axes: Iterable[Axis], of: Polynomial) -> Polynomial:
         """An expression folded over axes."""
         for axis in sorted(axes):
-            is_factor = reducer == SUM and SUMS in self.laws
+            is_factor = reducer == SUM and Law.SUMS in self.laws
             of = self.times(atom(SumOver(axis)), of) if is_factor else atom(Applied(f"{reducer} over {axis}", (of,)))
         return of
 
     def inverse(self, of: Polynomial) -> Polynomial:
-        return self._apart(of, INVERSES, Inverse)
+        """One divided by an expression."""
+        return self._apart(of, Law.INVERSES, Inverse)
 
     def root(self, of: Polynomial) -> Polynomial:
-        return self._apart(of, ROOTS, Root)
+        """The square root of an expression."""
+        return self._apart(of, Law.ROOTS, Root)
 
     def _apart(self, of: Polynomial, law: Law, kind: type[Inverse] | type[Root]) -> Polynomial:
         """A function that is the product of itself of all factors: those that all terms have are taken out."""
@@ -191,7 +189,8 @@ class Abstraction:
         return frozenset({(frozenset(found.items()), 1)})
 
     def exponential(self, of: Polynomial) -> Polynomial:
-        if EXPONENTIALS not in self.laws:
+        """The exponential of an expression."""
+        if Law.EXPONENTIALS not in self.laws:
             return atom(Exponential(of))
         powers = {Exponential(frozenset({(m, 1)})): n for m, n in of if m}
         return frozenset({(frozenset(powers.items()), 1)})
@@ -262,7 +261,7 @@ class Goal:
         return known
 
     def _inside(self, monomial: Monomial) -> Iterable[Polynomial]:
-        """What the atoms of a monomial are made of: those of one kind together, as a law joins them."""
+        """Yields the expressions that the atoms of a monomial are functions of; of atoms of one kind, what a law joins them to."""
         joined: dict[type[Inverse] | type[Root], Polynomial] = {}
         exponents: list[Polynomial] = []
         for factor, power in monomial:

@@ -21,7 +21,7 @@ from pallasfuse.verification.value import Value
 _TOLERANCE = 1e-9
 _MOST_ELEMENTS = 1 << 20
 _LEVELS, _TRIALS = 3, 8
-"""Of finite fields: exponentials that may be nested, and one; and of independent drawings."""
+"""The levels of a tower of finite fields, one more than exponentials that may be nested, and how often inputs are drawn."""
 
 
 def agree(one: LoopProgram, other: LoopProgram, seed: int = 0) -> bool:

@@ -67,6 +67,7 @@ class Rewriting:
 
 
 def shown(nest: Nest) -> str:
+    """Returns a nest as one line of text, without casts."""
     over = f"sum[{', '.join(a.name for a in nest.reduced)}] " if nest.reduced else ""
     return f"{nest.name}[{', '.join(a.name for a in nest.axes)}] = {over}{_uncast(nest.body)}"
 

@@ -152,8 +152,10 @@ class Operators:
         return number
 
     def value(self, number: int) -> Array:
-        """What an operator computes in float64 on drawn inputs: one dimension for each axis of the program, of two or more
-        elements, or of one where it does not vary."""
+        """Returns an operator in float64 on drawn inputs: an array with one dimension for each axis of the program.
+
+        A dimension has as many elements as the short axis, or one where the operator does not vary along it.
+        """
         if number not in self._arrays:
             with np.errstate(all="ignore"):
                 self._arrays[number] = self._value(self.rows[number])
@@ -307,7 +309,7 @@ def _body(operator: Operator, parts: Sequence[Expr], dtype: str) -> tuple[Expr, 
 def typed(root: Expr, dtype: str) -> Expr:
     """An expression of real numbers in one type, without conversions."""
 
-    def typed(node: Expr, args: tuple[Expr, ...]) -> Expr:
+    def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         match node:
             case Const(value, _):
                 return const(value, dtype)
@@ -319,4 +321,4 @@ def typed(root: Expr, dtype: str) -> Expr:
                 return apply(op, *args, dtype=dtype)
         return node
 
-    return rebuild(root, typed)
+    return rebuild(root, step)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pallasfuse.ir.axes import volume
+from pallasfuse.ir.reducers import SUM
 from pallasfuse.search.abstract import LAWS, Abstraction, Goal, Law
 from pallasfuse.search.operators import COMMUTATIVE, Abstracts, Contract, Join, Map, Operator, Reduce, Written
 from pallasfuse.search.written import Vocabulary
@@ -22,12 +23,13 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far to search: operators of a sequence, prefixes, elements of a tensor; and seconds, so many that no machine needs them
-    for the prefixes."""
+    """The bounds of a search. The one on seconds is only for accidents: no machine needs so many for the prefixes."""
 
     operators: int = 5
+    """Of a sequence, inputs not counted."""
     prefixes: int = 50_000
     elements: int = 1 << 32
+    """Of the largest tensor."""
     seconds: float = 600.0
 
 
@@ -155,7 +157,7 @@ class Prefixes:
             if operation not in COMMUTATIVE and one != other:
                 yield Join(operation, one, other)
         for reducer, axes in self._vocabulary.folds:
-            if reducer.name == "sum" and axes <= self._table.axes[one] & self._table.axes[other]:
+            if reducer == SUM and axes <= self._table.axes[one] & self._table.axes[other]:
                 yield Contract(axes, other, one)
 
     def _is_useful(self, number: int) -> bool:

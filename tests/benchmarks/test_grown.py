@@ -12,7 +12,7 @@ SEEDS = range(40)
 def test_programs_are_drawn_from_their_seed_and_contract():
     programs = [grown.Grown(seed) for seed in SEEDS]
     assert [p.source for p in programs] == [grown.Grown(seed).source for seed in SEEDS]
-    assert sum(p.contractions >= 2 for p in programs) >= 0.9 * len(programs)
+    assert all(p.contractions >= 2 for p in programs)
     assert len({p.source for p in programs}) == len(programs)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from pallasfuse.fusion import candidates
 from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group
@@ -247,3 +248,75 @@ def test_cores_that_need_the_same_memory_are_worth_it_together():
     assert len(chosen(0.5 * alone)) == 2
     assert len(chosen((alone + 0.5 * both) / 2)) == 2
     assert chosen(0.51 * both) == []
+
+
+def judged(us, target):
+    """What the kernel of a softmax saves whose price is so many times that of XLA's kernels; and XLA's price."""
+    loops = program_of(softmax, BIG)
+    (candidate,) = candidates_of(loops, target)
+    judge = Judge(Graph(loops), target, lambda group, most_us: Price(us * apart_us(loops, target), ()))
+    return judge.saving(candidate), apart_us(loops, target)
+
+
+def apart_us(loops, target):
+    return Judge(Graph(loops), target, lambda group, most_us: "none").apart(()).us
+
+
+def candidates_of(loops, target):
+    graph = Graph(loops)
+    for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
+        for members in candidates.components(graph, axis):
+            found = [c for c in candidates.candidates(graph, axis, members, target, {}) if len(c.group.folds) > 1]
+            yield from found[:1]
+
+
+def test_a_saving_that_is_predicted_goes_before_one_that_a_wrong_price_would_make():
+    timed = TRITON.judged(timed=True)
+    error = timed.device.price_error
+    predicted, xla_us = judged(0.9, timed)
+    hoped, _ = judged((1 + error) / 2, timed)
+    hopeless, _ = judged(1.1 * error, timed)
+    assert predicted == pytest.approx(0.1 * xla_us)
+    assert 0 < hoped < 1e-2 * predicted
+    assert hopeless < 0
+    assert judged(0.99, TRITON)[0] < 0 < judged(0.9 / error, TRITON)[0], (
+        "without a clock, an error of the price decides"
+    )
+
+
+def test_trees_of_products_need_one_device_and_a_wider_margin_without_a_clock():
+    def both(a, b, c):
+        return jnp.tanh(a @ b) @ c
+
+    loops = program_of(both, (512, 64), (64, 512), (512, 64), dtype="float16")
+
+    def covered(target, us):
+        got = group(loops, target, lambda group, most_us: "none" if group.folds else Price(us, ()))
+        return sorted(n.name for g in got.groups for n in g.inner)
+
+    xla_us = apart_us(loops, TRITON)
+    error = TRITON.device.price_error
+    assert len(covered(TRITON.judged(timed=True), 0.4 * xla_us)) == 2
+    assert covered(TRITON.judged(timed=False, one_device=False), 0.01 * xla_us) == []
+    assert covered(TRITON, xla_us / error) == [], "the least of many prices is more often too low"
+    assert covered(TRITON, 0.9 * xla_us / error**2) != []
+
+
+def test_a_tree_takes_the_place_of_what_saves_less_and_has_no_folds():
+    """A listed schedule that saves nothing, or less than a tree of a part of it, does not hide the tree of all of it."""
+    loops = program_of(lambda q, k, v: softmax(q @ k) @ v, (256, 64), (64, 256), (256, 64), dtype="float16")
+    timed = TRITON.judged(timed=True)
+    xla_us = apart_us(loops, timed)
+
+    def covered(whole_us, listed_us):
+        def price(group, most_us):
+            if group.folds:
+                return Price(listed_us, ())
+            reductions = {n.name for n in group.inner if n.is_reduction}
+            return Price(whole_us if len(reductions) == 4 else 0.5 * xla_us, ())
+
+        (only,) = group(loops, timed, price).groups
+        return bool(only.folds), len([n for n in only.inner if n.is_reduction])
+
+    assert covered(whole_us=0.2 * xla_us, listed_us=2 * xla_us) == (False, 4)
+    assert covered(whole_us=0.2 * xla_us, listed_us=0.1 * xla_us)[0], "what is listed saves more"

@@ -128,7 +128,7 @@ def test_a_plan_with_joined_axes_is_right_proved_and_kept(monkeypatch, tmp_path)
     monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PALLASFUSE_KEEP_PLANS", "1")
     monkeypatch.setattr(
-        "pallasfuse.pipeline.predicted_us", lambda placements, groups: -float(placements.converted.written is not None)
+        "pallasfuse.pipeline.predicted_us", lambda placements, groups: -float(placements.converted.unjoined is not None)
     )
     monkeypatch.setattr("pallasfuse.fusion.judging.Judge.saving", lambda judge, *_: 1.0)
     x = jax.random.normal(jax.random.key(0), (4, 32, 32, 16)) + 3
@@ -140,7 +140,7 @@ def test_a_plan_with_joined_axes_is_right_proved_and_kept(monkeypatch, tmp_path)
     options = pf.FuseOptions(check=False)
     fused = pf.fuse(norm, options=options)
     plan = fused.explain(x)
-    assert plan.converted.written is not None and plan.kernels
+    assert plan.converted.unjoined is not None and plan.kernels
     np.testing.assert_allclose(fused(x), norm(x), rtol=2e-5, atol=2e-5)
     report = pf.verify(fused, x)
     assert report.proof.counterexample is None and not report.proof.uncovered, report
@@ -148,7 +148,7 @@ def test_a_plan_with_joined_axes_is_right_proved_and_kept(monkeypatch, tmp_path)
     again = pf.fuse(norm, options=options)
     np.testing.assert_array_equal(again(x), fused(x))
     kept = again.explain(x)
-    assert kept.converted.written is not None and str(kept.program) == str(plan.program)
+    assert kept.converted.unjoined is not None and str(kept.program) == str(plan.program)
 
 
 @pytest.mark.parametrize("wrong", ["another order", "another sum"])
@@ -178,10 +178,10 @@ def test_who_asks_for_tiles_names_the_axes_of_the_program_as_it_is_written(tiles
         return (x - x.mean((2, 3), keepdims=True)) * jax.lax.rsqrt(x.var((2, 3), keepdims=True) + 1e-5)
 
     options = pf.FuseOptions(target="triton", check=False, price=True, tiles=tiles)
-    assert pf.fuse(norm, options=options).explain(images).converted.written is None
+    assert pf.fuse(norm, options=options).explain(images).converted.unjoined is None
     assert (
         pf.fuse(norm, options=pf.FuseOptions(target="triton", check=False, price=True))
         .explain(images)
-        .converted.written
+        .converted.unjoined
         is not None
     )

@@ -9,7 +9,10 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import device
+from pallasfuse.fusion import product_regions
+from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.expr import Apply
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
@@ -19,6 +22,7 @@ from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla import XlaPrices, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion
 from pallasfuse.price.xla_kernels import habits_on, xla_kernels
+from pallasfuse.searched import searched
 from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
@@ -49,6 +53,16 @@ def kernel_of(function, *arguments, target=TRITON, **options):
     jaxpr = jax.make_jaxpr(function)(*arguments)
     (kernel,) = make_plan(jaxpr, target, FuseOptions(price=False, **options)).kernels
     return kernel
+
+
+def planned_kernels(function, *arguments, target):
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    return make_plan(jaxpr, target, FuseOptions(price=True)).kernels
+
+
+def on(kernel, where):
+    """The price of a kernel on another device of its kind."""
+    return price_kernel([(p.program, p.target.on(where)) for p in kernel.phases])
 
 
 def term(price, name):
@@ -127,9 +141,52 @@ def test_a_faster_memory_makes_what_streams_faster_and_products_not():
 
 
 def test_few_blocks_do_not_reach_the_memory_s_bandwidth():
-    few, many = (kernel_of(softmax, struct(n, 8192)).price for n in (8, 8192))
+    cold = replace(H100, found_share=0.0)  # few rows would be in the cache
+    few, many = (on(kernel_of(softmax, struct(n, 8192)), cold) for n in (8, 8192))
     moved = [term(p, "device memory") for p in (few, many)]
-    assert moved[0].amount / moved[0].us < 0.5 * moved[1].amount / moved[1].us
+    assert moved[0].amount / moved[0].us < 0.3 * moved[1].amount / moved[1].us
+
+
+def test_what_a_program_leaves_in_the_cache_is_read_sooner():
+    kernel = kernel_of(softmax, struct(512, 8192))
+    size = 2 * 512 * 8192 * 2
+    assert H100.among(H100.cache_bytes) == H100
+    assert H100.among(4 * H100.cache_bytes).found_bytes == H100.cache_bytes / 4
+    found, not_found = (on(kernel, H100.among(n)) for n in (size, 100 * H100.cache_bytes))
+    assert found.us < 0.9 * not_found.us
+    assert term(found, "waiting for loads").us < term(not_found, "waiting for loads").us
+    assert XLA_CPU.device.among(1e15) == XLA_CPU.device
+
+
+def test_one_multiprocessor_takes_no_more_than_its_port():
+    kernel = kernel_of(softmax, struct(4, 16384))
+    slow, fast = (on(kernel, replace(H100, port_bytes=n)) for n in (8, 64))
+    assert term(slow, "multiprocessors' ports").us == pytest.approx(8 * term(fast, "multiprocessors' ports").us)
+    assert term(fast, "multiprocessors' ports").us > term(fast, "cache sectors").us, "four of 132 multiprocessors read"
+    assert slow.us > fast.us
+    assert term(on(kernel, replace(H100, port_bytes=0)), "multiprocessors' ports").us == 0.0
+
+
+def test_copies_that_begin_ahead_overlap_with_what_is_computed():
+    (kernel,) = (k for k in planned_kernels(attend, *QKV, target=TRITON))
+    ahead, not_ahead = (price_kernel([(replace(p.program, stages=n), p.target) for p in kernel.phases]) for n in (3, 1))
+    assert ahead.us < not_ahead.us
+
+
+def test_axes_that_become_one_for_a_product_are_laid_out_anew():
+    """One side of a product with two tiled axes is transposed and reshaped in registers; with one of them whole, it is loaded."""
+    x, w = struct(16, 4096), struct(4096, 8, 64)
+
+    def heads(x, w):
+        return jax.nn.relu(jnp.einsum("ti,ihd->thd", x, w))
+
+    loops = program(heads, x, w)
+    (candidate,) = product_regions.candidates(Graph(loops), TRITON)
+    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in loops.definitions()}
+    tiles = searched(candidate.group, TRITON, tensors)[0][1].phases[0].program
+    (h, d) = (next(a for a in tiles.order if a.extent == n) for n in (8, 64))
+    both, one = (examine(tiles, {h: n, d: 16}).products[0].laid_out_anew for n in (8, 1))
+    assert both > 0 and one == 0
 
 
 def test_a_left_operand_in_columns_is_packed_too():

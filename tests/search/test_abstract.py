@@ -6,15 +6,11 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import add, apply, const, div, mul, read
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.search.abstract import (
-    DISTRIBUTE,
-    EXPONENTIALS,
-    INVERSES,
     LAWS,
     ONE,
-    ROOTS,
-    SUMS,
     Abstraction,
     Goal,
+    Law,
     Tensor,
     TooLongError,
     atom,
@@ -27,15 +23,15 @@ A, B, C, D = (atom(Tensor(name)) for name in "abcd")
 def sides(law, on):
     """Both sides of a law's equation."""
     match law:
-        case _ if law is DISTRIBUTE:
+        case _ if law is Law.DISTRIBUTE:
             return on.times(on.plus((A, B)), C), on.plus((on.times(A, C), on.times(B, C)))
-        case _ if law is SUMS:
+        case _ if law is Law.SUMS:
             return on.times(on.reduced(SUM, [K], A), B), on.reduced(SUM, [K], on.times(A, B))
-        case _ if law is INVERSES:
+        case _ if law is Law.INVERSES:
             return on.inverse(on.times(A, B)), on.times(on.inverse(A), on.inverse(B))
-        case _ if law is ROOTS:
+        case _ if law is Law.ROOTS:
             return on.root(on.times(A, B)), on.times(on.root(A), on.root(B))
-        case _ if law is EXPONENTIALS:
+        case _ if law is Law.EXPONENTIALS:
             return on.exponential(on.plus((A, B))), on.times(on.exponential(A), on.exponential(B))
     raise AssertionError(law)
 

@@ -9,7 +9,7 @@ from pallasfuse.errors import Refusal
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.jaxpr_frontend.conversion import convert
-from pallasfuse.search.abstract import DISTRIBUTE, EXPONENTIALS, INVERSES, LAWS, ROOTS, SUMS
+from pallasfuse.search.abstract import LAWS, Law
 from pallasfuse.search.agreement import agree, agree_in_fields
 from pallasfuse.search.operators import Contract, Map
 from pallasfuse.search.prefixes import Bounds, Prefixes
@@ -66,11 +66,11 @@ def forms(result):
 def programs_of_one_law():
     """A law, a program, and the operators of a variant that is found only with the law."""
     square, column = (RANK, RANK), (RANK, 1)
-    yield DISTRIBUTE, program(lambda a, b, c: (a + b) * c, square, square, square), 3
-    yield SUMS, program(lambda a, b, c: (a * b) @ c, column, square, (RANK, OUT)), 2
-    yield INVERSES, program(lambda a, b, c: a / b / c, square, square, square), 2
-    yield ROOTS, program(lambda a, b: jnp.sqrt(jnp.exp(a)) * jnp.sqrt(jnp.exp(b)), square, square), 4
-    yield EXPONENTIALS, program(lambda a, b: jnp.exp(a) * jnp.exp(b) + a + b, square, square), 3
+    yield Law.DISTRIBUTE, program(lambda a, b, c: (a + b) * c, square, square, square), 3
+    yield Law.SUMS, program(lambda a, b, c: (a * b) @ c, column, square, (RANK, OUT)), 2
+    yield Law.INVERSES, program(lambda a, b, c: a / b / c, square, square, square), 2
+    yield Law.ROOTS, program(lambda a, b: jnp.sqrt(jnp.exp(a)) * jnp.sqrt(jnp.exp(b)), square, square), 4
+    yield Law.EXPONENTIALS, program(lambda a, b: jnp.exp(a) * jnp.exp(b) + a + b, square, square), 3
 
 
 @pytest.mark.parametrize(
