@@ -39,10 +39,8 @@ def _together(program: LoopProgram) -> frozenset[Pair] | None:
     apart = {*_told_apart(program)}
     classes = _classes(program)
     for pair in sorted(wanted - apart, key=lambda p: (p[0].name, p[1].name)):
-        members = classes[pair]
-        names = [a for p in members for a in p]
-        if members.isdisjoint(apart) and len({*names}) == len(names):
-            return members
+        if classes[pair].isdisjoint(apart):
+            return classes[pair]
     return None
 
 
@@ -69,12 +67,12 @@ def _told_apart(program: LoopProgram) -> Iterator[Pair]:
             if b is not None:
                 before.setdefault(b, set()).add(a)
     alone = {*_concerned(program)}
-    loops = {axes for n in program.nests if isinstance(n, Nest) for axes in (n.axes, n.reduced)}
+    sums = {n.reduced for n in program.nests if isinstance(n, Nest)}
     for a, nexts in after.items():
         for b in nexts - {None}:
             assert b is not None
             beside = nexts == {b} and before[b] == {a} and alone.isdisjoint((a, b))
-            if not beside or any((a in axes) != (b in axes) for axes in loops):
+            if not beside or any((a in axes) != (b in axes) for axes in sums):
                 yield a, b
 
 
@@ -88,8 +86,6 @@ def _concerned(program: LoopProgram) -> Iterator[Axis]:
                 yield from (*node.axes, *(a for t in tensors for a in t.axes))
         else:
             yield from (x.axis for x in postorder(node.body) if isinstance(x, Index))
-            if node.picks:
-                yield from node.reduced
 
 
 def _classes(program: LoopProgram) -> dict[Pair, frozenset[Pair]]:

@@ -298,7 +298,7 @@ def test_trees_of_products_need_one_device_and_a_wider_margin_without_a_clock():
     error = TRITON.device.price_error
     assert len(covered(TRITON.judged(timed=True), 0.4 * xla_us)) == 2
     assert covered(TRITON.judged(timed=False, one_device=False), 0.01 * xla_us) == []
-    assert covered(TRITON, xla_us / error) == [], "the least of many prices is more often too low"
+    assert covered(TRITON, xla_us / error**1.5) == [], "the least of many prices is more often too low"
     assert covered(TRITON, 0.9 * xla_us / error**2) != []
 
 
@@ -320,3 +320,6 @@ def test_a_tree_takes_the_place_of_what_saves_less_and_has_no_folds():
 
     assert covered(whole_us=0.2 * xla_us, listed_us=2 * xla_us) == (False, 4)
     assert covered(whole_us=0.2 * xla_us, listed_us=0.1 * xla_us)[0], "what is listed saves more"
+    assert covered(whole_us=0.2 * xla_us, listed_us=0.4 * xla_us)[0], (
+        "trees are tried beside what has folds, as its rivals"
+    )

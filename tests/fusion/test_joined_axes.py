@@ -10,8 +10,13 @@ import pytest
 import pallasfuse as pf
 from pallasfuse.first_time import Later
 from pallasfuse.fusion.joined_axes import with_joined_axes
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate
-from pallasfuse.ir.reducers import MAX
+from pallasfuse.ir.expr import apply, const, index, mul, read, select
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
+from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.reducers import MAX, SUM
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.proof.result import Record
 from pallasfuse.proof.stages import joining
@@ -91,6 +96,75 @@ def test_what_is_told_apart_stays(name):
         (x,) = (np.random.default_rng(0).normal(size=IMAGES.shape),)
         for got, want in zip(_values(joined, [x]), _values(program, [x]), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
+N, I, J, K, L = (Axis(name, extent) for name, extent in zip("nijkl", (3, 6, 5, 6, 5), strict=True))  # noqa: E741
+X = Tensor("x", (N, I, J), "float32")
+U, V = Tensor("u", (I,), "float32"), Tensor("v", (J,), "float32")
+TURNED = Tensor("y", (L, K), "float32")
+ROWS, COLUMNS = Tensor("r", (I, N), "float32"), Tensor("c", (N, J), "float32")
+XR, XKL = (read("x", axes, "float32") for axes in ((N, I, J), (N, K, L)))
+
+
+def total(name, body, axes=(N,), reduced=(I, J)):
+    return Nest(name, axes, body, "float32", reduced, SUM)
+
+
+def of(tensor):
+    return read(tensor.name, tensor.axes, tensor.dtype)
+
+
+def below(axis, many):
+    return apply("lt", index(axis), const(many, "int32"))
+
+
+SPLIT = {
+    "a factor along the first": [total("s", mul(XR, of(U)))],
+    "a factor along the second": [total("s", mul(XR, of(V)))],
+    "the first before another": [total("s", mul(XR, of(ROWS)))],
+    "the second after another": [total("s", mul(XR, of(COLUMNS)))],
+    "another order": [total("s", mul(XR, read("y", (J, I), "float32")))],
+    "a position along the first": [total("s", select(below(I, 4), XR, const(0.0, "float32")))],
+    "a position along the second": [total("s", select(below(J, 3), XR, const(0.0, "float32")))],
+    "a sum over the first": [total("s", XR), total("m", XR, (N, J), (I,))],
+    "a sum over the second": [total("s", XR), total("m", XR, (N, I), (J,))],
+    "a sum over the first of what does not have it": [total("s", XR), total("m", const(2.0, "float32"), (), (I,))],
+    "a sum over the second of what does not have it": [total("s", XR), total("m", const(2.0, "float32"), (), (J,))],
+    "told apart under another name": [total("s", XR), total("m", XKL, (N, K), (L,))],
+    "a position under another name": [
+        total("s", XR),
+        Nest("m", (N, K, L), select(below(L, 3), XKL, const(0.0, "float32")), "float32"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_each_way_to_tell_axes_apart(name):
+    nests = SPLIT[name]
+    needed = {t for n in nests for t in n.reads}
+    inputs = tuple(t for t in (X, TURNED, U, V, ROWS, COLUMNS) if t.name in needed)
+    program = verify(LoopProgram(inputs, tuple(nests), (nests[-1].name,)))
+    assert with_joined_axes(program) is None
+
+
+def test_axes_of_what_is_looked_up_stay():
+    pages, table = Tensor("p", (K, I, J), "float32"), Tensor("t", (N,), "int32")
+    found = Tensor("w", (N, I, J), "float32")
+    made = External("w", found.axes, "float32", ("p", "t"), "a gather", lookup=Lookup(found, pages, table, K))
+    nests = (made, total("s", of(found)))
+    assert with_joined_axes(verify(LoopProgram((pages, table), nests, ("s",)))) is None
+    without = (replace(made, lookup=None), total("s", of(found)))
+    assert with_joined_axes(verify(LoopProgram((pages, table), without, ("s",)))) is not None
+
+
+def test_names_of_one_dimension_are_joined_together():
+    """One nest sums over `i` and `j` of a tensor, another over the same dimensions as `k` and `l`."""
+    program = verify(LoopProgram((X,), (total("s", XR), total("m", mul(XKL, XKL), reduced=(K, L))), ("s", "m")))
+    joined = with_joined_axes(program)
+    assert [len(n.reduced) for n in joined.nests] == [1, 1] and _extents(joined)["x"] == [3, 30]
+    x = np.random.default_rng(0).normal(size=(3, 6, 5))
+    for got, want in zip(_values(joined, [x]), _values(program, [x]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
 def test_axes_that_nothing_sums_over_together_stay():

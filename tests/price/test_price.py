@@ -167,10 +167,31 @@ def test_one_multiprocessor_takes_no_more_than_its_port():
     assert term(on(kernel, replace(H100, port_bytes=0)), "multiprocessors' ports").us == 0.0
 
 
-def test_copies_that_begin_ahead_overlap_with_what_is_computed():
-    (kernel,) = (k for k in planned_kernels(attend, *QKV, target=TRITON))
+def test_copies_that_begin_ahead_overlap_with_what_a_block_computes_alone():
+    """What blocks compute that are alone on their multiprocessors overlaps badly with itself, and well with copies for later trips."""
+    few = [struct(2, 1024, 64)] * 3
+    (kernel,) = planned_kernels(attend, *few, target=TRITON)
     ahead, not_ahead = (price_kernel([(replace(p.program, stages=n), p.target) for p in kernel.phases]) for n in (3, 1))
     assert ahead.us < not_ahead.us
+    launch_us = term(ahead, "launch").us
+    moving = [
+        term(ahead, n).us for n in ("device memory", "cache sectors", "multiprocessors' ports", "waiting for loads")
+    ]
+    computing = [t.us for t in ahead.terms if t.us and t.us not in (*moving, launch_us)]
+    assert min(max(moving), max(computing)) > 0.2 * max(*moving, *computing)
+    assert ahead.us - launch_us == pytest.approx(together(4, *moving, together(2, *computing)), rel=1e-6)
+
+
+def together(exponent, *times):
+    return sum(us**exponent for us in times) ** (1 / exponent)
+
+
+def test_stores_to_the_cache_are_not_waited_for():
+    """Few rows are asked for at a time, from a cache that holds them: as many for sums as for what stores as much as it loads."""
+    loads, stores = (on(kernel_of(f, struct(64, 4096)), H100) for f in (lambda x: jax.nn.logsumexp(x, -1), softmax))
+    moved = [term(p, "device memory") for p in (loads, stores)]
+    assert moved[0].us > 0
+    assert moved[1].amount > 1.9 * moved[0].amount and moved[1].us == pytest.approx(moved[0].us)
 
 
 def test_axes_that_become_one_for_a_product_are_laid_out_anew():
