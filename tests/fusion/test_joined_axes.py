@@ -13,8 +13,8 @@ from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.expr import apply, const, index, mul, read, select
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert

@@ -168,11 +168,15 @@ def test_one_multiprocessor_takes_no_more_than_its_port():
 
 
 def test_copies_that_begin_ahead_overlap_with_what_a_block_computes_alone():
-    """What blocks compute that are alone on their multiprocessors overlaps badly with itself, and well with copies for later trips."""
+    """Resources that compute for one block overlap badly with one another, and well with copies for its later trips."""
     few = [struct(2, 1024, 64)] * 3
     (kernel,) = planned_kernels(attend, *few, target=TRITON)
     ahead, not_ahead = (price_kernel([(replace(p.program, stages=n), p.target) for p in kernel.phases]) for n in (3, 1))
     assert ahead.us < not_ahead.us
+    again = [term(p, "cache sectors") for p in (ahead, not_ahead)]
+    assert again[0].amount == again[1].amount and again[0].us < 0.6 * again[1].us, (
+        "copies come at the rate of the ports"
+    )
     launch_us = term(ahead, "launch").us
     moving = [
         term(ahead, n).us for n in ("device memory", "cache sectors", "multiprocessors' ports", "waiting for loads")
