@@ -5,6 +5,7 @@ Parts are equal up to the names of axes and tensors and their source lines. Thei
 """
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,9 @@ class Places:
             return placed
         try:
             return with_rivals(group, placed, self.target, self._tensors, self.options)
-        except (InvalidProgramError, AssertionError):  # as in `_place`; the kernel stands
+        except Exception as error:  # never a crash: the kernel stands without them
+            warnings.warn(f"other ways to run a kernel were not looked for ({type(error).__name__}: {error}): a bug in "
+                          "pallasfuse, please report it", stacklevel=2)  # fmt: skip
             return placed
 
     def price(self, group: Group, most_us: float = math.inf) -> Price | str:

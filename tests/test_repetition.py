@@ -209,3 +209,11 @@ def test_equal_kernels_are_calls_of_one_function():
     values = jax.tree.map(lambda s: jax.random.normal(next(keys), s.shape, s.dtype) / 8, shapes)
     expected = jax.jit(model)(*values)
     assert jnp.abs(fused(*values) - expected).max() <= 1e-4 * jnp.abs(expected).max()
+
+
+def test_a_failure_among_rivals_leaves_the_kernel_and_says_so(monkeypatch):
+    monkeypatch.setattr(repetition, "with_rivals", lambda *args: 1 / 0)
+    length = jax.ShapeDtypeStruct((512, FEATURES), jnp.float32)
+    with pytest.warns(UserWarning, match="other ways to run a kernel .*ZeroDivisionError"):
+        plan = pf.fuse(lambda q, k: jax.nn.softmax(q @ k.T, -1) @ k).explain(length, length)
+    assert len(plan.kernels) == 1
