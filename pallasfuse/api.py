@@ -132,18 +132,20 @@ class FusedFunction[**P, R]:
         self: "FusedFunction[Concatenate[S, Q], R]", instance: S, owner: type | None = None
     ) -> "FusedFunction[Q, R]": ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A bound method. An instance that is a pytree of arrays is an argument, compiled for once; any other is read anew
-        at each access, because its attributes may have changed."""
+        """A bound method. An instance that is a pytree of arrays is an argument, compiled for once; any other, and one that is
+        static, is read anew at each access, because its attributes may have changed."""
         if instance is None or self._binding is not None:
             return self
         leaves = jax.tree.leaves(instance)
         is_leaf = len(leaves) == 1 and leaves[0] is instance
-        if not is_leaf and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves):
+        if not is_leaf and 0 not in self._given_argnums and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves):
             return _MethodOfPytree(self, instance)
         bound = functools.partial(self._function, instance)
         functools.update_wrapper(bound, self._function)
         shifted = tuple(n - 1 if n > 0 else n for n in self._given_argnums if n != 0)
-        method: FusedFunction[..., R] = FusedFunction(bound, self._options, shifted, self._static_argnames)
+        own = next(iter(inspect.signature(self._function).parameters), None)
+        names = tuple(n for n in self._static_argnames if n != own)
+        method: FusedFunction[..., R] = FusedFunction(bound, self._options, shifted, names)
         method._binding = self, instance
         return method
 

@@ -325,6 +325,22 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: FusedCall, ja
 ad.primitive_jvps[fused_p] = _jvp
 
 
+def _transpose(cotangents: Sequence[Any], *args: Any, call: FusedCall, jaxpr: Jaxpr) -> list[Any]:
+    """The transpose of the original function, in the arguments that it is linear in."""
+    linear = [ad.is_undefined_primal(a) for a in args]
+
+    def original(*unknown: Any) -> Any:
+        given = iter(unknown)
+        return call.original(*(next(given) if is_linear else a for a, is_linear in zip(args, linear, strict=True)))
+
+    structs = [_compat.struct_of(a) for a, is_linear in zip(args, linear, strict=True) if is_linear]
+    transposed = iter(jax.linear_transpose(original, *structs)([ad.instantiate_zeros(c) for c in cotangents]))
+    return [next(transposed) if is_linear else None for is_linear in linear]
+
+
+ad.primitive_transposes[fused_p] = _transpose
+
+
 def refuse_explicit_axes(name: str, leaves: Sequence[Any]) -> None:
     """No chunk is partitioned over explicit mesh axes.
 

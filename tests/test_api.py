@@ -1,5 +1,7 @@
 """The user's interface: calls, stages, options and messages."""
 
+import dataclasses
+import functools
 import re
 
 import jax
@@ -238,3 +240,49 @@ def test_nested_functions_without_a_kernel_are_not_planned_once_more():
     x = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
     assert outer.explain(x).kernels == ()
     np.testing.assert_allclose(outer(x), jax.nn.softmax(x) + 1, rtol=1e-6)
+
+
+def test_the_transpose_of_a_linear_function():
+    w = jax.random.normal(jax.random.key(0), (64, 128))
+    x = jnp.ones((32, 64))
+
+    def linear(x, w):
+        return (x @ w).sum(-1), x[:, :3] * 2
+
+    def by_weights(w, f):
+        return f(x, w)[0]
+
+    for function, at, cotangents in (
+        (lambda x, f: f(x, w), x, (jnp.arange(32.0), jnp.ones((32, 3)))),
+        (by_weights, w, jnp.arange(32.0)),
+    ):
+        fused, plain = (
+            jax.linear_transpose(lambda y, g=g, function=function: function(y, g), at)(cotangents)[0]
+            for g in (pf.fuse(linear), linear)
+        )
+        np.testing.assert_allclose(fused, plain, rtol=1e-6)
+
+
+def test_a_method_whose_instance_is_static():
+    class Scaled:
+        factor = 2.0
+
+        @functools.partial(pf.fuse, static_argnums=(0, 2))
+        def softmax(self, x, axis):
+            return jax.nn.softmax(self.factor * x, axis)
+
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass(frozen=True)
+    class Module:
+        factor: float
+
+        @functools.partial(pf.fuse, static_argnums=0)
+        def softmax(self, x):
+            return jax.nn.softmax(x, -1) if self.factor > 1 else x
+
+    x = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
+    scaled = Scaled()
+    np.testing.assert_allclose(scaled.softmax(x, 0), jax.nn.softmax(2 * x, 0), rtol=1e-6)
+    scaled.factor = 3.0
+    np.testing.assert_allclose(scaled.softmax(x, axis=1), jax.nn.softmax(3 * x, 1), rtol=1e-6)
+    np.testing.assert_allclose(Module(2.0).softmax(x), jax.nn.softmax(x, -1), rtol=1e-6)
