@@ -138,7 +138,8 @@ class FusedFunction[**P, R]:
             return self
         leaves = jax.tree.leaves(instance)
         is_leaf = len(leaves) == 1 and leaves[0] is instance
-        if not is_leaf and 0 not in self._given_argnums and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves):
+        is_argument = not is_leaf and 0 not in self._given_argnums
+        if is_argument and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves):
             return _MethodOfPytree(self, instance)
         bound = functools.partial(self._function, instance)
         functools.update_wrapper(bound, self._function)

@@ -76,11 +76,14 @@ def searched(
     if not target.runs_trees or target.platform != "gpu" or not examine(group).has_products:
         return []
     region = region_of_group(group, tensors)
+    model = Model(region, target.device)
+    if model.least_us > most_us:
+        return []
     space = _space(region, strict=group.strict)
     if space is None:
         return []
     tried = _Tried(group, target, space, FoldsOnDemand(region, strict=group.strict))
-    prices = ModelPrices(space, Model(region, target.device))
+    prices = ModelPrices(space, model)
     whole_us, starts = _leaders(prices)
     share_us, shared = _leaders(prices.on(target.device.share(_SHARES)), shares=_SHARES)
     if min(whole_us, share_us / _SHARES) > most_us:

@@ -16,7 +16,7 @@ the price.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,13 +157,8 @@ class Model:
         device, blocks, processors = self.device, found.blocks, self.device.multiprocessors
         # a CPU's rates of computing are for one core
         cores = processors if device.platform == "cpu" else 1
-        flops: Number = 0
-        matrix_us: Number = 0
-        for done, dtype in found.products:
-            rates = device.matmul_tflop_s
-            rate = rates.get(dtype, rates["tf32"] if "tf32" in rates else rates["float32"])
-            flops, matrix_us = flops + done, matrix_us + 1e-6 * done / rate
-        matrix_us = matrix_us / cores
+        flops = sum((done for done, _ in found.products), start=0)
+        matrix_us = self._matrix_us(found.products)
         vector_us = 1e-3 * found.operations.simple / (device.vector_gop_s * cores)
         special_us = 1e-3 * found.operations.special / (device.special_gop_s * cores)
         memory_us = 1e-3 * found.memory / device.memory_gb_s
@@ -189,6 +184,20 @@ class Model:
             ("waiting for loads", trips, "trips", waiting_us), ("launch", 1, "kernel", launch_us),
         )  # fmt: skip
         return Estimate(us, terms, found.shared, found.registers, blocks, found.moved)
+
+    def _matrix_us(self, products: Iterable[tuple[Number, str]]) -> Number:
+        """Returns the time of the matrix units for so many operations on operands of each type."""
+        rates = self.device.matmul_tflop_s
+        cores = self.device.multiprocessors if self.device.platform == "cpu" else 1
+        other = rates["tf32"] if "tf32" in rates else rates["float32"]
+        return sum((1e-6 * done / rates.get(dtype, other) for done, dtype in products), start=0) / cores
+
+    @property
+    def least_us(self) -> float:
+        """A bound that is below the price of every placement: the matrix units are busy with all products, each computed once."""
+        products = ((n, self._work[n.name].product) for n in self.region.nests)
+        done = [(2 * volume((*n.axes, *n.reduced)), narrow(p.rhs).dtype) for n, p in products if p is not None]
+        return float(self._matrix_us(done))
 
     def _waiting(self, found: Amounts) -> tuple[Number, Number]:
         """Returns the trips of serial loops that load, in each round of blocks one after the other, and the time that they wait."""
