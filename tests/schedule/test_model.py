@@ -141,7 +141,7 @@ def test_many_candidates_at_a_time_have_the_prices_of_each(seed):
 
 def test_the_least_price_is_that_of_busy_matrix_units():
     least = Model(CHAIN, GPU).least_us
-    assert least == pytest.approx(2e-6 * M * K * (N + H) / GPU.matmul_tflop_s["tf32"])
+    assert least == pytest.approx(2e-6 * M * N * (K + H) / GPU.matmul_tflop_s["float16"])
     assert Model(CHAIN, GPU.share(4)).least_us == pytest.approx(4 * least)
 
 
