@@ -14,6 +14,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     products,
     rows,
     transformer_models,
+    unseen,
 )
 from benchmarks.workloads.registry import SIZES, Built, NotInstalledError, Program, Size, build, programs
 
