@@ -74,6 +74,8 @@ class Product:
     times: float
     in_columns: bool = False
     """The left operand is loaded with the contracted axes before its own."""
+    rhs_in_rows: bool = False
+    """The right operand is loaded with the contracted axes before its own."""
     computes_rhs: bool = False
     """The right operand is more than what was loaded."""
     laid_out_anew: float = 0.0
@@ -453,12 +455,15 @@ def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tup
     anew = sum(extent(side | over) + extent(left | right) for side in wide)
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
-        is_precise(s.precision), times, any(_in_columns(layouts.get(r.tensor, ()), s) for r in _through_casts(s.lhs)),
+        is_precise(s.precision), times, _sums_first(s.lhs, s.rhs, over, layouts), _sums_first(s.rhs, s.lhs, over, layouts),
         not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts), anew,
     )  # fmt: skip
 
 
-def _in_columns(layout: Sequence[Axis], product: Contract) -> bool:
-    """Does the left operand lie in memory with the contracted axes before its own?"""
-    own = [a not in product.over for a in layout if a not in product.rhs.axes or a in product.over]
-    return bool(own) and own[-1] and not own[0]
+def _sums_first(side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
+    """Does a side of a product lie in memory with the contracted axes before its own?"""
+    for read in _through_casts(side):
+        own = [a not in over for a in layouts.get(read.tensor, ()) if a not in other.axes or a in over]
+        if own and own[-1] and not own[0]:
+            return True
+    return False

@@ -7,7 +7,8 @@ multiprocessors take from it, matrix units at the tile's shape, the shared memor
 special-function units, registers that are spilled in the trips of a loop, and the latency of trips that wait for their loads. Those
 of one multiprocessor are shared by the blocks that live on it; a smooth maximum joins them, since no two overlap perfectly. The
 numbers for products by Triton are fitted to 1507 kernels of 23 programs on an H200 (`benchmarks/tree_prices.py`: schedules drawn
-from the space of the search), those of ports, of the cache's latency and of axes that become one to 1964 kernels of 17 others.
+from the space of the search), those of ports, of the cache's latency
+and of axes that become one to 1964 kernels of 17 others, those of float32 operands and of few warps to 512 kernels of 27 others.
 """
 
 import math
@@ -40,8 +41,9 @@ _SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
 _MATRIX_ROWS = 64
 """Of the matrix unit of a warpgroup."""
-_OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.45
-"""The share of the rate of the library's large products: of warpgroups, other kernels, and where rows do not fill the unit."""
+_OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.35, 0.45
+"""The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
+which wait for the rounding, and where rows do not fill the unit."""
 _WARP_COLUMNS = 8
 """Of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
@@ -51,6 +53,11 @@ _TRIP_US, _WAITED = 0.1, 0.25
 _STAGED_OPERATIONS = 32.0
 """For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also for each of
 a tile whose axes become one."""
+_ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 16.0, 28.0, 64.0
+"""Operations for each element of a float32 side of a product, which is rounded on its way through registers; of rows, and of
+columns, that lie in memory with what is summed before them, and are turned there."""
+_FULL_WARPS = 8
+"""Warps on a multiprocessor that hide each other's latencies."""
 _COPY_ROWS = 8
 """Of a small tile in which the copy engine moves matrices."""
 _STARTED_US = 1.2
@@ -125,18 +132,21 @@ def _one(
 
     scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
-    matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission, device) for w in works for p in w.products)
+    products = [(p, w.warps) for w in works for p in w.products if emission.warpgroups or _on_matrix_units(p)]
+    matrix_us = shares * clock_us * sum(_matrix_clocks(p, emission, device) for p, _ in products)
     operations = [w.operations for w in works]
     operands_us = staged = 0.0
     if not emission.warpgroups:  # whose products read what the copy engine has laid out for them
-        sides = [_operands(p, w.warps) for w in works for p in w.products]
+        staged = sum(p.flops for w in works for p in w.products if not _on_matrix_units(p))
+        sides = [_operands(p, warps) for p, warps in products]
         operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
-        staged = sum(n for _, n in sides) * _STAGED_OPERATIONS
+        staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rounded(p) for p, _ in products)
         staged += sum(p.laid_out_anew * p.times for w in works for p in w.products) * _STAGED_OPERATIONS
+    few = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
     vector_us = (
         shares
         * clock_us
-        * (sum(o.simple for o in operations) + staged)
+        * (few * sum(o.simple + (o.library if by_warps else 0.0) for o in operations) + staged)
         * processors
         / (device.vector_gop_s / device.clock_ghz)
     )
@@ -144,6 +154,7 @@ def _one(
     special_us = (
         shares * clock_us * sum(o.special for o in operations) * processors / (device.special_gop_s / device.clock_ghz)
     )
+    special_us = few * special_us
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
     block_us = (
@@ -326,7 +337,8 @@ def _matrix_clocks(p: Product, emission: Emission, device: Device) -> float:
     rate = 1e3 * device.matmul_tflop_s[kind] / (device.multiprocessors * device.clock_ghz)
     wide = p.rows >= _MATRIX_ROWS
     rows = math.ceil(p.rows / _MATRIX_ROWS) * _MATRIX_ROWS if wide else math.ceil(p.rows / 16) * 16
-    share = (_OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else OF_LIBRARY) if wide else _OF_LIBRARY_NARROW
+    of_others = _OF_LIBRARY_ROUNDED if kind == "tf32" else OF_LIBRARY
+    share = (_OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else of_others) if wide else _OF_LIBRARY_NARROW
     columns = math.ceil(p.columns / 8) * 8
     summed = math.ceil(p.summed / 16) * 16
     return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
@@ -339,8 +351,6 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
     Warps share out rows among them, then columns; where both are few, warps read and compute the same.
     """
     size = 2 if p.lhs_dtype in ("float16", "bfloat16") else 4
-    if min(p.rows, p.columns, p.summed) < WARP_ROWS:
-        return 0.0, 0.0  # not on matrix units
     by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size == 2 or not p.precise)
     units = warps // WARPGROUP_WARPS if by_warpgroups else warps
     along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
@@ -348,6 +358,20 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
     left, right = (units * n * p.summed * p.batch * p.times for n in (p.rows / along_rows, columns))
     clocks = size * (left + right) / (_OPERAND_BYTES if by_warpgroups else _OPERAND_BYTES_OF_WARPS)
     return clocks, right / (units if by_warpgroups else 1) * p.computes_rhs
+
+
+def _on_matrix_units(p: Product) -> bool:
+    """Is it a product of two matrices that are large enough? Others are products and sums of vector units."""
+    return p.batch == 1 and min(p.rows, p.columns, p.summed) >= WARP_ROWS
+
+
+def _rounded(p: Product) -> float:
+    """The operations that round float32 operands for the matrix units, and bring them into the order in which these read them."""
+    if p.precise or p.lhs_dtype in ("float16", "bfloat16"):
+        return 0.0
+    left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
+    right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
+    return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
 
 
 def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: float) -> float:

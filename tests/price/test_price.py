@@ -169,7 +169,7 @@ def test_one_multiprocessor_takes_no_more_than_its_port():
 
 def test_copies_that_begin_ahead_overlap_with_what_a_block_computes_alone():
     """Resources that compute for one block overlap badly with one another, and well with copies for its later trips."""
-    few = [struct(2, 1024, 64)] * 3
+    few = [struct(8, 1024, 64)] * 3
     (kernel,) = planned_kernels(attend, *few, target=TRITON)
     ahead, not_ahead = (price_kernel([(replace(p.program, stages=n), p.target) for p in kernel.phases]) for n in (3, 1))
     assert ahead.us < not_ahead.us
