@@ -1,5 +1,6 @@
 """Prices of products as Triton runs them: who reads the sides of a product, what is spilled where, what trips wait for."""
 
+import jax
 import pytest
 
 from benchmarks.schedule_regions import chain, norm_product, traced
@@ -74,3 +75,90 @@ def test_loads_that_no_trip_begins_ahead_do_not_overlap(product):
     )
     busiest = [max(t.us for t in p.terms) for p in (ahead, waiting)]
     assert ahead.us / busiest[0] < waiting.us / busiest[1]
+
+
+@pytest.fixture(scope="module")
+def squares():
+    """Products of 1024 x 1024 matrices by how both lie in memory, with the measured times of such kernels on an H200: float32
+    operands along what is summed (54 us for 4096 rows), the right one across it (77), both (124)."""
+    functions = {"along": lambda x, w: x @ w.T, "right": lambda x, w: x @ w, "both": lambda x, w: x.T @ w}
+    return {
+        (name, dtype): traced(f, (1024, 1024), (1024, 1024), dtype=dtype)
+        for name, f in functions.items()
+        for dtype in ("float32", "bfloat16")
+    }
+
+
+def test_float32_operands_are_rounded_and_turned_on_their_way(squares):
+    half, *wide = (
+        price_kernel([(own_program(squares[key]), TRITON)]).us
+        for key in (("both", "bfloat16"), ("along", "float32"), ("right", "float32"), ("both", "float32"))
+    )
+    assert half < wide[0] / 1.5
+    assert wide[0] < 0.8 * wide[2]
+    assert wide[0] < wide[1] < wide[2]
+
+
+def test_operands_of_two_bytes_are_read_as_they_lie(squares):
+    along, both = (price_kernel([(own_program(squares[n, "bfloat16"]), TRITON)]).us for n in ("along", "both"))
+    assert along == pytest.approx(both, rel=0.02)
+
+
+def own_program(region):
+    rows, columns = (a.name for a in region.nests[0].axes)
+    (summed,) = (a.name for a in region.nests[0].reduced)
+    name = region.nests[0].name
+    return lowered(region, f"k {{ {rows}:256@grid {columns}:64@grid ( {summed}:16~3 ( {name} ) ) }} [warps=8]")
+
+
+def test_a_product_for_each_of_many_is_none_of_matrix_units():
+    """Rows, columns and sums of 64, for each of 16 in one block: no matrix unit takes it, and all of it is vector work."""
+    region = traced(lambda x, w: jax.numpy.einsum("bij,bjk->bik", x, w), (16, 64, 64), (16, 64, 64), dtype="bfloat16")
+    axes = [a.name for a in (*region.nests[0].axes, *region.nests[0].reduced)]
+    name = region.nests[0].name
+
+    def terms(batch):
+        text = (
+            f"k {{ {axes[0]}:{batch}@grid {axes[1]}:64@grid {axes[2]}:16@grid ( {axes[3]}:16 ( {name} ) ) }} [warps=4]"
+        )
+        return {t.name: t.us for t in price_kernel([(lowered(region, text), TRITON)]).terms}
+
+    one, several = terms(1), terms(4)
+    assert one["matrix units"] > 0 and several["matrix units"] == 0
+    assert several["vector units"] > 4 * one["vector units"]
+
+
+def test_few_warps_do_not_hide_latencies():
+    """A row of exponentials in blocks of four warps, one on each multiprocessor, and two."""
+    region = traced(lambda x, w: jax.numpy.exp(x) @ w, (64, 1024), (1024, 64), dtype="bfloat16")
+    names = [n.name for n in region.nests]
+    rows, columns = (a.name for a in region.nests[-1].axes)
+    (summed,) = (a.name for a in region.nests[-1].reduced)
+    body = " ".join(names)
+    few, many = (
+        us(
+            region,
+            f"k {{ {rows}:64@grid {columns}:64@grid ( {summed}:64~3 ( {body} ) ) }} [warps={w}]",
+            "special functions",
+        )
+        for w in (4, 8)
+    )
+    assert few == pytest.approx(2 * many)
+
+
+def test_what_a_library_computes_takes_its_instructions():
+    def of(f):
+        region = traced(lambda x, w: f(x) @ w, (64, 1024), (1024, 64), dtype="float32")
+        return price_kernel([(own_program_of(region), TRITON)])
+
+    def own_program_of(region):
+        rows, columns = (a.name for a in region.nests[-1].axes)
+        (summed,) = (a.name for a in region.nests[-1].reduced)
+        body = " ".join(n.name for n in region.nests)
+        return lowered(region, f"k {{ {rows}:64@grid {columns}:64@grid ( {summed}:64~3 ( {body} ) ) }} [warps=4]")
+
+    times = [
+        next(t.us for t in of(f).terms if t.name == "vector units")
+        for f in (jax.numpy.exp2, jax.numpy.exp, jax.numpy.log)
+    ]
+    assert times[0] < times[1] < times[2]
