@@ -73,13 +73,13 @@ def predicted(kernel: pf.Kernel) -> Price:
 def kernel_case(plan: pf.Plan, kernel: pf.Kernel, key: str, *, from_arguments: bool, entry: bool) -> KernelCase:
     """A kernel compiled alone, on the program's own arguments where it reads them and on random values elsewhere."""
     converted = plan.converted
-    variables = [converted.variable[n] for n in kernel.group.inputs]
+    names = list(dict.fromkeys(kernel.reads))
+    variables = [converted.variable[n] for n in names]
     outputs = [converted.variable[o.name] for o in kernel.group.outputs]
     # a jaxpr without constants takes the program's leaves in order
     invars = list(converted.jaxpr.invars) if from_arguments else []
     inputs = [invars.index(v) if v in invars else described(v.aval) for v in variables]
     structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
-    names = list(kernel.group.inputs)
 
     def alone(*arrays: Any) -> Any:
         return run_phases(kernel.phases, dict(zip(names, arrays, strict=True)))

@@ -6,6 +6,8 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     decoder,
     equinox_modules,
     flax_modules,
+    foreign_language,
+    foreign_science,
     haiku_modules,
     held_out,
     layers,
