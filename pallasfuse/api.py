@@ -297,10 +297,13 @@ class FusedFunction[**P, R]:
         """
         with IMPORTS:
             from pallasfuse.check import check, wanted
+            from pallasfuse.loop_check import with_known_bodies
         if target is not None:
             return self.trace(*args, **kwargs).fuse(target).tile().plan
         plan, device = self.planned(*args, **kwargs)
-        return plan if device is None or not wanted(self._options) else check(plan, device, measure=False)
+        if device is None or not wanted(self._options):
+            return plan
+        return with_known_bodies(check(plan, device, measure=False), device)
 
     def planned(self, *args: Any, **kwargs: Any) -> "tuple[Plan, Any]":
         """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""

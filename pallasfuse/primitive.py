@@ -28,6 +28,7 @@ from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
+from pallasfuse.loop_check import with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.targets import Target, default_for, find
@@ -128,12 +129,20 @@ class FusedCall:
         return bool(failures)
 
     def _without_lost_bodies(self, plan: Plan, target: Target, device: Any) -> Plan:
-        """The checked plan, in which bodies that have no kernel on a device are what they were."""
+        """The checked plan, in which bodies that have no kernel on a device are what they were, and all are if the call loses by
+        them."""
+        judged, every = self.judged(target, device), frozenset(b.number for b in plan.bodies)
         checked = self._checked(plan, device)
-        lost = {b.number for b in plan.bodies} - {b.number for b in checked.bodies}
-        if not lost:
+        lost = every - {b.number for b in checked.bodies}
+        if lost:
+            checked = self._checked(self.plan(judged, lost), device)
+        if not checked.bodies or not wanted(self.options):
             return checked
-        return self._checked(self.plan(self.judged(target, device), frozenset(lost)), device)
+
+        def without() -> Plan:
+            return self._checked(self.plan(judged, every), device)
+
+        return self._guarded(lambda: with_bodies_that_pay(checked, without, device), checked)
 
     def plan_here(self) -> Plan:
         """The plan for the devices at hand: as it has run, if it has."""
@@ -142,8 +151,12 @@ class FusedCall:
         return found[0] if found else self.plan(target_for(platform, self.options))
 
     def _checked(self, plan: Plan, device: Any) -> Plan:
+        return self._guarded(lambda: settled(plan, device), plan)
+
+    def _guarded(self, check: Callable[[], Plan], plan: Plan) -> Plan:
+        """The plan that a check leaves; should the check fail, the one before."""
         try:
-            return settled(plan, device)
+            return check()
         except FusionError:  # strict, and something would be left to XLA
             raise
         except Exception as error:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 WHOLE_CALL = "the whole call"
 """The subject of a verdict that is not of one kernel."""
 
+BODIES = "kernels in the bodies of loops"
+"""The subject of a verdict on the whole call with such kernels, against the same call whose loops are XLA's."""
+
 FORM = "sums and products in another order"
 """The subject of a verdict on the form of a program, as XLA runs it."""
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pallasfuse import check
+from pallasfuse import check, loop_check
 from tests.check.clock import Clock
 
 
@@ -17,6 +17,7 @@ def clock(monkeypatch):
     def install(*speedups, **more):
         made = Clock(*speedups, **more)
         monkeypatch.setattr(check, "compare", made)
+        monkeypatch.setattr(loop_check, "compare", made)
         return made
 
     return install

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, execution, isolation, primitive, store
+from pallasfuse import check, execution, isolation, loop_check, primitive, store
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
-from tests.check.clock import X, same
+from pallasfuse.verdicts import BODIES
+from tests.check.clock import Clock, X, same
 from tests.programs_by_name import softmax, variance
 
 
@@ -210,3 +211,45 @@ def test_bodies_that_win_are_used(clock):
     (body,) = fused.explain(x, weights).bodies
     assert [v.kept for v in body.plan.verdicts if v.subject == body.plan.kernels[0].name] == [True]
     assert made.compared
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_the_clock_decides_about_the_whole_call_with_its_loops(clock, monkeypatch, faster):
+    """A body that wins alone, in a loop that wins or loses by it; the verdict is kept."""
+    made = clock(2.0)
+    whole = Clock(2.0 if faster else 0.5)
+    monkeypatch.setattr(loop_check, "compare", whole)
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    for _ in range(2):
+        fused = pf.fuse(scanned)
+        for have, want in zip(fused(x, weights), scanned(x, weights), strict=True):
+            np.testing.assert_allclose(have, want, rtol=1e-4)
+        plan = fused.explain(x, weights)
+        assert bool(plan.bodies) == faster
+        assert [v.kept for v in plan.verdicts if v.subject == BODIES] == [faster]
+    assert made.compared and len(whole.compared) == 1
+
+
+def test_loops_that_cannot_be_timed_keep_their_bodies(clock, monkeypatch):
+    clock(2.0)
+    whole = Clock(0.5)
+    monkeypatch.setattr(loop_check, "compare", whole)
+
+    def until(x, w):
+        return jax.lax.while_loop(
+            lambda s: s[1].sum() > 1e9, lambda s: (s[0] + 1, jax.nn.softmax(s[1] @ w, -1) @ w.T), (0, x)
+        )
+
+    fused = pf.fuse(until)
+    fused(np.ones((64, 32), "float32"), np.ones((32, 512), "float32"))
+    assert not whole.compared
+
+
+def test_a_failure_of_that_check_leaves_the_bodies(clock, monkeypatch):
+    clock(2.0)
+    monkeypatch.setattr(loop_check, "compare", lambda *args, **kwargs: 1 / 0)
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    fused = pf.fuse(scanned)
+    with pytest.warns(UserWarning, match="could not be checked .ZeroDivisionError"):
+        fused(x, weights)
+    assert fused.explain(x, weights).bodies
