@@ -30,6 +30,7 @@ from pallasfuse.fusion.candidate import (
 from pallasfuse.fusion.cost import product_operands, together
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, Nest
@@ -41,6 +42,7 @@ from pallasfuse.targets import Target
 
 MOST_REDUCTIONS = 4
 """The reductions of such a group: the number of trees grows fast with them."""
+_HALF_BYTES = 2
 
 
 def candidates(graph: Graph, target: Target) -> Iterator[Candidate]:
@@ -255,4 +257,6 @@ def _readers(graph: Graph, name: str) -> frozenset[str]:
 def _least_us(group: Group, target: Target) -> float:
     """The least time of a kernel whose products are not those of the library."""
     work = together([], group.inner, group.outputs, (), {n.name: 1 for n in group.inner})
-    return least_us(work.moved, work.matmul_flops, target.device)
+    operands = [side for n in group.inner for side in product_operands(n) or ()]
+    half = any(itemsize_bytes(n.dtype) <= _HALF_BYTES for n in postorder(*operands))
+    return least_us(work.moved, work.matmul_flops, target.device, half=half)

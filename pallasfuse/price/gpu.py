@@ -44,6 +44,7 @@ _MATRIX_ROWS = 64
 _OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.35, 0.45
 """The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
 which wait for the rounding, and where rows do not fill the unit."""
+_MOST_OF_LIBRARY_ROUNDED = max(_OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW)
 _WARP_COLUMNS = 8
 """Of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
@@ -151,10 +152,8 @@ def _one(
         / (device.vector_gop_s / device.clock_ghz)
     )
     vector_us += shares * clock_us * _REDUCED_CLOCKS * sum(w.reductions * w.warps for w in works)
-    special_us = (
-        shares * clock_us * sum(o.special for o in operations) * processors / (device.special_gop_s / device.clock_ghz)
-    )
-    special_us = few * special_us
+    special = few * sum(o.special + o.converted for o in operations)
+    special_us = shares * clock_us * special * processors / (device.special_gop_s / device.clock_ghz)
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
     block_us = (
@@ -197,12 +196,18 @@ def _loads_ahead(work: BlockWork) -> bool:
     return work.stages > 1 and any(a.pipelined for a in work.accesses)
 
 
-def least_us(moved: float, flops: float, device: Device) -> float:
-    """The least price of a kernel without warpgroups of its own that moves so many bytes, once, and multiplies matrices."""
+def least_us(moved: float, flops: float, device: Device, *, half: bool = True) -> float:
+    """The least price of a kernel without warpgroups of its own that moves so many bytes, once, and multiplies matrices.
+
+    half: may they have two bytes an element, or fewer?
+    """
     in_cache = moved <= _CACHED_SHARE * device.found_bytes
     cache_us = 1e-3 * moved / device.cache_gb_s
     memory_us = cache_us if in_cache else 1e-3 * moved / device.memory_gb_s
-    matrix_us = 1e-6 * flops / (max(device.matmul_tflop_s.values()) * OF_LIBRARY)
+    rates = device.matmul_tflop_s
+    of_half = max((rates[t] for t in ("float16", "bfloat16") if t in rates), default=max(rates.values()))
+    rate = of_half * OF_LIBRARY if half or "tf32" not in rates else rates["tf32"] * _MOST_OF_LIBRARY_ROUNDED
+    matrix_us = 1e-6 * flops / rate
     busy = sum(us**_OVERLAP for us in (memory_us, cache_us, matrix_us)) ** (1 / _OVERLAP)
     return float(busy + device.kernel_us + device.launch_us)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, postorder
 
@@ -27,12 +28,17 @@ class Operations:
     special: float = 0.0
     library: float = 0.0
     """Further simple instructions, where a GPU's library computes it."""
+    converted: float = 0.0
+    """Conversions between integers and floats, which a GPU makes on its special-function unit."""
 
     def __add__(self, other: "Operations") -> "Operations":
-        return Operations(self.simple + other.simple, self.special + other.special, self.library + other.library)
+        return Operations(
+            self.simple + other.simple, self.special + other.special, self.library + other.library,
+            self.converted + other.converted,
+        )  # fmt: skip
 
     def times(self, factor: float) -> "Operations":
-        return Operations(self.simple * factor, self.special * factor, self.library * factor)
+        return Operations(self.simple * factor, self.special * factor, self.library * factor, self.converted * factor)
 
 
 _OPERATIONS = {op: Operations(*counts) for op, counts in _INSTRUCTIONS.items()}
@@ -41,14 +47,17 @@ _ONE = Operations(_SIMPLE)
 
 ROUNDED = Operations(0.5, 1.0)
 """A conversion to a half type."""
+_CONVERTED = Operations(converted=1.0)
 
 
 def of_node(node: Apply) -> Operations:
     """The instructions of one operation on one element."""
     if node.op == "div" and isinstance(node.args[1], Const):
         return _ONE
-    if node.op == "convert" and node.dtype in ("float16", "bfloat16"):
-        return ROUNDED
+    if node.op == "convert":
+        own = ROUNDED if node.dtype in ("float16", "bfloat16") else _OPERATIONS["convert"]
+        types = node.dtype, node.args[0].dtype
+        return own + _CONVERTED if any(map(dtypes.is_integer, types)) and any(map(dtypes.is_float, types)) else own
     return _OPERATIONS.get(node.op, _ONE)
 
 
@@ -69,13 +78,14 @@ def new_instructions(nodes: Iterable[Expr], seen: set[Expr]) -> Instructions:
 
 def executed(instructions: Instructions, elements: Callable[[frozenset[Axis]], float]) -> Operations:
     """The instructions for all elements. elements: how many there are along some axes."""
-    simple = special = library = 0.0
+    simple = special = library = converted = 0.0
     for axes, each in instructions:
         times = elements(axes)
         simple += each.simple * times
         special += each.special * times
         library += each.library * times
-    return Operations(simple, special, library)
+        converted += each.converted * times
+    return Operations(simple, special, library, converted)
 
 
 def count(roots: Iterable[Expr], elements: Callable[[frozenset[Axis]], float], seen: set[Expr]) -> Operations:

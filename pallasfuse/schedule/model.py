@@ -37,7 +37,7 @@ from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import BLOCKS, REGISTER_BYTES, REGISTERS
 from pallasfuse.schedule.expressions import independent_axes
 from pallasfuse.schedule.placement import Broken, Buffer, MayFold, Placement, Statement, no_folds, place
-from pallasfuse.tiling.products import Product, narrow, split_product
+from pallasfuse.tiling.products import Product, narrow_sides, split_product
 
 Number = Any
 """A number, or an array of numbers with one for each candidate."""
@@ -67,6 +67,12 @@ class _Work:
     product: Product | None
     sides: tuple[Expr, ...]
     """The expressions that are computed elementwise."""
+
+    @property
+    def operand_dtype(self) -> str:
+        """The type of both operands of the product."""
+        types = {s.dtype for s in self.sides}
+        return types.pop() if len(types) == 1 else "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +201,8 @@ class Model:
     @property
     def least_us(self) -> float:
         """A bound that is below the price of every placement: the matrix units are busy with all products, each computed once."""
-        products = ((n, self._work[n.name].product) for n in self.region.nests)
-        done = [(2 * volume((*n.axes, *n.reduced)), narrow(p.rhs).dtype) for n, p in products if p is not None]
+        works = ((n, self._work[n.name]) for n in self.region.nests)
+        done = [(2 * volume((*n.axes, *n.reduced)), w.operand_dtype) for n, w in works if w.product is not None]
         return float(self._matrix_us(done))
 
     def _waiting(self, found: Amounts) -> tuple[Number, Number]:
@@ -232,7 +238,7 @@ def _work(nest: Nest, ignored: frozenset[Axis]) -> _Work:
         product = split_product(nest.body, frozenset(nest.reduced), ignored, batched=True)
     if product is None:
         return _Work(None, (nest.body,))
-    return _Work(product, (narrow(product.lhs), narrow(product.rhs)))
+    return _Work(product, narrow_sides(product.lhs, product.rhs))
 
 
 def _ceil(a: Number, b: Number) -> Number:
@@ -374,7 +380,7 @@ class _Estimator:
             rows, columns, depth = _UNIT
             unit = np.minimum(_padded(a, rows) * _padded(b, columns), _padded(b, rows) * _padded(a, columns))
             done = 2 * unit * _padded(k, depth) * batch * self._trips(statement.around)
-            products.append((done, narrow(product.rhs).dtype))
+            products.append((done, self.model._work[statement.name].operand_dtype))
             # a unit reads both sides of its own product; where rows are no multiple of its own, single warps take their share
             wide = a % rows == 0
             along = np.where(wide, a / rows, np.minimum(_WARPS, np.maximum(a // _WARP_ROWS, 1)))
@@ -401,7 +407,8 @@ class _Estimator:
                 found = (*found, (frozenset(nest.axes), Operations(1.0)))
             for axes, each in found:
                 elements = trips * _product([self._tile(a, statement.around) for a in axes])
-                simple, special = simple + each.simple * elements, special + each.special * elements
+                simple = simple + each.simple * elements
+                special = special + (each.special + each.converted) * elements
         return Operations(simple, special)
 
     # --- memory of a block

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Expr, apply, const
+from pallasfuse.ir.expr import Apply, Expr, apply, const, convert
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,21 @@ def narrow(side: Expr) -> Expr:
     match side:
         case Apply("convert", (x,), "float32") if x.dtype in ("float16", "bfloat16"):
             return x
+    return side
+
+
+def narrow_sides(lhs: Expr, rhs: Expr) -> tuple[Expr, Expr]:
+    """Drop the exact casts of both sides of a product, as `narrow`. Beside a half type, integers of a byte become that type: it
+    has all of them."""
+    sides = narrow(lhs), narrow(rhs)
+    half = next((s.dtype for s in sides if s.dtype in ("float16", "bfloat16")), None)
+    return sides if half is None else (_with_bytes_as(half, sides[0]), _with_bytes_as(half, sides[1]))
+
+
+def _with_bytes_as(half: str, side: Expr) -> Expr:
+    match side:
+        case Apply("convert", (x,), "float32") if x.dtype in ("int8", "uint8", "bool"):
+            return convert(x, half)
     return side
 
 

@@ -5,7 +5,11 @@ import pytest
 
 from benchmarks.schedule_regions import chain, norm_product, traced
 from pallasfuse.fusion.demand import FoldsOnDemand
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.ir.region import region_of_program
+from pallasfuse.ir.tile_program import Contract, every
 from pallasfuse.ir.tree import parse
+from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.block_work import examine
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.resources import triton
@@ -162,3 +166,23 @@ def test_what_a_library_computes_takes_its_instructions():
         for f in (jax.numpy.exp2, jax.numpy.exp, jax.numpy.log)
     ]
     assert times[0] < times[1] < times[2]
+
+
+def test_integers_are_converted_on_special_function_units():
+    """Weights of a byte, beside operands of two: the matrix units take both as half types."""
+
+    def of(dtype):
+        jaxpr = jax.make_jaxpr(lambda x, w: x @ w.astype(x.dtype))(
+            jax.ShapeDtypeStruct((64, 1024), jax.numpy.bfloat16), jax.ShapeDtypeStruct((1024, 64), dtype)
+        )
+        program = convert(jaxpr).program
+        region = region_of_program(program, Graph(program).inlined())
+        rows, columns = (a.name for a in region.nests[-1].axes)
+        (summed,) = (a.name for a in region.nests[-1].reduced)
+        body = " ".join(n.name for n in region.nests)
+        made = lowered(region, f"k {{ {rows}:64@grid {columns}:64@grid ( {summed}:64~3 ( {body} ) ) }} [warps=4]")
+        (product,) = (s for s in every(made.body) if isinstance(s, Contract))
+        assert {product.lhs.dtype, product.rhs.dtype} == {"bfloat16"}
+        return next(t.us for t in price_kernel([(made, TRITON)]).terms if t.name == "special functions")
+
+    assert of(jax.numpy.int8) > of(jax.numpy.bfloat16)

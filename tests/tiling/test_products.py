@@ -1,12 +1,13 @@
 """Which sums of products are matrix products, and how their factors are divided."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, sub
-from pallasfuse.tiling.products import contracts, narrow, split_product
+from pallasfuse.tiling.products import contracts, narrow, narrow_sides, split_product
 
 I, J, K, B = Axis("i", 3), Axis("j", 4), Axis("k", 5), Axis("b", 2)  # noqa: E741
 X, Y = read("x", (I, J), "float32"), read("y", (J, K), "float32")
@@ -93,3 +94,23 @@ def test_contracts_wants_a_kept_axis_on_each_side():
     assert contracts(mul(mul(X, Y), read("z", (I, K), "float32")), OVER)
     for body in (X, mul(X, V), mul(X, X), mul(X, C)):
         assert not contracts(body, OVER)
+
+
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+@pytest.mark.parametrize("byte", ["int8", "uint8", "bool"])
+def test_bytes_beside_a_half_type_become_that_type(half, byte):
+    """Every one of them is a number of the half type."""
+    x, y = read("x", (I, J), half), read("y", (J, K), byte)
+    wide = convert(x, "float32"), convert(y, "float32")
+    assert narrow_sides(*wide) == (x, convert(y, half))
+    assert narrow_sides(*reversed(wide)) == (convert(y, half), x)
+    values = np.arange(np.iinfo(byte).min, np.iinfo(byte).max + 1) if byte != "bool" else np.array([False, True])
+    cast = values.astype(byte).astype(jnp.dtype(half)).astype("float32")
+    np.testing.assert_array_equal(cast, values.astype("float32"))
+
+
+def test_wider_integers_and_bytes_alone_stay_wide():
+    x, short = convert(read("x", (I, J), "bfloat16"), "float32"), convert(read("y", (J, K), "int16"), "float32")
+    assert narrow_sides(x, short) == (read("x", (I, J), "bfloat16"), short)
+    one, other = (convert(read(n, a, "int8"), "float32") for n, a in (("x", (I, J)), ("y", (J, K))))
+    assert narrow_sides(one, other) == (one, other)
