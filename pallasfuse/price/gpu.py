@@ -54,7 +54,7 @@ _TRIP_US, _WAITED = 0.1, 0.25
 _STAGED_OPERATIONS = 32.0
 """For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also for each of
 a tile whose axes become one."""
-_ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 16.0, 28.0, 64.0
+_ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 17.0, 30.0, 52.0
 """Operations for each element of a float32 side of a product, which is rounded on its way through registers; of rows, and of
 columns, that lie in memory with what is summed before them, and are turned there."""
 _FULL_WARPS = 8
