@@ -26,6 +26,7 @@ from pallasfuse.targets import find
 
 if TYPE_CHECKING:
     from pallasfuse.plan import Plan
+    from pallasfuse.primitive import FusedCall
     from pallasfuse.stages import Traced
 
 
@@ -132,23 +133,28 @@ class FusedFunction[**P, R]:
         self: "FusedFunction[Concatenate[S, Q], R]", instance: S, owner: type | None = None
     ) -> "FusedFunction[Q, R]": ...
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A bound method. An instance that is a pytree of arrays is an argument, compiled for once; any other, and one that is
-        static, is read anew at each access, because its attributes may have changed."""
+        """A bound method. An instance that is a pytree of arrays is an argument, compiled for once, and one that is static is
+        compiled for as `jax.jit` does, by its hash; any other is read anew at each access, as its attributes may have changed."""
         if instance is None or self._binding is not None:
             return self
         leaves = jax.tree.leaves(instance)
         is_leaf = len(leaves) == 1 and leaves[0] is instance
-        is_argument = not is_leaf and 0 not in self._given_argnums
-        if is_argument and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves):
-            return _MethodOfPytree(self, instance)
+        is_pytree = not is_leaf and all(isinstance(x, jax.Array | np.ndarray | int | float) for x in leaves)
+        if is_pytree or self._instance_name() in self._static_argnames:
+            return _MethodOfArgument(self, instance)
         bound = functools.partial(self._function, instance)
         functools.update_wrapper(bound, self._function)
         shifted = tuple(n - 1 if n > 0 else n for n in self._given_argnums if n != 0)
-        own = next(iter(inspect.signature(self._function).parameters), None)
-        names = tuple(n for n in self._static_argnames if n != own)
-        method: FusedFunction[..., R] = FusedFunction(bound, self._options, shifted, names)
+        method: FusedFunction[..., R] = FusedFunction(bound, self._options, shifted, self._static_argnames)
         method._binding = self, instance
         return method
+
+    def _instance_name(self) -> str | None:
+        """The name of the first parameter, which a method calls its instance; None where there is none."""
+        try:
+            return next(iter(inspect.signature(self._function).parameters), None)
+        except (TypeError, ValueError):
+            return None
 
     def __copy__(self) -> Self:
         return self
@@ -297,13 +303,16 @@ class FusedFunction[**P, R]:
         """
         with IMPORTS:
             from pallasfuse.check import check, wanted
-            from pallasfuse.loop_check import with_known_bodies
+            from pallasfuse.stages import target_at_hand
         if target is not None:
             return self.trace(*args, **kwargs).fuse(target).tile().plan
         plan, device = self.planned(*args, **kwargs)
         if device is None or not wanted(self._options):
             return plan
-        return with_known_bodies(check(plan, device, measure=False), device)
+        call = self._call_of(args, kwargs)
+        if call is None:
+            return check(plan, device, measure=False)
+        return call.settled(target_at_hand(None, self._options), device, measure=False)
 
     def planned(self, *args: Any, **kwargs: Any) -> "tuple[Plan, Any]":
         """The plan for these arguments before anything is measured, and the device of a call; None where there are several."""
@@ -323,15 +332,19 @@ class FusedFunction[**P, R]:
         """The plan that a call has: JAX traces and we plan once, whoever is first. None where a call is more than one equation."""
         with IMPORTS:
             from pallasfuse.stages import target_at_hand
+        call = self._call_of(args, kwargs)
+        if call is None:
+            return None
+        return call.plan(target_at_hand(None, self._options).judged(timed=timed, one_device=one_device))
+
+    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FusedCall | None":
+        """The equation that a call is traced to; None where it is more than one, or another."""
         try:
             (eqn,) = self._jitted.trace(*args, **kwargs).jaxpr.eqns
-            call = eqn.params["call"]
+            call: FusedCall = eqn.params["call"]
         except Exception:  # `trace` says what is wrong with a function, and has more cases
             return None
-        if eqn.primitive.name != "pallasfuse" or call.options != self._options:
-            return None
-        plan: Plan = call.plan(target_at_hand(None, self._options).judged(timed=timed, one_device=one_device))
-        return plan
+        return call if eqn.primitive.name == "pallasfuse" and call.options == self._options else None
 
     def renew(self) -> None:
         """Forget what was compiled, so that the next call uses what was measured since."""
@@ -342,8 +355,8 @@ class FusedFunction[**P, R]:
         return f"<pallasfuse.fuse of {self._name}>"
 
 
-class _MethodOfPytree[**P, R](FusedFunction[P, R]):
-    """A method of an instance that is a pytree of arrays: the fused function, with the instance as its first argument."""
+class _MethodOfArgument[**P, R](FusedFunction[P, R]):
+    """A method of an instance that is a pytree of arrays, or static: the fused function, whose first argument is the instance."""
 
     def __init__(self, unbound: FusedFunction[..., R], instance: Any) -> None:
         functools.update_wrapper(self, unbound._function)
@@ -361,10 +374,8 @@ class _MethodOfPytree[**P, R](FusedFunction[P, R]):
         traced = self._unbound.trace(self._instance, *args, **kwargs)
         return replace(traced, call=replace(traced.call, flatten=lambda *a, **k: self.leaves(a, k)))
 
-    def _plan_of_call(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, timed: bool, one_device: bool
-    ) -> "Plan | None":
-        return self._unbound._plan_of_call((self._instance, *args), kwargs, timed=timed, one_device=one_device)
+    def _call_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "FusedCall | None":
+        return self._unbound._call_of((self._instance, *args), kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         return self._unbound.lower(self._instance, *args, **kwargs)

@@ -63,10 +63,10 @@ def _tiled(options: FuseOptions) -> bool:
     return bool(options.tiles or options.parts or options.warps or options.stages or options.schedule)
 
 
-def settled(plan: Plan, device: Any) -> Plan:
+def settled(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     """Returns a plan as it is used on a device: checked, where that is wanted; else as it was tuned, without what is known to
-    fail."""
-    return check(plan, device) if wanted(plan.options) else unchecked(plan, device)
+    fail. measure: as of `check`."""
+    return check(plan, device, measure=measure) if wanted(plan.options) else unchecked(plan, device)
 
 
 def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:

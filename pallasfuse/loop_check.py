@@ -21,46 +21,47 @@ from pallasfuse.subjects import XLA, comparison
 from pallasfuse.verdicts import BODIES, Verdict
 
 _OURS = "with kernels in the bodies of loops"
+_ONE_OF_SEVERAL = frozenset({"cond"})
+"""Drawn arguments take one branch, which says nothing of the others."""
 
 
-def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any) -> Plan:
+def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *, measure: bool) -> Plan:
     """Returns a checked plan, or the one of the same call whose loops are left to XLA, unless the first is faster by the clock.
 
     without: makes the other plan, checked as well; it is asked for only if something is measured or the first has lost.
+    measure: False looks up what is known. What cannot be timed as a whole keeps the bodies that were faster alone, and says so.
     """
-    if primitives(plan.converted.jaxpr) & UNTIMED:
-        return plan
+    unfit = sorted(primitives(plan.converted.jaxpr) & (UNTIMED | _ONE_OF_SEVERAL))
+    if unfit:
+        return _with(plan, Verdict(BODIES, True, f"not measured as a whole: it has {', '.join(unfit)}"))
     other: Plan | None = None
-    identity = _identity(plan, device)
-    known, seconds = current().get(identity), 0.0
+    store, identity = current(), _identity(plan, device)
+    known, seconds = store.get(identity), 0.0
+    if known is None and not measure:
+        return plan
     if known is None:
         other = without()
         found = apart(lambda: _measured(plan, other, device), device)
-        if _OURS not in found.microseconds:
-            return plan  # what does not run at all is found elsewhere
-        seconds, entry = found.seconds, comparison(found, _OURS)
-        known = current().update(identity, lambda _: entry)
-    kept = plan if known["faster"] else other or without()
-    return replace(kept, verdicts=(*kept.verdicts, _verdict(known, seconds)))
+        is_timed, seconds = _OURS in found.microseconds, found.seconds
+        skipped: Record = {"skipped": found.skipped or str({**found.uncompiled, **found.failed}.get(_OURS, ""))}
+        entry = comparison(found, _OURS) if is_timed else skipped
+        known = store.update(identity, lambda _: entry, on_disk=is_timed)
+    if "skipped" in known:
+        return _with(plan, Verdict(BODIES, True, f"not measured as a whole ({known['skipped']})", seconds=seconds))
+    reason = "they are used" if known["faster"] else "the loops are XLA's own"
+    verdict = Verdict(BODIES, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
+    return _with(plan if known["faster"] else other or without(), verdict)
 
 
-def with_known_bodies(plan: Plan, device: Any) -> Plan:
-    """Returns a plan without the bodies that are known to lose, and with the verdict on them; nothing is measured."""
-    known = current().get(_identity(plan, device)) if plan.bodies else None
-    if known is None:
-        return plan
-    return replace(plan, bodies=plan.bodies if known["faster"] else (), verdicts=(*plan.verdicts, _verdict(known, 0.0)))
+def _with(plan: Plan, verdict: Verdict) -> Plan:
+    return replace(plan, verdicts=(*plan.verdicts, verdict))
 
 
 def _identity(plan: Plan, device: Any) -> Mapping[str, str]:
-    kernels = ", ".join(way_of_kernel(k) for p in plan.all() for k in p.kernels)
-    program = whole_key(plan.converted.jaxpr)
-    return {**environment(device), "of": "call with bodies", "program": program, "kernels": kernels}
-
-
-def _verdict(known: Record, seconds: float) -> Verdict:
-    reason = "they are used" if known["faster"] else "the loops are XLA's own"
-    return Verdict(BODIES, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
+    plans = list(plan.all())
+    kernels = ", ".join(way_of_kernel(k) for p in plans for k in p.kernels)
+    programs = ", ".join(whole_key(p.converted.jaxpr) for p in plans)
+    return {**environment(device), "of": "call with bodies", "program": programs, "kernels": kernels}
 
 
 def _measured(plan: Plan, other: Plan, device: Any) -> Measured:

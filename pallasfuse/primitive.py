@@ -106,16 +106,14 @@ class FusedCall:
 
     def plan_on(self, target: Target, device: Any) -> Plan:
         """The plan for a target, with its kernels checked on a device, once; None: the device is not at hand."""
-        plan = self.plan(self.judged(target, device))
         if device is None:
-            return plan
+            return self.plan(self.judged(target, device))
         if not self.check_lock.acquire(blocking=not is_inside()):
-            return self._checked(
-                plan, device
-            )  # who holds it may wait for the one that measures, and that is this thread
+            # who holds it may wait for the one that measures, and that is this thread
+            return self.settled(target, device)
         try:
             if (target.name, device) not in self.checked:
-                self.checked[target.name, device] = self._without_lost_bodies(plan, target, device)
+                self.checked[target.name, device] = self.settled(target, device)
             return self.checked[target.name, device]
         finally:
             self.check_lock.release()
@@ -128,30 +126,32 @@ class FusedCall:
             self.checked.clear()  # without the lock: who holds it may wait for the thread that is here
         return bool(failures)
 
-    def _without_lost_bodies(self, plan: Plan, target: Target, device: Any) -> Plan:
-        """The checked plan, in which bodies that have no kernel on a device are what they were, and all are if the call loses by
-        them."""
-        judged, every = self.judged(target, device), frozenset(b.number for b in plan.bodies)
-        checked = self._checked(plan, device)
-        lost = every - {b.number for b in checked.bodies}
+    def settled(self, target: Target, device: Any, *, measure: bool = True) -> Plan:
+        """The plan as a device uses it. Bodies that have no kernel there are what they were, and all are if the call loses by them.
+
+        measure: False looks up what is known, and measures nothing.
+        """
+        judged = self.judged(target, device)
+
+        def settle(left: frozenset[int]) -> Plan:
+            plan = self.plan(judged, left)
+            return self._guarded(lambda: settled(plan, device, measure=measure), plan)
+
+        every = frozenset(b.number for b in self.plan(judged).bodies)
+        plan = settle(frozenset())
+        lost = every - {b.number for b in plan.bodies}
         if lost:
-            checked = self._checked(self.plan(judged, lost), device)
-        if not checked.bodies or not wanted(self.options):
-            return checked
-
-        def without() -> Plan:
-            return self._checked(self.plan(judged, every), device)
-
-        return self._guarded(lambda: with_bodies_that_pay(checked, without, device), checked)
+            plan = settle(lost)
+        if not plan.bodies or not wanted(self.options):
+            return plan
+        found = plan
+        return self._guarded(lambda: with_bodies_that_pay(found, lambda: settle(every), device, measure=measure), found)
 
     def plan_here(self) -> Plan:
         """The plan for the devices at hand: as it has run, if it has."""
         found = [p for call in (self, *self.written) for p in (*call.checked.values(), *call.plans.values())]
         platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
         return found[0] if found else self.plan(target_for(platform, self.options))
-
-    def _checked(self, plan: Plan, device: Any) -> Plan:
-        return self._guarded(lambda: settled(plan, device), plan)
 
     def _guarded(self, check: Callable[[], Plan], plan: Plan) -> Plan:
         """The plan that a check leaves; should the check fail, the one before."""
@@ -339,15 +339,17 @@ ad.primitive_jvps[fused_p] = _jvp
 
 
 def _transpose(cotangents: Sequence[Any], *args: Any, call: FusedCall, jaxpr: Jaxpr) -> list[Any]:
-    """The transpose of the original function, in the arguments that it is linear in."""
+    """The transpose of the original function, in the arguments that it is linear in and for the results that have cotangents."""
     linear = [ad.is_undefined_primal(a) for a in args]
+    given = [n for n, c in enumerate(cotangents) if not isinstance(c, ad.Zero)]
 
-    def original(*unknown: Any) -> Any:
-        given = iter(unknown)
-        return call.original(*(next(given) if is_linear else a for a, is_linear in zip(args, linear, strict=True)))
+    def original(*unknown: Any) -> list[Any]:
+        own = iter(unknown)
+        results = call.original(*(next(own) if is_linear else a for a, is_linear in zip(args, linear, strict=True)))
+        return [results[n] for n in given]
 
     structs = [_compat.struct_of(a) for a, is_linear in zip(args, linear, strict=True) if is_linear]
-    transposed = iter(jax.linear_transpose(original, *structs)([ad.instantiate_zeros(c) for c in cotangents]))
+    transposed = iter(jax.linear_transpose(original, *structs)([cotangents[n] for n in given]))
     return [next(transposed) if is_linear else None for is_linear in linear]
 
 

@@ -77,7 +77,7 @@ def searched(
         return []
     region = region_of_group(group, tensors)
     model = Model(region, target.device)
-    if model.least_us > most_us:
+    if model.matrix_bound_us > most_us:
         return []
     space = _space(region, strict=group.strict)
     if space is None:

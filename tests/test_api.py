@@ -247,13 +247,13 @@ def test_the_transpose_of_a_linear_function():
     x = jnp.ones((32, 64))
 
     def linear(x, w):
-        return (x @ w).sum(-1), x[:, :3] * 2
+        return (x @ w).sum(-1), x[:, :3] * 2, jnp.arange(3)
 
     def by_weights(w, f):
         return f(x, w)[0]
 
     for function, at, cotangents in (
-        (lambda x, f: f(x, w), x, (jnp.arange(32.0), jnp.ones((32, 3)))),
+        (lambda x, f: f(x, w)[:2], x, (jnp.arange(32.0), jnp.ones((32, 3)))),
         (by_weights, w, jnp.arange(32.0)),
     ):
         fused, plain = (
@@ -264,12 +264,8 @@ def test_the_transpose_of_a_linear_function():
 
 
 def test_a_method_whose_instance_is_static():
-    class Scaled:
-        factor = 2.0
-
-        @functools.partial(pf.fuse, static_argnums=(0, 2))
-        def softmax(self, x, axis):
-            return jax.nn.softmax(self.factor * x, axis)
+    """It is traced once for each instance, as by `jax.jit`, whatever its position is called."""
+    traced = []
 
     @jax.tree_util.register_dataclass
     @dataclasses.dataclass(frozen=True)
@@ -278,11 +274,26 @@ def test_a_method_whose_instance_is_static():
 
         @functools.partial(pf.fuse, static_argnums=0)
         def softmax(self, x):
-            return jax.nn.softmax(x, -1) if self.factor > 1 else x
+            traced.append(self.factor)
+            return jax.nn.softmax(self.factor * x, -1) if self.factor > 1 else x
+
+    class Scaled:
+        factor = 2.0
+
+        @functools.partial(pf.fuse, static_argnums=(-3, -1))
+        def softmax(self, x, axis):
+            traced.append(axis)
+            return jax.nn.softmax(self.factor * x, axis)
+
+        @functools.partial(pf.fuse, static_argnames="self")
+        def twice(self, x):
+            traced.append("twice")
+            return 2 * x
 
     x = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
     scaled = Scaled()
-    np.testing.assert_allclose(scaled.softmax(x, 0), jax.nn.softmax(2 * x, 0), rtol=1e-6)
-    scaled.factor = 3.0
-    np.testing.assert_allclose(scaled.softmax(x, axis=1), jax.nn.softmax(3 * x, 1), rtol=1e-6)
-    np.testing.assert_allclose(Module(2.0).softmax(x), jax.nn.softmax(x, -1), rtol=1e-6)
+    for _ in range(3):
+        np.testing.assert_allclose(Module(2.0).softmax(x), jax.nn.softmax(2 * x, -1), rtol=1e-6)
+        np.testing.assert_allclose(scaled.softmax(x, 0), jax.nn.softmax(2 * x, 0), rtol=1e-6)
+        np.testing.assert_allclose(scaled.twice(x), 2 * x)
+    assert traced == [2.0, 0, "twice"]

@@ -81,7 +81,9 @@ def test_what_was_compiled_before_is_compiled_again(clock, monkeypatch):
     fused(Q, Q, Q)
     lowered = []
     original = check.check
-    monkeypatch.setattr(check, "check", lambda plan, device: lowered.append(original(plan, device)) or lowered[-1])
+    monkeypatch.setattr(
+        check, "check", lambda plan, device, **how: lowered.append(original(plan, device, **how)) or lowered[-1]
+    )
     pf.tune(fused, Q, Q, Q)
     fused(Q, Q, Q)
     assert lowered[-1].kernels[0].schedule.rolled_tile == 256

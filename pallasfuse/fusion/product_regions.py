@@ -43,6 +43,7 @@ from pallasfuse.targets import Target
 MOST_REDUCTIONS = 4
 """The reductions of such a group: the number of trees grows fast with them."""
 _HALF_BYTES = 2
+"""An element of an operand that has no more may be one of a half type; masks count as well, as this only makes bounds lower."""
 
 
 def candidates(graph: Graph, target: Target) -> Iterator[Candidate]:

@@ -455,12 +455,14 @@ def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tup
     anew = sum(extent(side | over) + extent(left | right) for side in wide)
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
-        is_precise(s.precision), times, _sums_first(s.lhs, s.rhs, over, layouts), _sums_first(s.rhs, s.lhs, over, layouts),
+        is_precise(s.precision), times, _is_contracted_first(s.lhs, s.rhs, over, layouts), _is_contracted_first(s.rhs, s.lhs, over, layouts),
         not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts), anew,
     )  # fmt: skip
 
 
-def _sums_first(side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
+def _is_contracted_first(
+    side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]
+) -> bool:
     """Does a side of a product lie in memory with the contracted axes before its own?"""
     for read in _through_casts(side):
         own = [a not in over for a in layouts.get(read.tensor, ()) if a not in other.axes or a in over]

@@ -7,8 +7,8 @@ multiprocessors take from it, matrix units at the tile's shape, the shared memor
 special-function units, registers that are spilled in the trips of a loop, and the latency of trips that wait for their loads. Those
 of one multiprocessor are shared by the blocks that live on it; a smooth maximum joins them, since no two overlap perfectly. The
 numbers for products by Triton are fitted to 1507 kernels of 23 programs on an H200 (`benchmarks/tree_prices.py`: schedules drawn
-from the space of the search), those of ports, of the cache's latency
-and of axes that become one to 1964 kernels of 17 others, those of float32 operands and of few warps to 512 kernels of 27 others.
+from the space of the search), those of ports, of the cache's latency and of axes that become one to 1964 kernels of 17 others,
+those of float32 operands and of few warps to 512 kernels of 27 others.
 """
 
 import math
@@ -44,7 +44,6 @@ _MATRIX_ROWS = 64
 _OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.35, 0.45
 """The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
 which wait for the rounding, and where rows do not fill the unit."""
-_MOST_OF_LIBRARY_ROUNDED = max(_OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW)
 _WARP_COLUMNS = 8
 """Of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
@@ -143,16 +142,17 @@ def _one(
         operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
         staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rounded(p) for p, _ in products)
         staged += sum(p.laid_out_anew * p.times for w in works for p in w.products) * _STAGED_OPERATIONS
-    few = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
+    latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
+    simple = [o.simple + (o.library if by_warps else 0.0) for o in operations]
     vector_us = (
         shares
         * clock_us
-        * (few * sum(o.simple + (o.library if by_warps else 0.0) for o in operations) + staged)
+        * (latency_factor * sum(simple) + staged)
         * processors
         / (device.vector_gop_s / device.clock_ghz)
     )
     vector_us += shares * clock_us * _REDUCED_CLOCKS * sum(w.reductions * w.warps for w in works)
-    special = few * sum(o.special + o.converted for o in operations)
+    special = latency_factor * sum(o.special + o.converted for o in operations)
     special_us = shares * clock_us * special * processors / (device.special_gop_s / device.clock_ghz)
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
@@ -173,8 +173,8 @@ def _one(
     computing = (
         Term("matrix units", sum(p.flops for w in works for p in w.products) * blocks, "flop", matrix_us),
         Term("operands in shared memory", sum(len(w.products) for w in works), "products", operands_us),
-        Term("vector units", sum(o.simple for o in operations) * blocks, "op", vector_us),
-        Term("special functions", sum(o.special for o in operations) * blocks, "op", special_us),
+        Term("vector units", (sum(simple) + staged) * blocks, "op", vector_us),
+        Term("special functions", sum(o.special + o.converted for o in operations) * blocks, "op", special_us),
         Term("spilled registers", spilled, "B", spilled_us),
     )  # fmt: skip
     others = (Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us))
@@ -199,14 +199,14 @@ def _loads_ahead(work: BlockWork) -> bool:
 def least_us(moved: float, flops: float, device: Device, *, half: bool = True) -> float:
     """The least price of a kernel without warpgroups of its own that moves so many bytes, once, and multiplies matrices.
 
-    half: may they have two bytes an element, or fewer?
+    half: may some of these matrices have elements of two bytes, or fewer?
     """
     in_cache = moved <= _CACHED_SHARE * device.found_bytes
     cache_us = 1e-3 * moved / device.cache_gb_s
     memory_us = cache_us if in_cache else 1e-3 * moved / device.memory_gb_s
     rates = device.matmul_tflop_s
     of_half = max((rates[t] for t in ("float16", "bfloat16") if t in rates), default=max(rates.values()))
-    rate = of_half * OF_LIBRARY if half or "tf32" not in rates else rates["tf32"] * _MOST_OF_LIBRARY_ROUNDED
+    rate = of_half * OF_LIBRARY if half or "tf32" not in rates else rates["tf32"] * _OF_LIBRARY_ROUNDED
     matrix_us = 1e-6 * flops / rate
     busy = sum(us**_OVERLAP for us in (memory_us, cache_us, matrix_us)) ** (1 / _OVERLAP)
     return float(busy + device.kernel_us + device.launch_us)
@@ -343,7 +343,8 @@ def _matrix_clocks(p: Product, emission: Emission, device: Device) -> float:
     wide = p.rows >= _MATRIX_ROWS
     rows = math.ceil(p.rows / _MATRIX_ROWS) * _MATRIX_ROWS if wide else math.ceil(p.rows / 16) * 16
     of_others = _OF_LIBRARY_ROUNDED if kind == "tf32" else OF_LIBRARY
-    share = (_OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else of_others) if wide else _OF_LIBRARY_NARROW
+    share = _OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else of_others
+    share = share if wide else min(share, _OF_LIBRARY_NARROW)
     columns = math.ceil(p.columns / 8) * 8
     summed = math.ceil(p.summed / 16) * 16
     return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)

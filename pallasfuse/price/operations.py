@@ -29,7 +29,7 @@ class Operations:
     library: float = 0.0
     """Further simple instructions, where a GPU's library computes it."""
     converted: float = 0.0
-    """Conversions between integers and floats, which a GPU makes on its special-function unit."""
+    """Conversions between integers and floats, which a GPU makes on its special-function unit; booleans are chosen between."""
 
     def __add__(self, other: "Operations") -> "Operations":
         return Operations(

@@ -151,7 +151,8 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     kept = _KEPT_OPERANDS if fusion.is_product else _CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
     vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (_ISSUED * device.vector_gop_s))
-    special = Term("special functions", work.special, "op", 1e-3 * work.special / device.special_gop_s)
+    on_special = work.special + work.converted
+    special = Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
     column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
     launch = _launch(device)

@@ -199,7 +199,7 @@ class Model:
         return sum((1e-6 * done / rates.get(dtype, other) for done, dtype in products), start=0) / cores
 
     @property
-    def least_us(self) -> float:
+    def matrix_bound_us(self) -> float:
         """A bound that is below the price of every placement: the matrix units are busy with all products, each computed once."""
         works = ((n, self._work[n.name]) for n in self.region.nests)
         done = [(2 * volume((*n.axes, *n.reduced)), w.operand_dtype) for n, w in works if w.product is not None]

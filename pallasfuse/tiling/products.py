@@ -95,8 +95,8 @@ def narrow(side: Expr) -> Expr:
 
 
 def narrow_sides(lhs: Expr, rhs: Expr) -> tuple[Expr, Expr]:
-    """Drop the exact casts of both sides of a product, as `narrow`. Beside a half type, integers of a byte become that type: it
-    has all of them."""
+    """Drop the exact casts of both sides of a product, as `narrow`. Beside a half type, integers of a byte become that type, which
+    has all of them: the product is one of half operands then, also for the rules of `arithmetic`."""
     sides = narrow(lhs), narrow(rhs)
     half = next((s.dtype for s in sides if s.dtype in ("float16", "bfloat16")), None)
     return sides if half is None else (_with_bytes_as(half, sides[0]), _with_bytes_as(half, sides[1]))

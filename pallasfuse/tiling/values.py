@@ -122,9 +122,9 @@ class Values:
             shared = product.lhs.axes & product.rhs.axes
             if self._leads(product.rhs, product.lhs, frozenset(over) | ones | shared):
                 product = Product(product.rhs, product.lhs)
-            # a CPU multiplies half types no faster
-            narrowed = narrow_sides if self.tails != "exact" else (lambda a, b: (narrow(a), narrow(b)))
-            both = narrowed(self._expr(product.lhs, scope), self._expr(product.rhs, scope))
+            both = self._expr(product.lhs, scope), self._expr(product.rhs, scope)
+            # what XLA's own loops multiply is left as it is: a CPU multiplies half types no faster
+            both = (narrow(both[0]), narrow(both[1])) if batched else narrow_sides(*both)
             sides = [self._in_range(s, padded, 0.0, scope) for s in both]
             if sides[0].dtype != sides[1].dtype:
                 sides = [convert(s, accumulator) for s in sides]

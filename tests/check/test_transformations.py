@@ -13,7 +13,7 @@ from pallasfuse import check, execution, isolation, loop_check, primitive, store
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from pallasfuse.verdicts import BODIES
-from tests.check.clock import Clock, X, same
+from tests.check.clock import Clock, X, kernels_run, same
 from tests.programs_by_name import softmax, variance
 
 
@@ -240,8 +240,15 @@ def test_loops_that_cannot_be_timed_keep_their_bodies(clock, monkeypatch):
             lambda s: s[1].sum() > 1e9, lambda s: (s[0] + 1, jax.nn.softmax(s[1] @ w, -1) @ w.T), (0, x)
         )
 
-    fused = pf.fuse(until)
-    fused(np.ones((64, 32), "float32"), np.ones((32, 512), "float32"))
+    def either(x, w):
+        return jax.lax.cond(x.sum() > 0, lambda x: jax.nn.softmax(x @ w, -1) @ w.T, lambda x: x, x)
+
+    for function, what in ((until, "while"), (either, "cond")):
+        fused = pf.fuse(function)
+        fused(np.ones((64, 32), "float32"), np.ones((32, 512), "float32"))
+        plan = fused.explain(np.ones((64, 32), "float32"), np.ones((32, 512), "float32"))
+        (verdict,) = (v for v in plan.verdicts if v.subject == BODIES)
+        assert plan.bodies and verdict.kept and what in verdict.reason
     assert not whole.compared
 
 
@@ -249,7 +256,41 @@ def test_a_failure_of_that_check_leaves_the_bodies(clock, monkeypatch):
     clock(2.0)
     monkeypatch.setattr(loop_check, "compare", lambda *args, **kwargs: 1 / 0)
     x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
-    fused = pf.fuse(scanned)
+    seen = kernels_run(monkeypatch)
     with pytest.warns(UserWarning, match="could not be checked .ZeroDivisionError"):
+        pf.fuse(scanned)(x, weights)
+    assert seen
+
+
+def test_what_could_not_be_timed_is_tried_once_in_a_process(clock, monkeypatch):
+    clock(2.0)
+    whole = Clock(2.0, failed=range(9))
+    monkeypatch.setattr(loop_check, "compare", whole)
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    for _ in range(2):
+        fused = pf.fuse(scanned)
         fused(x, weights)
-    assert fused.explain(x, weights).bodies
+        (verdict,) = (v for v in fused.explain(x, weights).verdicts if v.subject == BODIES)
+        assert verdict.kept and "it fails" in verdict.reason
+    assert len(whole.compared) == 1
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_of_two_loops_the_one_that_loses_alone_is_left_before_the_whole_is_timed(clock, monkeypatch, faster):
+    """What `explain` shows then is what the call runs."""
+
+    def both(x, weights):
+        y, _ = jax.lax.scan(lambda c, w: (jax.nn.softmax(c @ w, -1) @ w.T, None), x, weights)
+        return jax.lax.scan(lambda c, w: (jax.nn.softmax(jnp.sin(c @ w), -1) @ w.T, None), y, weights)[0]
+
+    clock(0.5, 2.0)
+    whole = Clock(2.0 if faster else 0.5)
+    monkeypatch.setattr(loop_check, "compare", whole)
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    fused = pf.fuse(both)
+    np.testing.assert_allclose(fused(x, weights), both(x, weights), rtol=1e-4)
+    plan = fused.explain(x, weights)
+    assert len(whole.compared) == 1
+    assert [v.kept for v in plan.verdicts if v.subject == BODIES] == [faster]
+    assert len(plan.bodies) == faster
+    assert jax.jit(fused).lower(x, weights).as_text().count("while") >= 2

@@ -136,13 +136,13 @@ def test_many_candidates_at_a_time_have_the_prices_of_each(seed):
     together = ModelPrices(found, model)(candidates)
     np.testing.assert_allclose(together, each(found, price)(candidates), rtol=1e-12)
     assert np.isfinite(together).any()
-    assert 0 < model.least_us <= min(together)
+    assert 0 < model.matrix_bound_us <= min(together)
 
 
 def test_the_least_price_is_that_of_busy_matrix_units():
-    least = Model(CHAIN, GPU).least_us
+    least = Model(CHAIN, GPU).matrix_bound_us
     assert least == pytest.approx(2e-6 * M * N * (K + H) / GPU.matmul_tflop_s["float16"])
-    assert Model(CHAIN, GPU.share(4)).least_us == pytest.approx(4 * least)
+    assert Model(CHAIN, GPU.share(4)).matrix_bound_us == pytest.approx(4 * least)
 
 
 def test_a_price_names_its_terms_and_units():
