@@ -455,7 +455,8 @@ def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tup
     anew = sum(extent(side | over) + extent(left | right) for side in wide)
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
-        is_precise(s.precision), times, _is_contracted_first(s.lhs, s.rhs, over, layouts), _is_contracted_first(s.rhs, s.lhs, over, layouts),
+        is_precise(s.precision), times, _is_contracted_first(s.lhs, s.rhs, over, layouts),
+        _is_contracted_first(s.rhs, s.lhs, over, layouts),
         not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts), anew,
     )  # fmt: skip
 
