@@ -6,8 +6,12 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     decoder,
     equinox_modules,
     flax_modules,
+    foreign_attention,
     foreign_language,
+    foreign_losses,
     foreign_science,
+    foreign_statistics,
+    foreign_vision,
     haiku_modules,
     held_out,
     layers,
@@ -17,6 +21,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     rows,
     transformer_models,
     unseen,
+    unseen_models,
 )
 from benchmarks.workloads.registry import SIZES, Built, NotInstalledError, Program, Size, build, programs
 

@@ -69,9 +69,8 @@ class Judge:
 
     def total_us(self, chosen: Sequence[Candidate]) -> float:
         """The time of the program with these kernels, after a margin for the error of their prices."""
-        kernels = [
-            (self.kernel(c), max(1.0, self.margin_of(c))) for c in chosen
-        ]  # what is only hoped for, as in `saving`
+        # a margin below one is only hoped for, as in `saving`
+        kernels = [(self.kernel(c), max(1.0, self.margin_of(c))) for c in chosen]
         ours = sum(math.inf if isinstance(k, str) else k.us * margin for k, margin in kernels)
         return self.apart([c.group for c in chosen]).us + ours
 

@@ -26,10 +26,10 @@ class Bounds:
     """The bounds of a search. The one on seconds is only for accidents: no machine needs so many for the prefixes."""
 
     operators: int = 5
-    """Of a sequence, inputs not counted."""
+    """The most operators that a sequence has; inputs are none."""
     prefixes: int = 50_000
     elements: int = 1 << 32
-    """Of the largest tensor."""
+    """The most elements that a tensor in a sequence has."""
     seconds: float = 600.0
 
 
