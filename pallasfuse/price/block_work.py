@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.tensors import Tensor
@@ -76,6 +76,8 @@ class Product:
     """The left operand is loaded with the contracted axes before its own."""
     rhs_in_rows: bool = False
     """The right operand is loaded with the contracted axes before its own."""
+    rhs_turned: bool = False
+    """What the right operand is computed from is loaded with its own axes before the contracted ones."""
     computes_rhs: bool = False
     """The right operand is more than what was loaded."""
     laid_out_anew: float = 0.0
@@ -456,7 +458,7 @@ def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tup
     return Product(
         extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
         is_precise(s.precision), times, _is_contracted_first(s.lhs, s.rhs, over, layouts),
-        _is_contracted_first(s.rhs, s.lhs, over, layouts),
+        _is_contracted_first(s.rhs, s.lhs, over, layouts), _is_turned(s.rhs, s.lhs, over, layouts),
         not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts), anew,
     )  # fmt: skip
 
@@ -470,3 +472,13 @@ def _is_contracted_first(
         if own and own[-1] and not own[0]:
             return True
     return False
+
+
+def _is_turned(side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
+    """Does a side of a product, or most of what it is computed from, lie in memory with its own axes before the contracted ones?"""
+    reads = [n for n in postorder(side) if isinstance(n, Read) and n.tensor in layouts]
+    largest = max(reads, key=lambda n: volume(n.indices), default=None)
+    if largest is None:
+        return False
+    of = [a in over for a in layouts[largest.tensor] if a.extent > 1 and (a in over or a not in other.axes)]
+    return bool(of) and of[-1] and not of[0]

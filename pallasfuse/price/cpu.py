@@ -24,8 +24,18 @@ NEW_PAGES = "new pages"
 """The name of the term for memory that the system makes anew."""
 _SHARED_OPERATIONS = 1 << 18
 """Operations of a loop that XLA spreads over the cores."""
-_PACKED_NS = 0.4
-"""For each element of the right operand, what the library takes to bring it into panels, on one core."""
+_PACKED_NS = {False: 0.1, True: 0.3}
+"""For each element of the right operand, what the library takes to read it and bring it into panels, on one core; by whether
+its own axes lie before the contracted ones."""
+_PACKED_HALF_NS = 0.5
+"""The same for the latter and half types."""
+_TURNED_HALF_RATE = 0.5
+"""Of its rate, what a product of half types reaches whose right operand lies like that: it is brought into panels again and
+again."""
+_LEFT_NS = 0.4
+"""For each element of a left operand that lies with the contracted axes before its own."""
+_TURNED_VECTOR_NS = 0.55
+"""For each element of a matrix that lies like that, what one core takes to multiply it with one vector."""
 _SHORT_SUM = 8
 """Elements of a sum that a product takes the time of before it runs at its full rate."""
 _STRIDED_NS = 1.6
@@ -41,9 +51,19 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
     match kernel:
         case LibraryProduct():
             products = [
-                *_product(kernel.batch, kernel.rows, kernel.columns, kernel.summed, kernel.operand_dtype, device),
+                *_product(
+                    kernel.batch,
+                    kernel.rows,
+                    kernel.columns,
+                    kernel.summed,
+                    kernel.operand_dtype,
+                    device,
+                    turned=kernel.rhs_turned,
+                ),
                 _strided(_in_columns(kernel, device), 1),
             ]
+            right = kernel.operands[-1][1] if kernel.operands else 0.0
+            products[1] = _read_first(products[1], right, device)
             moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
             copies = [_copied(c, device) for c in kernel.copies]
             thunk = _thunk(_cores_for(2.0 * kernel.flops, device), device)
@@ -73,6 +93,12 @@ def pages(stored: Iterable[float], device: Device) -> Price:
     fresh = sum(b for b in stored if b > device.kept_bytes)
     term = Term(NEW_PAGES, fresh, "B", 1e-3 * fresh / device.page_gb_s)
     return Price(term.us, (term,))
+
+
+def _read_first(packed: Term, operand_bytes: float, device: Device) -> Term:
+    """The time to pack an operand, no shorter than that to read it: nothing is multiplied meanwhile."""
+    rate = device.cache_gb_s if operand_bytes <= device.cache_bytes else device.memory_gb_s
+    return Term(packed.name, packed.amount, packed.unit, max(packed.us, 1e-3 * operand_bytes / rate))
 
 
 def _thunk(cores: int, device: Device) -> Term:
@@ -173,12 +199,24 @@ def _joined(terms: Sequence[Term]) -> float:
     return max(memory, sum(t.us for t in terms) - memory)
 
 
-def _product(batch: int, rows: int, columns: int, summed: int, dtype: str, device: Device) -> tuple[Term, Term]:
-    """A library's product, shared by the cores where there are enough operations: packing its right operand, and multiplying."""
+def _product(
+    batch: int, rows: int, columns: int, summed: int, dtype: str, device: Device, *, turned: bool = False
+) -> tuple[Term, Term]:  # fmt: skip
+    """A library's product, shared by the cores where there are enough operations: packing its right operand, and multiplying.
+
+    turned: the right operand lies with its own axes before the contracted ones.
+    """
     flops = 2.0 * batch * rows * columns * summed
     rate = 1e3 * device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * summed / (summed + _SHORT_SUM)
     right = float(batch * columns * summed)
-    products, packed = 1e-3 * flops / rate, 1e-3 * _PACKED_NS * right
+    if batch * rows == 1 and turned:
+        return (
+            Term("products", flops, "flop", 1e-3 * flops / rate),
+            Term("packed operands", right, "elements", 1e-3 * _TURNED_VECTOR_NS * right),
+        )
+    half = turned and dtypes.itemsize_bytes(dtype) == 2
+    products = 1e-3 * flops / (rate * (_TURNED_HALF_RATE if half else 1.0))
+    packed = 1e-3 * (_PACKED_HALF_NS if half else _PACKED_NS[turned]) * right
     shared = (products + packed) / device.multiprocessors + _PRODUCT_US
     share = min(1.0, shared / (products + packed)) if flops else 1.0
     return Term("products", flops, "flop", products * share), Term("packed operands", right, "elements", packed * share)
@@ -247,8 +285,8 @@ def _passes(work: BlockWork, device: Device) -> Term:
 
 
 def _block_product(p: Product, device: Device) -> Iterator[Term]:
-    products, packed = _product(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, device)
+    products, packed = _product(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, device, turned=p.rhs_turned)
     turned = float(p.batch * p.rows * p.summed) if p.in_columns else 0.0
-    packed = Term(packed.name, packed.amount + turned, packed.unit, packed.us + 1e-3 * _PACKED_NS * turned)
+    packed = Term(packed.name, packed.amount + turned, packed.unit, packed.us + 1e-3 * _LEFT_NS * turned)
     for one in (products, packed):
         yield Term(one.name, one.amount * p.times, one.unit, one.us * p.times)

@@ -11,6 +11,8 @@ _OPERATIONS = frozenset({
     "sign", "sin", "sqrt", "tanh", "tan", "add", "div", "max", "min", "mul", "pow", "sub", "square", "integer_pow",
 })  # fmt: skip
 """What it computes element by element: no choices, comparisons or integers."""
+_CONVERTED = frozenset({"int8", "uint8"})
+"""Types that it converts from and to, besides."""
 FEWEST = 4096
 """Elements that an operation reads or makes at least, to be given to the library."""
 
@@ -28,9 +30,10 @@ def takes_all(body: Expr, along: frozenset[Axis] | None = None) -> bool:
 
 
 def _takes(node: Apply) -> bool:
-    if node.op not in _OPERATIONS or node.dtype not in TYPES:
+    converts = _CONVERTED if node.op == "convert" else frozenset()
+    if node.op not in _OPERATIONS or node.dtype not in TYPES | converts:
         return False
-    if any(a.dtype not in TYPES for a in node.args if not isinstance(a, Const)):
+    if any(a.dtype not in TYPES | converts for a in node.args if not isinstance(a, Const)):
         return False
     return all(volume(axes) >= FEWEST for axes in _spaces(node))
 

@@ -41,6 +41,8 @@ class LibraryProduct:
     """The tensors that it reads, and their bytes."""
     in_columns: bool = False
     """The left operand lies in memory with the contracted axes before its own."""
+    rhs_turned: bool = False
+    """The right operand lies in memory with its own axes before the contracted ones."""
     reshaped: bool = False
     """Its result has fewer dimensions than what reads it."""
     turned: tuple[Copy, ...] = ()

@@ -6,7 +6,7 @@ rows that are reduced and then read again stay in one (its fusion of normalisati
 computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -18,7 +18,9 @@ from pallasfuse.ir.expr import Apply, Expr, Read, postorder, rename_axes, substi
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.price import instruction_fusion
 from pallasfuse.price.common_nests import without_repetitions
+from pallasfuse.price.library_calls import joined_calls
 from pallasfuse.price.library_operations import takes_all, takes_reduction
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
 
@@ -191,14 +193,7 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
             if isinstance(node, External) and (node.lookup is not None or not _condenses(node, sizes)):
                 stored |= {t for t in node.reads if t in needed}
     if not habits.duplicates_maps:
-        for node in program.nests:
-            if (
-                isinstance(node, Nest)
-                and node.name in needed
-                and readers.get(node.name, 0) > 1
-                and _computes(node.body)
-            ):
-                stored.add(node.name)
+        stored |= _stored_by_loops(program, needed, stored, readers)
     if habits.library_reduces:
         stored |= _before_library(program, needed)
     return frozenset(stored)
@@ -225,6 +220,50 @@ def _before_library(program: LoopProgram, needed: frozenset[str]) -> set[str]:
         else:
             found.add(node.name)
     return found
+
+
+def _stored_by_loops(
+    program: LoopProgram, needed: frozenset[str], stored: Set[str], readers: Mapping[str, int]
+) -> set[str]:  # fmt: skip
+    """Maps that are stored where XLA fuses instructions one by one, beside what a library computes."""
+    nodes = [n for n in program.nests if n.name in needed]
+    library = _in_library(nodes, stored)
+    sizes, _ = _sizes(program)
+    loops = {
+        n.name for n in nodes
+        if n.name not in library and (
+            not _is_product(n) if isinstance(n, Nest) else n.lookup is None and _condenses(n, sizes)
+        )
+    }  # fmt: skip
+    by_loops = {t for n in nodes if n.name in loops for t in n.reads}
+    alive = instruction_fusion.stored(nodes, loops, stored) | library
+    return {
+        n.name for n in nodes
+        if isinstance(n, Nest) and n.name in alive and _computes(n.body)
+        and (readers.get(n.name, 0) > 1 or n.name in by_loops)
+    }  # fmt: skip
+
+
+def _is_product(nest: Nest) -> bool:
+    return nest.reducer == SUM and not nest.picks and product_operands(nest.reduced, nest.body) is not None
+
+
+def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
+    """The nests in calls of the library that reduce."""
+    takes = {
+        n.name for n in nodes
+        if isinstance(n, Nest) and (_is_product(n) or ((takes_reduction(n) or not n.is_reduction) and takes_all(n.body)))
+    }  # fmt: skip
+    readers: dict[str, set[str]] = {}
+    for node in nodes:
+        for tensor in node.reads:
+            readers.setdefault(tensor, set()).add(node.name)
+    inner = [n.name for n in reversed(nodes) if n.name in takes - stored and readers.get(n.name, {""}) <= takes]
+    call = joined_calls(inner, {n: n for n in inner}, readers)
+    reducing = {
+        call(n.name) for n in nodes if n.name in takes and isinstance(n, Nest) and n.is_reduction and not _is_product(n)
+    }
+    return {n for n in takes if call(n) in reducing}
 
 
 def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
@@ -380,7 +419,9 @@ def _product(
     precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
     return LibraryProduct(
         volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, sum(bytes_of), written, tuple(copies),
-        node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _in_columns(cores[0], rows, over), reshaped, turned,
+        node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _in_columns(cores[0], rows, over),
+        isinstance(right, Read) and right.tensor not in {c.tensor for c in copies} and _in_columns(right, over, columns),
+        reshaped, turned,
     )  # fmt: skip
 
 
@@ -402,7 +443,7 @@ def _ends_in(indices: Sequence[Axis], axes: frozenset[Axis]) -> bool:
 
 
 def _in_columns(operand: Expr, own: frozenset[Axis], over: frozenset[Axis]) -> bool:
-    """Does a stored operand have its own axes after the contracted ones?"""
+    """Does a stored operand have its `own` axes after those `over` which it is summed?"""
     if not isinstance(operand, Read):
         return False
     kinds = [a in own for a in operand.indices if a.extent > 1 and (a in own or a in over)]

@@ -8,6 +8,7 @@ is computed of it) is left to loops, as are operations that the library lacks (`
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from pallasfuse.price.library_calls import joined_calls
 from pallasfuse.price.library_operations import TYPES, takes_all, takes_reduction
 from pallasfuse.price.xla_buffers import in_order
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
@@ -30,22 +31,7 @@ def together(kernels: Sequence[XlaKernel], stored: frozenset[str]) -> list[XlaKe
         name for name, at in reversed(maker.items())
         if name not in stored and name not in copied and readers[name] and taken[at] and all(taken[r] for r in readers[name])
     ]  # fmt: skip
-    joined = list(range(len(kernels)))
-
-    def call(n: int) -> int:
-        while joined[n] != n:
-            joined[n] = n = joined[joined[n]]
-        return n
-
-    changed = True
-    while changed:
-        changed = False
-        for name in inner:
-            calls = {call(r) for r in readers[name]}
-            at = call(maker[name])
-            if len(calls) == 1 and at not in calls:
-                joined[at] = calls.pop()
-                changed = True
+    call = joined_calls(inner, maker, readers)
     reducing = {call(n) for n, k in enumerate(kernels) if taken[n] and isinstance(k, LoopFusion) and k.reduced}
     inside = frozenset(
         t for t in inner if call(maker[t]) in reducing and {call(r) for r in readers[t]} == {call(maker[t])}
