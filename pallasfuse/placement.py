@@ -26,7 +26,7 @@ from pallasfuse.searched import searched, with_others
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
-from pallasfuse.tiling.choose import choose, fixed_axes, sums_beyond_tiles
+from pallasfuse.tiling.choose import choose, fixed_axes, prices_decide, sums_beyond_tiles
 from pallasfuse.tiling.descent import cheapest
 from pallasfuse.tiling.eligibility import unsuited
 from pallasfuse.tiling.smaller_tiles import smaller
@@ -248,9 +248,10 @@ def _fastest(
     those that the target can run; else the first, and why it cannot."""
     best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
     refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
+    priced = prices_decide(chosen, target)
     for candidate in _candidates(chosen, target):
         schedule = _override(candidate, options, target)
-        if best is not None and _is_slower(chosen, schedule, target, options, best[0]):
+        if not priced and best is not None and _is_slower(chosen, schedule, target, options, best[0]):
             continue
         if refused is not None and refused_alike(schedule, refused, target):
             continue
@@ -268,10 +269,10 @@ def _fastest(
         if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
-        time = _us(phases) if target.cluster else schedule.time(share)
+        time = _us(phases) if priced else schedule.time(share)
         if best is None or time < best[0] * (_CLEARLY if target.cluster else 1.0):
             best = time, schedule, phases
-        if (share == 1.0 and schedule.parts == 1 and not target.cluster) or options.tiles:
+        if (share == 1.0 and schedule.parts == 1 and not priced) or options.tiles:
             break  # the listed order decides where no mask does
     if best is not None and not options.parts:
         ranged = _with_ranges(chosen, target, tensors, options)
@@ -288,7 +289,7 @@ def _is_slower(chosen: Group, schedule: Schedule, target: Target, options: FuseO
 
     Only of those that are split: one that is not ends the search (`_fastest`). Where masks bound loops, its time is not known yet.
     """
-    if target.cluster or target.searches_tiles or options.parts or options.tiles or schedule.time(1.0) < time:
+    if target.searches_tiles or options.parts or options.tiles or schedule.time(1.0) < time:
         return False
     parted = split(chosen, schedule, target)
     unmasked = not any(guards_of(chosen, p).predicates for p in range(chosen.passes))

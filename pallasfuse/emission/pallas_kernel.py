@@ -18,9 +18,11 @@ from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Ti
 from pallasfuse.emission.lookups import in_range, is_inside, shaped
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, TileProgram, in_windows
+from pallasfuse.ir.unrolling import as_threads_run_it
 
 SMALLEST_DOT = 16
 """Matrix units take tiles of at least this many rows, columns and contracted elements."""
@@ -34,9 +36,12 @@ LARGEST_PRODUCT = 1 << 18
 class _PallasMachine:
     """Loads from and stores to references of whole arrays."""
 
-    def __init__(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], lookups: Sequence[Lookup] = ()) -> None:
+    def __init__(
+        self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], lookups: Sequence[Lookup] = (), *,
+        interpreted: bool = False,
+    ) -> None:  # fmt: skip
         """inputs: also the tables and the sources of lookups, by `_table` and `_source` of the name of what is looked up."""
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self.interpreted = inputs, outputs, interpreted
         self.lookups = {x.result.name: x for x in lookups}
 
     def _view(
@@ -130,7 +135,8 @@ class _PallasMachine:
         return Tile(out if len(axes) == 2 else out.reshape([sizes[x] for x in axes]), axes)
 
     def pin(self, value: Array) -> Array:
-        return value  # there is no barrier in Triton; pinned values keep their divisions, which are not contracted
+        # there is no barrier in Triton, which computes a value once; XLA, which interprets, may compute it again for each user
+        return lax.optimization_barrier(value) if self.interpreted else value
 
     def loop(
         self,
@@ -141,6 +147,34 @@ class _PallasMachine:
     ) -> tuple[Array, ...]:
         result: tuple[Array, ...] = lax.fori_loop(jnp.int32(start), jnp.int32(stop), body, init)
         return result
+
+
+class _KernelInterpreter(Interpreter):
+    """Rounds by adding and subtracting: the compiler of Triton has no instruction for it."""
+
+    def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
+        if op in _ROUNDINGS and args[0].axes:
+            return Tile(_ROUNDINGS[op](args[0].array), args[0].axes)
+        return super()._apply(op, args, node, dtype)
+
+
+def round_even(x: Array) -> Array:
+    """Rounds to the nearest integer, ties to even: beside 2^p, where p bits of a number lie after the first, are integers only."""
+    first = jnp.asarray(2.0 ** jnp.finfo(x.dtype).nmant, x.dtype)
+    size = lax.abs(x)
+    whole = lax.select(size < first, (size + first) - first, size)
+    return lax.select(x < 0, -whole, whole)
+
+
+def round_away(x: Array) -> Array:
+    """Rounds to the nearest integer, ties away from zero."""
+    size = lax.abs(x)
+    down = lax.floor(size)
+    whole = lax.select(size - down >= 0.5, down + 1, down)
+    return lax.select(x < 0, -whole, whole)
+
+
+_ROUNDINGS = {"round_even": round_even, "round_away": round_away}
 
 
 def _source(lookup: Lookup) -> str:
@@ -248,14 +282,17 @@ def call(
         }
     names_in, names_out = [*known], [t.name for t in program.outputs]
     counts = [-(-a.extent // t) for a, t in program.grid]
+    own = as_threads_run_it(program)
+    runner = Interpreter if interpret else _KernelInterpreter  # XLA, which interprets, cancels what rounds
 
     def body(*refs: Any) -> None:
         machine = _PallasMachine(
             dict(zip(names_in, refs, strict=False)),
             dict(zip(names_out, refs[len(names_in) :], strict=True)),
             program.lookups,
+            interpreted=interpret,
         )
-        Interpreter(program, machine).run_block(block_starts(program, pl.program_id(0)))
+        runner(own.program, machine).run_block(block_starts(program, pl.program_id(0)) | dict(own.positions))
 
     # scalars have no tile: they travel as arrays of one element
     arrays = [x.reshape((1,)) if x.ndim == 0 else x for x in known.values()]

@@ -123,7 +123,13 @@ def _build(
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
         moved = moved_reads([*members, *inner], bodies)
         whys = (
-            (n, moved.get(n.name) or _inner_refusal(graph, n, names, core, inside_axes, axis, target)) for n in inner
+            (
+                n,
+                moved.get(n.name)
+                or unsupported(with_body(n, bodies), target)
+                or _inner_refusal(graph, n, names, core, inside_axes, axis, target),
+            )
+            for n in inner
         )
         refused = next(((n, why) for n, why in whys if why is not None), None)
         if refused is None:
@@ -211,9 +217,6 @@ def _inner_refusal(
     """Why a reduction that the folds read is not computed inside the tile; None when it should be."""
     if axis in nest.reduced:
         return f"{nest.name} reduces {axis} as well, outside the group"
-    lacking = unsupported(nest, target)
-    if lacking is not None:
-        return lacking
     if nest.picks:
         return f"{nest.name} takes one element by its index: XLA reads no others"
     if volume(nest.reduced) > target.max_inner and not _whole_product(nest, core, axis, target):

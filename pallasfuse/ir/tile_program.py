@@ -129,6 +129,10 @@ class TileProgram:
     """Statements that turn a stored state into results once parts are merged, where they are known. They do not run here."""
     lookups: tuple[Lookup, ...] = ()
     """The inputs that nobody stores: their tiles are loaded from other tensors, by tables."""
+    unrolled: tuple[Axis, ...] = ()
+    """Short axes along which every position is written out (`ir.unrolling`), so that no tile has them."""
+    late: bool = False
+    """Loops leave what they can to their end (`ir.late_folds`)."""
 
     @property
     def followed(self) -> tuple[Statement, ...]:

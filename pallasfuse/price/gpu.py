@@ -13,11 +13,12 @@ those of float32 operands and of few warps to 512 kernels of 27 others.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
+from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import gpu_clusters
 from pallasfuse.price.block_work import Access, BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
@@ -84,12 +85,21 @@ def price(
     programs: Sequence[TileProgram], device: Device, emission: Emission, held: Sequence[Resources] | None = None
 ) -> Price:
     """The price of the programs of one kernel, one after the other."""
-    works = [examine(p) for p in programs]
+    works = [_work(p) for p in programs]
     of_each: Sequence[Resources | None] = held if held is not None else [None] * len(programs)
     if emission.together:
         return _one(programs, works, device, emission, max((r for r in of_each if r), key=_registers, default=None))
     prices = [_one([p], [w], device, emission, r) for p, w, r in zip(programs, works, of_each, strict=True)]
     return sum(prices[1:], prices[0])
+
+
+def _work(program: TileProgram) -> BlockWork:
+    """The work of a block. The positions of an axis that is written out lie together in memory: one after the other is read
+    from the same sectors, which the multiprocessor keeps."""
+    if not program.unrolled and not program.late:
+        return examine(program)
+    work = examine(as_threads_run_it(program).program)
+    return replace(work, accesses=examine(program).accesses) if program.unrolled else work
 
 
 def _one(

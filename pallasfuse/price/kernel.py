@@ -9,6 +9,7 @@ from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import cpu, gpu, gpu_loops
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.terms import Price, total
@@ -22,7 +23,7 @@ def _held(programs: Sequence[TileProgram], target: Target) -> list[Resources] | 
     """The resources of the blocks of each program, where a compiler decides on them; of a cluster only registers count."""
     if target.warpgroup_rows:
         return None
-    return [triton.resources(p, target) for p in programs]
+    return [triton.resources(as_threads_run_it(p).program, target) for p in programs]
 
 
 def price_range(found: Range, device: Device) -> Price:

@@ -14,7 +14,7 @@ _INSTRUCTIONS: dict[str, tuple[float, ...]] = {
     "cos": (12, 1, 10), "tan": (24, 2), "asin": (20, 1, 4), "acos": (20, 1, 6), "atan": (20, 1), "sinh": (12, 2, 11),
     "cosh": (12, 2, 2), "tanh": (8, 2, 7), "asinh": (20, 2, 19), "acosh": (20, 2, 20), "atanh": (16, 2, 19),
     "logistic": (9, 2, 3), "erf": (20, 1), "erfc": (28, 2), "erf_inv": (30, 2), "convert": (0.5, 0), "nextafter": (8, 0),
-    "round_away": (4, 0), "sign": (3, 0, 4), "integer_pow": (2, 0),
+    "round_away": (4, 0), "round_even": (1, 0, 5), "sign": (3, 0, 4), "integer_pow": (2, 0),
 }  # fmt: skip
 """(simple instructions, instructions of the special-function unit, further simple ones of the library that a GPU's compilers
 call) for one element; anything else is one simple instruction. The last are the text that Triton makes of each, counted."""

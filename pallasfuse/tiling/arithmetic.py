@@ -55,6 +55,7 @@ from pallasfuse.ir.tile_program import (
     every,
     expressions,
 )
+from pallasfuse.ir.unrolling import unrollable
 from pallasfuse.targets import Target
 from pallasfuse.tiling import contraction, legalize, units
 from pallasfuse.tiling.units import LOG2_E
@@ -121,15 +122,16 @@ def _is_by_inverse(node: Expr) -> bool:
 
 
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
-    """The same kernel with the arithmetic that a target has, and the cheaper of it."""
+    """The same kernel with the arithmetic that a target has, and the cheaper of it; short axes are written out where it does so."""
+    unrolled = unrollable(program) if target.spreads_tiles else ()
     if not target.writes_kernels:
-        return replace(program, later=())
+        return replace(program, later=(), unrolled=unrolled, late=target.spreads_tiles)
     legal = legalize.rewrite(program, target.legalized_ops)
     if target.pins:
         in_units = units.rewrite(legal, coarse_values(legal))
         cheaper = rewrite(in_units, pins=True, inverts=target.cluster > 0)
         return contraction.rewrite(cheaper, coarse_values(in_units))
-    return replace(rewrite(legal), later=())
+    return replace(rewrite(legal), later=(), unrolled=unrolled, late=target.spreads_tiles)
 
 
 def rewrite(program: TileProgram, *, pins: bool = False, inverts: bool = False) -> TileProgram:

@@ -27,6 +27,8 @@ class Shape:
     """Parallel axes along which the same operands are reused, `row` among them."""
     has_products: bool
     inner_elements: int
+    pairs: bool
+    """Every streamed operand is reused along some parallel axis: what is computed of it has more elements than it."""
 
 
 def streams(group: Group) -> list[Read]:
@@ -53,7 +55,8 @@ def examine(group: Group) -> Shape:
     size = max((volume(inner.intersection((*n.axes, *n.reduced))) for n in nests), default=1)
     missed = [r for r in streamed if best is not None and best not in r.indices]
     packed = tuple(a for a in reused if best is not None and all(a not in r.indices for r in missed))
-    return Shape(best, packed, products, size)
+    pairs = bool(streamed) and all(any(a not in r.indices for a in group.parallel) for r in streamed)
+    return Shape(best, packed, products, size, pairs)
 
 
 def choose(group: Group, target: Target, *, ranged: bool = False) -> list[Schedule]:
@@ -269,6 +272,8 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     if again and row_bytes * target.multiprocessors <= _CACHED_SHARE * target.cache_bytes:
         # one block for each multiprocessor, so that what it reads again is still in the cache
         return [_schedule(group, tiles, max(16, _power_below(8192 // inner)), 16, 2)]
+    if shape.pairs and shape.row is not None:
+        return _pairs_on_gpu(group, shape, rolled_tile * inner)
     rows = _SMALL_BLOCK // (power_of_two(min(rolled_tile, n)) * inner)
     for axis in reversed(group.parallel):
         if axis not in tiles and rows > 1:
@@ -276,6 +281,26 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
             rows //= tiles[axis]
     warps = 4 if min(rolled_tile, n) * inner <= _SMALL_BLOCK or shape.inner_elements > 1 else 8
     return [_schedule(group, tiles, rolled_tile, warps, 2)]
+
+
+_PAIRED_ROWS = (1, 4, 16, 64)
+"""Rows of a block of what is computed for pairs of positions."""
+
+
+def prices_decide(group: Group, target: Target) -> bool:
+    """Are listed schedules compared by the prices of their kernels? Else by their order, or by what is listed with them."""
+    if target.cluster:
+        return True
+    shape = examine(group)
+    return target.runs_trees and target.platform == "gpu" and shape.pairs and not shape.has_products
+
+
+def _pairs_on_gpu(group: Group, shape: Shape, elements: int) -> list[Schedule]:
+    """Blocks of so many pairs of a row and a rolled position, in several shapes: the wider, the less is read again."""
+    inner = max(1, shape.inner_elements)
+    most = min(_SMALL_BLOCK, elements // inner)
+    rows = [r for r in _PAIRED_ROWS if r == 1 or (r < 2 * math.prod(a.extent for a in shape.packed) and 16 * r <= most)]
+    return [_schedule(group, _packed(r, shape), max(1, _power_below(most // r)), 4, 2) for r in rows]
 
 
 def _packed(rows: int, shape: Shape) -> dict[Axis, int]:

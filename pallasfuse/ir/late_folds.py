@@ -1,0 +1,129 @@
+"""Folds that a loop leaves to its end: lane by lane while it runs, and the lanes together once.
+
+A loop that adds the sum of each trip's tile to what it carries exchanges values between threads in every trip. It may as well add
+the tiles to each other, element by element, and sum up one tile in the end: only the order of the additions differs.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Read, apply, postorder, read
+from pallasfuse.ir.reducers import MAX, MIN, SUM
+from pallasfuse.ir.statements import Carry, Let, Loop, Reduce, Segment, Statement, every, expressions
+from pallasfuse.ir.tile_program import TileProgram
+
+MOST_REGISTERS, MOST_OF_ONE = 64, 16
+"""Elements that a thread may hold of the tiles of a loop's late folds, and of one of them."""
+_THREADS = 32
+"""Of a warp."""
+
+
+def fold_late(program: TileProgram) -> TileProgram:
+    """Returns the program with the folds of its loops that can be left to the loops' ends, for its block of threads."""
+    threads = _THREADS * program.warps
+    return replace(program, body=tuple(_written(program.body, dict(program.tiles), threads)))
+
+
+def _written(body: Iterable[Statement], tiles: Mapping[Axis, int], threads: int) -> list[Statement]:
+    found: list[Statement] = []
+    for s in body:
+        if not isinstance(s, Loop):
+            found.append(s)
+            continue
+        inner = replace(s, segments=tuple(
+            replace(g, body=tuple(_written(g.body, {**tiles, s.axis: g.tile}, threads))) for g in s.segments
+        ))  # fmt: skip
+        found += _late(inner, tiles, threads)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Fold:
+    """A carried value, and in each segment the reduction that it is folded with."""
+
+    carry: Carry
+    parts: tuple[Reduce, ...]
+    lanes: tuple[Axis, ...]
+    """The axes of the tile that a trip folds, in canonical order."""
+
+
+def _late(loop: Loop, tiles: Mapping[Axis, int], threads: int) -> list[Statement]:
+    """The loop with its late folds, and what sums them up after it."""
+    if any(g.tile != tiles[loop.axis] for g in loop.segments):
+        return [loop]  # a tile of its window is another one than those of its trips
+    left = MOST_REGISTERS * threads
+    folds: list[_Fold] = []
+    for fold in filter(None, (_fold(loop, c, [*tiles]) for c in loop.carries)):
+        elements = math.prod(tiles[a] for a in fold.lanes)
+        if elements <= min(left, MOST_OF_ONE * threads):
+            left -= elements
+            folds.append(fold)
+    for fold in folds:
+        loop = _with_lanes(loop, fold)
+    return [loop, *(_summed(f) for f in folds)]
+
+
+def _fold(loop: Loop, carry: Carry, order: list[Axis]) -> _Fold | None:
+    parts = [_part(g, loop.axis, carry) for g in loop.segments]
+    found = [p for p in parts if p is not None]
+    if not found or len(found) < len(parts) or len({(p.reducer.name, p.over) for p in found}) != 1:
+        return None
+    identity = found[0].reducer.identity(carry.dtype)
+    if not isinstance(carry.init, Const) or carry.init.value != identity:
+        return None
+    return _Fold(carry, tuple(found), tuple(sorted((*carry.axes, *found[0].over), key=order.index)))
+
+
+def _part(segment: Segment, axis: Axis, carry: Carry) -> Reduce | None:
+    """The reduction of a trip that is all that a carried value is folded with, if nothing else reads one of them."""
+    by_name = {s.name: s for s in segment.body if isinstance(s, Let | Reduce)}
+    following = by_name.get(carry.next_name)
+    if not isinstance(following, Let) or not isinstance(following.value, Apply):
+        return None
+    reads = [a.tensor for a in following.value.args if isinstance(a, Read)]
+    own = [by_name.get(t) for t in reads if t != carry.name]
+    if len(reads) != 2 or len(following.value.args) != 2 or len(own) != 1 or not isinstance(own[0], Reduce):
+        return None
+    part = own[0]
+    if (
+        part.reducer not in (SUM, MAX, MIN) or following.value.op != part.reducer.combine or axis not in part.over
+        or part.joins or frozenset(part.axes) != frozenset(carry.axes) or part.value.dtype != carry.dtype
+    ):  # fmt: skip
+        return None
+    private = {carry.name, part.name, carry.next_name}
+    others = (s for s in every(segment.body) if s is not part and s is not following)
+    return None if any(_reads(s) & private for s in others) else part
+
+
+def _reads(statement: Statement) -> set[str]:
+    roots = [*expressions(statement)]
+    if isinstance(statement, Loop):
+        roots += [statement.first, statement.to_visit, statement.origin, *(c.init for c in statement.carries)]
+        roots += [e for g in statement.segments for e in (g.start, g.stop)]
+    return {n.tensor for r in roots for n in postorder(r) if isinstance(n, Read)}
+
+
+def _name(name: str) -> str:
+    return f"{name}.lanes"
+
+
+def _with_lanes(loop: Loop, fold: _Fold) -> Loop:
+    """The loop that carries the lanes of a fold."""
+    own, lanes = fold.carry, fold.lanes
+    carried = replace(own, name=_name(own.name), axes=lanes, next_name=_name(own.next_name))
+    segments = []
+    for segment, part in zip(loop.segments, fold.parts, strict=True):
+        value = apply(part.reducer.combine, read(carried.name, lanes, own.dtype), part.value, dtype=own.dtype)
+        following = Let(carried.next_name, lanes, value)
+        body = [following if s is part else s for s in segment.body]
+        body = [s for s in body if not (isinstance(s, Let) and s.name == own.next_name)]
+        segments.append(replace(segment, body=tuple(body)))
+    carries = tuple(carried if c is own else c for c in loop.carries)
+    return replace(loop, carries=carries, segments=tuple(segments))
+
+
+def _summed(fold: _Fold) -> Reduce:
+    first, own = fold.parts[0], fold.carry
+    return Reduce(own.name, own.axes, first.reducer, read(_name(own.name), fold.lanes, own.dtype), first.over)
