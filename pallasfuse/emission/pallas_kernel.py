@@ -150,28 +150,36 @@ class _PallasMachine:
 
 
 class _KernelInterpreter(Interpreter):
-    """Rounds by adding and subtracting: the compiler of Triton has no instruction for it."""
+    """Runs statements for the compiler of Triton, which has no instruction that rounds to integers."""
 
     def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
-        if op in _ROUNDINGS and args[0].axes:
-            return Tile(_ROUNDINGS[op](args[0].array), args[0].axes)
+        if op in _ROUNDINGS:
+            wide = jnp.asarray(
+                args[0].array, jnp.promote_types(dtype, jnp.float32)
+            )  # integers of half types are theirs, too
+            return Tile(_ROUNDINGS[op](wide).astype(dtype), args[0].axes)
         return super()._apply(op, args, node, dtype)
 
 
 def round_even(x: Array) -> Array:
-    """Rounds to the nearest integer, ties to even: beside 2^p, where p bits of a number lie after the first, are integers only."""
+    """Rounds to the nearest integer, ties to even: a sum beyond 2^p is rounded to one, where p is the length of the mantissa."""
     first = jnp.asarray(2.0 ** jnp.finfo(x.dtype).nmant, x.dtype)
     size = lax.abs(x)
-    whole = lax.select(size < first, (size + first) - first, size)
-    return lax.select(x < 0, -whole, whole)
+    whole = jnp.where(size < first, (size + first) - first, size)
+    return _with_sign(x, whole)
 
 
 def round_away(x: Array) -> Array:
     """Rounds to the nearest integer, ties away from zero."""
     size = lax.abs(x)
     down = lax.floor(size)
-    whole = lax.select(size - down >= 0.5, down + 1, down)
-    return lax.select(x < 0, -whole, whole)
+    whole = jnp.where(size - down >= 0.5, down + 1, down)
+    return _with_sign(x, whole)
+
+
+def _with_sign(x: Array, size: Array) -> Array:
+    """A size with the sign of x; zero is x itself, as it has a sign."""
+    return jnp.where(x == 0, x, jnp.where(x < 0, -size, size))
 
 
 _ROUNDINGS = {"round_even": round_even, "round_away": round_away}

@@ -11,6 +11,7 @@ from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.price.cpu import NEW_PAGES
+from pallasfuse.price.ranges import FINDING_RANGES
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla
 from pallasfuse.targets import Target
@@ -93,8 +94,12 @@ class Judge:
         """The factor by which XLA's price must exceed a candidate's.
 
         The least price of many trees is more often too low: where no clock decides, the factor is squared. Where one does, it is at
-        least one: each takes a search, and what the clock refuses was compiled in vain.
+        least one: each takes a search, and what the clock refuses was compiled in vain. So it is where masks over data bound loops:
+        a clock sees drawn masks, which hide more than the user's may.
         """
+        _, price = self._kernels.get(id(candidate.group), (None, ""))
+        if isinstance(price, Price) and any(t.name == FINDING_RANGES for t in price.terms):
+            return max(1.0, self.margin)
         return self.margin if candidate.group.folds else max(1.0, self.margin**2)
 
     def is_asked(self, candidate: Candidate) -> bool:

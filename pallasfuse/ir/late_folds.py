@@ -66,7 +66,7 @@ def _late(loop: Loop, tiles: Mapping[Axis, int], threads: int) -> list[Statement
 
 
 def _fold(loop: Loop, carry: Carry, order: list[Axis]) -> _Fold | None:
-    parts = [_part(g, loop.axis, carry) for g in loop.segments]
+    parts = [_part(g, loop, carry) for g in loop.segments]
     found = [p for p in parts if p is not None]
     if not found or len(found) < len(parts) or len({(p.reducer.name, p.over) for p in found}) != 1:
         return None
@@ -76,7 +76,7 @@ def _fold(loop: Loop, carry: Carry, order: list[Axis]) -> _Fold | None:
     return _Fold(carry, tuple(found), tuple(sorted((*carry.axes, *found[0].over), key=order.index)))
 
 
-def _part(segment: Segment, axis: Axis, carry: Carry) -> Reduce | None:
+def _part(segment: Segment, loop: Loop, carry: Carry) -> Reduce | None:
     """The reduction of a trip that is all that a carried value is folded with, if nothing else reads one of them."""
     by_name = {s.name: s for s in segment.body if isinstance(s, Let | Reduce)}
     following = by_name.get(carry.next_name)
@@ -88,13 +88,14 @@ def _part(segment: Segment, axis: Axis, carry: Carry) -> Reduce | None:
         return None
     part = own[0]
     if (
-        part.reducer not in (SUM, MAX, MIN) or following.value.op != part.reducer.combine or axis not in part.over
+        part.reducer not in (SUM, MAX, MIN) or following.value.op != part.reducer.combine or loop.axis not in part.over
         or part.joins or frozenset(part.axes) != frozenset(carry.axes) or part.value.dtype != carry.dtype
     ):  # fmt: skip
         return None
     private = {carry.name, part.name, carry.next_name}
     others = (s for s in every(segment.body) if s is not part and s is not following)
-    return None if any(_reads(s) & private for s in others) else part
+    yielded = {c.next_name for c in loop.carries if c is not carry}
+    return None if yielded & private or any(_reads(s) & private for s in others) else part
 
 
 def _reads(statement: Statement) -> set[str]:

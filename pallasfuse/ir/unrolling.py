@@ -11,10 +11,9 @@ from functools import reduce
 from typing import assert_never
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Index, Read, apply, const, convert, mul, read, rebuild, with_args
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Expr, Index, Read, add, apply, const, convert, mul, read, rebuild, with_args
 from pallasfuse.ir.late_folds import fold_late
-from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.statements import (
     Buffer,
     Carry,
@@ -32,8 +31,8 @@ from pallasfuse.ir.statements import (
 )  # fmt: skip
 from pallasfuse.ir.tile_program import TileProgram
 
-LONGEST = 4
-"""Positions of an axis that may be written out."""
+LONGEST, MOST_COPIES = 4, 16
+"""Positions of an axis that may be written out, and copies of a statement along several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,12 @@ def unrollable(program: TileProgram) -> tuple[Axis, ...]:
                 reduced |= over | (s.lhs.axes & s.rhs.axes)
             case _:
                 pass
-    tiles = dict(program.tiles)
-    return tuple(a for a in program.order if 1 < a.extent <= LONGEST and a in reduced - held and tiles[a] >= a.extent)
+    found: list[Axis] = []
+    for axis, tile in program.tiles:
+        short = 1 < axis.extent <= LONGEST and tile >= axis.extent
+        if short and axis in reduced - held and volume((*found, axis)) <= MOST_COPIES:
+            found.append(axis)
+    return tuple(found)
 
 
 def as_threads_run_it(program: TileProgram) -> Unrolled:
@@ -111,25 +114,22 @@ class _Writer:
                     name,
                     lambda n: replace(s, name=self.name(name, n), axes=self.axes(axes, n), value=self.at(value, n)),
                 )
-            case Reduce(name, axes, _, value, over) if self.axis in axes:
+            case Reduce(name, axes, _, value) if self.axis in axes:
                 return self.copies(
                     name,
                     lambda n: replace(s, name=self.name(name, n), axes=self.axes(axes, n), value=self.at(value, n)),
                 )
             case Reduce(name, axes, reducer, value, over) if self.axis in over:
-                return self.folded(s, over, reducer.combine, value.dtype, lambda part, n, rest: (
-                    Reduce(part, axes, reducer, self.at(value, n), rest, s.joins) if rest
-                    else Let(part, axes, self.at(value, n))
-                ))  # fmt: skip
-            case Contract(name, axes, lhs, rhs, over, dtype) if self.axis in axes:
+                rest = tuple(a for a in over if a != self.axis)
+                values = [self.at(value, n) for n in range(len(self.places))]
+                whole = reduce(lambda x, y: apply(reducer.combine, x, y, dtype=value.dtype), values)
+                return [replace(s, value=whole, over=rest) if rest else Let(name, axes, whole, pinned=True)]
+            case Contract(name, axes, lhs, rhs) if self.axis in axes:
                 return self.copies(name, lambda n: replace(
                     s, name=self.name(name, n), axes=self.axes(axes, n), lhs=self.at(lhs, n), rhs=self.at(rhs, n)
                 ))  # fmt: skip
-            case Contract(name, axes, lhs, rhs, over, dtype) if self.axis in over:
-                return self.folded(s, over, SUM.combine, dtype, lambda part, n, rest: (
-                    replace(s, name=part, lhs=self.at(lhs, n), rhs=self.at(rhs, n), over=rest) if rest
-                    else Let(part, axes, mul(convert(self.at(lhs, n), dtype), convert(self.at(rhs, n), dtype)))
-                ))  # fmt: skip
+            case Contract(_, _, _, _, over) if self.axis in over:
+                return self.added(s)
             case Store(_, indices, value) if self.axis in indices:
                 places = range(len(self.places))
                 return [replace(s, indices=self.axes(indices, n), value=self.at(value, n)) for n in places]
@@ -144,16 +144,18 @@ class _Writer:
         self.copied.add(name)
         return [one(n) for n in range(len(self.places))]
 
-    def folded(
-        self, s: Reduce | Contract, over: tuple[Axis, ...], combine: str, dtype: str,
-        one: Callable[[str, int, tuple[Axis, ...]], Statement],
-    ) -> list[Statement]:  # fmt: skip
-        """A reduction of every position, and what they are together: one value, as that of the reduction was (`Let.pinned`)."""
-        rest = tuple(a for a in over if a != self.axis)
-        parts = [f"{s.name}@{n}" for n in range(len(self.places))]
-        reads: list[Expr] = [read(p, s.axes, dtype) for p in parts]
-        whole = reduce(lambda x, y: apply(combine, x, y, dtype=dtype), reads)
-        return [*(one(p, n, rest) for n, p in enumerate(parts)), Let(s.name, s.axes, whole, pinned=True)]
+    def added(self, s: Contract) -> list[Statement]:
+        """A product for every position, and their sum: one value, as that of the product was (`Let.pinned`)."""
+        rest = tuple(a for a in s.over if a != self.axis)
+        sides = [(self.at(s.lhs, n), self.at(s.rhs, n)) for n in range(len(self.places))]
+        if not rest:
+            terms: list[Expr] = [mul(convert(lhs, s.dtype), convert(rhs, s.dtype)) for lhs, rhs in sides]
+            return [Let(s.name, s.axes, reduce(add, terms), pinned=True)]
+        parts: list[Statement] = [
+            replace(s, name=self.name(s.name, n), lhs=lhs, rhs=rhs, over=rest) for n, (lhs, rhs) in enumerate(sides)
+        ]
+        reads: list[Expr] = [read(self.name(s.name, n), s.axes, s.dtype) for n in range(len(sides))]
+        return [*parts, Let(s.name, s.axes, reduce(add, reads), pinned=True)]
 
     def loop(self, loop: Loop) -> Loop:
         carries: list[Carry] = []

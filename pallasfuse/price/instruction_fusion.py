@@ -134,8 +134,10 @@ def _is_expensive(body: Expr, dtype: str) -> bool:
 
 
 def _costs(node: Apply) -> bool:
-    if node.op in _EXPENSIVE or node.op in ("div", "rem"):
-        return not node.args or node.op not in ("div", "rem") or not dtypes.is_integer(node.dtype)
+    if node.op in _EXPENSIVE:
+        return True
+    if node.op in ("div", "rem"):
+        return not dtypes.is_integer(node.dtype)
     if node.op == "integer_pow":
         return isinstance(node.args[-1], Const) and float(node.args[-1].value) < 0
     return node.op == "convert" and node.dtype == "bfloat16" and node.args[0].dtype == "float32"

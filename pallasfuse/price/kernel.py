@@ -11,8 +11,8 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import cpu, gpu, gpu_loops
-from pallasfuse.price.ranges import hiding_nothing
-from pallasfuse.price.terms import Price, total
+from pallasfuse.price.ranges import FINDING_RANGES, hiding_nothing
+from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla import price_xla
 from pallasfuse.resources import triton
 from pallasfuse.resources.block import Resources
@@ -50,5 +50,7 @@ def price_kernel(phases: Sequence[tuple[TileProgram, Target]]) -> Price:
             found.append(gpu.price(programs, target.device, emission, _held(programs, target)))
         else:
             found.append(gpu_loops.price(programs, target.device))
-        found += [price_range(r, target.device) for p in bounded for r in p.ranges]
+        passes = [price_range(r, target.device).us for p in bounded for r in p.ranges]
+        if passes:
+            found.append(Price(sum(passes), (Term(FINDING_RANGES, len(passes), "passes", sum(passes)),)))
     return total(found)

@@ -6,6 +6,9 @@ from pallasfuse.ir.expr import Const, Expr, const, read, substitute
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tile_program import Let, Load, Loop, Reduce, Statement, TileProgram, least, most
 
+FINDING_RANGES = "finding ranges"
+"""The name of the term for the passes that find what masks over data leave."""
+
 
 def hiding_nothing(program: TileProgram) -> TileProgram:
     """The kernel of a program whose ranges hide nothing: loops as long as they can be, and nothing that finds their ends.

@@ -12,7 +12,8 @@ from pallasfuse.fusion.cost import Work, apart, together
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group
 from pallasfuse.fusion.judging import Judge
-from pallasfuse.price.terms import Price
+from pallasfuse.price.ranges import FINDING_RANGES
+from pallasfuse.price.terms import Price, Term
 from pallasfuse.steps import external_reasons
 from pallasfuse.targets import TRITON, XLA_CPU
 from tests.programs_by_name import FREE, attention, only_group, program, program_of, softmax, two_softmaxes
@@ -250,11 +251,11 @@ def test_cores_that_need_the_same_memory_are_worth_it_together():
     assert chosen(0.51 * both) == []
 
 
-def judged(us, target):
+def judged(us, target, terms=()):
     """What the kernel of a softmax saves whose price is so many times that of XLA's kernels; and XLA's price."""
     loops = program_of(softmax, BIG)
     (candidate,) = candidates_of(loops, target)
-    judge = Judge(Graph(loops), target, lambda group, most_us: Price(us * apart_us(loops, target), ()))
+    judge = Judge(Graph(loops), target, lambda group, most_us: Price(us * apart_us(loops, target), terms))
     return judge.saving(candidate), apart_us(loops, target)
 
 
@@ -282,6 +283,15 @@ def test_a_saving_that_is_predicted_goes_before_one_that_a_wrong_price_would_mak
     assert judged(0.99, TRITON)[0] < 0 < judged(0.9 / error, TRITON)[0], (
         "without a clock, an error of the price decides"
     )
+
+
+def test_no_clock_decides_about_masks_over_data():
+    """It would see drawn masks: what is not predicted to be faster where they hide nothing is not tried."""
+    timed = TRITON.judged(timed=True)
+    bounded = (Term(FINDING_RANGES, 1, "passes", 0.1),)
+    hoped = (1 + timed.device.price_error) / 2
+    assert judged(hoped, timed)[0] > 0 > judged(hoped, timed, bounded)[0]
+    assert judged(0.9, timed, bounded)[0] == pytest.approx(judged(0.9, timed)[0])
 
 
 def test_trees_of_products_need_one_device_and_a_wider_margin_without_a_clock():

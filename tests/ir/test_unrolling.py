@@ -8,7 +8,7 @@ import pytest
 import pallasfuse as pf
 from pallasfuse.ir.expr import postorder
 from pallasfuse.ir.statements import Contract, Load, Loop, Reduce, Store, every, expressions
-from pallasfuse.ir.unrolling import unroll, unrollable
+from pallasfuse.ir.unrolling import MOST_COPIES, unroll, unrollable
 
 N, M = 48, 80
 
@@ -110,3 +110,33 @@ def test_loops_carry_each_position():
     along = sum(bool(set(program.unrolled) & set(c.axes)) for c in before.carries)
     assert along == 1
     assert len(after.carries) == len(before.carries) + 2
+
+
+def test_several_axes_make_few_copies():
+    """What lies along four short axes would be written out 256 times."""
+
+    def far(a, b):
+        return jnp.sum(jnp.exp(-jnp.sum((a[:, None] - b.transpose((0, 4, 3, 2, 1))[None]) ** 2, (2, 3, 4, 5))), 1)
+
+    a, b = (
+        jnp.asarray(np.random.default_rng(n).standard_normal((m, 4, 4, 4, 4)) * 0.1, jnp.float32)
+        for n, m in enumerate((20, 24))
+    )
+    options = pf.FuseOptions(check=False, price=False)
+    fused = pf.fuse(far, target="interpret", options=options)
+    for kernel in fused.explain(a, b).kernels:
+        for phase in kernel.phases:
+            assert np.prod([x.extent for x in phase.program.unrolled]) <= MOST_COPIES
+    np.testing.assert_allclose(fused(a, b), far(a, b), rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_two_axes_at_once(dtype):
+    def widest(x, y):
+        d = jnp.abs(x[:, None] - y[None])
+        return jnp.max(jnp.max(jnp.sum(d, -1), -1), 1), jnp.sum(jnp.max(jnp.sum(d, -1), -1), 1)
+
+    x, y = (jnp.asarray(np.random.default_rng(n).integers(-9, 9, (m, 3, 2)), dtype) for n, m in enumerate((N, M)))
+    fused = pf.fuse(widest, target="interpret", options=pf.FuseOptions(check=False, price=False))
+    assert any(len(p.program.unrolled) == 2 for k in fused.explain(x, y).kernels for p in k.phases)
+    jax.tree.map(np.testing.assert_array_equal, fused(x, y), widest(x, y))
