@@ -244,8 +244,11 @@ def _in_turn(target: Target) -> Iterator[Target]:
 def _fastest(
     chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
-    """The schedule with the least predicted time (for the share of the tiles that its bounds visit) of
-    those that the target can run; else the first, and why it cannot."""
+    """The schedule with the least predicted time of those that the target can run; else the first, and why it cannot.
+
+    The time is the price of its kernel where `prices_decide`, with or without prices for kernels as a whole; else what is listed
+    with it, for the share of the tiles that its bounds visit.
+    """
     best: tuple[float, Schedule, tuple[Phase, ...]] | None = None
     refused: tuple[Schedule, tuple[Phase, ...], str] | None = None
     priced = prices_decide(chosen, target)
@@ -285,7 +288,7 @@ def _fastest(
 
 
 def _is_slower(chosen: Group, schedule: Schedule, target: Target, options: FuseOptions, time: float) -> bool:
-    """Does a schedule take at least so long, whether it is split or not, as is known before it is lowered?
+    """Does a schedule take at least so long, whether it is split or not, as is known before it is lowered? Where no prices decide.
 
     Only of those that are split: one that is not ends the search (`_fastest`). Where masks bound loops, its time is not known yet.
     """

@@ -17,7 +17,7 @@ from pallasfuse.ir.tile_program import TileProgram
 MOST_REGISTERS, MOST_OF_ONE = 64, 16
 """Elements that a thread may hold of the tiles of a loop's late folds, and of one of them."""
 _THREADS = 32
-"""Of a warp."""
+"""A warp has so many threads."""
 
 
 def fold_late(program: TileProgram) -> TileProgram:

@@ -77,7 +77,7 @@ class Product:
     rhs_in_rows: bool = False
     """The right operand is loaded with the contracted axes before its own."""
     rhs_turned: bool = False
-    """What the right operand is computed from is loaded with its own axes before the contracted ones."""
+    """The right operand, or what it is computed from, is loaded with its own axes before the contracted ones."""
     computes_rhs: bool = False
     """The right operand is more than what was loaded."""
     laid_out_anew: float = 0.0

@@ -28,10 +28,11 @@ _PACKED_NS = {False: 0.1, True: 0.3}
 """For each element of the right operand, what the library takes to read it and bring it into panels, on one core; by whether
 its own axes lie before the contracted ones."""
 _PACKED_HALF_NS = 0.5
-"""The same for the latter and half types."""
+"""The library takes so long for each element of a right operand of a half type whose own axes lie before the contracted ones, on
+one core."""
 _TURNED_HALF_RATE = 0.5
-"""Of its rate, what a product of half types reaches whose right operand lies like that: it is brought into panels again and
-again."""
+"""A product of half types whose right operand lies like that reaches this share of its rate: the library brings the operand
+into panels again and again."""
 _LEFT_NS = 0.4
 """For each element of a left operand that lies with the contracted axes before its own."""
 _TURNED_VECTOR_NS = 0.55

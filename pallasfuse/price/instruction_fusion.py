@@ -6,7 +6,7 @@ not what reads more memory than it makes, unless all of its readers end up in on
 `InstructionFusion` of XLA; a nest of one operation is an instruction.)
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -25,7 +25,7 @@ _EXPENSIVE = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class _Instruction:
-    """What the pass asks of one nest."""
+    """An instruction of XLA: what its pass needs to know of the nest that stands for it."""
 
     operands: tuple[str, ...]
     """The tensors that it reads, each once."""
@@ -171,7 +171,7 @@ def _meets(graph: _Graph, producer: str, kept: Collection[str]) -> bool:
         return True
     last = max(graph.position[u] for u in users)
     takes: dict[str, bool] = {producer: True}
-    """Of what depends on the producer: does it take all that lies between?"""
+    """An instruction is true here if it may take everything on all ways from the producer to it."""
     ahead = [(graph.position[u], u) for u in users]
     ahead.sort()
     while ahead:
@@ -205,7 +205,8 @@ def _take_operands(graph: _Graph, name: str, fusible: Collection[str]) -> None:
         loop.operands.update(one.operands)
         loop.repeats |= frozenset(one.operands) if operand in loop.repeats else one.repeats
         loop.repeats.discard(operand)
-        _read_by(graph, one.operands, name)
+        for inner in one.operands:
+            graph.users[inner].add(name)
         graph.users[operand].discard(name)
         if not graph.users[operand] and operand not in graph.read_elsewhere:
             del graph.loops[operand]
@@ -214,8 +215,3 @@ def _take_operands(graph: _Graph, name: str, fusible: Collection[str]) -> None:
         for inner in new:
             if inner in fusible:
                 heappush(ahead, (-graph.position[inner], inner))
-
-
-def _read_by(graph: _Graph, tensors: Iterable[str], name: str) -> None:
-    for tensor in tensors:
-        graph.users[tensor].add(name)

@@ -1,4 +1,4 @@
-"""Which operations XLA gives a CPU's library in one call, as it takes neighbours into calls."""
+"""Calls of a CPU's library: XLA gives it several operations at once, as it takes neighbours into a call."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 

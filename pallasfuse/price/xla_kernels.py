@@ -419,8 +419,8 @@ def _product(
     precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
     return LibraryProduct(
         volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, sum(bytes_of), written, tuple(copies),
-        node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _in_columns(cores[0], rows, over),
-        isinstance(right, Read) and right.tensor not in {c.tensor for c in copies} and _in_columns(right, over, columns),
+        node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _lies_before(cores[0], over, rows),
+        isinstance(right, Read) and right.tensor not in {c.tensor for c in copies} and _lies_before(right, columns, over),
         reshaped, turned,
     )  # fmt: skip
 
@@ -442,9 +442,9 @@ def _ends_in(indices: Sequence[Axis], axes: frozenset[Axis]) -> bool:
     return next((a in axes for a in reversed(indices) if a.extent > 1), True)
 
 
-def _in_columns(operand: Expr, own: frozenset[Axis], over: frozenset[Axis]) -> bool:
-    """Does a stored operand have its `own` axes after those `over` which it is summed?"""
+def _lies_before(operand: Expr, first: frozenset[Axis], last: frozenset[Axis]) -> bool:
+    """Does an operand in memory begin with axes of `first` and end with those of `last`, others aside?"""
     if not isinstance(operand, Read):
         return False
-    kinds = [a in own for a in operand.indices if a.extent > 1 and (a in own or a in over)]
+    kinds = [a in last for a in operand.indices if a.extent > 1 and (a in first or a in last)]
     return bool(kinds) and kinds[-1] and not kinds[0]

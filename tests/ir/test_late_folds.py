@@ -104,7 +104,7 @@ def test_large_tiles_are_folded_in_every_trip():
 
 
 @pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu", "interpret"])
-def test_what_is_spread_over_threads_has_them(target):
+def test_every_way_to_a_kernel_sets_the_switch_of_its_target(target):
     of = jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32)
     plan = pf.fuse(sums, target=target, options=pf.FuseOptions(check=False, price=False)).explain(of)
     phases = [phase for k in plan.kernels for phase in k.phases]

@@ -72,7 +72,10 @@ def test_no_tile_has_a_short_axis(function, target):
     for program in found:
         own = unroll(program, program.unrolled)
         assert sorted(own.positions.values()) == list(range(3)) * (len(own.positions) // 3)
+        assert not {a for a, _ in own.program.tiles} & set(program.unrolled)
         for s in every(own.program.body):
+            made = getattr(s, "axes", ()) if not isinstance(s, Loop) else [a for c in s.carries for a in c.axes]
+            assert not set(made) & set(program.unrolled)
             used = {a for e in expressions(s) for n in postorder(e) for a in n.axes}
             used |= set(s.indices) if isinstance(s, Load | Store) else set()
             used |= set(s.over) if isinstance(s, Reduce | Contract) else set()
