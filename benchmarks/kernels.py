@@ -18,7 +18,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 import pallasfuse as pf
-from benchmarks import h100
+from benchmarks import h100, workloads
 from benchmarks.cases import ATTENTION, DECODING, MORE_ATTENTION, OTHERS, AttentionCase, Case
 from pallasfuse import execution
 from pallasfuse.decisions import Phase
@@ -49,10 +49,13 @@ class Subject:
 
     name: str
     function: Callable[..., Any]
-    arguments: tuple[jax.ShapeDtypeStruct, ...]
+    arguments: tuple[Any, ...]
+    """Trees of shapes."""
     target: str
     tiling: Tiling | None = None
     parts: int | None = None
+    price: bool = False
+    """Are those kernels alone compiled that a plan keeps?"""
 
 
 def array(*shape: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
@@ -373,7 +376,20 @@ def tilings() -> Iterator[Subject]:
                 yield Subject(name, pair_bias_and_mask, (*shapes, bias, mask), "triton", Tiling(r, c, warps, stages))
 
 
-FAMILIES = (variants, cases, head_dimensions, harder, products, rows, tilings)
+def whole_programs() -> Iterator[Subject]:
+    """Yields the programs of `benchmarks/workloads` whose packages are installed, with the kernels of their plans."""
+    for entry in workloads.programs():
+        try:
+            built = workloads.build(entry, "gpu")
+        except workloads.NotInstalledError:
+            continue
+        function, arguments = (
+            (built.function, built.structs) if built.step is None else (built.step[0], built.step_structs)
+        )
+        yield Subject(entry.name, function, arguments, "mosaic_gpu", price=True)
+
+
+FAMILIES = (variants, cases, head_dimensions, harder, products, rows, tilings, whole_programs)
 
 
 def subjects() -> Iterator[Subject]:
@@ -421,7 +437,7 @@ class Unit:
 
 def units(subject: Subject) -> Iterator[Unit]:
     """The kernels that a subject is planned to be, but for those of XLA. Tiles are asked for by the names of a first plan."""
-    options = pf.FuseOptions(target=subject.target, parts=subject.parts, price=False)
+    options = pf.FuseOptions(target=subject.target, parts=subject.parts, price=subject.price, check=False)
     plan = pf.fuse(subject.function, options=options).explain(*subject.arguments)
     tiling = subject.tiling
     if tiling is not None and plan.kernels:

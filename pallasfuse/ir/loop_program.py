@@ -8,6 +8,7 @@ Invariants, checked by `verify`:
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
@@ -58,6 +59,14 @@ class Nest:
         return self.body.tensors
 
 
+ExternalForm = Literal["selection", "elements", "update", "whole"]
+"""How an operation that has no nest makes its result.
+
+selection: of some elements of its operands, as they are. elements: each of its elements from one of every operand, or as one of
+them is. update: as its first operand, with elements replaced by those of others, or combined with them. whole: in another way.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class External:
     """A tensor that XLA computes from `operands`, because of `reason`."""
@@ -70,8 +79,7 @@ class External:
     source: Source = Source()
     lookup: Lookup | None = None
     """The place of each of its elements in another tensor, where a kernel may read them, so that it need not be stored."""
-    selects: bool = False
-    """Its elements are some of those of its operands."""
+    form: ExternalForm = "whole"
 
     @property
     def reads(self) -> frozenset[str]:

@@ -17,7 +17,7 @@ from pallasfuse.first_time import known, without_collection
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source, verify
+from pallasfuse.ir.loop_program import External, ExternalForm, LoopProgram, Nest, Source, verify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
 from pallasfuse.jaxpr_frontend.axis_parts import in_parts
@@ -31,8 +31,16 @@ from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
-_SELECT = frozenset({"slice", "dynamic_slice", "gather", "rev", "squeeze", "split"})
-"""Primitives whose results are made of some elements of their operands, as they are."""
+_FORMS: dict[str, ExternalForm] = {
+    **dict.fromkeys(("slice", "dynamic_slice", "gather", "rev", "squeeze", "split"), "selection"),
+    **dict.fromkeys(
+        ("concatenate", "pad", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bitcast_convert_type",
+         "population_count", "clz", "reduce_precision", "nextafter", "erf_inv", "real", "imag", "copy"),
+        "elements",
+    ),
+    **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"), "update"),
+}  # fmt: skip
+"""How primitives make their results that may be left to XLA, where it is not in a way of their own."""
 
 
 def is_map(eqn: JaxprEqn) -> bool:
@@ -323,10 +331,8 @@ class _Naming:
                 operands = tuple(dict.fromkeys(self._tensor_names[a] for a in step.eqn.invars if isinstance(a, Var)))
                 for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
                     axes = self._over(symbols)
-                    selects = step.eqn.primitive.name in _SELECT
-                    yield External(
-                        self._tensor_names[var], axes, dtype_of(var), operands, reason, source, selects=selects
-                    )
+                    form = _FORMS.get(step.eqn.primitive.name, "whole")
+                    yield External(self._tensor_names[var], axes, dtype_of(var), operands, reason, source, form=form)
             case Plan() as plan:
                 var = step.eqn.outvars[0]
                 kept, reduced = self._over(plan.kept), self._over(plan.reduced)

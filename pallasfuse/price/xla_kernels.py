@@ -22,6 +22,7 @@ from pallasfuse.price import instruction_fusion
 from pallasfuse.price.common_nests import without_repetitions
 from pallasfuse.price.library_calls import joined_calls
 from pallasfuse.price.library_operations import takes_all, takes_reduction
+from pallasfuse.price.moves import moves_as_maps
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
 
 
@@ -40,6 +41,8 @@ class Habits:
     """A library reads batches of matrices wherever they lie; else only those that lie one after the other."""
     smallest_product: int = 0
     """Elements of a matrix: the product of a smaller one and a vector is a reduction, and no library's."""
+    fuses_moves: bool = False
+    """Operations that take, join or rearrange elements are computed where their results are read."""
 
 
 _SMALLEST_PRODUCT = 10_000_000
@@ -53,7 +56,7 @@ _WIDE = 4
 def habits_on(device: Device) -> Habits:
     """XLA's habits for a device."""
     if device.platform == "gpu":
-        return Habits(True, device.longest_row, shares_reads=True, smallest_product=_SMALLEST_PRODUCT)
+        return Habits(True, device.longest_row, shares_reads=True, smallest_product=_SMALLEST_PRODUCT, fuses_moves=True)
     return Habits(False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False)
 
 
@@ -86,6 +89,8 @@ def xla_kernels(
     known: from earlier calls for this program; grows.
     """
     known = Known() if known is None else known
+    if habits.fuses_moves:
+        program = moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
     needed = _needed(program, made, read)
     kept = _stored_maps(program, needed, habits, read)
@@ -107,8 +112,11 @@ def xla_kernels(
             if node.lookup is not None:
                 kernels.append(gather_of(node.lookup))
                 continue
+            if node.form == "update":
+                kernels.append(_update(node, program, sizes, given))
+                continue
             looked_at = 0.0
-            if _condenses(node, volumes) and (node.selects or not dtypes.is_integer(node.dtype)):
+            if _condenses(node, volumes) and (node.form == "selection" or not dtypes.is_integer(node.dtype)):
                 # it makes no positions of what it reads: it takes a part, which is all that it reads
                 taken = {t: min(sizes[t], sizes[node.name]) for t in node.operands}
             else:
@@ -152,6 +160,20 @@ def _sizes_of(program: LoopProgram) -> tuple[dict[str, int], dict[str, float]]:
 
 
 _sizes = Recent(_sizes_of)
+
+
+def _update(node: External, program: LoopProgram, sizes: Mapping[str, float], given: frozenset[str]) -> Opaque:
+    """The update of a tensor: in its place, unless somebody else needs what was there."""
+    target, *others = node.operands
+    read = {t: sizes[t] for t in others}
+    changed = max(read.values(), default=sizes[node.name])
+    readers = sum(target in n.reads for n in program.nests)
+    if sizes[target] == sizes[node.name] and readers == 1 and target not in given and target not in program.outputs:
+        return Opaque(
+            node.name, sum(read.values()), min(changed, sizes[node.name]), operands=(*read.items(), (target, 0.0))
+        )
+    read[target] = sizes[target]
+    return Opaque(node.name, sum(read.values()), sizes[node.name], operands=tuple(read.items()))
 
 
 def gather_of(lookup: Lookup) -> Opaque:
@@ -372,7 +394,10 @@ def _shares_kernel(
         return False
     made = {n.name for n in fusion.roots}
     largest = {p for p in reads if frozenset(p[1]) == space}
-    together = bool(largest & fusion.reads.keys())
+    together = bool(largest & fusion.reads.keys()) or (
+        bool(made & above[node.name])
+        and any(_computed_over(b, space) & _computed_over(body, space) for b in fusion.bodies)
+    )
     if not made & above[node.name]:
         return habits.shares_reads and together and frozenset(node.reduced) == frozenset(first.reduced)
     if not habits.longest_row or not first.reduced:
@@ -382,6 +407,12 @@ def _shares_kernel(
     same_rows = all(frozenset(n.reduced) in (row, frozenset()) for n in (*fusion.roots, node))
     contiguous = all(frozenset(p[1][-len(row) :]) == row for p in largest)
     return together and same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
+
+
+@lru_cache(1 << 10)
+def _computed_over(body: Expr, space: frozenset[Axis]) -> frozenset[Expr]:
+    """The values in an expression that differ from point to point of a space."""
+    return frozenset(n for n in postorder(body) if isinstance(n, Apply) and n.axes == space)
 
 
 def _product(

@@ -1,0 +1,63 @@
+"""Operations without a nest that a loop computes element by element: slices, concatenations, paddings, bits of numbers.
+
+On GPUs, XLA computes them inside of what reads them, as it does maps. For the price each becomes a map, whose body says how much of
+which tensor it reads, and not from which places.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+
+from pallasfuse.first_time import Recent
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Expr, const, read, select
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
+
+
+def _found(program: LoopProgram) -> LoopProgram:
+    known = {d.name: d for d in program.definitions()}
+    nests = [_as_map(n, known) if isinstance(n, External) else n for n in program.nests]
+    return replace(program, nests=tuple(nests))
+
+
+moves_as_maps = Recent(_found)
+"""Returns the program with maps for the operations that move elements, and for those that compute them one by one."""
+
+
+_ONE = Axis("one", 1)
+
+
+def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:
+    if node.form not in ("selection", "elements") or node.lookup is not None:
+        return node
+    operands = [known[t] for t in node.operands]
+    taken = [d for d in operands if d.dtype == node.dtype] or operands[:1]  # others are positions to read from
+    if not taken or len({d.dtype for d in taken}) > 1:
+        return node
+    largest = max(taken, key=lambda d: volume(d.axes))
+    reads: list[Expr] = [read(d.name, _places(d.axes, node.axes, fills=d is largest), d.dtype) for d in taken]
+    # an operation: what is moved is no operand that a library could read where it lies
+    body = reduce(lambda x, y: select(const(True, "bool"), y, x), reads, reads[0])
+    return Nest(node.name, node.axes, body, node.dtype, source=node.source)
+
+
+def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool) -> tuple[Axis, ...]:
+    """The axes of a result along which an operand is read, one for each of its dimensions, in place of its own.
+
+    fills: where it is shorter than the result, it stands for all others that are joined to it as well.
+    """
+    if len(axes) == len(results):
+        return tuple(r if r.extent <= a.extent or fills else _ONE for a, r in zip(axes, results, strict=True))
+    same: dict[Axis, Axis] = {}
+    left = list(results)
+    for axis in reversed(axes):
+        found = next((r for r in reversed(left) if r.extent == axis.extent), None)
+        if found is not None:
+            same[axis] = found
+            left = left[: left.index(found)]
+    others = [r for r in reversed(results) if r not in same.values()]
+    for axis in reversed(axes):
+        if axis not in same:
+            same[axis] = others.pop(0) if others else _ONE
+    return tuple(same[a] for a in axes)
