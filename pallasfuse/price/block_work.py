@@ -1,7 +1,7 @@
 """The work of one block of a tile program: bytes by tensor, matrix products, instructions, trips. Averages over all blocks."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pallasfuse.errors import InvalidProgramError
@@ -26,38 +26,11 @@ from pallasfuse.ir.tile_program import (
     every,
     expressions,
 )
+from pallasfuse.price.block_accesses import Access, access, looked_up
 from pallasfuse.price.library_operations import FEWEST, takes_all
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
+from pallasfuse.price.thread_layouts import exchange, vector_of
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """A load or a store of tiles of one tensor."""
-
-    tensor: str
-    tile_bytes: float
-    run_bytes: float
-    """Contiguous in memory."""
-    unique_bytes: float
-    """Of all blocks together, each counted once."""
-    times: float
-    """How often a block does it."""
-    pipelined: bool
-    """Several trips ahead, where the kernel has stages."""
-    is_store: bool = False
-    loop: int = 0
-    """The number of the loop that it is in; 0: outside."""
-    gathered: bool = False
-    """The rows of a tile come from places that a table says, and make an array of their own."""
-
-    @property
-    def bytes(self) -> float:
-        return self.tile_bytes * self.times
-
-    def sector_bytes(self, sector: int = 32) -> float:
-        """The bytes of all sectors that a block touches."""
-        return self.bytes * sector * math.ceil(self.run_bytes / sector) / self.run_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +97,26 @@ class BlockWork:
     """Bytes of the tiles that statements read and make, where each statement is a loop of its own, with four bytes an element."""
     strided: float = 0.0
     """Elements that statements read in strides, as neighbours in memory are no neighbours in the order of the program's axes."""
+    shuffles: float = 0.0
+    """Instructions by which lanes exchange results of reductions, of all warps, where tiles are spread over threads."""
     kept_bytes: float = 0.0
     """Bytes of the tiles that products make or that are computed for them: they lie in memory, where a library multiplies."""
 
 
-def examine(program: TileProgram, other: Mapping[Axis, int] | None = None) -> BlockWork:
-    """Returns the work of the blocks of `program`; about that with other tiles along some axes, without another lowering."""
-    return Examiner(program).work(other)
+def examine(program: TileProgram, other: Mapping[Axis, int] | None = None, *, spreads: bool = False) -> BlockWork:
+    """Returns the work of the blocks of `program`; about that with other tiles along some axes, without another lowering.
+
+    spreads: tiles are spread over threads, as Triton does it.
+    """
+    return Examiner(program, spreads=spreads).work(other)
 
 
 class Examiner:
     """Examines the blocks of one program, for several tiles: what no tile changes is found once."""
 
-    def __init__(self, program: TileProgram) -> None:
+    def __init__(self, program: TileProgram, *, spreads: bool = False) -> None:
         self._program = program
+        self._spreads = spreads
         self._tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
         self._order = {a: n for n, a in enumerate(program.order)}
         self._body = _read_block(program.body, program, set(), {})
@@ -157,9 +136,8 @@ class Examiner:
         work = BlockWork(blocks, program.warps, program.stages)
         sizes = _Sizes({**dict(program.tiles), **other})
         lookups = {x.result.name: x for x in program.lookups}
-        _Walk(self._tensors, lookups, self._order, self._buffers, work, other).block(
-            self._body, 1.0, sizes, pipelined=False
-        )
+        walk = _Walk(self._tensors, lookups, self._order, self._buffers, work, other, self._spreads)
+        walk.block(self._body, 1.0, sizes, pipelined=False)
         return work
 
 
@@ -175,6 +153,10 @@ class _Sizes:
         if found is None:
             found = self._known[axes] = math.prod([self.tiles[a] for a in axes])
         return found
+
+    def wide(self, axes: frozenset[Axis]) -> frozenset[Axis]:
+        """The axes along which a tile has more than one element."""
+        return frozenset(a for a in axes if self.tiles[a] > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +234,12 @@ class _Walk:
     work: BlockWork
     other: Mapping[Axis, int]
     """Tiles that differ from the program's."""
+    spreads: bool = False
+    """Tiles are spread over the threads of a block."""
+    of_products: frozenset[str] = frozenset()
+    """Results of matrix products, and what is computed from them: they lie as matrix units leave them."""
+    copies: dict[frozenset[Axis], float] = field(default_factory=dict)
+    """How many threads hold each value along some axes."""
     within: int = 0
     """The number of the loop that is walked."""
     longest: float = 1.0
@@ -260,6 +248,8 @@ class _Walk:
     """Loads whose last dimension is not the last of the tile."""
     layouts: dict[str, tuple[Axis, ...]] = field(default_factory=dict)
     """The axes of what is loaded, in the order of memory."""
+    itemsizes: dict[str, int] = field(default_factory=dict)
+    """The bytes of an element of what is loaded."""
 
     def block(self, block: _Block, times: float, sizes: _Sizes, path: tuple[int, ...] = (), *, pipelined: bool) -> None:
         tiles = sizes.tiles
@@ -268,17 +258,19 @@ class _Walk:
             if isinstance(step, _Rolled):
                 self.loop(step, times, sizes, (*path, place))
                 continue
+            self.of_products |= _made_of(step.statement, self.of_products)
             match step.statement:
                 case Load(name, tensor, indices):
                     self.layouts[name] = indices
+                    self.itemsizes[name] = dtypes.itemsize_bytes(step.statement.dtype)
                     staged = pipelined and (name in block.operands)
                     if self.is_strided(indices, tiles):
                         self.strided.add(name)
                     if tensor in self.lookups:
                         self.work.statements += _LOOKED_UP * times
-                        self.work.accesses += _looked_up(self.lookups[tensor], indices, tiles, times, self.within)
+                        self.work.accesses += looked_up(self.lookups[tensor], indices, tiles, times, self.within)
                         continue
-                    self.work.accesses.append(_access(self.tensors[tensor], indices, tiles, times, staged, self.within))
+                    self.work.accesses.append(access(self.tensors[tensor], indices, tiles, times, staged, self.within))
                 case Store(tensor, indices):
                     self.work.statements += times
                     self.pass_over(frozenset(indices), step, times, sizes)
@@ -287,7 +279,7 @@ class _Walk:
                         self.work.strided += times * math.prod(tiles[a] for a in indices)
                     self.operate(step, times, sizes)
                     self.work.accesses.append(
-                        _access(self.tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
+                        access(self.tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
                     )
                 case Let():
                     self.operate(step, times, sizes)
@@ -305,6 +297,8 @@ class _Walk:
                     elements = sizes.volume(value.axes | frozenset(over))
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
+                    if self.spreads and not value.tensors & self.of_products:
+                        self.exchange(value.axes, frozenset(over), times, sizes)
                     self.pass_over(value.axes - frozenset(over), step, times, sizes)
                     self.stride(step, times, sizes)
                     self.work.calls += times * (elements >= FEWEST)
@@ -344,7 +338,25 @@ class _Walk:
         return bool(present) and present[-1] != max(present, key=self.order.__getitem__)
 
     def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
-        self.work.operations += executed(step.instructions, sizes.volume).times(times)
+        elements: Callable[[frozenset[Axis]], float] = sizes.volume
+        if self.copies:
+            elements = lambda axes: sizes.volume(axes) * self.copies.get(sizes.wide(axes), 1.0)  # noqa: E731
+        self.work.operations += executed(step.instructions, elements).times(times)
+
+    def exchange(self, axes: frozenset[Axis], over: frozenset[Axis], times: float, sizes: _Sizes) -> None:
+        """Note what threads exchange for a reduction. Its tile lies as it was loaded, or in the order of the program's axes."""
+        tile = sizes.wide(axes | over)
+        loaded = [n for n, indices in self.layouts.items() if sizes.wide(frozenset(indices)) == tile]
+        dims = sorted(tile, key=self.order.__getitem__)
+        vector = 1
+        if loaded:
+            dims = [a for a in self.layouts[loaded[0]] if a in tile]
+            itemsize = max(self.itemsizes[n] for n in loaded)
+            vector = vector_of(itemsize, sizes.volume(tile), self.work.warps)
+        along = [n for n, a in enumerate(dims) if a in over]
+        found = exchange([sizes.tiles[a] for a in dims], along, self.work.warps, vector)
+        self.work.shuffles += found.shuffles * times
+        self.copies[tile - over] = max(found.copies, self.copies.get(tile - over, 1.0))
 
     def loop(self, loop: _Rolled, times: float, sizes: _Sizes, path: tuple[int, ...]) -> None:
         self.work.loops += 1
@@ -376,6 +388,14 @@ class _Walk:
         return sum(a.bytes for a in self.work.accesses if a.loop == loop and not a.is_store)
 
 
+def _made_of(s: Statement, of_products: frozenset[str]) -> frozenset[str]:
+    """The name of a statement's value, if it is a matrix product or computed from one."""
+    if isinstance(s, Contract):
+        return frozenset((s.name,))
+    made = isinstance(s, Let | Reduce) and not s.value.tensors.isdisjoint(of_products)
+    return frozenset((s.name,)) if made and isinstance(s, Let | Reduce) else frozenset()
+
+
 def _cut_axes(body: Sequence[Statement], around: frozenset[Axis] = frozenset()) -> frozenset[Axis]:
     """The axes whose loops stand in a window of the same axis."""
     found: frozenset[Axis] = frozenset()
@@ -398,50 +418,6 @@ def _through_casts(root: Expr) -> Iterator[Read]:
         root = root.args[0]
     if isinstance(root, Read):
         yield root
-
-
-def _access(
-    tensor: Tensor, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, pipelined: bool, loop: int, *,
-    is_store: bool = False,
-) -> Access:  # fmt: skip
-    size = dtypes.itemsize_bytes(tensor.dtype)
-    run = 1
-    for axis in reversed(indices):
-        run *= min(tiles[axis], axis.extent)
-        if tiles[axis] < axis.extent:
-            break
-    tile = math.prod(min(tiles[a], a.extent) for a in indices)
-    unique = math.prod(a.extent for a in frozenset(indices))
-    return Access(tensor.name, tile * size, run * size, unique * size, times, pipelined, is_store, loop)
-
-
-def _looked_up(
-    lookup: Lookup, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, loop: int
-) -> tuple[Access, Access]:
-    """The reads of a tile that is looked up: of the source, whose runs end with a block of rows, and of the table."""
-    tile = {a: min(tiles[b], a.extent) for a, b in zip(lookup.result.axes, indices, strict=True)}
-    run = 1
-    for axis in reversed(lookup.source.axes):
-        if axis == lookup.rows:
-            # parts of a block are read row by row
-            run *= 1 if lookup.along is None or tile[lookup.along] % lookup.block else lookup.block
-            break
-        run *= 1 if axis in lookup.table.axes else tile[axis]
-        if axis in lookup.table.axes or tile[axis] < axis.extent:
-            break
-    elements = math.prod(tile.values())
-    unique = min(math.prod(a.extent for a in t.axes) for t in (lookup.result, lookup.source))
-    size = dtypes.itemsize_bytes(lookup.source.dtype)
-    read = Access(
-        lookup.source.name, elements * size, run * size, unique * size, times, False, loop=loop, gathered=True
-    )
-    entries = [tile[a] if a in tile else -(-tile[lookup.along] // lookup.block) for a in lookup.table.axes]  # type: ignore[index]
-    size = dtypes.itemsize_bytes(lookup.table.dtype)
-    every = math.prod(a.extent for a in lookup.table.axes)
-    last = entries[-1] if entries else 1
-    return read, Access(
-        lookup.table.name, math.prod(entries) * size, last * size, every * size, times, False, loop=loop
-    )
 
 
 def is_precise(precision: str | None) -> bool:

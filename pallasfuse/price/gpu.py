@@ -20,7 +20,8 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
 from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import gpu_clusters
-from pallasfuse.price.block_work import Access, BlockWork, Product, examine
+from pallasfuse.price.block_accesses import Access
+from pallasfuse.price.block_work import BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
@@ -85,7 +86,7 @@ def price(
     programs: Sequence[TileProgram], device: Device, emission: Emission, held: Sequence[Resources] | None = None
 ) -> Price:
     """The price of the programs of one kernel, one after the other."""
-    works = [_work(p) for p in programs]
+    works = [_work(p, spreads=not (emission.warpgroups or emission.together)) for p in programs]
     of_each: Sequence[Resources | None] = held if held is not None else [None] * len(programs)
     if emission.together:
         return _one(programs, works, device, emission, max((r for r in of_each if r), key=_registers, default=None))
@@ -93,12 +94,12 @@ def price(
     return sum(prices[1:], prices[0])
 
 
-def _work(program: TileProgram) -> BlockWork:
+def _work(program: TileProgram, *, spreads: bool) -> BlockWork:
     """The work of a block. The positions of an axis that is written out lie together in memory: one after the other is read
     from the same sectors, which the multiprocessor keeps."""
     if not program.unrolled and not program.late:
-        return examine(program)
-    work = examine(as_threads_run_it(program).program)
+        return examine(program, spreads=spreads)
+    work = examine(as_threads_run_it(program).program, spreads=spreads)
     return replace(work, accesses=examine(program).accesses) if program.unrolled else work
 
 
@@ -161,7 +162,7 @@ def _one(
         * processors
         / (device.vector_gop_s / device.clock_ghz)
     )
-    vector_us += shares * clock_us * _REDUCED_CLOCKS * sum(w.reductions * w.warps for w in works)
+    vector_us += shares * clock_us * sum(_REDUCED_CLOCKS * w.reductions * w.warps + w.shuffles for w in works)
     special = latency_factor * sum(o.special + o.converted for o in operations)
     special_us = shares * clock_us * special * processors / (device.special_gop_s / device.clock_ghz)
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks

@@ -10,7 +10,7 @@ from functools import reduce
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, const, read, select
+from pallasfuse.ir.expr import Expr, Read, const, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 
@@ -23,6 +23,18 @@ def _found(program: LoopProgram) -> LoopProgram:
 
 moves_as_maps = Recent(_found)
 """Returns the program with maps for the operations that move elements, and for those that compute them one by one."""
+
+
+def _read_otherwise(program: LoopProgram) -> frozenset[str]:
+    dimensions = {n.name: len(n.axes) for n in program.nests if isinstance(n, Nest)}
+    return frozenset(
+        e.tensor for n in program.nests if isinstance(n, Nest) for e in postorder(n.body)
+        if isinstance(e, Read) and dimensions.get(e.tensor, len(e.indices)) != len(e.indices)
+    )  # fmt: skip
+
+
+read_otherwise = Recent(_read_otherwise)
+"""Returns the tensors that some map reads with other dimensions than they have: they are in memory."""
 
 
 _ONE = Axis("one", 1)
@@ -45,6 +57,7 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest 
 def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool) -> tuple[Axis, ...]:
     """The axes of a result along which an operand is read, one for each of its dimensions, in place of its own.
 
+    Those of the result as they are, where they are no dimensions of the operand: as much of it is read, and it lies in memory.
     fills: where it is shorter than the result, it stands for all others that are joined to it as well.
     """
     if len(axes) == len(results):
@@ -56,8 +69,4 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool) -> tu
         if found is not None:
             same[axis] = found
             left = left[: left.index(found)]
-    others = [r for r in reversed(results) if r not in same.values()]
-    for axis in reversed(axes):
-        if axis not in same:
-            same[axis] = others.pop(0) if others else _ONE
-    return tuple(same[a] for a in axes)
+    return tuple(same.get(a, _ONE) for a in axes) if len(same) == len(results) else tuple(results)

@@ -22,7 +22,7 @@ from pallasfuse.price import instruction_fusion
 from pallasfuse.price.common_nests import without_repetitions
 from pallasfuse.price.library_calls import joined_calls
 from pallasfuse.price.library_operations import takes_all, takes_reduction
-from pallasfuse.price.moves import moves_as_maps
+from pallasfuse.price.moves import moves_as_maps, read_otherwise
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
 
 
@@ -214,6 +214,8 @@ def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, r
                 readers[tensor] = readers.get(tensor, 0) + 1
             if isinstance(node, External) and (node.lookup is not None or not _condenses(node, sizes)):
                 stored |= {t for t in node.reads if t in needed}
+    if habits.fuses_moves:
+        stored |= read_otherwise(program)
     if not habits.duplicates_maps:
         stored |= _stored_by_loops(program, needed, stored, readers)
     if habits.library_reduces:

@@ -1,0 +1,84 @@
+"""What one block of a tile program loads and stores: bytes, how they lie in memory, and how often."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A load or a store of tiles of one tensor."""
+
+    tensor: str
+    tile_bytes: float
+    run_bytes: float
+    """Contiguous in memory."""
+    unique_bytes: float
+    """Of all blocks together, each counted once."""
+    times: float
+    """How often a block does it."""
+    pipelined: bool
+    """Several trips ahead, where the kernel has stages."""
+    is_store: bool = False
+    loop: int = 0
+    """The number of the loop that it is in; 0: outside."""
+    gathered: bool = False
+    """The rows of a tile come from places that a table says, and make an array of their own."""
+
+    @property
+    def bytes(self) -> float:
+        return self.tile_bytes * self.times
+
+    def sector_bytes(self, sector: int = 32) -> float:
+        """The bytes of all sectors that a block touches."""
+        return self.bytes * sector * math.ceil(self.run_bytes / sector) / self.run_bytes
+
+
+def access(
+    tensor: Tensor, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, pipelined: bool, loop: int, *,
+    is_store: bool = False,
+) -> Access:  # fmt: skip
+    """The load or store of tiles of a tensor. loop: the number of the loop that it is in."""
+    size = dtypes.itemsize_bytes(tensor.dtype)
+    run = 1
+    for axis in reversed(indices):
+        run *= min(tiles[axis], axis.extent)
+        if tiles[axis] < axis.extent:
+            break
+    tile = math.prod(min(tiles[a], a.extent) for a in indices)
+    unique = math.prod(a.extent for a in frozenset(indices))
+    return Access(tensor.name, tile * size, run * size, unique * size, times, pipelined, is_store, loop)
+
+
+def looked_up(
+    lookup: Lookup, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, loop: int
+) -> tuple[Access, Access]:
+    """The reads of a tile that is looked up: of the source, whose runs end with a block of rows, and of the table."""
+    tile = {a: min(tiles[b], a.extent) for a, b in zip(lookup.result.axes, indices, strict=True)}
+    run = 1
+    for axis in reversed(lookup.source.axes):
+        if axis == lookup.rows:
+            # parts of a block are read row by row
+            run *= 1 if lookup.along is None or tile[lookup.along] % lookup.block else lookup.block
+            break
+        run *= 1 if axis in lookup.table.axes else tile[axis]
+        if axis in lookup.table.axes or tile[axis] < axis.extent:
+            break
+    elements = math.prod(tile.values())
+    unique = min(math.prod(a.extent for a in t.axes) for t in (lookup.result, lookup.source))
+    size = dtypes.itemsize_bytes(lookup.source.dtype)
+    read = Access(
+        lookup.source.name, elements * size, run * size, unique * size, times, False, loop=loop, gathered=True
+    )
+    entries = [tile[a] if a in tile else -(-tile[lookup.along] // lookup.block) for a in lookup.table.axes]  # type: ignore[index]
+    size = dtypes.itemsize_bytes(lookup.table.dtype)
+    every = math.prod(a.extent for a in lookup.table.axes)
+    last = entries[-1] if entries else 1
+    return read, Access(
+        lookup.table.name, math.prod(entries) * size, last * size, every * size, times, False, loop=loop
+    )

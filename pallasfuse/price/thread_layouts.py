@@ -1,0 +1,59 @@
+"""How Triton spreads a tile over the threads of a block, in kernels without matrix products (its blocked layouts).
+
+The last dimension of a tile is given to neighbouring lanes first, then to warps; what is left goes to the dimensions before it.
+Where lanes share the axis that is summed, they exchange every result of the sum among them.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import log2, prod
+
+LANES = 32
+"""Of a warp."""
+_VECTOR_BYTES = 16
+"""The most that a thread loads at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Of one dimension of a tile: the elements of a thread, and the lanes and warps that have others."""
+
+    own: int
+    lanes: int
+    warps: int
+
+
+def shares(tile: Sequence[int], warps: int, vector: int = 1) -> list[Share]:
+    """The share of each dimension, the last one being that of neighbours. vector: neighbours that a thread has at least."""
+    lanes, found = LANES, []
+    for at, extent in enumerate(reversed(tile)):
+        rest = max(1, extent // vector) if at == 0 else extent
+        own_lanes = min(lanes, rest)
+        own_warps = min(warps, max(1, rest // own_lanes))
+        lanes, warps = lanes // own_lanes, warps // own_warps
+        found.append(Share(max(1, extent // (own_lanes * own_warps)), own_lanes, own_warps))
+    return found[::-1]
+
+
+def vector_of(itemsize_bytes: int, elements: int, warps: int) -> int:
+    """The neighbours that a thread loads at once, of a tile of so many elements."""
+    return max(1, min(_VECTOR_BYTES // itemsize_bytes, elements // (LANES * warps)))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the threads of a block do for one reduction beside adding up their own elements."""
+
+    shuffles: float
+    """Instructions of all warps by which lanes exchange results."""
+    copies: float
+    """The number of times that each result is held, and all that is computed from results along the same axes."""
+
+
+def exchange(tile: Sequence[int], over: Collection[int], warps: int, vector: int = 1) -> Exchange:
+    """The exchange of a reduction of a tile along the dimensions numbered `over`."""
+    each = shares(tile, warps, vector)
+    results = prod(s.own for n, s in enumerate(each) if n not in over)
+    lanes = prod(s.lanes for n, s in enumerate(each) if n in over)
+    copies = results * LANES * warps / max(1, prod(t for n, t in enumerate(tile) if n not in over))
+    return Exchange(warps * results * log2(lanes), copies)

@@ -1,0 +1,91 @@
+"""Slices, concatenations and updates as XLA computes them on a GPU; rows whose values no tensor holds."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallasfuse import device
+from pallasfuse.ir.loop_program import External
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.price.moves import moves_as_maps
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
+from pallasfuse.price.xla_kernels import habits_on, xla_kernels
+from pallasfuse.targets import XLA_CPU
+
+H200 = device.find("NVIDIA H200", "gpu")
+f32 = jnp.float32
+
+
+def struct(*shape, dtype=f32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def program(function, *arguments):
+    return convert(jax.make_jaxpr(function)(*arguments)).program
+
+
+def kernels(function, *arguments, on=H200):
+    return xla_kernels(program(function, *arguments), habits_on(on))
+
+
+def halves(x):
+    return jnp.concatenate([-x[:, 512:], x[:, :512]], 1) * 2 + x
+
+
+def test_what_joins_halves_is_computed_where_it_is_read():
+    (one,) = kernels(halves, struct(4096, 1024))
+    assert isinstance(one, LoopFusion) and one.written_bytes == 4096 * 1024 * 4
+    assert one.read_bytes < 1.1 * 4096 * 1024 * 4  # of x once, and not once for each half
+    assert len(kernels(halves, struct(4096, 1024), on=XLA_CPU.device)) > 1
+
+
+def test_a_program_of_moves_has_maps_instead():
+    whole = program(halves, struct(4096, 1024))
+    assert any(isinstance(n, External) for n in whole.nests)
+    assert not any(isinstance(n, External) for n in moves_as_maps(whole).nests)
+
+
+def test_a_taken_part_of_a_softmax_is_all_of_it_that_is_computed():
+    def drawn(x, which):
+        p = jax.nn.softmax(x, -1)
+        return jax.vmap(lambda rows, i: lax.dynamic_index_in_dim(rows, i, 0, keepdims=False))(p, which)
+
+    found = kernels(drawn, struct(16, 6, 128256), struct(16, dtype=jnp.int32))
+    assert max(k.written_bytes for k in found) == 16 * 128256 * 4
+
+
+def test_a_reshaped_part_keeps_all_axes_and_its_source_in_memory():
+    def attend(x, w):
+        q, k = jnp.split(jax.nn.silu(x @ w), 2, 1)
+        q, k = (t.reshape(512, 8, 64) for t in (q, k))
+        return jnp.einsum("qhd,khd->hqk", q, k)
+
+    found = kernels(attend, struct(512, 256), struct(256, 1024))
+    products = [k for k in found if isinstance(k, LibraryProduct)]
+    assert sorted((p.batch, p.rows, p.columns, p.summed) for p in products) == [(1, 512, 1024, 256), (8, 512, 512, 64)]
+    written = sum(k.written_bytes for k in found if isinstance(k, LoopFusion))
+    assert written == 2 * 512 * 1024 * 4  # what is split, and its halves as a library reads them
+
+
+def test_an_update_is_in_its_place_unless_the_old_values_are_needed():
+    def append(cache, new, at):
+        return lax.dynamic_update_slice(cache * 2, new, (at, 0))
+
+    def keep(cache, new, at):
+        return lax.dynamic_update_slice(cache, new, (at, 0)), cache
+
+    shapes = struct(8192, 1024), struct(1, 1024), struct(dtype=jnp.int32)
+    (update,) = (k for k in kernels(append, *shapes) if isinstance(k, Opaque))
+    assert update.written_bytes == 1024 * 4 and update.read_bytes < 2 * 1024 * 4
+    (copy,) = (k for k in kernels(keep, *shapes) if isinstance(k, Opaque))
+    assert copy.written_bytes == 8192 * 1024 * 4
+
+
+def test_rows_of_values_that_are_computed_stay_in_one_kernel():
+    def edges(a, b, adjacent):  # no tensor has all three axes
+        s = jnp.where(adjacent, jax.nn.leaky_relu(a[:, :, None] + b[:, None, :]), -jnp.inf)
+        return jax.nn.softmax(s, -1)
+
+    found = kernels(edges, struct(4, 4096), struct(4, 4096), struct(4096, 4096, dtype=jnp.bool_))
+    (row,) = (k for k in found if isinstance(k, LoopFusion) and k.is_row)
+    assert len(row.roots) == 3 and row.written_bytes > 4 * 4096 * 4096 * 4
