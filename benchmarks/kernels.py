@@ -408,9 +408,12 @@ class Unit:
 
     @property
     def arguments(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """The tensors that the programs load and none of them has stored, by name."""
+        """The tensors that the programs load, or look up in a table, and none of them has stored, by name."""
         stored = {t.name for p in self.programs for t in p.outputs}
+        looked_up = [x for p in self.programs for x in p.lookups]
+        stored |= {x.result.name for x in looked_up}
         loaded = {t.name: t for p in self.programs for t in p.inputs if t.name not in stored}
+        loaded |= {t.name: t for x in looked_up for t in (x.source, x.table)}
         return {n: array(*(a.extent for a in t.axes), dtype=t.dtype) for n, t in loaded.items()}
 
     def compile(self) -> h100.Compiled:

@@ -29,7 +29,7 @@ from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.phases import problem_of
 from pallasfuse.price.kernel import price_kernel
-from pallasfuse.price.xla_kernels import without_casts
+from pallasfuse.price.xla_products import without_casts
 from pallasfuse.resources.triton import view_of
 from pallasfuse.resources.triton_view import WARP_ROWS
 from pallasfuse.schedule import expressions, pruning, tiles

@@ -12,7 +12,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.price import xla_kernels
+from pallasfuse.price import xla_products
 
 TYPICAL_BLOCK = 128
 """Rows of a grid block, for estimating how often an operand without that axis is recomputed."""
@@ -57,7 +57,7 @@ class Work:
 
 def product_operands(nest: Nest) -> tuple[Expr, Expr] | None:
     """The operands when the nest is a matrix product: a sum of a product whose sides each keep an axis of their own."""
-    return xla_kernels.product_operands(nest.reduced, nest.body) if nest.reducer == SUM else None
+    return xla_products.product_operands(nest.reduced, nest.body) if nest.reducer == SUM else None
 
 
 def tensor_bytes(axes: Iterable[Axis], dtype: str) -> int:
@@ -84,7 +84,7 @@ def apart(nest: Nest) -> Work:
     if operands is None:
         return Work(0.0, _elementwise_flops([nest.body]) + space, _leaf_bytes([nest.body]), out, 1)
     work = Work(2.0 * space, 0.0, 0.0, out, 1)
-    for operand in map(xla_kernels.without_casts, operands):
+    for operand in map(xla_products.without_casts, operands):
         if isinstance(operand, Read):
             work += Work(bytes_read=_leaf_bytes([operand]))
         else:
@@ -134,7 +134,7 @@ def together(
 def sliced(inner: Iterable[Nest], rolled: Axis, longest: int, passes: int) -> Work:
     """Returns the work that products with a sum longer than `longest` add: a library takes the matrix in slices, each copied."""
     copied = sum(
-        float(tensor_bytes(operand.axes, xla_kernels.without_casts(operand).dtype))
+        float(tensor_bytes(operand.axes, xla_products.without_casts(operand).dtype))
         for nest in inner if volume(nest.reduced) > longest
         for operand in product_operands(nest) or () if rolled in operand.axes
     )  # fmt: skip

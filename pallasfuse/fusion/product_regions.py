@@ -37,7 +37,7 @@ from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.ir.region import Region, region_of_group
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.gpu import least_us
-from pallasfuse.price.xla_kernels import without_casts
+from pallasfuse.price.xla_products import without_casts
 from pallasfuse.targets import Target
 
 MOST_REDUCTIONS = 4

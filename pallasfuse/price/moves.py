@@ -38,6 +38,8 @@ read_otherwise = Recent(_read_otherwise)
 
 
 _ONE = Axis("one", 1)
+FEW = 8
+"""By which factor what an operation makes is smaller than what it reads, for that to be computed inside of it."""
 
 
 def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:
@@ -48,17 +50,19 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest 
     if not taken or len({d.dtype for d in taken}) > 1:
         return node
     largest = max(taken, key=lambda d: volume(d.axes))
-    reads: list[Expr] = [read(d.name, _places(d.axes, node.axes, fills=d is largest), d.dtype) for d in taken]
+    few = FEW * volume(node.axes) <= volume(largest.axes)
+    reads: list[Expr] = [read(d.name, _places(d.axes, node.axes, fills=d is largest, few=few), d.dtype) for d in taken]
     # an operation: what is moved is no operand that a library could read where it lies
     body = reduce(lambda x, y: select(const(True, "bool"), y, x), reads, reads[0])
     return Nest(node.name, node.axes, body, node.dtype, source=node.source)
 
 
-def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool) -> tuple[Axis, ...]:
+def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: bool) -> tuple[Axis, ...]:
     """The axes of a result along which an operand is read, one for each of its dimensions, in place of its own.
 
     Those of the result as they are, where they are no dimensions of the operand: as much of it is read, and it lies in memory.
-    fills: where it is shorter than the result, it stands for all others that are joined to it as well.
+    fills: where it is shorter than the result, it stands for all others that are joined to it as well. few: so little of it is
+    taken that it need not be in memory.
     """
     if len(axes) == len(results):
         return tuple(r if r.extent <= a.extent or fills else _ONE for a, r in zip(axes, results, strict=True))
@@ -69,4 +73,4 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool) -> tu
         if found is not None:
             same[axis] = found
             left = left[: left.index(found)]
-    return tuple(same.get(a, _ONE) for a in axes) if len(same) == len(results) else tuple(results)
+    return tuple(same.get(a, _ONE) for a in axes) if few or len(same) == len(results) else tuple(results)

@@ -13,7 +13,8 @@ from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Habits, Known, gather_of, habits_on, xla_kernels
+from pallasfuse.price.xla_habits import Habits, habits_on
+from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 
 _OVERLAP = 4.0

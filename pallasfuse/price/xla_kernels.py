@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pallasfuse.device import Device
 from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
@@ -22,42 +21,15 @@ from pallasfuse.price import instruction_fusion
 from pallasfuse.price.common_nests import without_repetitions
 from pallasfuse.price.library_calls import joined_calls
 from pallasfuse.price.library_operations import takes_all, takes_reduction
-from pallasfuse.price.moves import moves_as_maps, read_otherwise
-from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
+from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise
+from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
+from pallasfuse.price.xla_habits import Habits
+from pallasfuse.price.xla_products import ends_in, library_product, places, product_operands, prologues, without_casts
 
-
-@dataclass(frozen=True, slots=True)
-class Habits:
-    """The habits of XLA's fusion passes on a platform."""
-
-    duplicates_maps: bool
-    longest_row: int
-    """Elements of a row that is reduced and read again in one kernel; 0: never."""
-    shares_reads: bool
-    """Reductions of the same values are one kernel."""
-    library_reduces: bool = False
-    """Reductions are a library's, which takes what it can of their operands; loops make the rest, and store it."""
-    strides_batches: bool = True
-    """A library reads batches of matrices wherever they lie; else only those that lie one after the other."""
-    smallest_product: int = 0
-    """Elements of a matrix: the product of a smaller one and a vector is a reduction, and no library's."""
-    fuses_moves: bool = False
-    """Operations that take, join or rearrange elements are computed where their results are read."""
-
-
-_SMALLEST_PRODUCT = 10_000_000
-"""On GPUs, `Habits.smallest_product` (XLA's strength reduction of products)."""
 LONGEST_COLUMN = 1 << 12
 """Elements of a column that one block reduces; longer ones are reduced in two steps."""
 _WIDE = 4
 """With fewer columns for each row few blocks reduce them, and XLA stores the terms of a product before."""
-
-
-def habits_on(device: Device) -> Habits:
-    """XLA's habits for a device."""
-    if device.platform == "gpu":
-        return Habits(True, device.longest_row, shares_reads=True, smallest_product=_SMALLEST_PRODUCT, fuses_moves=True)
-    return Habits(False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False)
 
 
 @dataclass(slots=True)
@@ -138,16 +110,17 @@ def xla_kernels(
                 body = Read(terms.name, terms.axes, terms.dtype)
             _fuse(node, body, fusions, habits, above)
             continue
+        inside = prologues(node, operands, given, habits)
         for operand in operands:
             core = without_casts(operand)
-            if not isinstance(core, Read) and core not in stored_operands:
+            if not isinstance(core, Read) and core not in stored_operands and core not in inside:
                 axes = tuple(sorted(core.axes))
                 stored = Nest(f"{node.name}.operand{len(stored_operands) + 1}", axes, core, core.dtype)
                 stored_operands[core] = stored.name
                 above[stored.name] = _with_ancestors(core.tensors, above)
                 _fuse(stored, core, fusions, habits, above)
         layouts = product_operands(node.reduced, node.body) or operands
-        kernels.append(_product(node, operands, layouts, stored_operands, given, habits))
+        kernels.append(library_product(node, operands, layouts, stored_operands, inside, given, habits))
     for fusion in fusions:
         fusion.in_order = read.union(program.outputs)
     return [*kernels, *fusions]
@@ -292,11 +265,7 @@ def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
 
 def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
     """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones."""
-    return _CONDENSED * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
-
-
-_CONDENSED = 8
-"""By which factor what an operation makes is smaller than what it reads, to be taken for a reduction."""
+    return FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
 
 
 def _computes(body: Expr) -> bool:
@@ -325,23 +294,6 @@ def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], 
     return bodies
 
 
-def without_casts(expr: Expr) -> Expr:
-    """The expression without the casts around it that lose nothing."""
-    while isinstance(expr, Apply) and expr.op == "convert" and dtypes.is_exact_cast(expr.args[0].dtype, expr.dtype):
-        expr = expr.args[0]
-    return expr
-
-
-def product_operands(reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr] | None:
-    """The operands where a sum is a matrix product: of two factors, each of which keeps an axis that the other lacks."""
-    if not isinstance(body, Apply) or body.op != "mul":
-        return None
-    lhs, rhs = body.args
-    over = frozenset(reduced)
-    shared = lhs.axes & rhs.axes & over
-    return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - over and (rhs.axes - lhs.axes) - over else None
-
-
 def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
     """The terms of a small product of a vector and a matrix that is summed along rows that lie apart: they are stored, rounded."""
     space = frozenset((*node.axes, *node.reduced))
@@ -355,23 +307,14 @@ def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
     for vector, matrix in (body.args, body.args[::-1]):
         core = without_casts(matrix)
         if isinstance(core, Read) and frozenset(core.indices) == space and vector.axes == frozenset(node.reduced):
-            apart = not _ends_in(core.indices, frozenset(node.reduced))
+            apart = not ends_in(core.indices, frozenset(node.reduced))
             return Nest(f"{node.name}.terms", core.indices, body, node.dtype) if apart else None
     return None
 
 
-@lru_cache(1 << 10)
-def _places(root: Expr) -> tuple[tuple[Place, float], ...]:
-    return tuple(
-        ((n.tensor, n.indices), float(volume(frozenset(n.indices)) * dtypes.itemsize_bytes(n.dtype)))
-        for n in postorder(root)
-        if isinstance(n, Read)
-    )
-
-
 def _fuse(node: Nest, body: Expr, fusions: list[LoopFusion], habits: Habits, above: dict[str, frozenset[str]]) -> None:
     """Add a nest to the last fusion that can take it, or begin one."""
-    reads = dict(_places(body))
+    reads = dict(places(body))
     space = frozenset((*node.axes, *node.reduced))
     for fusion in reversed(fusions) if habits.shares_reads or habits.longest_row else ():
         if _shares_kernel(node, body, reads, space, fusion, habits, above):
@@ -415,69 +358,3 @@ def _shares_kernel(
 def _computed_over(body: Expr, space: frozenset[Axis]) -> frozenset[Expr]:
     """The values in an expression that differ from point to point of a space."""
     return frozenset(n for n in postorder(body) if isinstance(n, Apply) and n.axes == space)
-
-
-def _product(
-    node: Nest, operands: tuple[Expr, Expr], layouts: tuple[Expr, Expr], stored: Mapping[Expr, str], given: frozenset[str],
-    habits: Habits,
-) -> LibraryProduct:  # fmt: skip
-    """The call of a library. layouts: the operands as the program has them; stored: the names of those that are computed for
-    it; given: the program's inputs, which a library reads in either order."""
-    over = frozenset(node.reduced)
-    lhs, rhs = operands
-    batch = lhs.axes & rhs.axes - over
-    rows, columns = lhs.axes - rhs.axes - over, rhs.axes - lhs.axes - over
-    cores = [without_casts(o) for o in operands]
-    names = [c.tensor if isinstance(c, Read) else stored[c] for c in cores]
-    bytes_of = [float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype)) for c in cores]
-    # a copy of the left operand ends with the contracted axes, and that of the right one with its own
-    copies = [
-        Copy(2.0 * moved, _ends_in(c.indices, last), name)
-        for c, own, last, name, moved in zip(cores, (rows, columns), (over, columns), names, bytes_of, strict=True)
-        if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
-    ]
-    turned = tuple(
-        Copy(2.0 * moved, _ends_in(c.indices, last), name)
-        for c, own, last, name, moved in zip(
-            map(without_casts, layouts), (rows, columns), (over, columns), names, bytes_of, strict=True
-        )
-        if name in stored.values() and isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
-    )
-    right = without_casts(layouts[1])
-    reshaped = node.unit_batch and not habits.strides_batches
-    if reshaped and names[1] not in given and isinstance(right, Read) and right.indices[-1] in over:
-        copies.append(Copy(2.0 * bytes_of[1], in_rows=False, tensor=names[1]))
-    written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
-    narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
-    precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
-    return LibraryProduct(
-        volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, sum(bytes_of), written, tuple(copies),
-        node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _lies_before(cores[0], over, rows),
-        isinstance(right, Read) and right.tensor not in {c.tensor for c in copies} and _lies_before(right, columns, over),
-        reshaped, turned,
-    )  # fmt: skip
-
-
-def _is_matrix(
-    indices: Sequence[Axis], batch: frozenset[Axis], own: frozenset[Axis], over: frozenset[Axis], habits: Habits
-) -> bool:  # fmt: skip
-    """Can a library read the tensor as a batch of matrices? Its own axes, the contracted ones and the batch must each be
-    neighbours in memory, and the last dimension no batch; on some platforms the batch comes first."""
-    kinds = ["batch" if a in batch else "own" if a in own else "over" for a in indices if a.extent > 1]
-    runs = [k for n, k in enumerate(kinds) if n == 0 or kinds[n - 1] != k]
-    if not habits.strides_batches and "batch" in runs[1:]:
-        return False
-    return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")
-
-
-def _ends_in(indices: Sequence[Axis], axes: frozenset[Axis]) -> bool:
-    """Is the last dimension, but for those of one position, along one of these axes?"""
-    return next((a in axes for a in reversed(indices) if a.extent > 1), True)
-
-
-def _lies_before(operand: Expr, first: frozenset[Axis], last: frozenset[Axis]) -> bool:
-    """Does an operand in memory begin with axes of `first` and end with those of `last`, others aside?"""
-    if not isinstance(operand, Read):
-        return False
-    kinds = [a in last for a in operand.indices if a.extent > 1 and (a in first or a in last)]
-    return bool(kinds) and kinds[-1] and not kinds[0]

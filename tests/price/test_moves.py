@@ -9,7 +9,8 @@ from pallasfuse.ir.loop_program import External
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.moves import moves_as_maps
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
-from pallasfuse.price.xla_kernels import habits_on, xla_kernels
+from pallasfuse.price.xla_habits import habits_on
+from pallasfuse.price.xla_kernels import xla_kernels
 from pallasfuse.targets import XLA_CPU
 
 H200 = device.find("NVIDIA H200", "gpu")
@@ -89,3 +90,30 @@ def test_rows_of_values_that_are_computed_stay_in_one_kernel():
     found = kernels(edges, struct(4, 4096), struct(4, 4096), struct(4096, 4096, dtype=jnp.bool_))
     (row,) = (k for k in found if isinstance(k, LoopFusion) and k.is_row)
     assert len(row.roots) == 3 and row.written_bytes > 4 * 4096 * 4096 * 4
+
+
+def test_narrow_weights_are_converted_inside_a_product_of_few_rows():
+    def scaled(x, w, scale):
+        return x @ (w.astype(jnp.bfloat16) * scale)
+
+    weights = struct(4096, 8192, dtype=jnp.int8), struct(8192, dtype=jnp.bfloat16)
+    (few,) = kernels(scaled, struct(16, 4096, dtype=jnp.bfloat16), *weights)
+    assert isinstance(few, LibraryProduct) and few.read_bytes < 1.1 * 4096 * 8192
+    many = kernels(
+        scaled, struct(2048, 4096, dtype=jnp.bfloat16), *weights
+    )  # there it would be computed again for each tile
+    assert sorted(type(k).__name__ for k in many) == ["LibraryProduct", "LoopFusion"]
+
+
+def test_a_scale_for_blocks_of_rows_is_applied_before_a_product():
+    def blocks(x, w, scale):
+        wide = w.reshape(32, 128, 8192).astype(jnp.bfloat16) * scale[:, None]
+        return jnp.einsum("nij,ijk->nk", x.reshape(16, 32, 128), wide)
+
+    shapes = (
+        struct(16, 4096, dtype=jnp.bfloat16),
+        struct(4096, 8192, dtype=jnp.int8),
+        struct(32, 8192, dtype=jnp.bfloat16),
+    )
+    found = kernels(blocks, *shapes)
+    assert sorted(type(k).__name__ for k in found) == ["LibraryProduct", "LoopFusion"]

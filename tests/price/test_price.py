@@ -21,7 +21,8 @@ from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla import XlaPrices, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion
-from pallasfuse.price.xla_kernels import habits_on, xla_kernels
+from pallasfuse.price.xla_habits import habits_on
+from pallasfuse.price.xla_kernels import xla_kernels
 from pallasfuse.searched import searched
 from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
 

@@ -1,0 +1,46 @@
+"""What XLA's fusion passes do on a platform, as far as a price depends on it."""
+
+from dataclasses import dataclass
+
+from pallasfuse.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """The habits of XLA's fusion passes on a platform."""
+
+    duplicates_maps: bool
+    longest_row: int
+    """Elements of a row that is reduced and read again in one kernel; 0: never."""
+    shares_reads: bool
+    """Reductions of the same values are one kernel."""
+    library_reduces: bool = False
+    """Reductions are a library's, which takes what it can of their operands; loops make the rest, and store it."""
+    strides_batches: bool = True
+    """A library reads batches of matrices wherever they lie; else only those that lie one after the other."""
+    smallest_product: int = 0
+    """Elements of a matrix: the product of a smaller one and a vector is a reduction, and no library's."""
+    fused_rows: int = 0
+    """Few enough rows of a product for its other operand to be computed as it is read: once, in one tile."""
+    fuses_moves: bool = False
+    """Operations that take, join or rearrange elements are computed where their results are read."""
+
+
+_FUSED_ROWS = 128
+"""On GPUs, `Habits.fused_rows`: those of a tile."""
+_SMALLEST_PRODUCT = 10_000_000
+"""On GPUs, `Habits.smallest_product` (XLA's strength reduction of products)."""
+
+
+def habits_on(device: Device) -> Habits:
+    """XLA's habits for a device."""
+    if device.platform == "gpu":
+        return Habits(
+            True,
+            device.longest_row,
+            shares_reads=True,
+            smallest_product=_SMALLEST_PRODUCT,
+            fused_rows=_FUSED_ROWS,
+            fuses_moves=True,
+        )
+    return Habits(False, device.longest_row, shares_reads=False, library_reduces=True, strides_batches=False)

@@ -1,0 +1,140 @@
+"""Matrix products as XLA computes them: which sums are products, how a library reads their operands, what is computed inside."""
+
+from collections.abc import Mapping, Sequence, Set
+from functools import lru_cache
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.price.xla_forms import Copy, LibraryProduct, Place
+from pallasfuse.price.xla_habits import Habits
+
+
+def without_casts(expr: Expr) -> Expr:
+    """The expression without the casts around it that lose nothing."""
+    while isinstance(expr, Apply) and expr.op == "convert" and dtypes.is_exact_cast(expr.args[0].dtype, expr.dtype):
+        expr = expr.args[0]
+    return expr
+
+
+def product_operands(reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr] | None:
+    """The operands where a sum is a matrix product: of two factors, each of which keeps an axis that the other lacks."""
+    if not isinstance(body, Apply) or body.op != "mul":
+        return None
+    lhs, rhs = body.args
+    over = frozenset(reduced)
+    shared = lhs.axes & rhs.axes & over
+    return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - over and (rhs.axes - lhs.axes) - over else None
+
+
+@lru_cache(1 << 10)
+def places(root: Expr) -> tuple[tuple[Place, float], ...]:
+    return tuple(
+        ((n.tensor, n.indices), float(volume(frozenset(n.indices)) * dtypes.itemsize_bytes(n.dtype)))
+        for n in postorder(root)
+        if isinstance(n, Read)
+    )
+
+
+def prologues(
+    node: Nest, operands: tuple[Expr, Expr], given: frozenset[str], habits: Habits
+) -> frozenset[Expr]:  # fmt: skip
+    """The operands of one product of few rows that XLA computes inside of it: from tensors of their own shape, and others
+    along neighbouring dimensions, which have no more bytes than the operand or are the program's own."""
+    found = set()
+    for own, other in (operands, operands[::-1]):
+        core = without_casts(own)
+        rows = volume(other.axes - own.axes - frozenset(node.reduced))
+        if isinstance(core, Read) or rows > habits.fused_rows or own.axes & other.axes - frozenset(node.reduced):
+            continue
+        shapes = [axes for (_, axes), _ in places(core)]
+        whole = next((axes for axes in shapes if frozenset(axes) == core.axes), None)
+        size = volume(core.axes) * dtypes.itemsize_bytes(core.dtype)
+        small = sum(size for _, size in places(core)) <= size + _TOLERATED_BYTES
+        if whole and all(_are_neighbours(axes, whole) for axes in shapes) and (small or core.tensors <= given):
+            found.add(core)
+    return frozenset(found)
+
+
+def _are_neighbours(axes: Sequence[Axis], order: Sequence[Axis]) -> bool:
+    """Do axes follow one another in an order, but for those of one position? Then they may be one dimension."""
+    places = [n for n, a in enumerate(x for x in order if x.extent > 1) if a in axes]
+    return not places or places[-1] - places[0] < len(places)
+
+
+_TOLERATED_BYTES = 1024
+"""Of what is read in place of an operand, beyond that."""
+
+
+def library_product(
+    node: Nest, operands: tuple[Expr, Expr], layouts: tuple[Expr, Expr], stored: Mapping[Expr, str], prologues: Set[Expr],
+    given: frozenset[str], habits: Habits,
+) -> LibraryProduct:  # fmt: skip
+    """The call of a library. layouts: the operands as the program has them; stored: the names of those that are computed for
+    it; prologues: those that are computed in it; given: the program's inputs, which a library reads in either order."""
+    over = frozenset(node.reduced)
+    lhs, rhs = operands
+    batch = lhs.axes & rhs.axes - over
+    rows, columns = lhs.axes - rhs.axes - over, rhs.axes - lhs.axes - over
+    cores = [without_casts(o) for o in operands]
+    inside = [c in prologues and c not in stored for c in cores]
+    names = [
+        c.tensor if isinstance(c, Read) else max(places(c), key=lambda place: place[1])[0][0] if read else stored[c]
+        for c, read in zip(cores, inside, strict=True)
+    ]
+    bytes_of = [
+        sum(size for _, size in places(c)) if read else float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype))
+        for c, read in zip(cores, inside, strict=True)
+    ]
+    # a copy of the left operand ends with the contracted axes, and that of the right one with its own
+    copies = [
+        Copy(2.0 * moved, ends_in(c.indices, last), name)
+        for c, own, last, name, moved in zip(cores, (rows, columns), (over, columns), names, bytes_of, strict=True)
+        if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
+    ]
+    turned = tuple(
+        Copy(2.0 * moved, ends_in(c.indices, last), name)
+        for c, own, last, name, moved in zip(
+            map(without_casts, layouts), (rows, columns), (over, columns), names, bytes_of, strict=True
+        )
+        if name in stored.values() and isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
+    )
+    right = without_casts(layouts[1])
+    reshaped = node.unit_batch and not habits.strides_batches
+    if reshaped and names[1] not in given and isinstance(right, Read) and right.indices[-1] in over:
+        copies.append(Copy(2.0 * bytes_of[1], in_rows=False, tensor=names[1]))
+    written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
+    narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
+    precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
+    return LibraryProduct(
+        volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, sum(bytes_of), written, tuple(copies),
+        node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _lies_before(cores[0], over, rows),
+        isinstance(right, Read) and right.tensor not in {c.tensor for c in copies} and _lies_before(right, columns, over),
+        reshaped, turned,
+    )  # fmt: skip
+
+
+def _is_matrix(
+    indices: Sequence[Axis], batch: frozenset[Axis], own: frozenset[Axis], over: frozenset[Axis], habits: Habits
+) -> bool:  # fmt: skip
+    """Can a library read the tensor as a batch of matrices? Its own axes, the contracted ones and the batch must each be
+    neighbours in memory, and the last dimension no batch; on some platforms the batch comes first."""
+    kinds = ["batch" if a in batch else "own" if a in own else "over" for a in indices if a.extent > 1]
+    runs = [k for n, k in enumerate(kinds) if n == 0 or kinds[n - 1] != k]
+    if not habits.strides_batches and "batch" in runs[1:]:
+        return False
+    return len(runs) == len(set(runs)) and (not runs or runs[-1] != "batch")
+
+
+def ends_in(indices: Sequence[Axis], axes: frozenset[Axis]) -> bool:
+    """Is the last dimension, but for those of one position, along one of these axes?"""
+    return next((a in axes for a in reversed(indices) if a.extent > 1), True)
+
+
+def _lies_before(operand: Expr, first: frozenset[Axis], last: frozenset[Axis]) -> bool:
+    """Does an operand in memory begin with axes of `first` and end with those of `last`, others aside?"""
+    if not isinstance(operand, Read):
+        return False
+    kinds = [a in last for a in operand.indices if a.extent > 1 and (a in first or a in last)]
+    return bool(kinds) and kinds[-1] and not kinds[0]
