@@ -62,10 +62,18 @@ def all_trees(region: Region, may_fold: MayFold = no_folds, *, most_bodies: int 
                 yield TreeKernel("kernel", _rebuilt([RangeLoop(axis, 1, (), "grid") for axis in grid], body))
 
 
-def tiled(region: Region, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayFold = no_folds) -> TreeKernel:
+Dropped = dict[tuple[TreeKernel, tuple[str, ...]], tuple[str, ...]]
+"""By tree and the axes whose serial loops run once: those whose loops are left out. No size but that decides it."""
+
+
+def tiled(
+    region: Region, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayFold = no_folds,
+    dropped: Dropped | None = None,
+) -> TreeKernel:  # fmt: skip
     """Returns the tree with tiles of these sizes, without the serial loops that then run once.
 
     One stays where it holds values together that later loops read piece by piece: the tree would not be legal without it.
+    dropped: of the same region and `may_fold`; grows.
     """
 
     def sized(body: Body) -> Body:
@@ -77,11 +85,23 @@ def tiled(region: Region, tree: TreeKernel, sizes: Mapping[str, int], may_fold: 
     result = replace(tree, body=sized(tree.body))
     loops = [n for _, n in walk(result.body) if isinstance(n, RangeLoop) and n.level == "serial"]
     once = tuple(dict.fromkeys(n.axis for n in loops if n.size >= region.axes[n.axis].extent))
+    if not once:
+        return result
+    known = {} if dropped is None else dropped
+    if (tree, once) not in known:
+        known[tree, once] = _dropped(region, result, once, may_fold)
+    axes = known[tree, once]
+    return replace(result, body=without_loops(result.body, axes)) if axes else result
+
+
+def _dropped(region: Region, tree: TreeKernel, once: tuple[str, ...], may_fold: MayFold) -> tuple[str, ...]:
+    """The axes, of those whose serial loops run once, whose loops the tree stays legal without."""
+    found: tuple[str, ...] = ()
     for axes in (once, *((axis,) for axis in once)):
-        shorter = replace(result, body=without_loops(result.body, axes))
-        if shorter != result and not isinstance(place(region, shorter, may_fold), Broken):
-            result = shorter
-    return result
+        shorter = replace(tree, body=without_loops(tree.body, axes))
+        if shorter != tree and not isinstance(place(region, shorter, may_fold), Broken):
+            tree, found = shorter, (*found, *axes)
+    return found
 
 
 def without_loops(body: Body, axes: Collection[str]) -> Body:
