@@ -49,7 +49,9 @@ class Places:
         self, program: LoopProgram, target: Target, options: FuseOptions, *, looks_up: bool = True,
         planned: Planned | None = None,
     ) -> None:  # fmt: skip
-        """looks_up: may kernels look up what XLA would gather? planned: for other programs, with the same target and options; grows."""
+        """looks_up: may kernels look up what XLA would gather?
+
+        planned: for other programs, with the same target and options; grows."""
         self.program, self.target, self.options, self.looks_up = program, target, options, looks_up
         self.planned = Planned() if planned is None else planned
         self._lookups = lookups_in(program) if looks_up else {}

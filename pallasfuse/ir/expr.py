@@ -198,7 +198,7 @@ def postorder(*roots: Expr) -> Iterator[Expr]:
 
 @lru_cache(1 << 12)
 def reads_in(root: Expr) -> tuple[Read, ...]:
-    """The distinct reads of an expression, in the order of `postorder`. Remembered: the same body is asked about again and again."""
+    """The distinct reads of an expression, in the order of `postorder`; remembered, as bodies are asked about again and again."""
     return tuple([node for node in postorder(root) if isinstance(node, Read)])
 
 
