@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from operator import le
+from operator import is_, le
 
 import numpy as np
 
@@ -328,7 +328,11 @@ def _slots(kernel: TreeKernel) -> int:
 
 
 def _one_slot(node: Node) -> Node:
-    return replace(node, body=tuple(map(_one_slot, node.body)), slots=1) if isinstance(node, RangeLoop) else node
+    if not isinstance(node, RangeLoop):
+        return node
+    body = tuple(map(_one_slot, node.body))
+    same = node.slots == 1 and all(map(is_, body, node.body))
+    return node if same else replace(node, body=body, slots=1)
 
 
 def _programs(group: Group, tree: Tree, target: Target, folds: FoldsOnDemand) -> tuple[TileProgram, ...] | None:
@@ -403,6 +407,8 @@ def launched(tree: TreeKernel, warps: int, slots: int) -> TreeKernel:
         if not isinstance(node, RangeLoop):
             return node
         innermost = node.level == "serial" and not any(isinstance(n, RangeLoop) for _, n in walk(node.body))
-        return replace(node, body=tuple(map(with_slots, node.body)), slots=slots if innermost else 1)
+        body, own = tuple(map(with_slots, node.body)), slots if innermost else 1
+        same = node.slots == own and all(map(is_, body, node.body))
+        return node if same else replace(node, body=body, slots=own)
 
     return replace(tree, body=tuple(map(with_slots, tree.body)), launch=Launch(warps=warps))

@@ -9,6 +9,7 @@ read in a loop and was not computed before is computed again there.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from operator import is_
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Nest
@@ -111,10 +112,16 @@ def without_loops(body: Body, axes: Collection[str]) -> Body:
         if isinstance(node, RangeLoop):
             inside = without_loops(node.body, axes)
             dropped = node.axis in axes and node.level == "serial"
-            found += inside if dropped else (replace(node, body=inside),)
+            found += inside if dropped else (_with_body(node, inside),)
         else:
             found.append(node)
     return tuple(found)
+
+
+def _with_body(loop: RangeLoop, body: Body) -> RangeLoop:
+    """The loop around another body: the same object where that is no other one."""
+    same = len(body) == len(loop.body) and all(map(is_, body, loop.body))
+    return loop if same else replace(loop, body=body)
 
 
 # --- canonical form
