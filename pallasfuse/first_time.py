@@ -46,15 +46,17 @@ class Recent[**P, T]:
 
     def __init__(self, function: Callable[P, T], most: int = 8) -> None:
         self._function, self._most = function, most
-        self._found: tuple[tuple[tuple[object, ...], T], ...] = ()
+        self._found: tuple[tuple[tuple[int, ...], tuple[object, ...], T], ...] = ()
+        """With the arguments beside their identities, which are those of no others as long as they live."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         assert not kwargs
-        for known, result in self._found:  # another thread may replace all of them, but changes none
-            if all(a is b for a, b in zip(known, args, strict=True)):
+        own = tuple(map(id, args))
+        for known, _, result in self._found:  # another thread may replace all of them, but changes none
+            if known == own:
                 return result
         result = self._function(*args, **kwargs)
-        self._found = ((args, result), *self._found[: self._most - 1])
+        self._found = ((own, args, result), *self._found[: self._most - 1])
         return result
 
 

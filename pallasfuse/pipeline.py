@@ -40,7 +40,7 @@ from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import PlannedKernel, Proof, disproved_form, prove
-from pallasfuse.repetition import Places, grouped, predicted_us
+from pallasfuse.repetition import Places, Planned, grouped, predicted_us
 from pallasfuse.scheduled import scheduled
 from pallasfuse.search import rewriting
 from pallasfuse.search.found import CONDITION as REORDERED
@@ -80,9 +80,9 @@ class Placements(Places):
 
     def __init__(
         self, converted: Converted, target: Target, options: FuseOptions, *, looks_up: bool = True,
-        rewritings: tuple[Rewriting, ...] = (),
+        rewritings: tuple[Rewriting, ...] = (), planned: Planned | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(converted.program, target, options, looks_up=looks_up)
+        super().__init__(converted.program, target, options, looks_up=looks_up, planned=planned)
         self.converted, self.rewritings = converted, rewritings
         self.outdoes = False
         """Is there another form, with cheaper sums and products?"""
@@ -121,15 +121,16 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
     target = target.on(target.device.among(_bytes_around(converted)))
     placements = Placements(converted, target, options)
     grouping = choose_groups(placements)
-    best = placements, grouping
+    best, best_us = (placements, grouping), Later(lambda: predicted_us(placements, grouping.groups))
     for others in () if converted.jaxpr.effects else _other_forms(placements, grouping):
         groups = choose_groups(others)
         if not groups.groups and not others.rewritings:
             continue
         # another order is worth it only where it is clearly faster
         error = target.device.price_error if others.rewritings else 1.0
-        if error * predicted_us(others, groups.groups) < predicted_us(best[0], best[1].groups):
-            best = others, groups
+        us = predicted_us(others, groups.groups)
+        if error * us < best_us.value:
+            best, best_us = (others, groups), known(us)
     return best
 
 
@@ -150,14 +151,15 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
     try:
         parts = convert_in_parts(converted, exclude=options.exclude)
         if parts is not None:
-            yield Placements(parts, target, options)
+            yield Placements(parts, target, options, planned=written.planned)
         # who asks for tiles names the axes of the program as it is written
         joined = _with_joined_axes(converted) if options.rewrite and not options.tiles else None
         if joined is not None:
-            yield Placements(joined, target, options)
+            yield Placements(joined, target, options, planned=written.planned)
         found = _rewritings(converted, target, options)
         written.outdoes = bool(found)
-        rewritten = _rewritten(converted, target, options, [r for r in found if not _is_covered(r, written, grouping)])
+        uncovered = [r for r in found if not _is_covered(r, written, grouping)]
+        rewritten = _rewritten(converted, target, options, uncovered, written.planned)
         if rewritten is not None:
             yield rewritten
     except Exception as error:  # never a crash: the program as it is written is planned already
@@ -184,15 +186,18 @@ def _rewritings(converted: Converted, target: Target, options: FuseOptions) -> l
 
 
 def _rewritten(
-    converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting]
-) -> Placements | None:
-    """A program with some rewritings; None where there are none, JAX has other types for them, or they are not proved."""
+    converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting],
+    planned: Planned | None = None,
+) -> Placements | None:  # fmt: skip
+    """A program with some rewritings; None where there are none, JAX has other types for them, or they are not proved.
+
+    planned: as of `Places`."""
     nests, leaves = [r.nests for r in cheaper], {t.name for r in cheaper for t in r.leaves}
     mixed = target.platform == "gpu"
     made = convert_rewritten(converted, nests, leaves, mixed=mixed, exclude=options.exclude) if cheaper else None
     if made is None or disproved_form(made) is not None:
         return None
-    return Placements(made, target, options, rewritings=tuple(cheaper))
+    return Placements(made, target, options, rewritings=tuple(cheaper), planned=planned)
 
 
 def rewritten_plan(plan: Plan) -> Plan | None:

@@ -8,7 +8,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pallasfuse.decisions import Grouping, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
@@ -32,17 +32,33 @@ from pallasfuse.rivals import with_rivals
 from pallasfuse.targets import Target
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What was planned so far for one target and the same options: forms of a program have most of their parts in common."""
+
+    segments: "dict[_Key, _Segment]" = field(default_factory=dict)
+    """By segment, in canonical names."""
+    groups: "dict[object, _Ranked]" = field(default_factory=dict)
+    """By group, in canonical names, and what it may take, where that matters (`placement.placed_on`)."""
+
+
 class Places:
     """Finds where the groups of one program run. Each group is lowered once, whoever asks."""
 
-    def __init__(self, program: LoopProgram, target: Target, options: FuseOptions, *, looks_up: bool = True) -> None:
-        """looks_up: may kernels look up what XLA would gather?"""
+    def __init__(
+        self, program: LoopProgram, target: Target, options: FuseOptions, *, looks_up: bool = True,
+        planned: Planned | None = None,
+    ) -> None:  # fmt: skip
+        """looks_up: may kernels look up what XLA would gather?
+
+        planned: for other programs, with the same target and options; grows."""
         self.program, self.target, self.options, self.looks_up = program, target, options, looks_up
+        self.planned = Planned() if planned is None else planned
         self._lookups = lookups_in(program) if looks_up else {}
         self._readers = Counter(name for nest in program.nests for name in nest.reads)
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
         self._found: dict[int, tuple[Group, Placed | str]] = {}
-        self._of_equal: dict[object, tuple[Placed | str, tuple[str, ...]]] = {}
+        self._of_equal: dict[object, _Ranked] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
     def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
@@ -109,7 +125,13 @@ class Places:
                 return placed if known == tokens else restored(placed, dict(zip(known, tokens, strict=True)))
         except (UnknownNameError, KeyError):  # a text about it names something else
             return placed_on(group, self.target, self._tensors, self.options, most_us)
-        placed = placed_on(group, self.target, self._tensors, self.options, most_us)
+        key = form, None if group.folds else most_us
+        if key in self.planned.groups:
+            placed, known = self.planned.groups[key]
+            placed = placed if known == tokens else restored(placed, dict(zip(known, tokens, strict=True)))
+        else:
+            placed = placed_on(group, self.target, self._tensors, self.options, most_us)
+            self.planned.groups[key] = placed, tokens
         if group.folds or isinstance(
             placed, Placed
         ):  # else it was given up early, and says nothing to who would wait longer
@@ -117,8 +139,12 @@ class Places:
         return placed
 
 
+_Ranked = tuple[Placed | str, tuple[str, ...]]
+"""Where a group runs, and the canonical names that this has, in order."""
+
+
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _Segment:
     """The groups of a segment in canonical names, and where they run."""
 
     grouping: Grouping
@@ -134,25 +160,25 @@ def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = fr
     parts = list(segments(program))
     if places.options.tiles:  # they are asked for by the names of axes
         return joined([_group(part, places, along) for part in parts])
-    known: dict[_Key, _Planned] = {}
-    return joined([_grouped_once(part, places, along, known) for part in parts])
+    return joined([_grouped_once(part, places, along, places.planned.segments) for part in parts])
 
 
-_Key = tuple[LoopProgram, frozenset[Axis]]
+_Key = tuple[LoopProgram, frozenset[Axis], bool]
+"""A segment, the axes along which kernels are wanted, and whether they look up what XLA would gather."""
 
 
-def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], known: dict[_Key, _Planned]) -> Grouping:
+def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], known: dict[_Key, _Segment]) -> Grouping:
     """The groups of a segment, renamed from those of an equal one where `known` has it."""
     try:
         form = canonical(part)
-        key = form.program, frozenset(form.axes[a] for a in along if a in form.axes)
+        key = form.program, frozenset(form.axes[a] for a in along if a in form.axes), places.looks_up
         if key not in known:
-            own = Places(form.program, places.target, places.options, looks_up=places.looks_up)
+            own = Places(form.program, places.target, places.options, looks_up=places.looks_up, planned=places.planned)
             groups = _group(form.program, own, key[1])
             placed = tuple(own.settled(g) for g in groups.groups)
             pairs = zip(groups.groups, placed, strict=True)
             originals = tuple(None if isinstance(p, str) else Original(g, p) for g, p in pairs)
-            known[key] = _Planned(groups, placed, originals)
+            known[key] = _Segment(groups, placed, originals)
         grouping, placed = restored((known[key].grouping, known[key].placed), form.names)
     except UnknownNameError:
         return _group(part, places, along)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from operator import le
+from operator import is_, le
 
 import numpy as np
 
@@ -146,6 +146,8 @@ class _Tried:
     folds: FoldsOnDemand
     kernels: dict[Tree, tuple[float, Placed] | None] = field(default_factory=dict)
     prices: dict[Point, float] = field(default_factory=dict)
+    phases: dict[Tree, tuple[Phase, ...] | None] = field(default_factory=dict)
+    tiled: dict[Candidate, TreeKernel] = field(default_factory=dict)
     lowered: "Lowered" = field(default_factory=dict)
 
     def best(self) -> list[tuple[float, Placed]]:
@@ -159,11 +161,17 @@ class _Tried:
 
     def _us_of(self, tree: Tree) -> float:
         if tree not in self.kernels:
-            placed = placed_by_tree(self.group, tree, self.target, self.folds, self.lowered)
+            placed = _placed(self.group, tree, self._phases(tree))
             runs = placed is not None and not any(map(_is_slow, placed.phases))
             self.kernels[tree] = (_us(placed), placed) if placed is not None and runs else None
         found = self.kernels[tree]
         return float("inf") if found is None else found[0]
+
+    def _phases(self, tree: Tree) -> tuple[Phase, ...] | None:
+        """As `phases_of_tree`: the same objects each time, of which resources are remembered."""
+        if tree not in self.phases:
+            self.phases[tree] = phases_of_tree(self.group, tree, self.target, self.folds, self.lowered)
+        return self.phases[tree]
 
     def running(self, points: Iterable[Point]) -> list[Point]:
         """The first few of these points that the target can run, not many of one tree.
@@ -189,7 +197,7 @@ class _Tried:
 
     def _is_too_large(self, point: Point) -> bool:
         """Says of a point that does not run whether its tiles are too large for a block, in any order of its axes."""
-        made = [phases_of_tree(self.group, tree, self.target, self.folds, self.lowered) for tree in self._trees(point)]
+        made = [self._phases(tree) for tree in self._trees(point)]
         return bool(made) and all(
             phases is not None and any(kernel_resources.too_large(p.program, p.target) for p in phases)
             for phases in made
@@ -209,7 +217,7 @@ class _Tried:
 
     def _changes(self, point: Point) -> list[list[Point]]:
         """The points beside one, in lists by what they change. Larger tiles of fewer blocks may be shared by more."""
-        tree = self.space.tree(point.candidate)
+        tree = self._tree(point.candidate)
         blocks, _ = grid_loops(tree.body)
         most = most_shares(self.space.region, tree, self.target.device.multiprocessors)
         useful = [1 << n for n in range(most.bit_length())]
@@ -232,12 +240,18 @@ class _Tried:
         found.append([replace(point, warps=n) for n in WARPS if n != point.warps])
         return found
 
+    def _tree(self, candidate: Candidate) -> TreeKernel:
+        """The tree of a candidate, built once for all ways to launch and to share it."""
+        if candidate not in self.tiled:
+            self.tiled[candidate] = self.space.tree(candidate)
+        return self.tiled[candidate]
+
     def _trees(self, point: Point) -> list[Tree]:
         """The trees of a point: with the largest tile of the grid first, and as the space has them where a side of a product is
         computed. Values in a block have their axes in this order, and the first one is that of the rows of products: the matrix
         unit of a warpgroup takes 64 of these, and as few columns as there are; a computed side is better the left one."""
         region = self.space.region
-        whole = launched(replace(self.space.tree(point.candidate), name=self.group.name), point.warps, point.slots)
+        whole = launched(replace(self._tree(point.candidate), name=self.group.name), point.warps, point.slots)
         orders = [_widest_first(whole, region), *([whole] if self.computes else [])]
         if point.shares == 1:
             return [(tree,) for tree in dict.fromkeys(orders)]
@@ -285,7 +299,11 @@ def placed_by_tree(
 
     folds: of the group's region, for many trees. lowered: of the same group and target; grows.
     """
-    phases = phases_of_tree(group, tree, target, folds, {} if lowered is None else lowered)
+    return _placed(group, tree, phases_of_tree(group, tree, target, folds, {} if lowered is None else lowered))
+
+
+def _placed(group: Group, tree: Tree, phases: tuple[Phase, ...] | None) -> Placed | None:
+    """A group in the phases of a tree; None where there are none, or the target cannot run them."""
     if phases is None or any(problem_of(p) is not None for p in phases):
         return None
     return Placed(Schedule((), group.rolled, group.rolled.extent, tree=tree), phases, ())
@@ -310,7 +328,11 @@ def _slots(kernel: TreeKernel) -> int:
 
 
 def _one_slot(node: Node) -> Node:
-    return replace(node, body=tuple(map(_one_slot, node.body)), slots=1) if isinstance(node, RangeLoop) else node
+    if not isinstance(node, RangeLoop):
+        return node
+    body = tuple(map(_one_slot, node.body))
+    same = node.slots == 1 and all(map(is_, body, node.body))
+    return node if same else replace(node, body=body, slots=1)
 
 
 def _programs(group: Group, tree: Tree, target: Target, folds: FoldsOnDemand) -> tuple[TileProgram, ...] | None:
@@ -385,6 +407,8 @@ def launched(tree: TreeKernel, warps: int, slots: int) -> TreeKernel:
         if not isinstance(node, RangeLoop):
             return node
         innermost = node.level == "serial" and not any(isinstance(n, RangeLoop) for _, n in walk(node.body))
-        return replace(node, body=tuple(map(with_slots, node.body)), slots=slots if innermost else 1)
+        body, own = tuple(map(with_slots, node.body)), slots if innermost else 1
+        same = node.slots == own and all(map(is_, body, node.body))
+        return node if same else replace(node, body=body, slots=own)
 
     return replace(tree, body=tuple(map(with_slots, tree.body)), launch=Launch(warps=warps))

@@ -217,3 +217,16 @@ def test_a_failure_among_rivals_leaves_the_kernel_and_says_so(monkeypatch):
     with pytest.warns(UserWarning, match="other ways to run a kernel .*ZeroDivisionError"):
         plan = pf.fuse(lambda q, k: jax.nn.softmax(q @ k.T, -1) @ k).explain(length, length)
     assert len(plan.kernels) == 1
+
+
+def test_forms_of_a_program_share_what_they_have_in_common(calls):
+    """A group, or a segment, that is the same in another form is not planned again."""
+    converted = convert(jax.make_jaxpr(model)(*arguments(4)))
+    options = FuseOptions(price=True)
+    first = Placements(converted, find("triton"), options)
+    groups = choose_groups(first).groups
+    before = dict(calls)
+    second = Placements(converted, find("triton"), options, planned=first.planned)
+    assert choose_groups(second).groups == groups
+    assert before["group_segment"] and before["placed_on"]
+    assert all(calls[name] == before[name] for name in ("group_segment", "placed_on"))

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read, reads_in
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.targets import Target
@@ -38,15 +39,20 @@ ALONE = Context()
 """No groups are chosen yet."""
 
 
-def unsupported(nest: Nest, target: Target) -> str | None:
-    """The operation of a nest that the target's kernels lack, as a reason."""
+def unsupported(nest: Nest, target: Target, body: Expr | None = None) -> str | None:
+    """The operation of a nest that the target's kernels lack, as a reason. body: of the nest, with maps inlined."""
     if nest.reducer is not None and nest.reducer.name in target.unsupported_reducers:
         return f"target {target.name} has no {nest.reducer} reduction"
-    for node in postorder(nest.body):
+    return _unsupported_in(nest.body if body is None else body, target.unsupported_ops, target.name)
+
+
+@lru_cache(1 << 12)
+def _unsupported_in(body: Expr, ops: frozenset[str], target: str) -> str | None:
+    for node in postorder(body):
         if isinstance(node, Read) and len(set(node.indices)) != len(node.indices):
             return f"{node} reads a diagonal"
-        if isinstance(node, Apply) and node.op in target.unsupported_ops:
-            return f"target {target.name} has no {node.op}"
+        if isinstance(node, Apply) and node.op in ops:
+            return f"target {target} has no {node.op}"
     return None
 
 
@@ -65,11 +71,12 @@ def materialized_maps(graph: Graph, rejected: frozenset[str], members: frozenset
     if not rejected:
         return frozenset()
     keep: set[str] = set()
+    sizes = {r: volume(graph.nests[r].axes) for r in rejected}
     for nest in graph.nests.values():
         if nest.is_reduction or graph.depends(nest.name, members):
             continue
-        below = [graph.nests[r] for r in rejected if r in graph.ancestors[nest.name]]
-        if below and volume(nest.axes) <= max(volume(r.axes) for r in below):
+        below = [sizes[r] for r in rejected & graph.ancestors[nest.name]]
+        if below and volume(nest.axes) <= max(below):
             keep.add(nest.name)
     return frozenset(keep)
 
@@ -82,8 +89,8 @@ def moved_reads(nests: Iterable[Nest], bodies: Mapping[str, Expr]) -> dict[str, 
     own = {n.name: n.axes for n in nests if n.is_reduction}
     found: dict[str, str] = {}
     for nest in nests:
-        for node in postorder(bodies[nest.name]):
-            if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor]:
+        for node in reads_in(bodies[nest.name]):
+            if node.tensor in own and node.indices != own[node.tensor]:
                 found.setdefault(node.tensor, f"{nest.name} reads {node} at other positions than its own")
     return found
 

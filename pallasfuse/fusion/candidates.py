@@ -28,7 +28,7 @@ from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.expr import Expr, reads_in
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.targets import Target
@@ -126,7 +126,7 @@ def _build(
             (
                 n,
                 moved.get(n.name)
-                or unsupported(with_body(n, bodies), target)
+                or unsupported(n, target, bodies[n.name])
                 or _inner_refusal(graph, n, names, core, inside_axes, axis, target),
             )
             for n in inner
@@ -142,7 +142,7 @@ def _build(
     inside = names | {n.name for n in inner}
 
     for member in members:
-        missing = unsupported(with_body(member, bodies), target)
+        missing = unsupported(member, target, bodies[member.name])
         if missing is not None:
             return member.name, missing
 
@@ -266,8 +266,8 @@ def _derive_folds(
     exceptions: list[str] = []
     for nest in sorted(own.values(), key=lambda n: graph.order[n.name]):
         body = nest.body
-        for node in postorder(body):
-            if isinstance(node, Read) and node.tensor in own and node.indices != own[node.tensor].axes:
+        for node in reads_in(body):
+            if node.tensor in own and node.indices != own[node.tensor].axes:
                 return _member_above(members, graph, nest), f"{nest.name} reads {node} at other positions than its own"
         inputs = [t for t in body.tensors if t in own]
         if nest in inner:
@@ -318,9 +318,9 @@ def _absorb(
         body = bodies[nest.name]
         if body.tensors.isdisjoint(inside) or not axes.issuperset(nest.axes):
             continue
-        if unsupported(with_body(nest, bodies), target) is not None:
+        if unsupported(nest, target, body) is not None:
             continue
-        reads = [n for n in postorder(body) if isinstance(n, Read)]
+        reads = reads_in(body)
         from_inside = [r for r in reads if r.tensor in inside]
         aligned = all(r.indices == graph.nests[r.tensor].axes for r in from_inside)
         foreign = any(r.tensor not in inside and graph.depends(r.tensor, inside) for r in reads)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.expr import Apply, Expr, Read, applied_in, postorder, reads_in
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import xla_products
@@ -105,14 +105,12 @@ def together(
     folds, inner, outputs = list(folds), list(inner), list(outputs)
     everything = [*folds, *inner, *outputs]
     leaves: dict[tuple[str, frozenset[Axis]], float] = {}
-    elementwise: set[Expr] = set()
-    for node in postorder(*(n.body for n in everything)):
-        if isinstance(node, Read) and node.tensor not in produced:
-            leaves[node.tensor, frozenset(node.indices)] = float(tensor_bytes(node.indices, node.dtype))
+    for node in dict.fromkeys(node for n in everything for node in reads_in(n.body)):
+        if node.tensor not in produced:
+            leaves[node.tensor, node.axes] = float(tensor_bytes(node.indices, node.dtype))
     # to pick an element out of what is computed anyway costs nothing
-    for node in postorder(*(n.body for n in everything if not n.picks)):
-        if isinstance(node, Apply) and node.op != "convert":
-            elementwise.add(node)
+    applied = frozenset[Apply]().union(*(applied_in(n.body) for n in everything if not n.picks))
+    elementwise: set[Expr] = {node for node in applied if node.op != "convert"}
     matmul_flops, vector_flops = 0.0, 0.0
     for nest in everything:
         repeats = float(produced.get(nest.name, 1)) if nest in inner else 1.0

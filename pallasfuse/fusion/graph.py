@@ -1,6 +1,7 @@
 """Who reads whom in a loop program, and what is known of its values: the questions that grouping asks."""
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 
 from pallasfuse.fusion.inline import Known, inline_maps
 from pallasfuse.fusion.widening import compared
@@ -27,7 +28,6 @@ class Graph:
                 everything |= {operand} | self.ancestors.get(operand, frozenset())
             self.ancestors[node.name] = frozenset(everything)
         self.outputs = frozenset(program.outputs)
-        self.signs = _reduction_signs(program)
         self._inlined: dict[frozenset[str], dict[str, Expr]] = {}
         self._known = Known()
         self._compared: frozenset[str] | None = None
@@ -37,6 +37,11 @@ class Graph:
         if keep not in self._inlined:
             self._inlined[keep] = inline_maps(self.program, keep, self._known)
         return self._inlined[keep]
+
+    @cached_property
+    def signs(self) -> Mapping[str, Sign]:
+        """What is known of the signs of values, by name."""
+        return _reduction_signs(self.program)
 
     def compared(self) -> frozenset[str]:
         """The tensors on whose exact bfloat16 values something depends."""

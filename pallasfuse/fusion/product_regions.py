@@ -31,7 +31,7 @@ from pallasfuse.fusion.cost import product_operands, together
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.dtypes import itemsize_bytes
-from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.expr import Expr, Read, postorder, reads_in
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.ir.region import Region, region_of_group
@@ -157,11 +157,11 @@ def _maps_behind(graph: Graph, names: frozenset[str], bodies: Mapping[str, Expr]
         body = bodies[nest.name]
         if nest.is_reduction or body.tensors.isdisjoint(products) or not any(s >= frozenset(nest.axes) for s in spaces):
             continue
-        reads = [n for n in postorder(body) if isinstance(n, Read)]
+        reads = reads_in(body)
         own = [r for r in reads if r.tensor in names]
         aligned = all(r.indices == graph.nests[r.tensor].axes for r in own)
         later = any(r.tensor not in names and graph.depends(r.tensor, names) for r in reads)
-        if aligned and not later and unsupported(with_body(nest, bodies), target) is None:
+        if aligned and not later and unsupported(nest, target, body) is None:
             found.add(nest.name)
     return frozenset(found)
 

@@ -7,7 +7,7 @@ the kernel's grid and its rolled axis only then gathers elements that are apart.
 from collections.abc import Iterator
 
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.ir.expr import Read, reads_in
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 
@@ -18,7 +18,7 @@ def in_order(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
     First the transposes of these tensors, then what is stored for others anyway, should there be such maps.
     """
     strided = {node.tensor for nest in (*(f.nest for f in group.folds), *group.inner, *group.outputs)
-               for node in postorder(nest.body) if isinstance(node, Read) and _is_strided(node, group)}  # fmt: skip
+               for node in reads_in(nest.body) if _is_strided(node, group)}  # fmt: skip
     if not strided:
         return
     bodies = graph.inlined()
@@ -26,7 +26,7 @@ def in_order(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
     along = {
         name: nest for name, nest in graph.nests.items()
         if name in behind and not nest.is_reduction and nest.axes[-1:] == (group.rolled,)
-        and any(isinstance(n, Read) and n.tensor in strided and n.indices[-1] != group.rolled for n in postorder(bodies[name]))
+        and any(n.tensor in strided and n.indices[-1] != group.rolled for n in reads_in(bodies[name]))
     }  # fmt: skip
     transposed = frozenset(n for n, nest in along.items() if _is_transpose(nest) and isinstance(bodies[n], Read))
     stored = frozenset(along) & graph.outputs

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from pallasfuse.fusion.cost import product_operands
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, apply, const, convert, mul, postorder, read, with_args
@@ -43,9 +44,7 @@ def is_allowed() -> bool:
 
 def compared(bodies: Iterable[Expr]) -> frozenset[str]:
     """Returns the tensors on whose exact values something in a program depends. bodies: of its nests, with maps inlined."""
-    roots = [
-        a for body in bodies for node in postorder(body) if _is_exact(node) for a in node.args if a.dtype == NARROW
-    ]
+    roots = [a for node in postorder(*bodies) if _is_exact(node) for a in node.args if a.dtype == NARROW]
     return frozenset().union(*(r.tensors for r in roots)) if roots else frozenset()
 
 
@@ -56,7 +55,7 @@ def widened(nests: Iterable[Nest], stored: Collection[str], compared: Collection
     """
     nests = tuple(nests)
     own = frozenset(n.name for n in nests if n.is_reduction)
-    narrow = any(e.dtype == NARROW for n in nests for e in postorder(n.body))
+    narrow = any(_is_narrow(n.body) for n in nests)
     if not narrow or own & frozenset(compared) or any(_compares(n.body) for n in nests):
         return nests
     wide = frozenset(n.name for n in nests if n.is_reduction and n.dtype == NARROW) - frozenset(stored)
@@ -71,6 +70,12 @@ def widened(nests: Iterable[Nest], stored: Collection[str], compared: Collection
             body = rewrite.rounded(nest.body)
         result.append(replace(nest, body=body, dtype=WIDE if nest.name in wide else nest.dtype))
     return tuple(result)
+
+
+@lru_cache(1 << 12)
+def _is_narrow(body: Expr) -> bool:
+    """Is something in an expression a bfloat16?"""
+    return any(e.dtype == NARROW for e in postorder(body))
 
 
 def may_cancel(nests: Iterable[Nest]) -> bool:
@@ -92,6 +97,7 @@ def _is_exact(node: Expr) -> bool:
     return node.op in _JUMPS or (node.dtype != NARROW and node.op != "is_finite")
 
 
+@lru_cache(1 << 12)
 def _compares(body: Expr) -> bool:
     """Does something need the exact value of what is computed in an expression? What is only read has one value for all."""
     return any(

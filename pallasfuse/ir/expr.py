@@ -7,6 +7,7 @@ identity, and a memo keyed by expression visits a shared subexpression once. Bui
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from threading import Lock
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
@@ -193,6 +194,18 @@ def postorder(*roots: Expr) -> Iterator[Expr]:
         else:
             done.add(node)
             yield node
+
+
+@lru_cache(1 << 12)
+def reads_in(root: Expr) -> tuple[Read, ...]:
+    """The distinct reads of an expression, in the order of `postorder`; remembered, as bodies are asked about again and again."""
+    return tuple([node for node in postorder(root) if isinstance(node, Read)])
+
+
+@lru_cache(1 << 10)
+def applied_in(root: Expr) -> frozenset[Apply]:
+    """The distinct operations of an expression, of which few are needed again: fewer are remembered than of `reads_in`."""
+    return frozenset([node for node in postorder(root) if isinstance(node, Apply)])
 
 
 def rebuild(

@@ -5,7 +5,7 @@ the tiles to each other, element by element, and sum up one tile in the end: onl
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis
@@ -23,20 +23,25 @@ _THREADS = 32
 def fold_late(program: TileProgram) -> TileProgram:
     """Returns the program with the folds of its loops that can be left to the loops' ends, for its block of threads."""
     threads = _THREADS * program.warps
-    return replace(program, body=tuple(_written(program.body, dict(program.tiles), threads)))
+    body = _written(program.body, dict(program.tiles), threads)
+    return program if body is program.body else replace(program, body=body)
 
 
-def _written(body: Iterable[Statement], tiles: Mapping[Axis, int], threads: int) -> list[Statement]:
+def _written(body: tuple[Statement, ...], tiles: Mapping[Axis, int], threads: int) -> tuple[Statement, ...]:
+    """The statements with late folds; where there are none, the same object: who looks at a program remembers it."""
     found: list[Statement] = []
     for s in body:
         if not isinstance(s, Loop):
             found.append(s)
             continue
-        inner = replace(s, segments=tuple(
-            replace(g, body=tuple(_written(g.body, {**tiles, s.axis: g.tile}, threads))) for g in s.segments
-        ))  # fmt: skip
+        bodies = [_written(g.body, {**tiles, s.axis: g.tile}, threads) for g in s.segments]
+        inner = s
+        if any(new is not g.body for new, g in zip(bodies, s.segments, strict=True)):
+            segments = (replace(g, body=new) for new, g in zip(bodies, s.segments, strict=True))
+            inner = replace(s, segments=tuple(segments))
         found += _late(inner, tiles, threads)
-    return found
+    same = len(found) == len(body) and all(new is s for new, s in zip(found, body, strict=True))
+    return body if same else tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

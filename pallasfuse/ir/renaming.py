@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, index, read, rebuild, with_args
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, index, postorder, read, rebuild, with_args
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, Source
 from pallasfuse.ir.tensors import Tensor
@@ -135,9 +135,7 @@ def ranked[T](value: T) -> tuple[T, tuple[str, ...]]:
     Raises:
       UnknownNameError: as `restored`.
     """
-    found = _Tokens()
-    restored(value, found)
-    tokens = tuple(sorted(found))
+    tokens = tuple(sorted(_Tokens().within(value)))
     numbers: dict[str, int] = {}
     names = {}
     for token in tokens:
@@ -147,12 +145,64 @@ def ranked[T](value: T) -> tuple[T, tuple[str, ...]]:
     return restored(value, names), tokens
 
 
-class _Tokens(dict[str, str]):
-    """The tokens that were asked for, each of which stands for itself."""
+class _Tokens:
+    """Finds the tokens in what `restored` would rename."""
 
-    def __missing__(self, token: str) -> str:
-        self[token] = token
-        return token
+    def __init__(self) -> None:
+        self._found: set[str] = set()
+        self._expressions: dict[Expr, None] = {}
+        self._nodes: dict[int, Any] = {}
+
+    def within(self, value: Any) -> set[str]:
+        """All tokens of a value.
+
+        Raises:
+          UnknownNameError: as `restored`.
+        """
+        self._value(value)
+        for node in postorder(*self._expressions):
+            if isinstance(node, Read):
+                self._text(node.tensor)
+            for axis in node.axes if isinstance(node, Read | Index) else ():
+                self._text(axis.name)
+        return self._found
+
+    def _text(self, text: str) -> None:
+        if _OPEN in text or _CLOSE in text:
+            self._found.update(_tokens(text))
+
+    def _value(self, value: Any) -> None:
+        match value:
+            case str():
+                self._text(value)
+            case None | bool() | int() | float():
+                pass
+            case Axis():
+                self._text(value.name)
+            case Const() | Index() | Read() | Apply():
+                self._expressions[value] = None
+            case tuple() | frozenset():
+                for part in value:
+                    self._value(part)
+            case dict():
+                for key, part in value.items():
+                    self._value(key)
+                    self._value(part)
+            case _ if not isinstance(value, type) and is_dataclass(value) and id(value) not in self._nodes:
+                self._nodes[id(value)] = value
+                for f in fields(value):
+                    self._value(getattr(value, f.name))
+
+
+def _tokens(text: str) -> list[str]:
+    """The tokens of a text.
+
+    Raises:
+      UnknownNameError: it has a piece of one.
+    """
+    if any(_OPEN in piece or _CLOSE in piece for piece in _TOKEN.split(text)):
+        raise UnknownNameError(text)
+    return _TOKEN.findall(text)
 
 
 class _Restoring:
@@ -167,9 +217,7 @@ class _Restoring:
     def text(self, text: str) -> str:
         if _OPEN not in text and _CLOSE not in text:
             return text
-        pieces = _TOKEN.split(text)
-        if any(_OPEN in p or _CLOSE in p for p in pieces):
-            raise UnknownNameError(text)
+        _tokens(text)
         return _TOKEN.sub(lambda token: self._names[token[0]], text)
 
     def _axis(self, axis: Axis) -> Axis:

@@ -140,7 +140,10 @@ class TileProgram:
         return (*(s for s in self.body if not isinstance(s, Store)), *self.later) if self.later else self.body
 
     def tile(self, axis: Axis) -> int:
-        return dict(self.tiles)[axis]
+        for a, tile in self.tiles:
+            if a is axis:
+                return tile
+        raise KeyError(axis)
 
     @property
     def given(self) -> tuple[Tensor, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import assert_never
 
+from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Index, Read, add, apply, const, convert, mul, read, rebuild, with_args
@@ -76,8 +77,15 @@ def unrollable(program: TileProgram) -> tuple[Axis, ...]:
 
 def as_threads_run_it(program: TileProgram) -> Unrolled:
     """Returns the program with its short axes written out and its late folds, as its switches say."""
+    return _as_threads_run_it(program)
+
+
+def _written_out(program: TileProgram) -> Unrolled:
     own = unroll(program, program.unrolled)
     return replace(own, program=fold_late(own.program)) if program.late else own
+
+
+_as_threads_run_it = Recent(_written_out)
 
 
 def unroll(program: TileProgram, axes: Collection[Axis]) -> Unrolled:

@@ -253,6 +253,8 @@ class _Parts:
     known: dict[tuple[Any, ...], _Atom] = field(default_factory=dict)
     instead: dict[Var, _Atom] = field(default_factory=dict)
     """Variables that others stand for: reductions of parts, and slices that are parts."""
+    traced: dict[Any, Any] = field(default_factory=dict)
+    """Jaxprs of calls: parts of equal shapes, computed alike, are many."""
 
     def rewritten(self) -> Rewritten:
         self.makers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
@@ -305,9 +307,7 @@ class _Parts:
         dtype = dtype_of(operand)
         wide = dtypes.accumulator(dtype) if eqn.primitive.name in ("reduce_sum", "reduce_prod") else dtype
 
-        def run(x: Any) -> Any:
-            return eqn.primitive.bind(lax.convert_element_type(x, wide), **eqn.params)
-
+        run = partial(_widely, eqn.primitive, wide, **eqn.params)
         parts = [self._traced(eqn, run, self.part(operand, dim, a, b)) for a, b in _longest_first(operand, dim, cut)]
         return self._joined(eqn, _JOINS[eqn.primitive.name], parts, dtype)
 
@@ -324,7 +324,7 @@ class _Parts:
         return self._joined(eqn, lax.add, parts, result)
 
     def _joined(self, eqn: JaxprEqn, join: Callable[[Any, Any], Any], parts: Sequence[_Atom], dtype: str) -> _Atom:
-        total = reduce(lambda a, b: self._traced(eqn, join, a, b), parts)
+        total = reduce(lambda a, b: self._traced(eqn, partial(join), a, b), parts)
         return total if dtype_of(total) == dtype else self._traced(eqn, partial(_converted, dtype), total)
 
     # --- parts of variables
@@ -341,7 +341,9 @@ class _Parts:
 
     def _sliced(self, atom: _Atom, dim: int, start: int, stop: int) -> _Atom:
         like = self.makers.get(atom) if isinstance(atom, Var) else None
-        return self._traced(like, lambda x: lax.slice_in_dim(x, start, stop, axis=dim), self._now(atom))
+        return self._traced(
+            like, partial(lax.slice_in_dim, start_index=start, limit_index=stop, axis=dim), self._now(atom)
+        )
 
     def _made(self, atom: _Atom, dim: int, start: int, stop: int, depth: int) -> _Atom | None:
         """A part computed from parts of what the variable is computed from; None where it is to be sliced."""
@@ -421,10 +423,15 @@ class _Parts:
         run = partial(eqn.primitive.bind, **eqn.params)
         return self._traced(eqn, run, of(lhs, dims[dim][0], n), of(rhs, dims[dim][1], n))
 
-    def _traced(self, like: JaxprEqn | None, run: Callable[..., Any], *atoms: _Atom) -> _Atom:
+    def _traced(self, like: JaxprEqn | None, run: partial[Any], *atoms: _Atom) -> _Atom:
         """Adds the equations of `run(*atoms)`, with the source of another equation."""
-        values = [jax.ShapeDtypeStruct(shape_of(a), _compat.dtype_of(a)) for a in atoms]
-        made = jax.make_jaxpr(run)(*values)
+        values = tuple((shape_of(a), _compat.dtype_of(a)) for a in atoms)
+        key = _key(run, values)
+        made = self.traced.get(key) if key is not None else None
+        if made is None:
+            made = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*v) for v in values))
+            if key is not None:
+                self.traced[key] = made
         names: dict[Any, _Atom] = dict(zip(made.invars, atoms, strict=True))
         for eqn in made.eqns:
             outvars = [Var(v.aval) for v in eqn.outvars]
@@ -433,6 +440,25 @@ class _Parts:
             self.eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=(like or eqn).source_info))
         (result,) = made.outvars
         return result if isinstance(result, Literal) else names[result]
+
+
+def _key(run: partial[Any], values: tuple[Any, ...]) -> Any:
+    """What tells a call from others that trace to other equations; None where a parameter is not hashable.
+
+    Numbers that are equal and not the same (0.0 and -0.0, 1 and True) are kept apart by their text.
+    """
+    parameters = (*run.args, *sorted(run.keywords.items()))
+    key = run.func, parameters, repr(parameters), values
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _widely(primitive: Any, dtype: str, x: Any, **params: Any) -> Any:
+    """A reduction whose operand is converted first."""
+    return primitive.bind(lax.convert_element_type(x, dtype), **params)
 
 
 def _converted(dtype: str, x: Any) -> Any:

@@ -183,12 +183,15 @@ def transition(basis: Sequence[Row], aged: Callable[[Var], Var]) -> list[list[En
 
     `aged` maps a frame variable to its old value r; the frames themselves stand for the new value r'.
     """
-    from sympy.polys.matrices import DomainMatrix
-
     keys = sorted({key for row in basis for key in row}, key=laurent.monomial_order)
     columns = _pivots(basis, _Residues())
     if len(columns) < len(basis):
         return None
+    factor = _common_factor(basis[0], aged) if len(basis) == 1 else None
+    if factor is not None:
+        return [[(factor, laurent.number(1))]]
+    from sympy.polys.matrices import DomainMatrix  # a quarter of a second, which most programs never need
+
     space = _FractionSpace([a for row in basis for a in row.values()], aged)
     if space.degree > _MAX_DEGREE and any(len(a) > 1 for row in basis for a in row.values()):
         return None
@@ -206,6 +209,24 @@ def transition(basis: Sequence[Row], aged: Callable[[Var], Var]) -> list[list[En
             if total != new[i][column]:
                 return None
     return [[space.entry(x) for x in row] for row in matrix]
+
+
+def _common_factor(row: Row, aged: Callable[[Var], Var]) -> Poly | None:
+    """The factor by which all coefficients of a row change, where each of them is one monomial; None where they do not show one.
+
+    A softmax has no others, and needs no field of fractions: the exponents of generators are subtracted.
+    """
+    factors_of: set[Monomial] = set()
+    for coefficient in row.values():
+        if len(coefficient) != 1:
+            return None
+        ((new, _),) = coefficient.items()
+        before = laurent.map_monomial(new, aged)
+        is_plain = not any(g == IMAGINARY or laurent.has_role(g, "predicate") for g, _ in new)
+        if not is_plain or len({g for g, _ in before}) < len(new):  # two generators became one
+            return None
+        factors_of.add(laurent.multiply_monomials(new, laurent.monomial_power(before, Fraction(-1)))[0])
+    return {factors_of.pop(): Fraction(1)} if len(factors_of) == 1 else None
 
 
 class _FractionSpace:
@@ -297,8 +318,6 @@ class _FractionSpace:
 
 def factors(a: Poly) -> tuple[Fraction, Monomial, list[tuple[Poly, int]]]:
     """a = number * monomial * product of polynomial ** n, over the rationals; no imaginary unit may occur."""
-    from sympy import QQ, Symbol
-
     generators = sorted({g for m in a for g, _ in m}, key=laurent.generator_order)
     shared: Mapping[Generator, Fraction] = {g: min(dict(m).get(g, Fraction(0)) for m in a) for g in generators}
     monomial = frozenset((g, e) for g, e in shared.items() if e)
@@ -311,6 +330,8 @@ def factors(a: Poly) -> tuple[Fraction, Monomial, list[tuple[Poly, int]]]:
         leading = rest[min(rest, key=laurent.monomial_order)]
         unit = laurent.exponent_unit(rest.values()) * (1 if leading > 0 else -1)
         return unit, monomial, [(laurent.scaled(rest, 1 / unit), 1)]
+    from sympy import QQ, Symbol
+
     ring: Any = QQ.poly_ring(*(Symbol(f"g{n}") for n in range(len(generators)))).ring
     poly = ring.from_dict({
         tuple(int(dict(m).get(g, Fraction(0)) / units[g]) for g in generators): QQ(c.numerator, c.denominator)

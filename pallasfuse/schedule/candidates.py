@@ -14,7 +14,7 @@ from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
 from pallasfuse.schedule.model import Amounts, Model
 from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
-from pallasfuse.schedule.space import tiled
+from pallasfuse.schedule.space import Dropped, tiled
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -35,6 +35,8 @@ class Space:
     trees: tuple[TreeKernel, ...]
     choices: tiles.Choices
     may_fold: MayFold = no_folds
+    dropped: Dropped = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `tiled` has found so far."""
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ class Space:
     def tree(self, candidate: Candidate) -> TreeKernel:
         """Returns the tree of a candidate with its tiles."""
         sizes = dict(zip(self.axes, candidate.sizes, strict=True))
-        return tiled(self.region, self.trees[candidate.tree], sizes, self.may_fold)
+        return tiled(self.region, self.trees[candidate.tree], sizes, self.may_fold, self.dropped)
 
     def all_sizes(self) -> Integers:
         """Returns every tuple of sizes: one row for each, one column for each axis."""
@@ -168,7 +170,7 @@ class ModelPrices:
         key = (tree, once)
         if key not in self._placements:
             extents = {a: self.space.region.axes[a].extent for a in once}
-            whole = tiled(self.space.region, self.space.trees[tree], extents, self.space.may_fold)
+            whole = tiled(self.space.region, self.space.trees[tree], extents, self.space.may_fold, self.space.dropped)
             placement = place(self.space.region, whole, self.space.may_fold)
             self._placements[key] = None if isinstance(placement, Broken) else placement
         return self._placements[key]

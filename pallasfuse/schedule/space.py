@@ -9,6 +9,7 @@ read in a loop and was not computed before is computed again there.
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from operator import is_
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Nest
@@ -62,10 +63,18 @@ def all_trees(region: Region, may_fold: MayFold = no_folds, *, most_bodies: int 
                 yield TreeKernel("kernel", _rebuilt([RangeLoop(axis, 1, (), "grid") for axis in grid], body))
 
 
-def tiled(region: Region, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayFold = no_folds) -> TreeKernel:
+Dropped = dict[tuple[TreeKernel, tuple[str, ...]], tuple[str, ...]]
+"""By tree and the axes whose serial loops run once: those whose loops are left out. No size but that decides it."""
+
+
+def tiled(
+    region: Region, tree: TreeKernel, sizes: Mapping[str, int], may_fold: MayFold = no_folds,
+    dropped: Dropped | None = None,
+) -> TreeKernel:  # fmt: skip
     """Returns the tree with tiles of these sizes, without the serial loops that then run once.
 
     One stays where it holds values together that later loops read piece by piece: the tree would not be legal without it.
+    dropped: of the same region and `may_fold`; grows.
     """
 
     def sized(body: Body) -> Body:
@@ -77,11 +86,23 @@ def tiled(region: Region, tree: TreeKernel, sizes: Mapping[str, int], may_fold: 
     result = replace(tree, body=sized(tree.body))
     loops = [n for _, n in walk(result.body) if isinstance(n, RangeLoop) and n.level == "serial"]
     once = tuple(dict.fromkeys(n.axis for n in loops if n.size >= region.axes[n.axis].extent))
+    if not once:
+        return result
+    known = {} if dropped is None else dropped
+    if (tree, once) not in known:
+        known[tree, once] = _dropped(region, result, once, may_fold)
+    axes = known[tree, once]
+    return replace(result, body=without_loops(result.body, axes)) if axes else result
+
+
+def _dropped(region: Region, tree: TreeKernel, once: tuple[str, ...], may_fold: MayFold) -> tuple[str, ...]:
+    """The axes, of those whose serial loops run once, whose loops the tree stays legal without."""
+    found: tuple[str, ...] = ()
     for axes in (once, *((axis,) for axis in once)):
-        shorter = replace(result, body=without_loops(result.body, axes))
-        if shorter != result and not isinstance(place(region, shorter, may_fold), Broken):
-            result = shorter
-    return result
+        shorter = replace(tree, body=without_loops(tree.body, axes))
+        if shorter != tree and not isinstance(place(region, shorter, may_fold), Broken):
+            tree, found = shorter, (*found, *axes)
+    return found
 
 
 def without_loops(body: Body, axes: Collection[str]) -> Body:
@@ -91,10 +112,16 @@ def without_loops(body: Body, axes: Collection[str]) -> Body:
         if isinstance(node, RangeLoop):
             inside = without_loops(node.body, axes)
             dropped = node.axis in axes and node.level == "serial"
-            found += inside if dropped else (replace(node, body=inside),)
+            found += inside if dropped else (_with_body(node, inside),)
         else:
             found.append(node)
     return tuple(found)
+
+
+def _with_body(loop: RangeLoop, body: Body) -> RangeLoop:
+    """The loop around another body: the same object where that is no other one."""
+    same = len(body) == len(loop.body) and all(map(is_, body, loop.body))
+    return loop if same else replace(loop, body=body)
 
 
 # --- canonical form

@@ -9,6 +9,7 @@ import pallasfuse as pf
 from pallasfuse.ir.late_folds import MOST_OF_ONE, fold_late
 from pallasfuse.ir.statements import Loop, Reduce, every
 from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.unrolling import as_threads_run_it
 
 ROWS, COLUMNS = 8, 5000
 
@@ -110,3 +111,10 @@ def test_every_way_to_a_kernel_sets_the_switch_of_its_target(target):
     phases = [phase for k in plan.kernels for phase in k.phases]
     assert phases
     assert all(phase.program.late == phase.target.spreads_tiles for phase in phases)
+
+
+def test_a_program_without_late_folds_stays_the_same_object():
+    """What is remembered of it is found again."""
+    (program,) = programs(sums, tiles=(("i", 8), ("j", 4096)))
+    assert fold_late(program) is program
+    assert as_threads_run_it(program) is as_threads_run_it(program)

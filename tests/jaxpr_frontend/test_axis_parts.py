@@ -384,3 +384,31 @@ def test_positions_of_parts_are_whole_numbers(target):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(8, 300)), jnp.float32)
     got = pf.fuse(picked, options=pf.FuseOptions(check=False, price=False, target=target))(x)
     np.testing.assert_array_equal(got, picked(x))
+
+
+def test_parts_of_equal_shapes_are_traced_once(monkeypatch):
+    """Many equations on many short parts are few calls, with few sets of parameters."""
+
+    def function(x, y):
+        x = jnp.concatenate([x, y], -1)
+        for _ in range(10):
+            x = jnp.sin(x) * 2.0 + 1.0
+        return x.sum(-1)
+
+    traced = []
+    make = jax.make_jaxpr
+
+    def counting(run):
+        traced.append(run)
+        return make(run)
+
+    shapes = jax.ShapeDtypeStruct((4, 64), jnp.float32), jax.ShapeDtypeStruct((4, 6), jnp.float32)
+    jaxpr = convert(jax.make_jaxpr(function)(*shapes)).jaxpr
+    monkeypatch.setattr(axis_parts.jax, "make_jaxpr", counting)
+    parts = axis_parts.in_parts(jaxpr)
+    assert parts is not None and 0 < len(traced) < len(parts.jaxpr.eqns) / 4
+
+
+def test_numbers_that_are_equal_and_not_the_same_are_traced_apart():
+    zeros = [axis_parts._key(axis_parts.partial(max, y=v), ()) for v in (0.0, -0.0, 0, False)]
+    assert len(set(zeros)) == len(zeros)
