@@ -27,6 +27,8 @@ from pallasfuse.pallas_backend.kernel_resources import resources  # noqa: E402
 SMALL_BYTES = 16 << 10
 """An estimate of so little shared memory limits nothing: it is not called loose."""
 LOOSE = 1.3
+SPILLING_BYTES = 256
+"""A thread that spills less is hardly slower."""
 OVERFLOW = re.compile(r"Shared memory size limit exceeded: requested (\d+)")
 
 
@@ -110,7 +112,8 @@ def summary(rows: list[Row]) -> str:
     known = [r for r in rows if r.reported_registers]
     registers = sorted(r.registers / r.reported_registers for r in known if r.reported_registers) or [1.0]
     below = [r for r in rows if r.is_below]
-    spilling = [r for r in rows if r.spilled_bytes]
+    spilling = [r for r in rows if (r.reported_spilled_bytes or 0) > SPILLING_BYTES]
+    foretold = [r for r in rows if r.spilled_bytes > SPILLING_BYTES]
     lines = [
         f"{len(rows)} kernels, {len(below)} estimates below what the compiler reports, {sum(r.is_loose for r in rows)} loose; "
         f"{sum(r.reported_shared_bytes > h100.SHARED_MEMORY_BYTES for r in rows)} do not fit, and "
@@ -119,9 +122,9 @@ def summary(rows: list[Row]) -> str:
         f"{ratios[-1]:.2f}, median {ratios[len(ratios) // 2]:.2f}",
         f"registers of {len(known)} kernels: estimate / report between {registers[0]:.2f} and {registers[-1]:.2f}, median "
         f"{registers[len(registers) // 2]:.2f}",
-        f"{sum(bool(r.reported_spilled_bytes) for r in rows)} kernels spill, "
-        f"{sum((r.reported_spilled_bytes or 0) > 256 for r in rows)} more than 256 bytes; foretold: {len(spilling)}, of which "
-        f"{sum(bool(r.reported_spilled_bytes) for r in spilling)} do",
+        f"{sum(bool(r.reported_spilled_bytes) for r in rows)} kernels spill, {len(spilling)} more than {SPILLING_BYTES} bytes, of "
+        f"which {sum(r in foretold for r in spilling)} were foretold to; so were {len(foretold)}, of which "
+        f"{sum(r in spilling for r in foretold)} do and {sum(bool(r.reported_spilled_bytes) for r in foretold)} spill something",
     ]
     return "\n".join(lines)
 

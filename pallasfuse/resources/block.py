@@ -27,6 +27,8 @@ class Buffer:
     bytes: int
     first: int = 0
     last: int = 0
+    passing: bool = False
+    """Values pass through it while a statement runs: one such buffer is there at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,17 @@ class Resources:
         return min(by_shared, REGISTERS // (given * self.threads), THREADS // self.threads, BLOCKS)
 
 
-def peak_bytes(buffers: Iterable[Buffer]) -> int:
-    """The most bytes that are alive at once."""
+def peak_bytes(buffers: Iterable[Buffer], multiple: int = 1) -> int:
+    """The most bytes that are alive at once. Buffers that are no multiple of some bytes are gathered in one that is."""
     found = list(buffers)
-    return max((sum(b.bytes for b in found if b.first <= n <= b.last) for n in {b.first for b in found}), default=0)
+
+    def alive(n: int) -> int:
+        here = [b.bytes for b in found if b.first <= n <= b.last and not b.passing]
+        here.append(max((b.bytes for b in found if b.first <= n <= b.last and b.passing), default=0))
+        others = sum(size for size in here if size % multiple)
+        return sum(size for size in here if not size % multiple) + -(-others // multiple) * multiple
+
+    return max((alive(n) for n in {b.first for b in found}), default=0)
 
 
 def most_registers(threads: int) -> int:

@@ -5,21 +5,22 @@ product, and moves a tile that changes its layout through scratch memory. Each o
 takes the most that is alive at once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read, postorder
-from pallasfuse.ir.tile_program import Contract, Load, Reduce, Store, TileProgram, expressions
-from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, Spill, most_registers, peak_bytes
+from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram, expressions
+from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, most_registers, peak_bytes
+from pallasfuse.resources.triton_operands import laid_out_anew_at, needed_until, of_product
 from pallasfuse.resources.triton_registers import OTHERS, registers_by_loop
-from pallasfuse.resources.triton_view import WARP_ROWS, Line, LoopScope, Product, View, computed
+from pallasfuse.resources.triton_spills import spills
+from pallasfuse.resources.triton_view import WARP_ROWS, Line, View
 from pallasfuse.targets import Target
 
-SAVED_REGISTERS = 216
-"""The registers, of those that the bound counts, that the compiler can do without, by computing a tile piece by piece: by
-`scripts/resources_report.py`, few kernels spill that have up to so many too few, and most that have more."""
+TILE_BYTES = 1024
+"""Tiles that warpgroups read begin at such multiples; what is smaller leaves a gap before the next of them."""
 
 
 view_of = Recent(View)
@@ -33,35 +34,30 @@ def resources(program: TileProgram, target: Target) -> Resources:
 
 def _found(program: TileProgram, target: Target) -> Resources:
     view = view_of(program, target)
-    buffers = tuple(_buffers(view))
+    tiles, rows = tuple(_buffers(view)), tuple(_rows(view))
+    shared = max(peak_bytes((*tiles, *rows)), peak_bytes(tiles, TILE_BYTES if _has_warpgroups(view) else 1))
     threads = WARP * program.warps
-    needed, most = registers_by_loop(view), most_registers(threads)
-    registers = min(max(needed.values(), default=OTHERS), most)
-    return Resources(peak_bytes(buffers), threads, registers, tuple(_spills(view, needed, most)), buffers)
+    most = most_registers(threads)
+    registers = min(max(registers_by_loop(view).values(), default=OTHERS), most)
+    return Resources(shared, threads, registers, tuple(spills(view, most)), (*rows, *tiles))
 
 
 _resources = Recent(_found)
 
 
-def _spills(view: View, needed: Mapping[LoopScope, int], most: int) -> Iterator[Spill]:
-    """Lists what does not find registers.
-
-    What a loop has none for beyond those around it is written and read in its trips: the rest lies in memory before it begins.
-    """
-    kept = most + SAVED_REGISTERS
-    for scope in view.scopes:
-        around = max((n for other, n in needed.items() if other is not scope and scope.is_in(other)), default=0)
-        missing = needed.get(scope, 0) - max(kept, around)
-        if missing > 0:
-            yield Spill(scope.path, 2 * REGISTER_BYTES * missing)
+def _has_warpgroups(view: View) -> bool:
+    return any(p.warpgroup for p in view.products.values())
 
 
-def _buffers(view: View) -> Iterator[Buffer]:
+def _rows(view: View) -> Iterator[Buffer]:
     if view.products:
         sides = [a for p in view.products.values() for a in (*p.statement.axes, *p.statement.over)]
         rows = max(view.program.tile(a) for a in sides)
         yield Buffer("values of rows, laid out anew", REGISTER_BYTES * rows, 0, len(view.lines) - 1)
-    else:
+
+
+def _buffers(view: View) -> Iterator[Buffer]:
+    if not view.products:
         yield from _other_layouts(view)
     for line in view.lines:
         at, s = line.number, line.statement
@@ -69,13 +65,13 @@ def _buffers(view: View) -> Iterator[Buffer]:
             case Load() if view.products:
                 yield from _of_load(view, line, s)
             case Contract() if at in view.products:
-                yield from _of_product(view, view.products[at])
+                yield from of_product(view, view.products[at])
             case Contract(_, axes, _, _, over, dtype):
                 yield from _of_sum(view, line, axes, over, dtype)
             case Reduce(_, axes, _, value, over):
                 yield from _of_sum(view, line, axes, over, value.dtype)
             case Store(tensor, indices) if view.products:
-                yield Buffer(f"{tensor}, laid out anew", view.bytes(indices, view.stored_type(s)), at, at)
+                yield Buffer(f"{tensor}, laid out anew", view.bytes(indices, view.stored_type(s)), at, at, True)
             case _:
                 pass
 
@@ -94,9 +90,10 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
         return
     staged = [p for p in direct if p.half or not p.warpgroup or p.statement.lhs.tensors == {s.name}]
     if staged:
-        yield Buffer(s.tensor, size, at, max(_needed_until(line, p) for p in staged))
+        yield Buffer(s.tensor, size, at, max(needed_until(view, line, p) for p in staged))
     if readers and len(direct) < len(readers):
-        yield Buffer(f"{s.tensor}, laid out anew", view.elements(s.indices) * _widest_bytes(view, line, s), at, at)
+        anew = view.elements(s.indices) * _widest_bytes(view, line, s)
+        yield from (Buffer(f"{s.tensor}, laid out anew", anew, n, n, True) for n in laid_out_anew_at(view, line))
 
 
 def _widest_bytes(view: View, line: Line, s: Load) -> int:
@@ -111,27 +108,6 @@ def _widest_bytes(view: View, line: Line, s: Load) -> int:
     return found
 
 
-def _needed_until(line: Line, product: Product) -> int:
-    """The last statement for which what was staged by a load stays where it is."""
-    scope = product.line.scope
-    kept = line.scope.kept_until(scope, product.line.number)
-    if kept > product.line.number or (scope is not line.scope and scope.repeats):
-        return kept
-    # the left side goes on to registers, where it is wide
-    return product.line.number if product.half or not product.warpgroup else line.number
-
-
-def _of_product(view: View, product: Product) -> Iterator[Buffer]:
-    """Lists the buffers of a product: computed sides, and right sides that were rounded in registers, are staged for it alone."""
-    s, at = product.statement, product.line.number
-    loads = frozenset(x.name for x in view.lines if isinstance(x.statement, Load) and x.name)
-    if computed(s.rhs, loads) or (product.warpgroup and not product.half):
-        yield Buffer(f"right side of {s.name}", view.bytes((*s.rhs.axes, *s.over), s.rhs.dtype), at, at)
-    # from the result of a product of a warpgroup, a left side is made in registers
-    if computed(s.lhs, loads) and not (product.warpgroup and len(view.products) > 1):
-        yield Buffer(f"left side of {s.name}", view.bytes((*s.lhs.axes, *s.over), s.lhs.dtype), at, at)
-
-
 def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ...], dtype: str) -> Iterator[Buffer]:
     """Lists the buffers for the parts of a reduction that different warps have."""
     warps = view.program.warps
@@ -140,11 +116,11 @@ def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ..
     summed = [view.program.tile(a) for a in over if view.program.tile(a) > 1]
     if len(summed) > 1:  # one axis after the other
         size = view.elements((*axes, *over)) // min(summed) * dtypes.itemsize_bytes(dtype)
-        yield Buffer(f"{line.name}, summed along one axis", size, line.number, line.number)
+        yield Buffer(f"{line.name}, summed along one axis", size, line.number, line.number, True)
     sharing = _warps_along(view, frozenset((*axes, *over)), frozenset(over))
     if sharing > 1 or view.elements(axes) > 1:
         size = view.elements(axes) * sharing * dtypes.itemsize_bytes(dtype)
-        yield Buffer(f"parts of {line.name}", size, line.number, line.number)
+        yield Buffer(f"parts of {line.name}", size, line.number, line.number, True)
 
 
 def _warps_along(view: View, axes: frozenset[Axis], over: frozenset[Axis]) -> int:
@@ -186,14 +162,29 @@ def _other_layouts(view: View) -> Iterator[Buffer]:
     if not moves:
         return
     widest = max(moves, key=lambda move: view.elements(move[1].indices))
-    layout, rank = _layout(view, widest[0], widest[1].indices, widest[2]), len(_wide(view, widest[1].indices))
+    layout: tuple[bool, int] | None = _layout(view, widest[0], widest[1].indices, widest[2])
+    rank = len(_wide(view, widest[1].indices))
+    if any(len(_wide(view, axes)) > rank for axes in _computed(view)):
+        layout = None  # what is loaded is repeated along other axes, in a layout of its own
     for line, s, dtype in moves:
         elements, narrower = view.elements(s.indices), len(_wide(view, s.indices)) < rank
         # results of sums, and values of which a thread has one or none, are shared out in a way of their own
         own = narrower and (isinstance(s, Store) or elements <= WARP * view.program.warps)
         if elements > 1 and (own or _layout(view, line, s.indices, dtype) != layout):
             item = _widest_bytes(view, line, s) if isinstance(s, Load) else dtypes.itemsize_bytes(dtype)
-            yield Buffer(f"{s.tensor}, laid out anew", elements * item, line.number, line.number)
+            yield Buffer(f"{s.tensor}, laid out anew", elements * item, line.number, line.number, True)
+
+
+def _computed(view: View) -> Iterator[tuple[Axis, ...]]:
+    """Lists the axes of what is computed."""
+    for line in view.lines:
+        match line.statement:
+            case Let(_, axes):
+                yield axes
+            case Reduce(_, axes, _, _, over) | Contract(_, axes, _, _, over):
+                yield (*axes, *over)
+            case _:
+                pass
 
 
 def _layout(view: View, line: Line, indices: tuple[Axis, ...], dtype: str) -> tuple[bool, int]:

@@ -11,7 +11,7 @@ from math import prod
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Read
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, Store, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP
 from pallasfuse.resources.triton_view import WARP_ROWS, Line, LoopScope, Product, View
@@ -43,29 +43,31 @@ def registers_by_loop(view: View) -> dict[LoopScope, int]:
     for value in _values(view):
         changes[value.first] += value.registers
         changes[value.last + 1] -= value.registers
-    beside = _operands(view) + _addresses(view)
+    beside = _operands(view) + max(addresses(view), default=0.0)
     widest: dict[LoopScope, int] = {}
     for n, line in zip(accumulate(changes), view.lines, strict=False):
-        needed = int(n + _on_the_way(view, line) + beside) + OTHERS
+        needed = int(n + on_the_way(view, line) + beside) + OTHERS
         widest[line.scope] = max(needed, widest.get(line.scope, 0))
     return widest
 
 
-def _registers(view: View, axes: Iterable[Axis], dtype: str) -> float:
+def registers_of(view: View, axes: Iterable[Axis], dtype: str) -> float:
     """Returns the registers of a thread for its share of a tile. A small tile is in every thread, and narrow types are packed."""
-    return _shares(view, view.elements(axes), dtype)
+    return shares(view, view.elements(axes), dtype)
 
 
-def _shares(view: View, number: int, dtype: str) -> float:
+def shares(view: View, number: int, dtype: str) -> float:
+    """Returns the registers of a thread for its share of so many elements."""
     elements = number / (WARP * view.program.warps)
     return max(1.0, elements * min(REGISTER_BYTES, dtypes.itemsize_bytes(dtype)) / REGISTER_BYTES)
 
 
-def _dtype(statement: Let | Reduce | Contract) -> str:
+def dtype_of(statement: Let | Reduce | Contract) -> str:
+    """The type of what a statement computes."""
     return statement.dtype if isinstance(statement, Contract) else statement.value.dtype
 
 
-def _accumulated(view: View) -> dict[int, Line]:
+def accumulated(view: View) -> dict[int, Line]:
     """Products that are only added to something, by number: the line with the sum."""
     found: dict[int, Line] = {}
     for number, product in view.products.items():
@@ -77,29 +79,60 @@ def _accumulated(view: View) -> dict[int, Line]:
 
 
 def _values(view: View) -> Iterator[_Value]:
-    in_place = _accumulated(view)
+    in_place = accumulated(view)
     begins = {total.number: number for number, total in in_place.items()}
     for line in view.lines:
         s = line.statement
         if isinstance(s, Buffer):
-            yield _Value(_shares(view, prod(s.sizes), s.dtype), line.number, line.scope.last)
+            yield _Value(shares(view, prod(s.sizes), s.dtype), line.number, line.scope.last)
         if line.number in in_place or not isinstance(s, Load | Let | Reduce | Contract):
             continue
         readers = view.readers(line)
-        last = max((_until(line.scope, r) for r in readers), default=line.number)
+        last = max((until(line.scope, r) for r in readers), default=line.number)
         if isinstance(s, Load):
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
-                yield _Value(_registers(view, s.indices, s.dtype), line.number, last)
+                yield _Value(registers_of(view, s.indices, s.dtype), line.number, last)
             continue
         loop = line.scope.loop
         if loop is not None and any(c.next_name == s.name for c in loop.carries):
             last = line.scope.last
-        yield _Value(_registers(view, s.axes, _dtype(s)), begins.get(line.number, line.number), last)
+        size = registers_of(view, s.axes, dtype_of(s)) * copies(view, line)
+        yield _Value(size, begins.get(line.number, line.number), last)
     yield from _carried(view, begins)
+    yield from _shared(view)
 
 
-def _until(scope: LoopScope, reader: Line) -> int:
+def _shared(view: View) -> Iterator[_Value]:
+    """Lists what several reductions of a loop are computed from and that is wider than all that is loaded: it is computed once, and
+    kept from the first of them to the last."""
+    loads = (line.statement for line in view.lines if isinstance(line.statement, Load))
+    widest = max((view.elements(s.indices) for s in loads), default=0)
+    reduced = [line for line in view.lines if _is_reduced(view, line)]
+    for scope in dict.fromkeys(line.scope for line in reduced):
+        found: dict[Expr, list[int]] = {}
+        for line in reduced:
+            roots = expressions(line.statement) if line.scope is scope else ()
+            for node in {n: None for root in roots for n in postorder(root)}:
+                if isinstance(node, Apply) and view.elements(node.axes) > widest:
+                    found.setdefault(node, []).append(line.number)
+        several = [(n, at) for n, at in found.items() if len(at) > 1]
+        for span in dict.fromkeys((at[0], at[-1]) for _, at in several):
+            size = max(registers_of(view, n.axes, n.dtype) for n, at in several if (at[0], at[-1]) == span)
+            yield _Value(size, *span)
+
+
+def copies(view: View, line: Line) -> int:
+    """Counts the threads that hold the same element of a value: warps have rows of their own where another product is computed from
+    the result of one, and some of them the same where there are more warps than rows for them."""
+    product = view.products.get(line.number)
+    if product is None or not product.warpgroup or product.m >= WARP_ROWS * view.program.warps:
+        return 1
+    following = (p for p in view.products.values() if p.line.number > line.number and p.line.scope is line.scope)
+    return view.program.warps * WARP_ROWS // product.m if any(line.name in view.needs(p.line) for p in following) else 1
+
+
+def until(scope: LoopScope, reader: Line) -> int:
     """The last statement for which a value of a scope is kept, by one of its readers."""
     return scope.kept_until(reader.scope, reader.number)
 
@@ -114,15 +147,15 @@ def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
             if around is not None:  # what an inner loop leaves is read behind it, in the trip that it stands in
                 behind = [line for line in view.lines[scope.last + 1 : around.last + 1]
                           if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
-                later = max((begins.get(r.number, _until(around, r)) for r in behind), default=scope.last)
-                yield _Value(_registers(view, carry.axes, carry.dtype), scope.last, later)
+                later = max((begins.get(r.number, until(around, r)) for r in behind), default=scope.last)
+                yield _Value(registers_of(view, carry.axes, carry.dtype), scope.last, later)
             readers = [line.number for line in view.lines[scope.first : scope.last + 1]
                        if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
             last = max((begins.get(n, n) for n in readers), default=scope.last)
-            yield _Value(_registers(view, carry.axes, carry.dtype), scope.first, last)
+            yield _Value(registers_of(view, carry.axes, carry.dtype), scope.first, last)
 
 
-def _on_the_way(view: View, line: Line) -> float:
+def on_the_way(view: View, line: Line) -> float:
     """Returns the registers of a thread for the widest value inside a statement.
 
     A reduction needs those of its terms, and of the reductions that the compiler may interleave with it.
@@ -130,7 +163,7 @@ def _on_the_way(view: View, line: Line) -> float:
     s = line.statement
     if _is_reduced(view, line):
         return sum(_terms(view, x) for x in view.lines if x is line or _interleaves(view, x, line))
-    return max((_registers(view, e.axes, "float32") for e in expressions(s) if isinstance(e, Apply)), default=0.0)
+    return max((registers_of(view, e.axes, "float32") for e in expressions(s) if isinstance(e, Apply)), default=0.0)
 
 
 def _is_reduced(view: View, line: Line) -> bool:
@@ -161,7 +194,7 @@ def _operands(view: View) -> float:
     loaded = {line.name: line.scope for line in view.lines if isinstance(line.statement, Load)}
     for product in view.products.values():
         lhs = product.statement.lhs
-        left, right = _sides(view, product)
+        left, right = sides_of(view, product)
         if product.half and product.warpgroup:
             passing = max(passing, 0.0 if isinstance(lhs, Read) else left)
         elif isinstance(lhs, Read) and loaded.get(lhs.tensor, product.line.scope) is not product.line.scope:
@@ -171,7 +204,7 @@ def _operands(view: View) -> float:
     return kept + passing
 
 
-def _sides(view: View, product: Product) -> tuple[float, float]:
+def sides_of(view: View, product: Product) -> tuple[float, float]:
     """Registers of both sides. Warps that have the same rows have the same left side; what goes on from registers to shared memory
     is shared out among all."""
     warps, packed = view.program.warps, 2 if product.half else 1
@@ -181,14 +214,14 @@ def _sides(view: View, product: Product) -> tuple[float, float]:
     return left, product.k * product.n / (WARP * along_columns) / packed
 
 
-def _addresses(view: View) -> float:
-    """One address for each vector that a thread loads or stores, of the tile that needs most."""
+def addresses(view: View) -> list[float]:
+    """Returns the registers of a thread for the addresses of each tile that is loaded or stored: one for each vector."""
     threads = WARP * view.program.warps
-    found = 0.0
+    found: list[float] = []
     for line in view.lines:
         s = line.statement
         if isinstance(s, Load | Store):
             dtype = s.dtype if isinstance(s, Load) else view.stored_type(s)
             vectors = view.elements(s.indices) / threads / view.vector(line, s.indices, dtype)
-            found = max(found, ADDRESS_REGISTERS * max(1.0, vectors))
+            found.append(ADDRESS_REGISTERS * max(1.0, vectors))
     return found

@@ -12,6 +12,9 @@ def test_buffers_that_are_not_alive_together_share_memory():
     assert peak_bytes([q, k, v]) == 180
     assert peak_bytes([q, k, Buffer("v", 80, 2, 4)]) == 240
     assert peak_bytes([]) == 0
+    assert peak_bytes([q, k, v], 100) == 200
+    passing = [Buffer(n, 50, 1, 1, True) for n in "ab"]
+    assert peak_bytes([q, *passing]) == q.bytes + 50
 
 
 @pytest.mark.parametrize(("threads", "most"), [(128, 255), (256, 255), (384, 168), (512, 128), (1024, 64)])

@@ -1,0 +1,137 @@
+"""Registers that a Triton kernel spills: an estimate of what has no register when it is needed, and lies in memory instead.
+
+Some values have to be in registers whole: what products are accumulated in, what a loop carries, and a side that a product takes
+from registers. Others are tiles that are loaded, or computed element by element. The compiler loads and computes those piece by
+piece, and a piece at a time takes registers.
+
+The numbers below were fitted on what it reports of all of `benchmarks/workloads` and half of the other kernels of
+`scripts/resources_report.py`, and hold for the other half.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from pallasfuse.ir.expr import Read
+from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, expressions
+from pallasfuse.resources.block import Spill
+from pallasfuse.resources.triton_registers import (
+    accumulated,
+    addresses,
+    copies,
+    dtype_of,
+    on_the_way,
+    registers_of,
+    shares,
+    sides_of,
+    until,
+)
+from pallasfuse.resources.triton_view import Line, LoopScope, Product, View
+
+PIECES = 0.3
+"""The part of a tile that is in registers at a time, where it is computed piece by piece; also of the addresses of all tiles."""
+OTHERS = 16
+"""Registers of a thread that are always taken: positions, bounds, barriers."""
+SPILLED_BYTES = 20
+"""Bytes that are written and read, in one trip, for each register that is missing: once written, some are read many times."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """Registers of a thread that are taken from the statement numbered `first` to the one numbered `last`."""
+
+    registers: float
+    first: int
+    last: int
+
+
+def spills(view: View, most: int) -> Iterator[Spill]:
+    """Lists what does not find one of `most` registers of a thread.
+
+    What a loop has none for beyond those around it is written and read in its trips: the rest lies in memory before it begins.
+    """
+    needed = _needed(view)
+    for scope in view.scopes:
+        around = max((n for other, n in needed.items() if other is not scope and scope.is_in(other)), default=0.0)
+        missing = needed.get(scope, 0.0) - max(most, around)
+        if missing > 0:
+            yield Spill(scope.path, int(SPILLED_BYTES * missing))
+
+
+def _needed(view: View) -> dict[LoopScope, float]:
+    """Returns the registers of a thread that the statements of each loop, and those outside of loops, cannot do without."""
+    values = tuple(_values(view))
+    beside = OTHERS + PIECES * sum(addresses(view))
+    found: dict[LoopScope, float] = {}
+    for line in view.lines:
+        found[line.scope] = max(found.get(line.scope, 0.0), _needed_at(view, line, values) + beside)
+    return found
+
+
+def _needed_at(view: View, line: Line, values: tuple[_Value, ...]) -> float:
+    """Returns the registers that are taken during a statement. What it computes takes those of what is read for the last time."""
+    n = line.number
+    made = sum(v.registers for v in values if v.first == n)
+    kept = sum(v.registers for v in values if v.first < n < v.last)
+    ending = sum(v.registers for v in values if v.first < n == v.last)
+    product = view.products.get(n)
+    if product is None:
+        return kept + max(ending, made) + PIECES * on_the_way(view, line)
+    left, right = _sides(view, product)
+    return kept + made + max(ending, left) + PIECES * right
+
+
+def _sides(view: View, product: Product) -> tuple[float, float]:
+    """Registers of the sides that a product takes from registers: a warpgroup reads its right side in shared memory, and its left
+    side where that was loaded in half precision."""
+    left, right = sides_of(view, product)
+    if not product.warpgroup:
+        return left, right
+    return 0.0 if product.half and isinstance(product.statement.lhs, Read) else left, 0.0
+
+
+def _values(view: View) -> Iterator[_Value]:
+    in_place = accumulated(view)
+    begins = {total.number: number for number, total in in_place.items()}
+    for line in view.lines:
+        s, at = line.statement, line.number
+        if isinstance(s, Buffer):
+            yield _Value(shares(view, prod(s.sizes), s.dtype), at, line.scope.last)
+        if at in in_place or not isinstance(s, Load | Let | Reduce | Contract):
+            continue
+        readers = view.readers(line)
+        last = max((until(line.scope, r) for r in readers), default=at)
+        if isinstance(s, Load):
+            takers = [view.products.get(r.number) for r in readers]
+            if not all(p is not None and p.takes(s.name) for p in takers):
+                yield _Value(PIECES * registers_of(view, s.indices, s.dtype), at, last)
+            continue
+        loop = line.scope.loop
+        if loop is not None and any(c.next_name == s.name for c in loop.carries):
+            last = line.scope.last
+        whole = at in begins or not isinstance(s, Let)
+        size = registers_of(view, s.axes, dtype_of(s)) * copies(view, line)
+        yield _Value(size if whole else PIECES * size, begins.get(at, at), last)
+    for scope in view.scopes:
+        if scope.loop is not None:
+            yield from _carried(view, scope, begins)
+
+
+def _carried(view: View, scope: LoopScope, begins: dict[int, int]) -> Iterator[_Value]:
+    """Lists the values that a segment of a loop carries: until they have been read for the last time, or a product is accumulated
+    in their registers. The last segment leaves them to what is behind it."""
+    assert scope.loop is not None
+    around = scope.around if scope.around is not None and scope.around.loop is not None else None
+    ends = scope.last == max(s.last for s in view.scopes if s.loop is scope.loop)
+    for carry in scope.loop.carries:
+        size = registers_of(view, carry.axes, carry.dtype)
+        reading = [x for x in view.lines if any(carry.name in e.tensors for e in expressions(x.statement))]
+        inside = [x.number for x in reading if scope.first <= x.number <= scope.last]
+        yield _Value(size, scope.first, max((begins[n] - 1 if n in begins else n for n in inside), default=scope.last))
+        behind = [x for x in reading if x.number > scope.last and (around is None or x.number <= around.last)]
+        if around is not None:
+            yield _Value(
+                size, scope.last, max((begins.get(x.number, until(around, x)) for x in behind), default=scope.last)
+            )
+        elif ends and behind:
+            yield _Value(size, scope.last + 1, max(x.number for x in behind))

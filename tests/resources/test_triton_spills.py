@@ -1,0 +1,83 @@
+"""Which kernels are foretold to spill registers, and which are not. The figures are those of the compiler, for an H100."""
+
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import kernels
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import add, const, mul, read, sub
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Reduce, Segment, Store, TileProgram
+from pallasfuse.resources import triton
+from pallasfuse.targets import find
+from tests.resources.test_triton import needed, plain, program_of, qkv
+
+TRITON = find("triton")
+
+
+def spilled(program):
+    return triton.resources(program, TRITON).spilled_bytes
+
+
+@pytest.mark.parametrize(("rows", "rolled"), [(64, 64), (64, 128), (128, 64)])
+def test_scores_in_float32_are_no_reason_to_spill(rows, rolled):
+    """The side of the second product takes the registers of the scores that it is computed from. The compiler: 32 bytes at most."""
+    program = program_of(kernels.causal, *qkv("float32"), rows=rows, rolled=rolled, warps=4, stages=1)
+    assert spilled(program) <= 32
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_two_sums_of_products_that_fill_the_registers_spill(dtype):
+    program = program_of(plain, *qkv(dtype, d=128), rows=128, rolled=128, warps=4, stages=2)
+    assert spilled(program) > 1000
+
+
+def test_more_warps_than_rows_hold_the_same_scores():
+    """Eight warps have rows for four of them: each pair has the same registers, as many as with four warps."""
+    few, many = (program_of(plain, *qkv("bfloat16"), rows=64, rolled=256, warps=n, stages=1) for n in (4, 8))
+    scores, sums = 64 * 256 // (32 * 4), 64 * 64 // (32 * 4)
+    assert needed(many) >= needed(few) - scores // 2 - 2 * sums
+
+
+def late(x, w, a, b):
+    return jnp.where(a > 0, x @ w + a + b, 0.0)
+
+
+def test_what_is_read_beside_a_full_sum_spills():
+    """Two arrays and a sum, each of half of the registers."""
+    arrays = kernels.array(4096, 512), kernels.array(512, 128), kernels.array(4096, 128), kernels.array(4096, 128)
+    wide, narrow = (program_of(late, *arrays, rows=n, warps=8, stages=2) for n in (256, 64))
+    assert spilled(wide) > 256
+    assert spilled(narrow) == 0
+
+
+def test_wide_rows_without_products_do_not_spill():
+    """They are computed piece by piece."""
+    images = kernels.array(8, 1024, 32, 16, dtype="bfloat16")
+    program = program_of(kernels.group_norm, images, kernels.array(32, 16), kernels.array(32, 16))
+    assert spilled(program) == 0
+
+
+def pulls(number):
+    """Rows that are pulled towards others, and their distances; one sum or two over the differences of all pairs."""
+    i, k, j = Axis("i", 4096), Axis("k", 4096), Axis("j", 64)
+    x, y = Tensor("x", (i, j), "float32"), Tensor("y", (i, j), "float32")
+    here, there = read("x.i", (i, j), "float32"), read("x.k", (k, j), "float32")
+    apart = sub(here, there)
+    step = (
+        Load("x.k", "x", (k, j), "float32"),
+        Reduce("d", (i, k), SUM, mul(apart, apart), (j,)),
+        Reduce("p", (i, j), SUM, mul(read("d", (i, k), "float32"), (apart, there)[number == 1]), (k,)),
+        Let("s.next", (i, j), add(read("s", (i, j), "float32"), read("p", (i, j), "float32"))),
+    )
+    segment = Segment(const(0, "int32"), const(128, "int32"), 0, 32, step)
+    carry = Carry("s", (i, j), "float32", const(0.0, "float32"), "s.next")
+    loop = Loop(k, (carry,), (segment,), const(4096, "int32"), const(0, "int32"))
+    body = (Load("x.i", "x", (i, j), "float32"), loop, Store("y", (i, j), read("s", (i, j), "float32")))
+    return TileProgram("pulls", (x,), (y,), ((i, 4),), ((i, 4), (k, 32), (j, 64)), body)
+
+
+def test_what_several_sums_are_computed_from_is_kept():
+    """The differences of all pairs are computed once, and wider than what is loaded."""
+    assert needed(pulls(2)) == needed(pulls(1)) + 4 * 32 * 64 // 128
