@@ -10,6 +10,7 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.price import cpu
 from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.orders import turned_bytes
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
@@ -64,9 +65,13 @@ class XlaPrices:
         kernels = kernels_on(self.device, self.program, made, read, self._known)
         price = total(map(self._of_kernel, kernels))
         if self.device.platform == "gpu":
-            return price
+            return price + self._turned(read - made)
         stored = read.union(self.program.outputs)
         return price + cpu.pages([temporary_bytes(kernels, stored), *result_bytes(kernels, stored)], self.device)
+
+    def _turned(self, read: frozenset[str]) -> Price:
+        """The price of products that are written once more, in the order in which a kernel reads what comes from them."""
+        return total(_copy_on_gpu(moved, self.device) for moved in turned_bytes(self.program, read))
 
     def _of_kernel(self, kernel: XlaKernel) -> Price:
         if self.device.platform == "cpu":  # where it depends on the layouts that others ask for

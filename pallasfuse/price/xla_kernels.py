@@ -6,6 +6,7 @@ rows that are reduced and then read again stay in one (its fusion of normalisati
 computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -71,6 +72,8 @@ def xla_kernels(
     fusions: list[LoopFusion] = []
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
+    read_by = Counter(t for n in program.nests if n.name in needed for t in n.reads)
+    shared = frozenset(t for t, n in read_by.items() if n > 1) - given
     stored_operands: dict[Expr, str] = {}
     above: dict[str, frozenset[str]] = {}
     """The tensors in memory that each of them depends on."""
@@ -110,7 +113,7 @@ def xla_kernels(
                 body = Read(terms.name, terms.axes, terms.dtype)
             _fuse(node, body, fusions, habits, above)
             continue
-        inside = prologues(node, operands, given, habits)
+        inside = prologues(node, operands, given, habits) if shared.isdisjoint(node.reads) else frozenset()
         for operand in operands:
             core = without_casts(operand)
             if not isinstance(core, Read) and core not in stored_operands and core not in inside:
