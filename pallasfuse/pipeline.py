@@ -72,7 +72,7 @@ def plan_converted(
     along: as in `fusion.grouping.group`."""
     placements = Placements(converted, target, options, looks_up=False)
     grouping = choose_groups(placements, along=along)
-    return schedule_grouping(placements, grouping)
+    return schedule_grouping(placements, grouping, wanted=bool(along))
 
 
 class Placements(Places):
@@ -223,8 +223,8 @@ def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) ->
 
 
 @without_collection()
-def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
-    """A plan of the chosen groups, each as its kernel.
+def schedule_grouping(placements: Placements, grouping: Grouping, *, wanted: bool = False) -> Plan:
+    """A plan of the chosen groups, each as its kernel. wanted: whether it is faster or not.
 
     Raises:
       ScheduleError: the kernel of a given schedule cannot be run.
@@ -238,7 +238,7 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
     for number, chosen in enumerate(grouping.groups):
         placed = placements.placed(chosen)
         if isinstance(placed, str):
-            return schedule_grouping(placements, without_group(grouping, chosen, placed))
+            return schedule_grouping(placements, without_group(grouping, chosen, placed), wanted=wanted)
         replaced = grouping.replaced[number] if grouping.replaced else NOTHING
         try:
             kernels.append(kernel_of(chosen, placed, replaced, *placements.original(chosen)))
@@ -246,9 +246,29 @@ def schedule_grouping(placements: Placements, grouping: Grouping) -> Plan:
             reason = f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
             if options.schedule is not None:
                 raise ScheduleError(f"FuseOptions.schedule: {chosen.name} cannot be run: {reason}") from error
-            return schedule_grouping(placements, without_group(grouping, chosen, reason))
+            return schedule_grouping(placements, without_group(grouping, chosen, reason), wanted=wanted)
+        doubt = None if wanted or grouping.replaced == () else doubtful(kernels[-1], target, options)
+        if doubt is not None:
+            return schedule_grouping(placements, without_group(grouping, chosen, doubt), wanted=wanted)
     plan = _assembled(converted, grouping, kernels, target, options, placements.rewritings)
     return replace(plan, outdoes=True) if placements.outdoes and not placements.rewritings else plan
+
+
+_JOINED = 0.5
+"""The launches that XLA may need less than its price says, where a kernel of its own is joined with a neighbour: one in two."""
+
+
+def doubtful(kernel: Kernel, target: Target, options: FuseOptions) -> str | None:
+    """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it does."""
+    if target.timed or target.platform != "gpu" or options.strict or not options.price:
+        return None
+    ours_us, apart_us = kernel.price.us * target.margin, kernel.replaced.us
+    if apart_us > ours_us + _JOINED * target.device.kernel_us:
+        return None
+    return (
+        f"one kernel would hardly be faster: {kernel.price.us:.3g} us predicted, {apart_us:.3g} us apart, where XLA may join "
+        "one of its kernels with another"
+    )
 
 
 def _assembled(

@@ -197,6 +197,4 @@ def predicted_us(places: Places, groups: Sequence[Group]) -> float:
     price = places.price if places.options.price else None
     kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
     judge = Judge(Graph(deduplicate(places.program)), places.target, price, None if price is None else places.reads)
-    return judge.apart(groups).us + sum(
-        math.inf if isinstance(k, str) else k.us * judge.margin + judge.doubt_us for k in kernels
-    )
+    return judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * judge.margin for k in kernels)

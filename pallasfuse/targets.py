@@ -107,11 +107,6 @@ class Target:
         return 1.0 / self.device.price_error if self.timed else self.device.price_error
 
     @property
-    def doubts_launches(self) -> bool:
-        """Says whether a kernel more or less of XLA's matters: each is a launch, and no clock decides later."""
-        return self.platform == "gpu" and not self.timed
-
-    @property
     def fallback(self) -> "Target | None":
         """The target whose kernels stand in where this one has none, for the same device."""
         return find(self.otherwise).on(self.device) if self.otherwise else None

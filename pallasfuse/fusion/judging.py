@@ -33,8 +33,6 @@ class Judge:
         self.reads: KernelReads = reads or (lambda group: group.inputs)
         self.graph, self.device, self.price = graph, target.device, price
         self.margin = target.margin if price is not None else 1.0
-        self.doubt_us = _ONE_MORE * target.device.kernel_us if price is not None and target.doubts_launches else 0.0
-        """How much XLA's price may be too high, beside the margin: it may join a kernel of its own with a neighbour."""
         self._xla = XlaPrices(graph.program, target.device)
         self._apart: dict[tuple[frozenset[str], frozenset[str]], Price] = {}
         self._kernels: dict[int, tuple[Group, Price | str]] = {}
@@ -74,7 +72,7 @@ class Judge:
         """The time of the program with these kernels, after a margin for the error of their prices."""
         # a margin below one is only hoped for, as in `saving`
         kernels = [(self.kernel(c), max(1.0, self.margin_of(c))) for c in chosen]
-        ours = sum(math.inf if isinstance(k, str) else k.us * margin + self.doubt_us for k, margin in kernels)
+        ours = sum(math.inf if isinstance(k, str) else k.us * margin for k, margin in kernels)
         return self.apart([c.group for c in chosen]).us + ours
 
     def kernel(self, candidate: Candidate) -> Price | str:
@@ -90,9 +88,7 @@ class Judge:
 
     def _most_us(self, candidate: Candidate) -> float:
         """The time with which a kernel would save nothing."""
-        if self.is_asked(candidate):
-            return math.inf
-        return max(0.0, self.replaced(candidate.group).us - self.doubt_us) / self.margin_of(candidate)
+        return math.inf if self.is_asked(candidate) else self.replaced(candidate.group).us / self.margin_of(candidate)
 
     def margin_of(self, candidate: Candidate) -> float:
         """The factor by which XLA's price must exceed a candidate's.
@@ -117,8 +113,7 @@ class Judge:
             return _ASKED * len(candidate.covers) - candidate.least_us
         if self.price is None:
             return self.saving(candidate, others)
-        needed_us = candidate.least_us * self.margin_of(candidate) + self.doubt_us
-        return self.replaced(candidate.group, others).us - needed_us
+        return self.replaced(candidate.group, others).us - candidate.least_us * self.margin_of(candidate)
 
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.
@@ -131,13 +126,11 @@ class Judge:
             return -math.inf
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - price.us
-        apart_us, margin = self.replaced(candidate.group, others).us - self.doubt_us, self.margin_of(candidate)
+        apart_us, margin = self.replaced(candidate.group, others).us, self.margin_of(candidate)
         saved_us, hoped_us = apart_us - price.us * max(1.0, margin), apart_us - price.us * margin
         return saved_us if saved_us > 0.0 or hoped_us <= 0.0 else _HOPED * hoped_us
 
 
-_ONE_MORE = 0.5
-"""How many launches XLA may need less than its price says, where no clock decides later: one more joined kernel in two."""
 _HOPED = 1e-3
 """The weight of what is saved only if a price is wrong, where a clock decides later: a saving that is predicted goes before it."""
 _ASKED = 1e9
@@ -166,7 +159,7 @@ def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> 
             apart = judge.replaced(candidate.group, others_than(chosen, candidate.group)).us
             if isinstance(price, str):
                 losses.append((math.inf, candidate, price))
-            elif not judge.is_asked(candidate) and apart <= price.us * judge.margin_of(candidate) + judge.doubt_us:
+            elif not judge.is_asked(candidate) and apart <= price.us * judge.margin_of(candidate):
                 why = f"one kernel would not be faster: {price.us:.3g} us predicted, {apart:.3g} us apart"
                 losses.append((price.us - apart, candidate, why))
         if not losses:
