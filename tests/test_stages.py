@@ -129,7 +129,7 @@ def test_what_is_shown_is_what_a_call_runs():
     def both(a, b, c):
         return jnp.tanh(a @ b) @ c
 
-    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((512, 64), (64, 512), (512, 64))]
+    shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4096, 64), (64, 512), (512, 256))]
     fused = pf.fuse(both, options=pf.FuseOptions(target="triton", check=False, price=True))
     shown = [fused.explain(*shapes), fused.explain(*shapes, target="triton"), fused.trace(*shapes).fuse().tile().plan]
     kernels = [[str(k.schedule) for k in plan.kernels] for plan in shown]

@@ -51,9 +51,12 @@ class Exchange:
 
 
 def exchange(tile: Sequence[int], over: Collection[int], warps: int, vector: int = 1) -> Exchange:
-    """The exchange of a reduction of a tile along the dimensions numbered `over`."""
-    each = shares(tile, warps, vector)
-    results = prod(s.own for n, s in enumerate(each) if n not in over)
-    lanes = prod(s.lanes for n, s in enumerate(each) if n in over)
-    copies = results * LANES * warps / max(1, prod(t for n, t in enumerate(tile) if n not in over))
-    return Exchange(warps * results * log2(lanes), copies)
+    """The exchange of a reduction of a tile along the dimensions numbered `over`: one after the other, the last one first."""
+    left, shuffles, copies = list(tile), 0.0, 1.0
+    for dimension in sorted(over, reverse=True):
+        each = shares(left, warps, vector)
+        results = prod(s.own for n, s in enumerate(each) if n != dimension)
+        shuffles += warps * results * log2(each[dimension].lanes)
+        del left[dimension]
+        copies, vector = results * LANES * warps / max(1, prod(left)), 1
+    return Exchange(shuffles, copies)

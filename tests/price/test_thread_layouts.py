@@ -33,6 +33,8 @@ def test_every_result_of_a_sum_across_lanes_is_exchanged():
     assert across.copies == 64
     along = exchange([4, 32, 64], [1], 4)
     assert along.shuffles == 0  # a thread has the axis, or another warp
+    both = exchange([128, 128], [0, 1], 4, vector=4)
+    assert both.shuffles == 4 * (32 * 5 + 5)  # every row of a thread's, then the sums of the rows
     row = exchange([1, 8192], [1], 8, vector=8)
     assert (row.shuffles, row.copies) == (8 * 5, 8 * LANES)
 
