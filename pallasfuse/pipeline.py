@@ -259,11 +259,12 @@ _JOINED = 0.5
 
 
 def doubtful(kernel: Kernel, target: Target, options: FuseOptions) -> str | None:
-    """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it does."""
+    """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it saves
+    more."""
     if target.timed or target.platform != "gpu" or options.strict or not options.price:
         return None
-    ours_us, apart_us = kernel.price.us * target.margin, kernel.replaced.us
-    if apart_us > ours_us + _JOINED * target.device.kernel_us:
+    apart_us = kernel.replaced.us
+    if apart_us > kernel.price.us + _JOINED * target.device.kernel_us:
         return None
     return (
         f"one kernel would hardly be faster: {kernel.price.us:.3g} us predicted, {apart_us:.3g} us apart, where XLA may join "

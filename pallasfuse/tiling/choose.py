@@ -274,6 +274,8 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
         return [_schedule(group, tiles, max(16, _power_below(8192 // inner)), 16, 2)]
     if shape.pairs and shape.row is not None:
         return _pairs_on_gpu(group, shape, rolled_tile * inner)
+    if rolled_tile < n and inner == 1:  # of rows: fewer warps wait less for each other at the end of every tile
+        return [_schedule(group, tiles, rolled_tile // 2, 4, 2)]
     rows = _SMALL_BLOCK // (power_of_two(min(rolled_tile, n)) * inner)
     for axis in reversed(group.parallel):
         if axis not in tiles and rows > 1:

@@ -69,3 +69,13 @@ def test_tiles_lie_along_the_memory_of_the_largest_operand(order):
     assert [tile for _, tile in kernel.schedule.grid] == [64]
     assert kernel.schedule.parts > 8  # else few blocks read the matrix
     assert kernel.price.us < 0.6 * kernel.replaced.us
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_long_rows_are_read_by_blocks_of_four_warps(dtype):
+    """Six programs of long rows were up to a tenth faster than with twice the tile and the warps, none slower by more than 1%."""
+    rows = jax.ShapeDtypeStruct((4096, 128256), dtype)
+    options = pf.FuseOptions(target="triton", price=False)
+    (kernel,) = pf.fuse(lambda x: jax.nn.logsumexp(x.astype(jnp.float32), -1), options=options).explain(rows).kernels
+    (axis,) = [a for a in kernel.tiles if kernel.tiles[a] > 1]
+    assert (kernel.tiles[axis], kernel.schedule.warps) == (4096, 4)

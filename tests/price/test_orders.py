@@ -1,0 +1,48 @@
+"""The price of another order of dimensions, which a kernel asks of what XLA makes."""
+
+import jax
+import jax.numpy as jnp
+
+from pallasfuse import device
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.price.orders import turned_bytes
+from pallasfuse.price.xla import price_xla
+
+H200 = device.find("NVIDIA H200", "gpu")
+
+
+def best(q, d, order):
+    """The largest similarity of every word of a query [queries, words] in a document, by a product in another order."""
+    s = jnp.transpose(jnp.einsum("mnj,klj->mnkl", d, q), order)
+    return jnp.where(s > 0, s, -9.0).max(order.index(1))
+
+
+def program(order):
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 32, 128), (128, 220, 128))]
+    found = convert(jax.make_jaxpr(lambda q, d: best(q, d, order))(*shapes)).program
+    (result,) = found.outputs
+    (largest,) = [n.name for n in found.nests if isinstance(n, Nest) and n.is_reduction and len(n.axes) == 3]
+    return found, largest, result
+
+
+def test_a_reduced_product_is_turned_for_the_order_of_a_kernel():
+    turned, largest, _ = program((2, 0, 3, 1))
+    assert list(turned_bytes(turned, {largest})) == [2.0 * 128 * 220 * 64 * 32 * 4]
+    without = price_xla(turned, H200).us
+    assert price_xla(turned, H200, read=frozenset({largest})).us > without + 50
+
+
+def test_rows_then_columns_or_columns_then_rows_are_as_a_library_makes_them():
+    for order in ((0, 1, 2, 3), (2, 3, 0, 1)):
+        kept, largest, _ = program(order)
+        assert list(turned_bytes(kept, {largest})) == []
+
+
+def test_what_no_reduction_stands_between_is_turned_as_it_is_stored():
+    def heads(x, w):
+        return jnp.transpose(jnp.einsum("bld,dhk->blhk", x, w), (0, 2, 1, 3)) * 2
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 512, 256), (256, 8, 64))]
+    found = convert(jax.make_jaxpr(heads)(*shapes)).program
+    assert list(turned_bytes(found, set(found.outputs))) == []
