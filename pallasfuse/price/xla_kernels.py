@@ -23,6 +23,7 @@ from pallasfuse.price.common_nests import without_repetitions
 from pallasfuse.price.library_calls import joined_calls
 from pallasfuse.price.library_operations import takes_all, takes_reduction
 from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise
+from pallasfuse.price.short_reductions import with_short_reductions
 from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_products import ends_in, library_product, places, product_operands, prologues, without_casts
@@ -124,6 +125,9 @@ def xla_kernels(
                 _fuse(stored, core, fusions, habits, above)
         layouts = product_operands(node.reduced, node.body) or operands
         kernels.append(library_product(node, operands, layouts, stored_operands, inside, given, habits))
+    if habits.fuses_moves:
+        outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
+        fusions = with_short_reductions(fusions, outside)
     for fusion in fusions:
         fusion.in_order = read.union(program.outputs)
     return [*kernels, *fusions]
