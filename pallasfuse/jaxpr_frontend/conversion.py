@@ -32,9 +32,9 @@ from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES
 _FORMS: dict[str, ExternalForm] = {
-    **dict.fromkeys(("slice", "dynamic_slice", "gather", "rev", "squeeze", "split"), "selection"),
+    **dict.fromkeys(("slice", "dynamic_slice", "gather", "rev", "squeeze", "split", "unstack"), "selection"),
     **dict.fromkeys(
-        ("concatenate", "pad", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bitcast_convert_type",
+        ("concatenate", "stack", "pad", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bitcast_convert_type",
          "population_count", "clz", "reduce_precision", "nextafter", "erf_inv", "real", "imag", "copy"),
         "elements",
     ),

@@ -292,7 +292,8 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
             loops[a.loop] = loops.get(a.loop, 0.0) + a.bytes
             sectors[a.loop] = sectors.get(a.loop, 0.0) + a.sector_bytes(_SECTOR_BYTES)
             ahead += a.sector_bytes(_SECTOR_BYTES) if a.pipelined and work.stages > 1 else 0.0
-        once = min(accesses[0].unique_bytes, max(loops.values()) * work.blocks)
+        unique = max(a.unique_bytes for a in accesses)  # one of them may look up a few rows
+        once = min(unique, max(loops.values()) * work.blocks)
         again = (
             0.0 if kept or max(loops.values()) <= in_cache else (sum(loops.values()) / max(loops.values()) - 1) * once
         )

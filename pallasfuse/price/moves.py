@@ -10,7 +10,7 @@ from functools import reduce
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Read, const, postorder, read, select
+from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 
@@ -53,7 +53,9 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest 
     few = FEW * volume(node.axes) <= volume(largest.axes)
     reads: list[Expr] = [read(d.name, _places(d.axes, node.axes, fills=d is largest, few=few), d.dtype) for d in taken]
     # an operation: what is moved is no operand that a library could read where it lies
-    body = reduce(lambda x, y: select(const(True, "bool"), y, x), reads, reads[0])
+    body: Expr = reduce(lambda x, y: select(const(True, "bool"), y, x), reads, reads[0])
+    for axis in frozenset(node.axes) - body.axes:  # each position along it has another operand
+        body = select(apply("ge", index(axis), const(0, "int32")), body, body)
     return Nest(node.name, node.axes, body, node.dtype, source=node.source)
 
 
@@ -73,4 +75,5 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: 
         if found is not None:
             same[axis] = found
             left = left[: left.index(found)]
-    return tuple(same.get(a, _ONE) for a in axes) if few or len(same) == len(results) else tuple(results)
+    joins = len(axes) < len(results) and len(same) == len(axes)  # along a new axis
+    return tuple(same.get(a, _ONE) for a in axes) if few or joins or len(same) == len(results) else tuple(results)

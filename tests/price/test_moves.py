@@ -117,3 +117,28 @@ def test_a_scale_for_blocks_of_rows_is_applied_before_a_product():
     )
     found = kernels(blocks, *shapes)
     assert sorted(type(k).__name__ for k in found) == ["LibraryProduct", "LoopFusion"]
+
+
+def softmin(a, b, c):
+    """The soft minimum of three values, as a step of dynamic time warping has it."""
+    s = jnp.stack([a, b, c], -1)
+    least = s.min(-1)
+    return least - jnp.log(jnp.exp(least[..., None] - s).sum(-1))
+
+
+def test_reductions_of_a_few_elements_are_no_kernels_of_their_own():
+    (one,) = kernels(softmin, *[struct(40, 66)] * 3)
+    assert one.written_bytes == 40 * 66 * 4 and one.read_bytes < 5 * 40 * 66 * 4
+    lanes = kernels(lambda x: (x - x.max(-1, keepdims=True)) * 2, struct(4096, 256))  # a warp reduces these
+    assert len(lanes) == 1 and lanes[0].is_row
+
+
+def test_what_many_kernels_would_repeat_is_stored():
+    def distances(x, y):
+        d = ((x[:, None] - y[None]) ** 2).sum(-1)
+        return d.max(0), jnp.tanh(d).sum(1), jnp.exp(-d) @ y
+
+    found = kernels(distances, struct(8192, 3), struct(8192, 3))
+    assert max(k.written_bytes for k in found) >= 8192 * 8192 * 4
+    few = kernels(distances, struct(64, 3), struct(64, 3))
+    assert len(few) < len(found) + 1

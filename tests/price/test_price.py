@@ -16,7 +16,9 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
-from pallasfuse.price.block_work import examine
+from pallasfuse.price import gpu
+from pallasfuse.price.block_accesses import Access
+from pallasfuse.price.block_work import BlockWork, examine
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla import XlaPrices, price_xla
@@ -108,6 +110,15 @@ def test_what_is_looked_up_is_read_in_runs_of_a_page():
         assert {a.run_bytes for a in found} == {4 * page}
         assert all(a.unique_bytes == 4 * min(4096 * page, 2**20) for a in found)
     assert term(short.price, "copied slices").us > 1.5 * term(long.price, "copied slices").us
+
+
+def test_a_table_that_is_looked_up_and_read_as_a_whole_crosses_memory_as_a_whole():
+    """As in a language model whose last layer is its table of tokens."""
+    few = Access("table", 100, 100, 1e4, 1, pipelined=False, gathered=True)
+    whole = Access("table", 1e4, 1e4, 1e6, 1, pipelined=True)
+    for accesses in ([few, whole], [whole, few]):
+        (moved,) = gpu._moved(BlockWork(100, 4, 2, accesses), 1e9, kept=False)
+        assert moved.memory == 1e6
 
 
 def test_a_column_of_a_row_major_matrix_costs_whole_sectors():
