@@ -47,7 +47,7 @@ class Recent[**P, T]:
     def __init__(self, function: Callable[P, T], most: int = 8) -> None:
         self._function, self._most = function, most
         self._found: tuple[tuple[tuple[int, ...], tuple[object, ...], T], ...] = ()
-        """With the arguments beside their identities, which are those of no others as long as they live."""
+        """The results, with the arguments beside their identities, which are those of no others as long as they live."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         assert not kwargs

@@ -261,7 +261,8 @@ _JOINED = 0.5
 def doubtful(kernel: Kernel, target: Target, options: FuseOptions) -> str | None:
     """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it saves
     more."""
-    if target.timed or target.platform != "gpu" or options.strict or not options.price:
+    asked = options.schedule is not None or options.tiles or options.parts or options.warps or options.stages
+    if target.timed or target.platform != "gpu" or options.strict or not options.price or asked:
         return None
     apart_us = kernel.replaced.us
     if apart_us > kernel.price.us + _JOINED * target.device.kernel_us:

@@ -34,12 +34,12 @@ from pallasfuse.targets import Target
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was planned so far for one target and the same options: forms of a program have most of their parts in common."""
+    """Plans of parts so far, for one target and the same options: forms of a program have most of their parts in common."""
 
     segments: "dict[_Key, _Segment]" = field(default_factory=dict)
-    """By segment, in canonical names."""
+    """The plans of segments, in canonical names."""
     groups: "dict[object, _Ranked]" = field(default_factory=dict)
-    """By group, in canonical names, and what it may take, where that matters (`placement.placed_on`)."""
+    """The places of groups, in canonical names, by what they may take where that matters (`placement.placed_on`)."""
 
 
 class Places:

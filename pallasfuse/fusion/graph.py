@@ -40,7 +40,7 @@ class Graph:
 
     @cached_property
     def signs(self) -> Mapping[str, Sign]:
-        """What is known of the signs of values, by name."""
+        """The known signs of values, by name."""
         return _reduction_signs(self.program)
 
     def compared(self) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
+from numbers import Integral
 from threading import Lock
 from typing import Any, Self
 from weakref import WeakValueDictionary
@@ -23,6 +24,7 @@ class Axis:
     extent: int
 
     def __new__(cls, name: str, extent: int) -> Self:
+        extent = int(extent) if isinstance(extent, Integral) else extent  # else a symbol
         key = name, extent
         axis: Self | None = _interned.get(key)
         if axis is None:

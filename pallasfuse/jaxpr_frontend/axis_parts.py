@@ -443,7 +443,7 @@ class _Parts:
 
 
 def _key(run: partial[Any], values: tuple[Any, ...]) -> Any:
-    """What tells a call from others that trace to other equations; None where a parameter is not hashable.
+    """A key that differs for calls that trace to other equations; None where a parameter is not hashable.
 
     Numbers that are equal and not the same (0.0 and -0.0, 1 and True) are kept apart by their text.
     """

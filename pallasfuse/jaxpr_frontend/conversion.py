@@ -38,9 +38,19 @@ _FORMS: dict[str, ExternalForm] = {
          "population_count", "clz", "reduce_precision", "nextafter", "erf_inv", "real", "imag", "copy"),
         "elements",
     ),
-    **dict.fromkeys(("dynamic_update_slice", "scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max"), "update"),
+    **dict.fromkeys(
+        ("dynamic_update_slice", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), "update"
+    ),
 }  # fmt: skip
 """How primitives make their results that may be left to XLA, where it is not in a way of their own."""
+
+
+def _form_of(eqn: JaxprEqn) -> ExternalForm:
+    form = _FORMS.get(eqn.primitive.name, "whole")
+    first = eqn.invars[0] if eqn.invars else None
+    if form == "update" and (not isinstance(first, Var) or any(a is first for a in eqn.invars[1:])):
+        return "whole"  # what is updated is a literal, or is needed as it was
+    return form
 
 
 def is_map(eqn: JaxprEqn) -> bool:
@@ -331,7 +341,7 @@ class _Naming:
                 operands = tuple(dict.fromkeys(self._tensor_names[a] for a in step.eqn.invars if isinstance(a, Var)))
                 for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
                     axes = self._over(symbols)
-                    form = _FORMS.get(step.eqn.primitive.name, "whole")
+                    form = _form_of(step.eqn)
                     yield External(self._tensor_names[var], axes, dtype_of(var), operands, reason, source, form=form)
             case Plan() as plan:
                 var = step.eqn.outvars[0]

@@ -1,4 +1,4 @@
-"""What one block of a tile program loads and stores: bytes, how they lie in memory, and how often."""
+"""Loads and stores of one block of a tile program: bytes, how they lie in memory, and how often."""
 
 import math
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Access:
     run_bytes: float
     """Contiguous in memory."""
     unique_bytes: float
-    """Of all blocks together, each counted once."""
+    """The bytes that all blocks touch together, each counted once."""
     times: float
     """How often a block does it."""
     pipelined: bool

@@ -39,7 +39,7 @@ read_otherwise = Recent(_read_otherwise)
 
 _ONE = Axis("one", 1)
 FEW = 8
-"""By which factor what an operation makes is smaller than what it reads, for that to be computed inside of it."""
+"""The factor by which an operation makes less than it reads, for what it reads to be computed inside of it."""
 
 
 def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:

@@ -6,14 +6,13 @@ that is stored for the kernel writes what it computes in the new order; but befo
 once more.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import LoopProgram, Nest
-from pallasfuse.ir.reducers import SUM
-from pallasfuse.price.xla_products import product_operands
+from pallasfuse.price.xla_products import is_product, product_operands
 
 
 def turned_bytes(program: LoopProgram, read: Collection[str]) -> Iterator[float]:
@@ -22,37 +21,46 @@ def turned_bytes(program: LoopProgram, read: Collection[str]) -> Iterator[float]
     read: the tensors that kernels read.
     """
     nests = {n.name: n for n in program.nests if isinstance(n, Nest)}
-    found = {product.name: product for t in read if t in nests and (product := _turned(nests[t], nests)) is not None}
+    found: dict[str, Nest] = {}
+    seen: set[_Asked] = set()
+    for t in read:
+        product = _turned(nests[t], nests, seen) if t in nests else None
+        if product is not None:
+            found[product.name] = product
     for product in found.values():
         yield 2.0 * volume(product.axes) * dtypes.itemsize_bytes(product.dtype)
 
 
-def _turned(
-    nest: Nest, nests: Mapping[str, Nest], order: Sequence[Axis] | None = None, *, is_reduced: bool = False
-) -> Nest | None:  # fmt: skip
+_Asked = tuple[str, tuple[Axis, ...], bool]
+"""A nest, its axes in the order that is asked for, and whether its result is reduced later."""
+
+
+def _turned(nest: Nest, nests: Mapping[str, Nest], seen: set[_Asked]) -> Nest | None:
     """The product that a nest's result is reduced from, if that has another order.
 
-    order: the nest's axes in the order that is asked for; by default that of its dimensions.
+    seen: what was asked without finding one; grows.
     """
-    asked = [a for a in (nest.axes if order is None else order) if a.extent > 1]
-    if _is_product(nest):
-        kept = frozenset(asked)
-        return None if not is_reduced or any([a for a in one if a in kept] == asked for one in _orders(nest)) else nest
-    reads = [x for x in postorder(nest.body) if isinstance(x, Read) and x.tensor in nests]
-    most = max((volume(x.indices) for x in reads), default=0)
-    for x in reads:
-        source = nests[x.tensor]
-        if volume(x.indices) == most and len(source.axes) == len(x.indices):
-            own = dict(zip(x.indices, source.axes, strict=True))
-            passed_on = [own[a] for a in asked if a in own]
-            found = _turned(source, nests, passed_on, is_reduced=is_reduced or nest.is_reduction)
-            if found is not None:
-                return found
+    waiting: list[_Asked] = [(nest.name, tuple(a for a in nest.axes if a.extent > 1), False)]
+    while waiting:
+        asked = waiting.pop()
+        if asked in seen:
+            continue
+        seen.add(asked)
+        nest, order, is_reduced = nests[asked[0]], asked[1], asked[2]
+        if is_product(nest):
+            kept = frozenset(order)
+            if is_reduced and not any(tuple(a for a in one if a in kept) == order for one in _orders(nest)):
+                return nest
+            continue
+        reads = [x for x in postorder(nest.body) if isinstance(x, Read) and x.tensor in nests]
+        most = max((volume(x.indices) for x in reads), default=0)
+        for x in reads:
+            source = nests[x.tensor]
+            if volume(x.indices) == most and len(source.axes) == len(x.indices):
+                own = dict(zip(x.indices, source.axes, strict=True))
+                passed_on = tuple(own[a] for a in order if a in own and own[a].extent > 1)
+                waiting.append((source.name, passed_on, is_reduced or nest.is_reduction))
     return None
-
-
-def _is_product(nest: Nest) -> bool:
-    return nest.reducer == SUM and not nest.picks and product_operands(nest.reduced, nest.body) is not None
 
 
 def _orders(product: Nest) -> Iterator[list[Axis]]:

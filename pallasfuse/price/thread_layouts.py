@@ -8,15 +8,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
+from pallasfuse.targets import power_of_two
+
 LANES = 32
-"""Of a warp."""
+"""Threads of a warp."""
 _VECTOR_BYTES = 16
 """The most that a thread loads at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of one dimension of a tile: the elements of a thread, and the lanes and warps that have others."""
+    """A dimension of a tile, shared out: the elements of a thread, and the lanes and warps that have others."""
 
     own: int
     lanes: int
@@ -24,9 +26,10 @@ class Share:
 
 
 def shares(tile: Sequence[int], warps: int, vector: int = 1) -> list[Share]:
-    """The share of each dimension, the last one being that of neighbours. vector: neighbours that a thread has at least."""
+    """The share of each dimension, padded to a power of two; the last one is that of neighbours. vector: neighbours that a thread
+    has at least."""
     lanes, found = LANES, []
-    for at, extent in enumerate(reversed(tile)):
+    for at, extent in enumerate(power_of_two(t) for t in reversed(tile)):
         rest = max(1, extent // vector) if at == 0 else extent
         own_lanes = min(lanes, rest)
         own_warps = min(warps, max(1, rest // own_lanes))
@@ -42,7 +45,7 @@ def vector_of(itemsize_bytes: int, elements: int, warps: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the threads of a block do for one reduction beside adding up their own elements."""
+    """The work of a block's threads for one reduction beside adding up their own elements."""
 
     shuffles: float
     """Instructions of all warps by which lanes exchange results."""
@@ -58,5 +61,5 @@ def exchange(tile: Sequence[int], over: Collection[int], warps: int, vector: int
         results = prod(s.own for n, s in enumerate(each) if n != dimension)
         shuffles += warps * results * log2(each[dimension].lanes)
         del left[dimension]
-        copies, vector = results * LANES * warps / max(1, prod(left)), 1
+        copies, vector = results * LANES * warps / prod(power_of_two(t) for t in left), 1
     return Exchange(shuffles, copies)

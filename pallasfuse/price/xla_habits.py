@@ -1,4 +1,4 @@
-"""What XLA's fusion passes do on a platform, as far as a price depends on it."""
+"""The habits of XLA's fusion passes on a platform, as far as a price depends on them."""
 
 from dataclasses import dataclass
 

@@ -26,7 +26,15 @@ from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise
 from pallasfuse.price.short_reductions import with_short_reductions
 from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
-from pallasfuse.price.xla_products import ends_in, library_product, places, product_operands, prologues, without_casts
+from pallasfuse.price.xla_products import (
+    ends_in,
+    is_product,
+    library_product,
+    places,
+    product_operands,
+    prologues,
+    without_casts,
+)
 
 LONGEST_COLUMN = 1 << 12
 """Elements of a column that one block reduces; longer ones are reduced in two steps."""
@@ -145,15 +153,32 @@ _sizes = Recent(_sizes_of)
 def _update(node: External, program: LoopProgram, sizes: Mapping[str, float], given: frozenset[str]) -> Opaque:
     """The update of a tensor: in its place, unless somebody else needs what was there."""
     target, *others = node.operands
+    source = _without_changes(target, program)
     read = {t: sizes[t] for t in others}
     changed = max(read.values(), default=sizes[node.name])
     readers = sum(target in n.reads for n in program.nests)
-    if sizes[target] == sizes[node.name] and readers == 1 and target not in given and target not in program.outputs:
+    if sizes[target] == sizes[node.name] and readers == 1 and source not in given and target not in program.outputs:
         return Opaque(
             node.name, sum(read.values()), min(changed, sizes[node.name]), operands=(*read.items(), (target, 0.0))
         )
     read[target] = sizes[target]
     return Opaque(node.name, sum(read.values()), sizes[node.name], operands=tuple(read.items()))
+
+
+def _without_changes(tensor: str, program: LoopProgram) -> str:
+    """The tensor that another one is in another shape."""
+    makers = {n.name: n for n in program.nests}
+    while tensor in makers:
+        node = makers[tensor]
+        if isinstance(node, External):
+            if node.lookup is None or not node.moves_nothing:
+                break
+            tensor = node.lookup.source.name
+        elif not node.is_reduction and isinstance(node.body, Read) and len(node.axes) == len(node.body.indices):
+            tensor = node.body.tensor
+        else:
+            break
+    return tensor
 
 
 def gather_of(lookup: Lookup) -> Opaque:
@@ -236,7 +261,7 @@ def _stored_by_loops(
     loops = {
         n.name for n in nodes
         if n.name not in library and (
-            not _is_product(n) if isinstance(n, Nest) else n.lookup is None and _condenses(n, sizes)
+            not is_product(n) if isinstance(n, Nest) else n.lookup is None and _condenses(n, sizes)
         )
     }  # fmt: skip
     by_loops = {t for n in nodes if n.name in loops for t in n.reads}
@@ -248,15 +273,11 @@ def _stored_by_loops(
     }  # fmt: skip
 
 
-def _is_product(nest: Nest) -> bool:
-    return nest.reducer == SUM and not nest.picks and product_operands(nest.reduced, nest.body) is not None
-
-
 def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
     """The nests in calls of the library that reduce."""
     takes = {
         n.name for n in nodes
-        if isinstance(n, Nest) and (_is_product(n) or ((takes_reduction(n) or not n.is_reduction) and takes_all(n.body)))
+        if isinstance(n, Nest) and (is_product(n) or ((takes_reduction(n) or not n.is_reduction) and takes_all(n.body)))
     }  # fmt: skip
     readers: dict[str, set[str]] = {}
     for node in nodes:
@@ -265,7 +286,7 @@ def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
     inner = [n.name for n in reversed(nodes) if n.name in takes - stored and readers.get(n.name, {""}) <= takes]
     call = joined_calls(inner, {n: n for n in inner}, readers)
     reducing = {
-        call(n.name) for n in nodes if n.name in takes and isinstance(n, Nest) and n.is_reduction and not _is_product(n)
+        call(n.name) for n in nodes if n.name in takes and isinstance(n, Nest) and n.is_reduction and not is_product(n)
     }
     return {n for n in takes if call(n) in reducing}
 

@@ -7,6 +7,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, Place
 from pallasfuse.price.xla_habits import Habits
 
@@ -28,8 +29,14 @@ def product_operands(reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr]
     return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - over and (rhs.axes - lhs.axes) - over else None
 
 
+def is_product(nest: Nest) -> bool:
+    """Is a reduction a matrix product?"""
+    return nest.reducer == SUM and not nest.picks and product_operands(nest.reduced, nest.body) is not None
+
+
 @lru_cache(1 << 10)
 def places(root: Expr) -> tuple[tuple[Place, float], ...]:
+    """Returns the places that an expression reads, with the bytes of each."""
     return tuple(
         ((n.tensor, n.indices), float(volume(frozenset(n.indices)) * dtypes.itemsize_bytes(n.dtype)))
         for n in postorder(root)
@@ -64,7 +71,7 @@ def _are_neighbours(axes: Sequence[Axis], order: Sequence[Axis]) -> bool:
 
 
 _TOLERATED_BYTES = 1024
-"""Of what is read in place of an operand, beyond that."""
+"""The bytes that may be read beyond those of an operand, in its place."""
 
 
 def library_product(

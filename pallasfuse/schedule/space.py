@@ -64,7 +64,7 @@ def all_trees(region: Region, may_fold: MayFold = no_folds, *, most_bodies: int 
 
 
 Dropped = dict[tuple[TreeKernel, tuple[str, ...]], tuple[str, ...]]
-"""By tree and the axes whose serial loops run once: those whose loops are left out. No size but that decides it."""
+"""The axes whose loops are left out, by tree and by the axes whose serial loops run once. No size but that decides it."""
 
 
 def tiled(

@@ -78,8 +78,22 @@ def test_an_update_is_in_its_place_unless_the_old_values_are_needed():
     shapes = struct(8192, 1024), struct(1, 1024), struct(dtype=jnp.int32)
     (update,) = (k for k in kernels(append, *shapes) if isinstance(k, Opaque))
     assert update.written_bytes == 1024 * 4 and update.read_bytes < 2 * 1024 * 4
-    (copy,) = (k for k in kernels(keep, *shapes) if isinstance(k, Opaque))
-    assert copy.written_bytes == 8192 * 1024 * 4
+    for program_ in (keep, lambda c, n, i: lax.dynamic_update_slice(c.reshape(8192, 1024), n, (i, 0))):
+        (copy,) = (k for k in kernels(program_, *shapes) if isinstance(k, Opaque))
+        assert copy.written_bytes == 8192 * 1024 * 4
+
+
+def test_an_update_of_literals_or_of_itself_is_a_whole_operation():
+    def literals(x):
+        z = lax.dynamic_update_slice(jnp.float32(0.0), jnp.float32(1.0), ())
+        return jax.nn.softmax(x, -1) * z
+
+    def itself(x, i):
+        return lax.dynamic_update_slice(x * 2, x * 2, (i, 0))
+
+    assert kernels(literals, struct(64, 4096))
+    y = program(itself, struct(1024, 1024), struct(dtype=jnp.int32))
+    assert max(k.written_bytes for k in xla_kernels(y, habits_on(H200))) == 1024 * 1024 * 4
 
 
 def test_rows_of_values_that_are_computed_stay_in_one_kernel():

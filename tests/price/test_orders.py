@@ -46,3 +46,15 @@ def test_what_no_reduction_stands_between_is_turned_as_it_is_stored():
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 512, 256), (256, 8, 64))]
     found = convert(jax.make_jaxpr(heads)(*shapes)).program
     assert list(turned_bytes(found, set(found.outputs))) == []
+
+
+def test_diamonds_are_walked_once():
+    def residual(q, d):
+        s = jnp.transpose(jnp.einsum("mnj,klj->mnkl", d, q), (2, 0, 3, 1))
+        for _ in range(60):
+            s = s + 0.1 * jnp.sin(s)
+        return s.max(3)
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 16), (6, 10, 16))]
+    found = convert(jax.make_jaxpr(residual)(*shapes)).program
+    assert list(turned_bytes(found, set(found.outputs))) == [2.0 * 4 * 8 * 6 * 10 * 4]
