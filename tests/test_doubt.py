@@ -38,7 +38,7 @@ def test_where_a_clock_decides_it_is_tried():
 def test_what_the_user_asks_for_is_not_doubted():
     (kernel,) = planned(lambda x: jnp.tanh(x).sum(-1), 64, 40, schedule="kernel { i:1@grid ( j:64 ( t1 ) ) }").kernels
     assert kernel.strategy == "scheduled"
-    assert planned(few_rows, 1, 1000, warps=2).kernels
+    assert planned(few_rows, 1, 1000, warps=4).kernels
 
 
 @pytest.mark.parametrize("shape", [(4096, 32768), (512, 50257)])

@@ -24,7 +24,8 @@ class Axis:
     extent: int
 
     def __new__(cls, name: str, extent: int) -> Self:
-        extent = int(extent) if isinstance(extent, Integral) else extent  # else a symbol
+        given: Any = extent
+        extent = int(given) if isinstance(given, Integral) else given  # else a symbol
         key = name, extent
         axis: Self | None = _interned.get(key)
         if axis is None:
