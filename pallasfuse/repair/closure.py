@@ -3,8 +3,8 @@
 Design, section 3, rule 2. With g = sum_b a_b(r) b(c), one function of the span is the row of its coefficients a_b(r).
 The basis framed at r is g and its derivatives by the frames, until closed; M(r, r') = A(r') A(r)^-1.
 
-SymPy takes a quarter of a second to import, and is imported when something is derived that needs it: plans that were kept do without
-it, and so do softmaxes.
+SymPy takes a quarter of a second to import, and is imported when something is derived that needs it: plans that were kept do
+without it, and so do softmaxes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
