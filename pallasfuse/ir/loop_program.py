@@ -59,11 +59,12 @@ class Nest:
         return self.body.tensors
 
 
-ExternalForm = Literal["selection", "elements", "update", "whole"]
+ExternalForm = Literal["selection", "elements", "join", "update", "whole"]
 """How an operation that has no nest makes its result.
 
-selection: of some elements of its operands, as they are. elements: each of its elements from one of every operand, or as one of
-them is. update: as its first operand, with elements replaced by those of others, or combined with them. whole: in another way.
+selection: of some elements of its operands, as they are. elements: each of its elements from one of every operand. join: of all
+operands, one beside the other. update: as its first operand, with elements replaced by those of others, or combined with them.
+whole: in another way.
 """
 
 

@@ -34,10 +34,11 @@ _RULES: dict[str, Rule] = _MAPS | reductions.RULES
 _FORMS: dict[str, ExternalForm] = {
     **dict.fromkeys(("slice", "dynamic_slice", "gather", "rev", "squeeze", "split", "unstack"), "selection"),
     **dict.fromkeys(
-        ("concatenate", "stack", "pad", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bitcast_convert_type",
+        ("pad", "shift_left", "shift_right_logical", "shift_right_arithmetic", "bitcast_convert_type",
          "population_count", "clz", "reduce_precision", "nextafter", "erf_inv", "real", "imag", "copy"),
         "elements",
     ),
+    **dict.fromkeys(("concatenate", "stack"), "join"),
     **dict.fromkeys(
         ("dynamic_update_slice", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), "update"
     ),

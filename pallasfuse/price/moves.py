@@ -4,6 +4,7 @@ On GPUs, XLA computes them inside of what reads them, as it does maps. For the p
 which tensor it reads, and not from which places.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -37,13 +38,38 @@ read_otherwise = Recent(_read_otherwise)
 """Returns the tensors that some map reads with other dimensions than they have: they are in memory."""
 
 
+def _stored_joins(program: LoopProgram) -> frozenset[str]:
+    readers = Counter(t for n in program.nests for t in n.reads)
+    carried: set[str] = set()
+    stored: set[str] = set()
+    for node in program.nests:
+        joined = sorted(carried & node.reads)
+        if isinstance(node, External):
+            if node.form == "join" and volume(node.axes) > MOST_REPEATED:
+                carried.add(node.name)
+                stored |= {*joined, *((node.name,) if readers[node.name] > 1 else ())}
+        elif node.is_reduction:
+            stored |= set(joined)
+        elif joined:
+            carried.add(node.name)
+            stored |= set(joined[1:])
+    return frozenset(stored)
+
+
+stored_joins = Recent(_stored_joins)
+"""Returns the large joins, and the maps of one, that are written to memory: a kernel writes one join, and maps of it, and neither
+reduces them nor joins them with others. So is a join that several nests read."""
+MOST_REPEATED = 1 << 21
+"""Elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper."""
+
+
 _ONE = Axis("one", 1)
 FEW = 8
 """The factor by which an operation makes less than it reads, for what it reads to be computed inside of it."""
 
 
 def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:
-    if node.form not in ("selection", "elements") or node.lookup is not None:
+    if node.form not in ("selection", "elements", "join") or node.lookup is not None:
         return node
     operands = [known[t] for t in node.operands]
     taken = [d for d in operands if d.dtype == node.dtype] or operands[:1]  # others are positions to read from

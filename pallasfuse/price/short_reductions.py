@@ -6,11 +6,10 @@ from dataclasses import replace
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.price.moves import MOST_REPEATED
 from pallasfuse.price.xla_forms import LoopFusion
 
 _WARP = 32
-_MOST_REPEATED = 1 << 21
-"""Elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper."""
 
 
 def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:
@@ -25,7 +24,7 @@ def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str
         made = {n.name for n in fusion.roots}
         readers = [f for f in left if f is not fusion and any(tensor in made for tensor, _ in f.reads)]
         space = volume({a for n in fusion.roots for a in (*n.axes, *n.reduced)})
-        if not readers or (len(readers) - 1) * space > _MOST_REPEATED:
+        if not readers or (len(readers) - 1) * space > MOST_REPEATED:
             continue
         left = [f for f in left if f is not fusion]
         for reader in readers:

@@ -22,7 +22,7 @@ from pallasfuse.price import instruction_fusion
 from pallasfuse.price.common_nests import without_repetitions
 from pallasfuse.price.library_calls import joined_calls
 from pallasfuse.price.library_operations import takes_all, takes_reduction
-from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise
+from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise, stored_joins
 from pallasfuse.price.short_reductions import with_short_reductions
 from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
@@ -71,11 +71,12 @@ def xla_kernels(
     known: from earlier calls for this program; grows.
     """
     known = Known() if known is None else known
+    joins: frozenset[str] = frozenset()
     if habits.fuses_moves:
-        program = moves_as_maps(program)
+        joins, program = stored_joins(program), moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
     needed = _needed(program, made, read)
-    kept = _stored_maps(program, needed, habits, read)
+    kept = _stored_maps(program, needed, habits, read) | (joins & needed)
     bodies = _inline(program, needed, kept, known)
     kernels: list[XlaKernel] = []
     fusions: list[LoopFusion] = []
