@@ -129,6 +129,8 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
         # another order is worth it only where it is clearly faster
         error = target.device.price_error if others.rewritings else 1.0
         us = predicted_us(others, groups.groups)
+        if others.converted.unjoined is not None:  # the same equations: what XLA takes for them does not differ
+            us += predicted_us(placements, ()) - predicted_us(others, ())
         if error * us < best_us.value:
             best, best_us = (others, groups), known(us)
     return best
