@@ -16,7 +16,7 @@ from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, 
 from pallasfuse.resources.triton_operands import laid_out_anew_at, needed_until, of_product
 from pallasfuse.resources.triton_registers import OTHERS, registers_by_loop
 from pallasfuse.resources.triton_spills import spills
-from pallasfuse.resources.triton_view import WARP_ROWS, Line, View
+from pallasfuse.resources.triton_view import COPY_BYTES, WARP_ROWS, Line, View
 from pallasfuse.targets import Target
 
 TILE_BYTES = 1024
@@ -193,4 +193,7 @@ def _layout(view: View, line: Line, indices: tuple[Axis, ...], dtype: str) -> tu
     present = [a for a in indices if view.program.tile(a) > 1]
     in_order = [a for a in view.program.order if a in present]
     share = view.elements(indices) // (WARP * view.program.warps)
-    return present[-1:] == in_order[-1:], min(view.vector(line, indices, dtype), max(1, share))
+    # a tensor of one dimension begins where vectors do, and a mask at its end changes no layout
+    whole = COPY_BYTES // dtypes.itemsize_bytes(dtype)
+    vector = whole if len(indices) == 1 else view.vector(line, indices, dtype)
+    return present[-1:] == in_order[-1:], min(vector, max(1, share))

@@ -245,3 +245,15 @@ def test_buffers_take_registers():
     larger = replace(fewer, body=(replace(fewer.body[0], sizes=(4, 4096)), *fewer.body[1:]))
     assert registers_needed(View(larger, TRITON)) >= kept + 4 * (4096 - 48) // (32 * fewer.warps)
     assert flat > 0
+
+
+def test_bytes_beside_numbers_are_laid_out_anew_also_where_a_mask_ends_the_tile():
+    """A gradient of a masked mean over 6001 elements: the compiler reports 4096 bytes for its kernel on an H100."""
+
+    def gradient(x, y, event):
+        e = event.astype(jnp.float32)
+        return ((x - y) * e).sum(), -e / jnp.maximum(e.sum(), 1)
+
+    shapes = [jax.ShapeDtypeStruct((6001,), t) for t in (jnp.float32, jnp.float32, jnp.bool_)]
+    (kernel,) = pf.fuse(gradient, options=pf.FuseOptions(target="triton", price=False)).explain(*shapes).kernels
+    assert triton.resources(kernel.phases[0].program, kernel.phases[0].target).shared_bytes >= 4096
