@@ -257,7 +257,8 @@ def schedule_grouping(placements: Placements, grouping: Grouping, *, wanted: boo
 
 
 _JOINED = 0.5
-"""The launches that XLA may need less than its price says, where a kernel of its own is joined with a neighbour: one in two."""
+"""The part of the shortest kernel's time that XLA's price may be too high by, where it joins a kernel with a neighbour:
+an estimate, in place of a model of these fusions."""
 
 
 def doubtful(kernel: Kernel, target: Target, options: FuseOptions) -> str | None:

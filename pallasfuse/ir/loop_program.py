@@ -60,7 +60,7 @@ class Nest:
 
 
 ExternalForm = Literal["selection", "elements", "join", "update", "whole"]
-"""How an operation that has no nest makes its result.
+"""The way in which an operation without a nest makes its result.
 
 selection: of some elements of its operands, as they are. elements: each of its elements from one of every operand. join: of all
 operands, one beside the other. update: as its first operand, with elements replaced by those of others, or combined with them.

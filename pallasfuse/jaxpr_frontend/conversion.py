@@ -43,7 +43,7 @@ _FORMS: dict[str, ExternalForm] = {
         ("dynamic_update_slice", "scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), "update"
     ),
 }  # fmt: skip
-"""How primitives make their results that may be left to XLA, where it is not in a way of their own."""
+"""The forms of primitives that may be left to XLA, where one is known; all others are "whole"."""
 
 
 def _form_of(eqn: JaxprEqn) -> ExternalForm:

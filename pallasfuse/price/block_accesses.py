@@ -21,7 +21,7 @@ class Access:
     unique_bytes: float
     """The bytes that all blocks touch together, each counted once."""
     times: float
-    """How often a block does it."""
+    """The number of times that a block loads or stores such a tile."""
     pipelined: bool
     """Several trips ahead, where the kernel has stages."""
     is_store: bool = False

@@ -1,7 +1,7 @@
 """The work of one block of a tile program: bytes by tensor, matrix products, instructions, trips. Averages over all blocks."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pallasfuse.errors import InvalidProgramError
@@ -239,7 +239,7 @@ class _Walk:
     of_products: frozenset[str] = frozenset()
     """Results of matrix products, and what is computed from them: they lie as matrix units leave them."""
     copies: dict[frozenset[Axis], float] = field(default_factory=dict)
-    """How many threads hold each value along some axes."""
+    """The number of threads that hold each value, by the axes that values run along."""
     within: int = 0
     """The number of the loop that is walked."""
     longest: float = 1.0
@@ -338,10 +338,10 @@ class _Walk:
         return bool(present) and present[-1] != max(present, key=self.order.__getitem__)
 
     def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
-        elements: Callable[[frozenset[Axis]], float] = sizes.volume
-        if self.copies:
-            elements = lambda axes: sizes.volume(axes) * self.copies.get(sizes.wide(axes), 1.0)  # noqa: E731
-        self.work.operations += executed(step.instructions, elements).times(times)
+        def held(axes: frozenset[Axis]) -> float:
+            return sizes.volume(axes) * self.copies.get(sizes.wide(axes), 1.0)
+
+        self.work.operations += executed(step.instructions, held if self.copies else sizes.volume).times(times)
 
     def exchange(self, axes: frozenset[Axis], over: frozenset[Axis], times: float, sizes: _Sizes) -> None:
         """Note what threads exchange for a reduction. Its tile lies as it was loaded, or in the order of the program's axes."""

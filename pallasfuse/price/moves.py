@@ -15,6 +15,14 @@ from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read,
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 
+MOST_REPEATED = 1 << 21
+"""The elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper: an estimate,
+not measured."""
+FEW = 8
+"""The factor by which an operation makes less than it reads, for what it reads to be computed inside of it."""
+_ONE = Axis("one", 1)
+"""The axis of an operand of which a result reads one position."""
+
 
 def _found(program: LoopProgram) -> LoopProgram:
     known = {d.name: d for d in program.definitions()}
@@ -59,13 +67,6 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
 stored_joins = Recent(_stored_joins)
 """Returns the large joins, and the maps of one, that are written to memory: a kernel writes one join, and maps of it, and neither
 reduces them nor joins them with others. So is a join that several nests read."""
-MOST_REPEATED = 1 << 21
-"""Elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper."""
-
-
-_ONE = Axis("one", 1)
-FEW = 8
-"""The factor by which an operation makes less than it reads, for what it reads to be computed inside of it."""
 
 
 def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:

@@ -15,7 +15,7 @@ _WARP = 32
 def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:
     """Returns the fusions, in the same order, with the short reductions inside of those that read them.
 
-    outside: tensors that somebody else reads, too: these are stored.
+    outside: tensors that somebody else reads, too: these are stored. The fusions that read such reductions are changed.
     """
     left = list(fusions)
     for fusion in reversed(fusions):

@@ -1,4 +1,4 @@
-"""How Triton spreads a tile over the threads of a block, in kernels without matrix products (its blocked layouts).
+"""Triton's blocked layouts: the way in which it spreads a tile over the threads of a block, unless a matrix product made it.
 
 The last dimension of a tile is given to neighbouring lanes first, then to warps; what is left goes to the dimensions before it.
 Where lanes share the axis that is summed, they exchange every result of the sum among them.

@@ -4,7 +4,7 @@ Design, section 3, rule 2. With g = sum_b a_b(r) b(c), one function of the span 
 The basis framed at r is g and its derivatives by the frames, until closed; M(r, r') = A(r') A(r)^-1.
 
 SymPy takes a quarter of a second to import, and is imported when something is derived that needs it: plans that were kept do
-without it, and so do softmaxes.
+without it, and so does a basis of one monomial.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""How long the sides of a product on matrix units lie in shared memory: some from before a loop until it has ended.
+"""Shared memory of the sides of products on matrix units: which are staged there, and from when until when.
 
 Three habits of Triton's compiler decide that. What is the same in every trip of a loop is computed and staged once, before the
 loop. Products that have the same side share it. And a product that is only added to something takes that as the value it begins

@@ -24,7 +24,7 @@ over the kernels of `scripts/resources_report.py`; some are left to kernels besi
 
 
 @dataclass(frozen=True, slots=True)
-class _Value:
+class Lifetime:
     """Registers of a thread that are taken from the statement numbered `first` to the one numbered `last`."""
 
     registers: float
@@ -78,13 +78,13 @@ def accumulated(view: View) -> dict[int, Line]:
     return found
 
 
-def _values(view: View) -> Iterator[_Value]:
+def _values(view: View) -> Iterator[Lifetime]:
     in_place = accumulated(view)
     begins = {total.number: number for number, total in in_place.items()}
     for line in view.lines:
         s = line.statement
         if isinstance(s, Buffer):
-            yield _Value(shares(view, prod(s.sizes), s.dtype), line.number, line.scope.last)
+            yield Lifetime(shares(view, prod(s.sizes), s.dtype), line.number, line.scope.last)
         if line.number in in_place or not isinstance(s, Load | Let | Reduce | Contract):
             continue
         readers = view.readers(line)
@@ -92,18 +92,18 @@ def _values(view: View) -> Iterator[_Value]:
         if isinstance(s, Load):
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
-                yield _Value(registers_of(view, s.indices, s.dtype), line.number, last)
+                yield Lifetime(registers_of(view, s.indices, s.dtype), line.number, last)
             continue
         loop = line.scope.loop
         if loop is not None and any(c.next_name == s.name for c in loop.carries):
             last = line.scope.last
         size = registers_of(view, s.axes, dtype_of(s)) * copies(view, line)
-        yield _Value(size, begins.get(line.number, line.number), last)
+        yield Lifetime(size, begins.get(line.number, line.number), last)
     yield from _carried(view, begins)
     yield from _shared(view)
 
 
-def _shared(view: View) -> Iterator[_Value]:
+def _shared(view: View) -> Iterator[Lifetime]:
     """Lists what several reductions of a loop are computed from and that is wider than all that is loaded: it is computed once, and
     kept from the first of them to the last."""
     loads = (line.statement for line in view.lines if isinstance(line.statement, Load))
@@ -119,7 +119,7 @@ def _shared(view: View) -> Iterator[_Value]:
         several = [(n, at) for n, at in found.items() if len(at) > 1]
         for span in dict.fromkeys((at[0], at[-1]) for _, at in several):
             size = max(registers_of(view, n.axes, n.dtype) for n, at in several if (at[0], at[-1]) == span)
-            yield _Value(size, *span)
+            yield Lifetime(size, *span)
 
 
 def copies(view: View, line: Line) -> int:
@@ -137,7 +137,7 @@ def until(scope: LoopScope, reader: Line) -> int:
     return scope.kept_until(reader.scope, reader.number)
 
 
-def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
+def _carried(view: View, begins: dict[int, int]) -> Iterator[Lifetime]:
     """Lists the values that loops carry: in each segment, until they have been read for the last time."""
     for scope in view.scopes:
         if scope.loop is None:
@@ -148,11 +148,11 @@ def _carried(view: View, begins: dict[int, int]) -> Iterator[_Value]:
                 behind = [line for line in view.lines[scope.last + 1 : around.last + 1]
                           if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
                 later = max((begins.get(r.number, until(around, r)) for r in behind), default=scope.last)
-                yield _Value(registers_of(view, carry.axes, carry.dtype), scope.last, later)
+                yield Lifetime(registers_of(view, carry.axes, carry.dtype), scope.last, later)
             readers = [line.number for line in view.lines[scope.first : scope.last + 1]
                        if any(carry.name in e.tensors for e in expressions(line.statement))]  # fmt: skip
             last = max((begins.get(n, n) for n in readers), default=scope.last)
-            yield _Value(registers_of(view, carry.axes, carry.dtype), scope.first, last)
+            yield Lifetime(registers_of(view, carry.axes, carry.dtype), scope.first, last)
 
 
 def on_the_way(view: View, line: Line) -> float:

@@ -9,13 +9,13 @@ The numbers below were fitted on what it reports of all of `benchmarks/workloads
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 from pallasfuse.ir.expr import Read
 from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, expressions
 from pallasfuse.resources.block import Spill
 from pallasfuse.resources.triton_registers import (
+    Lifetime,
     accumulated,
     addresses,
     copies,
@@ -36,19 +36,10 @@ SPILLED_BYTES = 20
 """Bytes that are written and read, in one trip, for each register that is missing: once written, some are read many times."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """Registers of a thread that are taken from the statement numbered `first` to the one numbered `last`."""
-
-    registers: float
-    first: int
-    last: int
-
-
 def spills(view: View, most: int) -> Iterator[Spill]:
     """Lists what does not find one of `most` registers of a thread.
 
-    What a loop has none for beyond those around it is written and read in its trips: the rest lies in memory before it begins.
+    A loop writes and reads in its trips only what the loops around it had registers for: all else lies in memory before it begins.
     """
     needed = _needed(view)
     for scope in view.scopes:
@@ -68,7 +59,7 @@ def _needed(view: View) -> dict[LoopScope, float]:
     return found
 
 
-def _needed_at(view: View, line: Line, values: tuple[_Value, ...]) -> float:
+def _needed_at(view: View, line: Line, values: tuple[Lifetime, ...]) -> float:
     """Returns the registers that are taken during a statement. What it computes takes those of what is read for the last time."""
     n = line.number
     made = sum(v.registers for v in values if v.first == n)
@@ -90,13 +81,13 @@ def _sides(view: View, product: Product) -> tuple[float, float]:
     return 0.0 if product.half and isinstance(product.statement.lhs, Read) else left, 0.0
 
 
-def _values(view: View) -> Iterator[_Value]:
+def _values(view: View) -> Iterator[Lifetime]:
     in_place = accumulated(view)
     begins = {total.number: number for number, total in in_place.items()}
     for line in view.lines:
         s, at = line.statement, line.number
         if isinstance(s, Buffer):
-            yield _Value(shares(view, prod(s.sizes), s.dtype), at, line.scope.last)
+            yield Lifetime(shares(view, prod(s.sizes), s.dtype), at, line.scope.last)
         if at in in_place or not isinstance(s, Load | Let | Reduce | Contract):
             continue
         readers = view.readers(line)
@@ -104,20 +95,20 @@ def _values(view: View) -> Iterator[_Value]:
         if isinstance(s, Load):
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
-                yield _Value(PIECES * registers_of(view, s.indices, s.dtype), at, last)
+                yield Lifetime(PIECES * registers_of(view, s.indices, s.dtype), at, last)
             continue
         loop = line.scope.loop
         if loop is not None and any(c.next_name == s.name for c in loop.carries):
             last = line.scope.last
         whole = at in begins or not isinstance(s, Let)
         size = registers_of(view, s.axes, dtype_of(s)) * copies(view, line)
-        yield _Value(size if whole else PIECES * size, begins.get(at, at), last)
+        yield Lifetime(size if whole else PIECES * size, begins.get(at, at), last)
     for scope in view.scopes:
         if scope.loop is not None:
             yield from _carried(view, scope, begins)
 
 
-def _carried(view: View, scope: LoopScope, begins: dict[int, int]) -> Iterator[_Value]:
+def _carried(view: View, scope: LoopScope, begins: dict[int, int]) -> Iterator[Lifetime]:
     """Lists the values that a segment of a loop carries: until they have been read for the last time, or a product is accumulated
     in their registers. The last segment leaves them to what is behind it."""
     assert scope.loop is not None
@@ -127,11 +118,13 @@ def _carried(view: View, scope: LoopScope, begins: dict[int, int]) -> Iterator[_
         size = registers_of(view, carry.axes, carry.dtype)
         reading = [x for x in view.lines if any(carry.name in e.tensors for e in expressions(x.statement))]
         inside = [x.number for x in reading if scope.first <= x.number <= scope.last]
-        yield _Value(size, scope.first, max((begins[n] - 1 if n in begins else n for n in inside), default=scope.last))
+        yield Lifetime(
+            size, scope.first, max((begins[n] - 1 if n in begins else n for n in inside), default=scope.last)
+        )
         behind = [x for x in reading if x.number > scope.last and (around is None or x.number <= around.last)]
         if around is not None:
-            yield _Value(
+            yield Lifetime(
                 size, scope.last, max((begins.get(x.number, until(around, x)) for x in behind), default=scope.last)
             )
         elif ends and behind:
-            yield _Value(size, scope.last + 1, max(x.number for x in behind))
+            yield Lifetime(size, scope.last + 1, max(x.number for x in behind))

@@ -150,9 +150,30 @@ def test_reductions_of_a_few_elements_are_no_kernels_of_their_own():
 def test_what_many_kernels_would_repeat_is_stored():
     def distances(x, y):
         d = ((x[:, None] - y[None]) ** 2).sum(-1)
-        return d.max(0), jnp.tanh(d).sum(1), jnp.exp(-d) @ y
+        return d.max(0), jnp.tanh(d).sum(1)
 
-    found = kernels(distances, struct(8192, 3), struct(8192, 3))
-    assert max(k.written_bytes for k in found) >= 8192 * 8192 * 4
-    few = kernels(distances, struct(64, 3), struct(64, 3))
-    assert len(few) < len(found) + 1
+    large, small = (kernels(distances, struct(n, 3), struct(n, 3)) for n in (8192, 64))
+    assert max(k.written_bytes for k in large) == 8192 * 8192 * 4
+    assert max(k.written_bytes for k in small) == 64 * 4
+
+
+def test_an_operand_that_takes_more_to_read_than_it_has_is_stored_before_a_product():
+    def gated(x, p, q, a):
+        return x @ (a(p @ q) if q is p else a(p @ q, q @ p))
+
+    square = struct(512, 512, dtype=jnp.bfloat16)
+
+    def operands(function):
+        found = kernels(function, struct(16, 512, dtype=jnp.bfloat16), square, square)
+        return sum(isinstance(k, LoopFusion) for k in found)
+
+    assert operands(lambda x, p, q: gated(x, p, q, lambda h, g: h * g)) == 1
+    assert operands(lambda x, p, q: gated(x, p, p, lambda h: h * 2)) == 0
+
+
+def test_few_elements_of_what_is_computed_need_not_be_stored():
+    def picked(x, rows, places):
+        return jax.nn.softmax(x, -1)[rows, places, places]
+
+    found = kernels(picked, struct(64, 32, 4096), *[struct(60, 5, dtype=jnp.int32)] * 2)
+    assert max(k.written_bytes for k in found) < 64 * 32 * 64
