@@ -108,6 +108,12 @@ def replace_jaxpr(
     return result
 
 
+def with_params(eqn: JaxprEqn, params: dict[str, Any]) -> JaxprEqn:
+    """The equation with other parameters."""
+    result: JaxprEqn = eqn.replace(params=params)  # type: ignore[no-untyped-call]
+    return result
+
+
 def within_scopes_of(jaxpr: Jaxpr, outer: JaxprEqn) -> Jaxpr:
     """`jaxpr`, whose equations know that they are inside the scopes around an equation, too: that of the loop whose body it is."""
     stack = source_info_util.NameStack(tuple(_OuterScope(name) for name in scopes_of(outer).split("/") if name))  # type: ignore[misc]

@@ -13,7 +13,7 @@ from pallasfuse.overview import LINES, overview
 from pallasfuse.pallas_backend.kernel_resources import resources
 from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.flat import tree_of
-from pallasfuse.verdicts import WHOLE_CALL
+from pallasfuse.verdicts import LOOPS, WHOLE_CALL
 
 if TYPE_CHECKING:
     from pallasfuse.plan import Kernel, Plan
@@ -126,8 +126,9 @@ def _verdicts(plan: Plan) -> list[str]:
     """Lists what was measured, and the microseconds that a call saves: as a whole, where that was measured."""
     if not plan.verdicts:
         return []
-    whole = [v for v in plan.verdicts if v.subject == WHOLE_CALL and v.saved_us]
-    saved = sum(v.saved_us for v in whole or plan.verdicts) if plan.kernels else 0.0
+    loops, rest = ([v for v in plan.verdicts if (v.subject == LOOPS) == of] for of in (True, False))
+    whole = [v for v in rest if v.subject == WHOLE_CALL and v.saved_us]
+    saved = sum(v.saved_us for v in loops) + (sum(v.saved_us for v in whole or rest) if plan.kernels else 0.0)
     return [*map(str, plan.verdicts), f"saves {saved:.4g} us a call"]
 
 

@@ -30,6 +30,8 @@ _NOISE_OF_STARTS_S = 5e-6
 """By so much the starts of one call differ from process to process, and with what else the machine does."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns, and calls in each, by which the kernels of such programs are compared."""
+_LITTLE_BYTES = 64 << 20
+"""Nobody minds a program that takes so much memory, however little another takes."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 
 
@@ -64,6 +66,7 @@ def compare(
     expected_us: float | None = None,
     made: Made | None = None,
     parts: bool = False,
+    most_memory: float = math.inf,
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 
@@ -71,12 +74,14 @@ def compare(
     short program is compiled only as it is measured. made: to be given to other comparisons with the same first program, which is
     then compiled once. parts: the functions are parts of a larger program, which hides the starts of kernels: between short ones
     the time of their kernels decides, unless the clock is against one by more than starts take. Of other short programs it decides
-    where the clock is against one by no more than starts differ from process to process.
+    where the clock is against one by no more than starts differ from process to process. most_memory: programs that take so many
+    times as much memory as the first one are not run, unless that is little.
     """
     made = {} if made is None else made
     start = time.perf_counter()
     times = _REPEATS if _is_accelerator(device) and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
     programs = _compiled(functions, times, avals, device, made)
+    programs = _that_fit(programs, most_memory)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
     failed: dict[str, str] = {}
@@ -111,6 +116,20 @@ def _compiled(
     programs = together({n: partial(compiled, f, avals, device) for n, f in repeated.items()}, device)
     made[times] = programs.setdefault(first, made.get(times))
     return {n: programs[n] for n in functions}
+
+
+def _that_fit(programs: Mapping[str, Any], most: float) -> dict[str, Any]:
+    """The programs, or the reason in place of each that takes more than `most` times as much memory as the first."""
+    first = next(iter(programs.values()))
+    if isinstance(first, str) or most == math.inf:
+        return dict(programs)
+    bound = max(most * samples.needed_bytes(first), _LITTLE_BYTES)
+    found = dict(programs)
+    for name, program in programs.items():
+        needed = 0 if isinstance(program, str) else samples.needed_bytes(program)
+        if needed > bound:
+            found[name] = f"it takes {needed / 2**20:.0f} MiB of memory, more than {bound / 2**20:.0f}"
+    return found
 
 
 def summary(error: BaseException) -> str:

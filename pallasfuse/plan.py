@@ -161,6 +161,8 @@ class Plan(OfThisProcess):
     """The tensors that are computed by other sums and products than those of the program; `converted` has them."""
     outdoes: bool = False
     """There is another form, with cheaper sums and products, than which these kernels are predicted to be faster still."""
+    unrolled: bool = False
+    """Trips of its loops are written out, as a clock has found to be faster."""
 
     @property
     def grouping(self) -> Grouping:
@@ -192,7 +194,7 @@ class Plan(OfThisProcess):
     @property
     def fuses(self) -> bool:
         """Does it run otherwise than the program: by a kernel, there or in the body of a loop, or in another form?"""
-        return bool(self.kernels or self.bodies or self.rewritings)
+        return bool(self.kernels or self.bodies or self.rewritings or self.unrolled)
 
     @property
     def program(self) -> LoopProgram:

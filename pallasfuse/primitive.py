@@ -28,10 +28,12 @@ from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.loop_check import with_bodies_that_pay
+from pallasfuse.loop_check import fastest_unrolling, with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.targets import Target, default_for, find
+from pallasfuse.unrolled_loops import unrollings
+from pallasfuse.verdicts import Verdict
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -52,6 +54,8 @@ class FusedCall:
     check_lock: Any = field(default_factory=Lock)
     written: "list[FusedCall]" = field(default_factory=list)
     """The same with sums and products in the order of the program, once that was asked for."""
+    unrolled: "dict[str, FusedCall]" = field(default_factory=dict)
+    """The same with trips of its loops written out, by words that say how far, once a clock has preferred that."""
 
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
@@ -120,7 +124,8 @@ class FusedCall:
 
     def mend(self, target: Target, device: Any) -> bool:
         """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""
-        failures = find_failures(self.plan(self.judged(target, device)), device) if device is not None else []
+        calls = [] if device is None else [self, *self.unrolled.values()]
+        failures = [f for c in calls for f in find_failures(c.plan(c.judged(target, device)), device)]
         if failures:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
             self.checked.clear()  # without the lock: who holds it may wait for the thread that is here
@@ -131,6 +136,34 @@ class FusedCall:
 
         measure: False looks up what is known, and measures nothing.
         """
+        other, verdict = self._with_unrolled_loops(target, device, measure=measure)
+        if other is None:
+            plan = self._settled_as_it_is(target, device, measure=measure)
+        else:
+            plan = replace(other.settled(target, device, measure=measure), unrolled=True)
+        return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
+
+    def _with_unrolled_loops(
+        self, target: Target, device: Any, *, measure: bool
+    ) -> "tuple[FusedCall | None, Verdict | None]":
+        """The call with unrolled loops, if a clock says that XLA runs it faster, and what it said."""
+        if self.options.strict or not wanted(self.options):
+            return None, None
+        ways = unrollings(self.jaxpr, self.options.exclude, partly=target.platform == "gpu")
+        try:
+            best, verdict = fastest_unrolling(self.jaxpr, ways, device, measure=measure)
+        except Exception as error:
+            warnings.warn(f"{self.name}: its loops could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
+                          "pallasfuse, please report it. They are as they were.", stacklevel=2)  # fmt: skip
+            return None, None
+        if best is None:
+            return None, verdict
+        with self.lock:
+            call = FusedCall(ways[best], self.options, self.name, self.warning)
+            return self.unrolled.setdefault(best, call), verdict
+
+    def _settled_as_it_is(self, target: Target, device: Any, *, measure: bool) -> Plan:
+        """As `settled`, with loops as they stand in the program."""
         judged = self.judged(target, device)
 
         def settle(left: frozenset[int]) -> Plan:

@@ -69,13 +69,19 @@ def room_for(compiled: Sequence[Any], device: Any) -> str | None:
         return None
     needed = 0
     for program in compiled:
-        sizes = program.memory_analysis()
-        if sizes is not None:
-            own = sizes.argument_size_in_bytes + 2 * sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-            needed = max(needed, own)
+        needed = max(needed, needed_bytes(program))
     if needed <= _SHARE * free:
         return None
     return f"it takes {needed / 2**20:.0f} MiB, and {free / 2**20:.0f} MiB are free"
+
+
+def needed_bytes(program: Any) -> int:
+    """Returns the bytes of memory that a compiled program and its arguments take, as far as it says; its results twice, as one
+    call may begin before those of the last are gone."""
+    sizes = program.memory_analysis()
+    if sizes is None:
+        return 0
+    return int(sizes.argument_size_in_bytes + 2 * sizes.output_size_in_bytes + sizes.temp_size_in_bytes)
 
 
 def free_bytes(device: Any) -> int | None:
