@@ -31,7 +31,7 @@ _NOISE_OF_STARTS_S = 5e-6
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
 """Turns, and calls in each, by which the kernels of such programs are compared."""
 _LITTLE_BYTES = 64 << 20
-"""Nobody minds a program that takes so much memory, however little another takes."""
+"""Nobody minds a program that takes so much more memory than another, however little that is."""
 _OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 
 
@@ -75,7 +75,7 @@ def compare(
     then compiled once. parts: the functions are parts of a larger program, which hides the starts of kernels: between short ones
     the time of their kernels decides, unless the clock is against one by more than starts take. Of other short programs it decides
     where the clock is against one by no more than starts differ from process to process. most_memory: programs that take so many
-    times as much memory as the first one are not run, unless that is little.
+    times as much memory as the first one are not run, unless it is little more.
     """
     made = {} if made is None else made
     start = time.perf_counter()
@@ -119,11 +119,13 @@ def _compiled(
 
 
 def _that_fit(programs: Mapping[str, Any], most: float) -> dict[str, Any]:
-    """The programs, or the reason in place of each that takes more than `most` times as much memory as the first."""
+    """The programs, or the reason in place of each that takes more than `most` times as much memory as the first, and not little
+    more."""
     first = next(iter(programs.values()))
     if isinstance(first, str) or most == math.inf:
         return dict(programs)
-    bound = max(most * samples.needed_bytes(first), _LITTLE_BYTES)
+    needed_by_first = samples.needed_bytes(first)
+    bound = max(most * needed_by_first, needed_by_first + _LITTLE_BYTES)
     found = dict(programs)
     for name, program in programs.items():
         needed = 0 if isinstance(program, str) else samples.needed_bytes(program)

@@ -95,11 +95,11 @@ class _Unroller:
     def _trips_of(self, eqn: JaxprEqn) -> int:
         """How many trips of a loop become one: all of them, or a power of two; 1 where the user has said how many."""
         length, own = eqn.params["length"], max(1, equations(eqn.params["jaxpr"]))
-        if eqn.params["unroll"] != 1 or length < 2:
+        if eqn.params["unroll"] != 1 or not isinstance(length, int) or length < 2:  # it may be symbolic
             return 1
         most = min(self.most_trips, max(1, self.most_equations // own))
         if length <= most:
-            return int(length)
+            return length
         return 1 << (most.bit_length() - 1) if self.partly else 1
 
     def _parameter[T](self, value: T) -> T:
