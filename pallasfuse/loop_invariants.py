@@ -36,8 +36,8 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
 
     flat = flatten(jaxpr, PLAIN_CALLS)  # what has a derivative of its own keeps it
     constants = zip(flat.constvars, flat.consts, strict=True)
-    cost: dict[Var, float] = {v: _bytes(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}
-    cost |= {v: _bytes(v) for v, fixed in zip(flat.invars, invariant, strict=True) if fixed}
+    cost: dict[Var, float] = {v: bytes_of(v) for v, c in constants if not isinstance(c, jax.core.Tracer)}
+    cost |= {v: bytes_of(v) for v, fixed in zip(flat.invars, invariant, strict=True) if fixed}
     made: dict[Var, JaxprEqn] = {}
     handed_over: set[Var] = set()
     for eqn in flat.eqns:
@@ -45,10 +45,10 @@ def split(jaxpr: Jaxpr, invariant: Sequence[bool]) -> Split | None:
         if eqn.effects or not all(v in cost for v in reads):
             continue
         again = sum(cost[v] for v in reads) if is_map(eqn) else math.inf
-        size = sum(_bytes(v) for v in eqn.outvars)
+        size = sum(bytes_of(v) for v in eqn.outvars)
         for v in eqn.outvars:
             made[v] = eqn
-            cost[v] = min(again, _bytes(v))
+            cost[v] = min(again, bytes_of(v))
         if reads and (size < again or (size == again and not is_layout(eqn))):
             handed_over.update(eqn.outvars)
     passed = _needed(flat, made, handed_over)
@@ -87,7 +87,8 @@ def computed_outside(parts: Split, jaxpr: Jaxpr, values: Sequence[Any]) -> list[
     return [known[v] for v in parts.passed]
 
 
-def _bytes(v: Var) -> float:
+def bytes_of(v: Any) -> float:
+    """Returns the bytes of a variable or literal of a jaxpr; an axis of unknown length counts as one element."""
     shape: tuple[Any, ...] = getattr(v.aval, "shape", ())
     itemsize = getattr(getattr(v.aval, "dtype", None), "itemsize", 4)
     return float(itemsize) * math.prod(n if isinstance(n, int) else 1 for n in shape)

@@ -32,7 +32,7 @@ from pallasfuse.loop_check import fastest_unrolling, with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.targets import Target, default_for, find
-from pallasfuse.unrolled_loops import unrollings
+from pallasfuse.unrolled_loops import unrolled_surely, unrollings
 from pallasfuse.verdicts import Verdict
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -47,8 +47,9 @@ class FusedCall:
     name: str
     warning: Once
     plans: "dict[tuple[str, bool, bool, frozenset[int]], Plan]" = field(default_factory=dict)
-    bodies: "dict[int, FusedCall]" = field(default_factory=dict)
-    """The bodies of loops and branches that were planned, by their numbers: each once, for all plans."""
+    bodies: "dict[tuple[int, bool], FusedCall]" = field(default_factory=dict)
+    """The bodies of loops and branches that were planned, by their numbers, and whether loops in them are unrolled: each once, for
+    all plans."""
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
     check_lock: Any = field(default_factory=Lock)
@@ -72,12 +73,29 @@ class FusedCall:
         with self.lock:
             key = target.name, target.timed, target.one_device, left
             if key not in self.plans:
-                jaxpr, bodies = self.with_bodies(target, left)
-                self.plans[key] = replace(plan_of(jaxpr, target, self.options), bodies=bodies)
+                program = self._surely_faster(target)
+                jaxpr, bodies = self.with_bodies(target, left, program)
+                plan = plan_of(jaxpr, target, self.options)
+                self.plans[key] = replace(plan, bodies=bodies, unrolled=program is not self.jaxpr)
             return self.plans[key]
 
-    def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:
-        """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused."""
+    def _surely_faster(self, target: Target) -> Jaxpr:
+        """The program, with its loops unrolled where that needs no clock, and there is none."""
+        own = self.options
+        asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
+        if target.timed or not target.one_device or not own.price or asked:
+            return self.jaxpr
+        return unrolled_surely(self.jaxpr, target.device, own.exclude)
+
+    def with_bodies(
+        self, target: Target, left: frozenset[int] = frozenset(), program: Jaxpr | None = None
+    ) -> tuple[Jaxpr, tuple[Body, ...]]:
+        """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused.
+
+        program: the call's own, with its loops unrolled or not.
+        """
+        program = program or self.jaxpr
+        unrolled = program is not self.jaxpr
         numbers, found = count(), dict[int, Body]()
         # tiles are asked for by names of axes outside, and who asks gets what was asked for, unchecked
         own = replace(
@@ -88,7 +106,9 @@ class FusedCall:
             number = next(numbers)
             if number in left:
                 return None
-            call = self.bodies.setdefault(number, FusedCall(body, own, f"{self.name}, {what}", self.warning))
+            call = self.bodies.setdefault(
+                (number, unrolled), FusedCall(body, own, f"{self.name}, {what}", self.warning)
+            )
             plan = call.plan(target)
             if not plan.fuses:
                 return None
@@ -96,8 +116,8 @@ class FusedCall:
             return functools.partial(bind, call)
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
-            return self.jaxpr, ()
-        jaxpr = with_fused_bodies(self.jaxpr, fused, self.options.exclude)
+            return program, ()
+        jaxpr = with_fused_bodies(program, fused, self.options.exclude)
         inside = {id(call) for eqn in jaxpr.eqns for body in bodies(eqn) for call in fused_calls(body)}
         return jaxpr, tuple(body for call, body in found.items() if call in inside)
 

@@ -2,14 +2,19 @@
 
 XLA fuses no operation of one trip with one of the next, unless both stand in one body. On a GPU, a trip of a small body is mostly
 the starts of its kernels, and copies of its results to where they are stacked. The equations are those of the program, in their
-order; whether that is faster, a clock decides (`loop_check`).
+order; whether that is faster, a clock decides (`loop_check`). Without one, only loops are unrolled whose trips are nothing but
+starts.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
-from pallasfuse.jaxpr_frontend import bodies, left_by_user
+from pallasfuse.device import Device
+from pallasfuse.first_time import IMPORTS
+from pallasfuse.jaxpr_frontend import bodies, flatten, left_by_user
+from pallasfuse.loop_invariants import bytes_of
 
 MOST_TRIPS = 16
 """With so many trips in one, 94% of what trips cost besides their work is saved."""
@@ -19,6 +24,20 @@ long as there are equations, or longer where XLA computes what a trip hands on f
 _STEP = 4
 """Bodies of two lengths are tried, one so many times the other: fewer trips may be faster than more."""
 _LOOPS = frozenset({"scan", "while"})
+_PRICED = frozenset(
+    {
+        "dot_general",
+        "reduce_sum",
+        "reduce_max",
+        "reduce_min",
+        "reduce_prod",
+        "reduce_and",
+        "reduce_or",
+        "argmax",
+        "argmin",
+    }
+)
+"""What a trip may do besides computing element by element, if no clock is asked."""
 
 
 def unrollings(jaxpr: Jaxpr, exclude: Sequence[str] = (), *, partly: bool) -> dict[str, Jaxpr]:
@@ -29,13 +48,51 @@ def unrollings(jaxpr: Jaxpr, exclude: Sequence[str] = (), *, partly: bool) -> di
     """
     found: dict[str, Jaxpr] = {}
     for step in (1, _STEP):
-        unroller = _Unroller(MOST_EQUATIONS // step, MOST_TRIPS // step, exclude, partly=partly)
+        unroller = _Unroller(MOST_EQUATIONS // step, MOST_TRIPS // step, exclude, lambda loop, whole: partly or whole)
         changed = unroller.of(jaxpr)
         if changed is jaxpr:
             break
         if equations(changed) + unroller.added <= _STEP * MOST_EQUATIONS:
             found.setdefault(unroller.words, changed)
     return found
+
+
+def unrolled_surely(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> Jaxpr:
+    """Returns the program with those of its loops unrolled a little that need no clock: itself where there are none.
+
+    In such a loop, what a trip reads, writes and multiplies takes less time than a GPU's shortest kernel.
+    """
+    if device.platform != "gpu":
+        return jaxpr
+    least = _Unroller(
+        MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: work_us(loop, device) < device.kernel_us
+    )
+    changed = least.of(jaxpr)
+    return changed if equations(changed) + least.added <= _STEP * MOST_EQUATIONS else jaxpr
+
+
+def work_us(loop: JaxprEqn, device: Device) -> float:
+    """Returns the microseconds that the memory and the matrix units need for one trip of a loop; infinite where that is not known.
+
+    The bytes are those of the body's operands and results, and of the largest value in between.
+    """
+    with IMPORTS:  # most programs have no loop
+        from pallasfuse.jaxpr_frontend.conversion import is_map
+    body = flatten(loop.params["jaxpr"])
+    if not all(is_map(e) or e.primitive.name in _PRICED for e in body.eqns):
+        return math.inf
+    between = max((bytes_of(v) for e in body.eqns for v in e.outvars), default=0.0)
+    moved = between + sum(bytes_of(v) for v in (*body.constvars, *body.invars, *body.outvars))
+    multiplied_us = sum(_product_us(e, device) for e in body.eqns if e.primitive.name == "dot_general")
+    return float(1e-3 * moved / device.memory_gb_s + multiplied_us)
+
+
+def _product_us(eqn: JaxprEqn, device: Device) -> float:
+    (summed, _), _ = eqn.params["dimension_numbers"]
+    shape = _compat.shape_of(eqn.invars[0])
+    flops = 2.0 * math.prod(_compat.shape_of(eqn.outvars[0])) * math.prod(shape[d] for d in summed)
+    rate = device.matmul_tflop_s.get(str(_compat.dtype_of(eqn.invars[0])), min(device.matmul_tflop_s.values()))
+    return float(1e-6 * flops / rate)
 
 
 def equations(jaxpr: Jaxpr) -> int:
@@ -55,8 +112,11 @@ def loops(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 class _Unroller:
     """Unrolls the loops of a jaxpr, to bodies of no more than so many equations and trips."""
 
-    def __init__(self, most_equations: int, most_trips: int, exclude: Sequence[str], *, partly: bool) -> None:
-        self.most_equations, self.most_trips, self.exclude, self.partly = most_equations, most_trips, exclude, partly
+    def __init__(
+        self, most_equations: int, most_trips: int, exclude: Sequence[str], wanted: Callable[[JaxprEqn, bool], bool]
+    ) -> None:
+        """wanted: is a loop to be unrolled, if it is written out whole, or in part?"""
+        self.most_equations, self.most_trips, self.exclude, self.wanted = most_equations, most_trips, exclude, wanted
         self.added = 0
         """Equations that are compiled besides those that there were."""
         self._trips: list[int] = []
@@ -98,9 +158,8 @@ class _Unroller:
         if eqn.params["unroll"] != 1 or not isinstance(length, int) or length < 2:  # it may be symbolic
             return 1
         most = min(self.most_trips, max(1, self.most_equations // own))
-        if length <= most:
-            return length
-        return 1 << (most.bit_length() - 1) if self.partly else 1
+        trips = length if length <= most else 1 << (most.bit_length() - 1)
+        return trips if self.wanted(eqn, trips == length) else 1
 
     def _parameter[T](self, value: T) -> T:
         if isinstance(value, Jaxpr):

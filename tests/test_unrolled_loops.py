@@ -7,7 +7,12 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import _compat, measure
-from pallasfuse.unrolled_loops import MOST_EQUATIONS, MOST_TRIPS, equations, loops, unrollings
+from pallasfuse.device import assumed
+from pallasfuse.first_time import Once
+from pallasfuse.options import FuseOptions
+from pallasfuse.primitive import FusedCall
+from pallasfuse.targets import find
+from pallasfuse.unrolled_loops import MOST_EQUATIONS, MOST_TRIPS, equations, loops, unrolled_surely, unrollings
 
 X = np.random.default_rng(0).normal(size=(40, 8)).astype("float32")
 
@@ -98,6 +103,48 @@ def test_a_program_of_many_loops_does_not_become_too_long():
     _, ways = unrolled(many, X)
     assert ways and all(equations(way) <= 4 * MOST_EQUATIONS for way in ways)
     assert {n for way in ways for n in trips(way)} == {MOST_TRIPS // 4}
+
+
+def surely(function, *args, device="gpu", exclude=()):
+    jaxpr = jax.make_jaxpr(function)(*args)
+    return trips(unrolled_surely(jaxpr, assumed(device), exclude))
+
+
+def test_without_a_clock_trips_that_are_nothing_but_starts_are_unrolled():
+    assert surely(decayed, X) == [4]
+    assert surely(lambda x: decayed(x, 3), X) == [3]
+    assert surely(decayed, X, device="cpu") == [1]
+    assert surely(jax.named_scope("mine")(decayed), X, exclude=("mine",)) == [1]
+
+
+@pytest.mark.parametrize(
+    "trip",
+    [
+        lambda c, row: (c + row * jnp.ones((1 << 22, 1)).sum(0), None),
+        lambda c, row: (c + (row[:1] + jnp.ones((1 << 22, 1))).sum(0), None),
+        lambda c, row: (c + jnp.sort(row), None),
+        lambda c, row: (c + jnp.ones((8, 4096)) @ (row[0] + jnp.ones((4096, 4096))) @ jnp.ones((4096,)), None),
+        lambda c, row: (c + decayed(row[:, None])[0][0], None),
+    ],
+    ids=["constants", "between", "sort", "products", "loop"],
+)
+def test_trips_with_work_of_their_own_need_a_clock(trip):
+    assert 4 not in surely(lambda x: jax.lax.scan(trip, x[0], x), X)[:1]
+
+
+@pytest.mark.parametrize(
+    "options", [FuseOptions(check=False), FuseOptions(check=False, price=False), FuseOptions(strict=True)]
+)
+@pytest.mark.parametrize("one_device", [True, False])
+def test_a_plan_without_a_clock_is_of_the_unrolled_program(options, one_device):
+    call = FusedCall(jax.make_jaxpr(decayed)(X), options, "decayed", Once())
+    try:
+        plan = call.plan(find("triton").judged(timed=False, one_device=one_device))
+    except pf.FusionError:
+        assert options.strict
+        return
+    assert plan.unrolled == (options.price and one_device)
+    assert trips(plan.converted.original) == [4 if plan.unrolled else 1]
 
 
 def test_what_takes_much_more_memory_is_not_run(monkeypatch):
