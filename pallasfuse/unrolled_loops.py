@@ -23,6 +23,8 @@ MOST_EQUATIONS = 384
 long as there are equations, or longer where XLA computes what a trip hands on for each that reads it."""
 _STEP = 4
 """Bodies of two lengths are tried, one so many times the other: fewer trips may be faster than more."""
+_KERNELS = 2
+"""XLA starts at least so many kernels a trip: for its work, and to count trips and stack results."""
 _LOOPS = frozenset({"scan", "while"})
 _PRICED = frozenset(
     {
@@ -60,15 +62,18 @@ def unrollings(jaxpr: Jaxpr, exclude: Sequence[str] = (), *, partly: bool) -> di
 def unrolled_surely(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> Jaxpr:
     """Returns the program with those of its loops unrolled a little that need no clock: itself where there are none.
 
-    In such a loop, what a trip reads, writes and multiplies takes less time than a GPU's shortest kernel.
+    In such a loop, what a trip reads, writes and multiplies takes less time than a GPU's shortest kernels for it.
     """
     if device.platform != "gpu":
         return jaxpr
-    least = _Unroller(
-        MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: work_us(loop, device) < device.kernel_us
-    )
+    least = _Unroller(MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: _is_all_starts(loop, device))
     changed = least.of(jaxpr)
     return changed if equations(changed) + least.added <= _STEP * MOST_EQUATIONS else jaxpr
+
+
+def _is_all_starts(loop: JaxprEqn, device: Device) -> bool:
+    """Is the work of a trip less than the shortest kernels for it take?"""
+    return work_us(loop, device) < _KERNELS * device.kernel_us
 
 
 def work_us(loop: JaxprEqn, device: Device) -> float:
