@@ -26,19 +26,10 @@ _STEP = 4
 _KERNELS = 2
 """XLA starts at least so many kernels a trip: for its work, and to count trips and stack results."""
 _LOOPS = frozenset({"scan", "while"})
-_PRICED = frozenset(
-    {
-        "dot_general",
-        "reduce_sum",
-        "reduce_max",
-        "reduce_min",
-        "reduce_prod",
-        "reduce_and",
-        "reduce_or",
-        "argmax",
-        "argmin",
-    }
-)
+_PRICED = frozenset((
+    "dot_general", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
+    "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "gather", "dynamic_update_slice", "stack", "unstack",
+))  # fmt: skip
 """What a trip may do besides computing element by element, if no clock is asked."""
 
 
