@@ -125,7 +125,7 @@ def _moco(size: Size) -> Built:
 @program("lion-clipped-average-update", GROUP)
 def _lion(size: Size) -> Built:
     """Lion over a tree of parameters: a clip by the global norm, decoupled decay off for vectors, an average of weights."""
-    layers, n = pick(size, (4, 2048), (2, 384), (2, 6))
+    layers, n = 2, pick(size, 3072, 384, 6)
     dtype = half(size)
 
     def update(params, grads, momentum, average, count):
