@@ -92,6 +92,21 @@ def test_what_is_read_for_every_pair_is_copied_ahead_too():
     assert found["2 of mask"] == 2 * 64 * 128
 
 
+@pytest.mark.parametrize(("warps", "rolled", "copies"), [(8, 128, 6), (8, 64, 6), (4, 64, 6), (4, 128, 2), (8, 256, 2)])
+def test_a_row_of_fewer_elements_than_threads_may_be_loaded_in_several_layouts(warps, rolled, copies):
+    """The crash of a matrix memory with decays: its gates are read before the first product and behind it. Compiled for an H100,
+    they took two or three times their bytes for each stage but one, with such tiles and warps."""
+
+    def gated(q, k, v, decay, gate):
+        scores = decay[:, :, None] - decay[:, None] + gate[:, None]
+        weights = jnp.exp(scores - scores.max(-1, keepdims=True))
+        return jnp.einsum("hqk,khd->qhd", (jnp.einsum("qhd,khd->hqk", q, k) * weights).astype(q.dtype), v)
+
+    numbers = [kernels.array(2, 1024, dtype="float32")] * 2
+    found = buffers(program_of(gated, *qkv("bfloat16"), *numbers, rows=64, rolled=rolled, warps=warps, stages=3))
+    assert found[f"{copies} of decay"] == found[f"{copies} of gate"] == copies * rolled * 4
+
+
 def test_what_is_not_contiguous_is_not_copied_ahead():
     """The crash of relative-position bias: two bytes at a time are no asynchronous copy, but the tile changes its layout, as it is
     or as float32."""
