@@ -91,9 +91,7 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
         copies = view.program.stages - (0 if in_place else 1)  # what goes on to registers leaves its slot at once
         is_row = sum(view.program.tile(a) > 1 for a in s.indices) <= 1
         if is_row and not direct and view.elements(s.indices) < WARP * view.program.warps:
-            copies *= (
-                2  # where threads hold copies of elements, it may be loaded once for each layout in which it is read
-            )
+            copies *= _LAYOUTS
         yield Buffer(f"{copies} of {s.tensor}", size * copies, line.scope.kept.first, line.scope.kept.last)
         return
     staged = [p for p in direct if p.half or not p.warpgroup or p.statement.lhs.tensors == {s.name}]
