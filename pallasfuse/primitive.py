@@ -53,6 +53,8 @@ class FusedCall:
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
     check_lock: Any = field(default_factory=Lock)
+    programs: dict[tuple[str, bool, bool], Jaxpr] = field(default_factory=dict)
+    """What is planned, with loops unrolled or not, for each target, with a clock or without, on one device or more."""
     written: "list[FusedCall]" = field(default_factory=list)
     """The same with sums and products in the order of the program, once that was asked for."""
     unrolled: "dict[str, FusedCall]" = field(default_factory=dict)
@@ -73,19 +75,21 @@ class FusedCall:
         with self.lock:
             key = target.name, target.timed, target.one_device, left
             if key not in self.plans:
-                program = self._surely_faster(target)
+                program = self.program(target)
                 jaxpr, bodies = self.with_bodies(target, left, program)
                 plan = plan_of(jaxpr, target, self.options)
                 self.plans[key] = replace(plan, bodies=bodies, unrolled=program is not self.jaxpr)
             return self.plans[key]
 
-    def _surely_faster(self, target: Target) -> Jaxpr:
-        """The program, with its loops unrolled where that needs no clock, and there is none."""
-        own = self.options
-        asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
-        if target.timed or not target.one_device or not own.price or asked:
-            return self.jaxpr
-        return unrolled_surely(self.jaxpr, target.device, own.exclude)
+    def program(self, target: Target) -> Jaxpr:
+        """The jaxpr that is planned for a target: its loops are unrolled where that needs no clock, and there is none."""
+        key = target.name, target.timed, target.one_device
+        if key not in self.programs:
+            own = self.options
+            asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
+            sure = target.one_device and own.price and not (target.timed or asked)
+            self.programs[key] = unrolled_surely(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
+        return self.programs[key]
 
     def with_bodies(
         self, target: Target, left: frozenset[int] = frozenset(), program: Jaxpr | None = None

@@ -51,9 +51,12 @@ class Traced(OfThisProcess):
         chosen = target_at_hand(target, call.options).judged(timed=timed, one_device=one_device)
         # bodies are lowered as they are shown
         shown = replace(call.options, target=chosen.name, check=False)
-        jaxpr, bodies = FusedCall(call.jaxpr, shown, call.name, Once()).with_bodies(chosen)
-        converted = convert(jaxpr, exclude=call.options.exclude, symbolic=True) if bodies else self.converted
-        return Fused(self, chosen, *choose_form(converted, chosen, call.options), bodies)
+        fused = FusedCall(call.jaxpr, shown, call.name, Once())
+        jaxpr, bodies = fused.with_bodies(chosen, program=fused.program(chosen))
+        unrolled = fused.program(chosen) is not call.jaxpr
+        changed = bodies or unrolled
+        converted = convert(jaxpr, exclude=call.options.exclude, symbolic=True) if changed else self.converted
+        return Fused(self, chosen, *choose_form(converted, chosen, call.options), bodies, unrolled)
 
     def lower(self, **options: Any) -> Any:
         """Lower what a call runs, as `jax.jit(f).trace(...).lower(**options)`: a `jax.stages.Lowered`."""
@@ -82,12 +85,15 @@ class Fused(OfThisProcess):
     grouping: Grouping
     bodies: tuple[Body, ...] = ()
     """The bodies of loops and branches in which something is fused."""
+    unrolled: bool = False
+    """Trips of its loops are written out."""
 
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
         if target is not None and target != self.target.name:
             return self.traced.fuse(target).tile()
-        return Tiled(self.traced, replace(schedule_grouping(self.placements, self.grouping), bodies=self.bodies))
+        plan = schedule_grouping(self.placements, self.grouping)
+        return Tiled(self.traced, replace(plan, bodies=self.bodies, unrolled=self.unrolled))
 
     def __str__(self) -> str:
         return "\n".join(str(g) for g in self.grouping.groups) or "no group"

@@ -147,6 +147,13 @@ def test_a_plan_without_a_clock_is_of_the_unrolled_program(options, one_device):
     assert trips(plan.converted.original) == [4 if plan.unrolled else 1]
 
 
+def test_explain_shows_the_unrolled_program():
+    priced = FuseOptions(price=True)  # tests fuse whatever they can, otherwise
+    plan = pf.fuse(decayed, options=priced).explain(X, target="triton")
+    assert plan.unrolled and trips(plan.converted.original) == [4]
+    assert not pf.fuse(decayed, options=priced).explain(X, target="xla").unrolled
+
+
 def test_what_takes_much_more_memory_is_not_run(monkeypatch):
     class Program:
         def __init__(self, megabytes):
