@@ -24,6 +24,7 @@ from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_work import BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
+from pallasfuse.resources.clusters import is_approximate
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
 _SECTOR_BYTES = 32
@@ -112,7 +113,7 @@ def _one(
 ) -> Price:
     blocks = works[0].blocks
     processors = device.multiprocessors
-    occupancy = _occupancy(programs[0], works[0], device, emission, held)
+    occupancy = _occupancy(programs, works[0], device, emission, held)
     on_one = math.ceil(blocks / processors)
     uneven = max(on_one * processors / blocks, *(_imbalance(w, blocks, processors) for w in works))
     rounds = math.ceil(blocks / (processors * occupancy))
@@ -154,7 +155,9 @@ def _one(
         staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rounded(p) for p, _ in products)
         staged += sum(p.laid_out_anew * p.times for w in works for p in w.products) * _STAGED_OPERATIONS
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
-    simple = [o.simple + (o.library if by_warps else 0.0) for o in operations]
+    # as half-precision results are, exponentials may be approximate
+    by_library = by_warps or (emission.together and not is_approximate(programs))
+    simple = [o.simple + (o.library if by_library else 0.0) for o in operations]
     vector_us = (
         shares
         * clock_us
@@ -323,14 +326,14 @@ def _imbalance(work: BlockWork, blocks: int, processors: int) -> float:
 
 
 def _occupancy(
-    program: TileProgram, work: BlockWork, device: Device, emission: Emission, held: Resources | None
+    programs: Sequence[TileProgram], work: BlockWork, device: Device, emission: Emission, held: Resources | None
 ) -> int:
     if held is not None and work.products:  # elsewhere the bound on registers is too careful
         return max(1, held.resident_blocks(device.shared_memory_bytes))
-    if program.persistent:
+    if programs[0].persistent:
         return 1
     if emission.together:
-        return gpu_clusters.resident_blocks(work, device, held)
+        return gpu_clusters.resident_blocks(programs, device, held)
     threads = 32 * work.warps + (128 if emission.warpgroups else 0)
     shared = sum(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups
