@@ -33,7 +33,8 @@ _OVERLAP = 4.0
 _ALONE = 2.0
 """The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
 _WAITING, _WAITING_ALONE = 2.0, 1.5
-"""The same of blocks that wait for their loads, too, as no trip begins those of later ones."""
+"""The same of blocks that wait for their loads, too, as no trip begins those of later ones; the second also of clusters that all
+begin together, as no cluster loads while another one computes."""
 _SPILLED_BYTES = 30.0
 """Bytes of spilled registers that a multiprocessor writes and reads in a clock."""
 _CACHED_SHARE = 0.8
@@ -126,7 +127,9 @@ def _one(
         _largest_by_tensor(moved, sectors=True) if emission.together else sum(m.sectors for w in moved for m in w)
     ) * blocks
     by_warps = not (emission.warpgroups or emission.together)
-    in_flight = sum(_bytes_in_flight(w) for w in works) / len(works) * min(blocks, processors * occupancy)
+    # a block of a cluster asks for its whole part at once, others for a trip at a time
+    of_block = gpu_clusters.kept_bytes(works[0]) if emission.together else sum(map(_bytes_in_flight, works)) / len(works)
+    in_flight = of_block * min(blocks, processors * occupancy)
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
@@ -197,6 +200,9 @@ def _one(
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
+    if emission.together:  # the first blocks begin together: they wait, compute and store at the same time, later ones do not
+        first = min(1.0, processors * occupancy / blocks)
+        busy += first * (_joined([t.us for t in (*moving, *computing)], _WAITING_ALONE) - busy)
     return Price(busy + copies_us + launch_us, (*moving, *computing, *others))
 
 
