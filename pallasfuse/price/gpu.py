@@ -128,7 +128,9 @@ def _one(
     ) * blocks
     by_warps = not (emission.warpgroups or emission.together)
     # a block of a cluster asks for its whole part at once, others for a trip at a time
-    of_block = gpu_clusters.kept_bytes(works[0]) if emission.together else sum(map(_bytes_in_flight, works)) / len(works)
+    of_block = (
+        gpu_clusters.kept_bytes(works[0]) if emission.together else sum(map(_bytes_in_flight, works)) / len(works)
+    )
     in_flight = of_block * min(blocks, processors * occupancy)
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
@@ -200,7 +202,9 @@ def _one(
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
-    if emission.together:  # the first blocks begin together: they wait, compute and store at the same time, later ones do not
+    if (
+        emission.together
+    ):  # the first blocks begin together: they wait, compute and store at the same time, later ones do not
         first = min(1.0, processors * occupancy / blocks)
         busy += first * (_joined([t.us for t in (*moving, *computing)], _WAITING_ALONE) - busy)
     return Price(busy + copies_us + launch_us, (*moving, *computing, *others))
