@@ -41,23 +41,29 @@ SPILLED_BYTES = 20
 def spills(view: View, most: int) -> Iterator[Spill]:
     """Lists what does not find one of `most` registers of a thread.
 
-    A loop writes and reads in its trips only what the loops around it had registers for: all else lies in memory before it begins.
+    A loop writes and reads in its trips what it uses itself. What only lives through it lies in memory before it begins: the loop
+    around it, or the block, writes and reads that.
     """
-    needed = _needed(view)
+    missing = _missing(view, most)
     for scope in view.scopes:
-        around = max((n for other, n in needed.items() if other is not scope and scope.is_in(other)), default=0.0)
-        missing = needed.get(scope, 0.0) - max(most, around)
-        if missing > 0:
-            yield Spill(scope.path, int(SPILLED_BYTES * missing))
+        if missing.get(scope, 0.0) > 0:
+            yield Spill(scope.path, int(SPILLED_BYTES * missing[scope]))
 
 
-def _needed(view: View) -> dict[LoopScope, float]:
-    """Returns the registers of a thread that the statements of each loop, and those outside of loops, cannot do without."""
+def _missing(view: View, most: int) -> dict[LoopScope, float]:
+    """Returns the registers of a thread that the statements of each loop, and those outside of loops, cannot do without and do not
+    find."""
     values = tuple(_values(view))
-    beside = OTHERS + PIECES * sum(addresses(view))
+    beside = OTHERS + PIECES * sum(addresses(view)) - most
     found: dict[LoopScope, float] = {}
     for line in view.lines:
-        found[line.scope] = max(found.get(line.scope, 0.0), _needed_at(view, line, values) + beside)
+        missing, scope = _needed_at(view, line, values) + beside, line.scope
+        while missing > 0 and scope.around is not None:
+            idle = sum(v.registers for v in values if v.first < scope.first and scope.last < v.last)
+            own = max(0.0, missing - idle)
+            found[scope] = max(found.get(scope, 0.0), own)
+            missing, scope = missing - own, scope.around
+        found[scope] = max(found.get(scope, 0.0), missing)
     return found
 
 

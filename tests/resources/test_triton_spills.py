@@ -53,6 +53,13 @@ def test_what_is_read_beside_a_full_sum_spills():
     assert spilled(narrow) == 0
 
 
+def test_a_sum_that_fills_the_registers_is_written_and_read_in_every_trip():
+    """Though the block needs as many registers behind the loop, for what is read there. The compiler: 7528 bytes in all."""
+    arrays = kernels.array(4096, 512), kernels.array(512, 128), kernels.array(4096, 128), kernels.array(4096, 128)
+    program = program_of(late, *arrays, rows=256, warps=4, stages=2)
+    assert {bool(s.path) for s in triton.resources(program, TRITON).spills if s.bytes > 1000} == {True, False}
+
+
 def decayed(x, step, b, c, decay, bias=None):
     """Products of b and c, each times a decay that is read, as sides of products with x times its steps."""
     scores = jnp.einsum("kn,on->ko", b, c, preferred_element_type=jnp.float32)
