@@ -51,7 +51,8 @@ FEW_ROWS = {
 
 @pytest.mark.parametrize("name", FEW_ROWS)
 def test_few_rows_in_clusters_as_measured(name):
-    """Microseconds on an H200. Clusters that all begin together wait for memory and compute one after the other."""
+    """Microseconds on an H200 of kernels of whole programs with these shapes, schedules and results (the last one is the same, the
+    others do the work of one but for a few scalars). Clusters that all begin together wait for memory and compute in turn."""
     function, arguments, tile, measured = FEW_ROWS[name]
     assert 0.7 < price_kernel(in_clusters(function, *arguments, parts=8, tile=tile)).us / measured < 1.3
 
