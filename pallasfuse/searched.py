@@ -88,7 +88,7 @@ def searched(
     share_us, shared = _leaders(prices.on(target.device.share(_SHARES)), shares=_SHARES)
     if min(whole_us, share_us / _SHARES) > most_us:
         return []
-    starts = [*tried.running(starts), *tried.running(shared)]
+    starts = [tried.with_best_warps(p) for p in (*tried.running(starts), *tried.running(shared))]
     starts.sort(key=tried.us)
     best_us = _WORSE * most_us
     for point in starts[:_DESCENTS]:
@@ -194,6 +194,10 @@ class _Tried:
             if len(found) == _STARTS or tried == _TRIED:
                 break
         return found
+
+    def with_best_warps(self, point: Point) -> Point:
+        """A point with as many warps as suit its tiles: the model of a space knows no registers, and few warps may lack some."""
+        return min((replace(point, warps=n) for n in WARPS), key=self.us)
 
     def _is_too_large(self, point: Point) -> bool:
         """Says of a point that does not run whether its tiles are too large for a block, in any order of its axes."""

@@ -33,7 +33,6 @@ from pallasfuse.pallas_backend.mosaic_rules import (
     FLOATS,
     INTEGER_OPERATIONS,
     OPERATIONS,
-    PRODUCT_TYPES,
     REDUCERS,
     SMALL_CONDITION,
 )
@@ -42,6 +41,7 @@ from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS
 from pallasfuse.pallas_backend.shared_memory import Allocation, resources_of, total_bytes
 from pallasfuse.price.visited_tiles import tile_range
 from pallasfuse.resources.block import Resources
+from pallasfuse.resources.clusters import is_approximate, leaving, streams_of
 from pallasfuse.tiling.arithmetic import INVERSE_CONDITION, inverts
 
 MOST_BLOCKS = 16
@@ -175,15 +175,12 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
             raise Unsuited(f"a block has several elements along {', '.join(several)}, and one row is what it computes")
     if tile % THREADS or tile > THREADS * _MOST_ELEMENTS:
         raise Unsuited(f"{THREADS} threads do not share {tile} elements")
-    stored = [s for s in _all(programs) if isinstance(s, Store)]
-    results = {t.name for t in programs[-1].outputs}
-    along = {s.tensor: s for s in stored if s.tensor in results and rolled in s.indices}
     loads: dict[str, Load] = {}
     for s in _all(programs):
         if isinstance(s, Load) and rolled in s.indices and loads.setdefault(s.tensor, s).indices != s.indices:
             raise Unsuited(f"{s.tensor} is read along two axes")
-    passing = tuple(s for s in loads.values() if s.indices == (rolled,) and _readers(loops, s.tensor) == 1)
-    streams = tuple(s for s in loads.values() if s not in passing)
+    streams = streams_of(programs, rolled)
+    passing = tuple(s for s in loads.values() if s not in streams)
     if not streams:
         raise Unsuited("it loads nothing that differs from row to row")
     blocks = 1 if part is None else part.extent
@@ -191,17 +188,11 @@ def _shape(programs: tuple[TileProgram, ...]) -> Shape:
     slots = -(-tiles // blocks)
     shape = Shape(
         programs, rolled, tile, _vector(tile, [s.dtype for s in loads.values()]), part, parts, slots, streams, passing,
-        tuple(p.outputs for p in programs[:-1]), _leaving(programs, streams, along),
-        all(t.dtype in PRODUCT_TYPES for t in programs[-1].outputs),
+        tuple(p.outputs for p in programs[:-1]), leaving(programs, rolled, streams), is_approximate(programs),
     )  # fmt: skip
     for loop in loops:
         _check_loop(shape, loop)
     return shape
-
-
-def _readers(loops: list[Loop], tensor: str) -> int:
-    """Counts the loops that load a tensor."""
-    return sum(any(isinstance(s, Load) and s.tensor == tensor for g in loop.segments for s in g.body) for loop in loops)
 
 
 def _vector(tile: int, types: list[str]) -> int:
@@ -210,35 +201,6 @@ def _vector(tile: int, types: list[str]) -> int:
     while tile % (THREADS * vector):
         vector //= 2
     return vector
-
-
-def _leaving(programs: tuple[TileProgram, ...], streams: tuple[Load, ...], along: dict[str, Store]) -> dict[str, str]:
-    """Chooses the buffer by which each result leaves: one of its type that nothing reads after the store, or one of its own."""
-    order = list(_all(programs))
-    types = {t.name: t.dtype for t in programs[-1].outputs}
-    free = list(streams)
-    found = {name: name for name in along}
-    for name in along:
-        first = next(n for n, s in enumerate(order) if isinstance(s, Store) and s.tensor == name)
-        loop = next(n for n in range(first, -1, -1) if isinstance(order[n], Loop))
-        for stream in free:
-            at = [n for n, s in enumerate(order) if isinstance(s, Load) and s.tensor == stream.tensor]
-            # segments follow each other in that order, but a slot belongs to one of them
-            after = [n for n in at if n > first and not _other_segment(order, loop, n, first)]
-            if stream.dtype == types[name] and not after:
-                found[name] = stream.tensor
-                free.remove(stream)
-                break
-    return found
-
-
-def _other_segment(order: list[Statement], loop: int, load: int, store: int) -> bool:
-    """Is a load after a store in another segment of the same loop?"""
-    owner = order[loop]
-    assert isinstance(owner, Loop)
-    segment_of = [n for n, g in enumerate(owner.segments) for _ in g.body]
-    here, there = store - loop - 1, load - loop - 1
-    return there < len(segment_of) and segment_of[here] != segment_of[there]
 
 
 def _check_loop(shape: Shape, loop: Loop) -> None:

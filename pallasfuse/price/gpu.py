@@ -24,6 +24,7 @@ from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_work import BlockWork, Product, examine
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
+from pallasfuse.resources.clusters import is_approximate
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
 _SECTOR_BYTES = 32
@@ -32,7 +33,8 @@ _OVERLAP = 4.0
 _ALONE = 2.0
 """The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
 _WAITING, _WAITING_ALONE = 2.0, 1.5
-"""The same of blocks that wait for their loads, too, as no trip begins those of later ones."""
+"""The same of blocks that wait for their loads, too, as no trip begins those of later ones; the second also of clusters that all
+begin together, as no cluster loads while another one computes."""
 _SPILLED_BYTES = 30.0
 """Bytes of spilled registers that a multiprocessor writes and reads in a clock."""
 _CACHED_SHARE = 0.8
@@ -112,7 +114,7 @@ def _one(
 ) -> Price:
     blocks = works[0].blocks
     processors = device.multiprocessors
-    occupancy = _occupancy(programs[0], works[0], device, emission, held)
+    occupancy = _occupancy(programs, works[0], device, emission, held)
     on_one = math.ceil(blocks / processors)
     uneven = max(on_one * processors / blocks, *(_imbalance(w, blocks, processors) for w in works))
     rounds = math.ceil(blocks / (processors * occupancy))
@@ -125,7 +127,11 @@ def _one(
         _largest_by_tensor(moved, sectors=True) if emission.together else sum(m.sectors for w in moved for m in w)
     ) * blocks
     by_warps = not (emission.warpgroups or emission.together)
-    in_flight = sum(_bytes_in_flight(w) for w in works) / len(works) * min(blocks, processors * occupancy)
+    # a block of a cluster asks for its whole part at once, others for a trip at a time
+    of_block = (
+        gpu_clusters.kept_bytes(works[0]) if emission.together else sum(map(_bytes_in_flight, works)) / len(works)
+    )
+    in_flight = of_block * min(blocks, processors * occupancy)
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
@@ -154,7 +160,9 @@ def _one(
         staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rounded(p) for p, _ in products)
         staged += sum(p.laid_out_anew * p.times for w in works for p in w.products) * _STAGED_OPERATIONS
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
-    simple = [o.simple + (o.library if by_warps else 0.0) for o in operations]
+    # as half-precision results are, exponentials may be approximate
+    by_library = by_warps or (emission.together and not is_approximate(programs))
+    simple = [o.simple + (o.library if by_library else 0.0) for o in operations]
     vector_us = (
         shares
         * clock_us
@@ -194,6 +202,11 @@ def _one(
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
+    if (
+        emission.together
+    ):  # the first blocks begin together: they wait, compute and store at the same time, later ones do not
+        first = min(1.0, processors * occupancy / blocks)
+        busy += first * (_joined([t.us for t in (*moving, *computing)], _WAITING_ALONE) - busy)
     return Price(busy + copies_us + launch_us, (*moving, *computing, *others))
 
 
@@ -323,14 +336,14 @@ def _imbalance(work: BlockWork, blocks: int, processors: int) -> float:
 
 
 def _occupancy(
-    program: TileProgram, work: BlockWork, device: Device, emission: Emission, held: Resources | None
+    programs: Sequence[TileProgram], work: BlockWork, device: Device, emission: Emission, held: Resources | None
 ) -> int:
     if held is not None and work.products:  # elsewhere the bound on registers is too careful
         return max(1, held.resident_blocks(device.shared_memory_bytes))
-    if program.persistent:
+    if programs[0].persistent:
         return 1
     if emission.together:
-        return gpu_clusters.resident_blocks(work, device, held)
+        return gpu_clusters.resident_blocks(programs, device, held)
     threads = 32 * work.warps + (128 if emission.warpgroups else 0)
     shared = sum(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups

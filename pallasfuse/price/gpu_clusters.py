@@ -10,6 +10,7 @@ from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import Loop, TileProgram, every
 from pallasfuse.price.block_work import BlockWork
 from pallasfuse.resources.block import REGISTERS, Resources
+from pallasfuse.resources.clusters import slot_bytes
 
 OVERLAP = 3.7
 """The exponent of the smooth maximum of resources: the blocks of a cluster wait for each other, and for what they copy."""
@@ -32,20 +33,35 @@ _MOST_BLOCKS = 16
 
 def block_us(programs: Sequence[TileProgram], works: Sequence[BlockWork]) -> float:
     """Returns the time of one block, from its first copy to its last."""
-    splits = [s.split for p in programs for s in every(p.body) if isinstance(s, Loop) and s.split is not None]
-    members = splits[0].part.extent if splits else 1
     computed_us = sum(_TRIP_US * w.trips + _REDUCTION_US * w.reductions for w in works)
-    waited_us = _BLOCK_US + _MEETING_US * (len(programs) - 1) + _MEMBER_US * members
+    waited_us = _BLOCK_US + _MEETING_US * (len(programs) - 1) + _MEMBER_US * members(programs)
     return computed_us + waited_us + 1e-3 * kept_bytes(works[0]) / _COPIED_GB_S
 
 
-def resident_blocks(work: BlockWork, device: Device, held: Resources | None) -> int:
+def members(programs: Sequence[TileProgram]) -> int:
+    """Counts the blocks of a cluster."""
+    splits = [s.split for p in programs for s in every(p.body) if isinstance(s, Loop) and s.split is not None]
+    return splits[0].part.extent if splits else 1
+
+
+def resident_blocks(programs: Sequence[TileProgram], device: Device, held: Resources | None) -> int:
     """Counts the blocks that live on a multiprocessor, by what they keep in shared memory and in registers."""
     by_registers = _MOST_BLOCKS
     if held is not None:
         registers = max(_LEAST_REGISTERS, _TAKEN_SHARE * (held.registers - _BOUND_REGISTERS))
         by_registers = int(REGISTERS / (registers * held.threads))
-    return max(1, min(_MOST_BLOCKS, by_registers, int(device.shared_memory_bytes // max(1.0, kept_bytes(work)))))
+    return max(1, min(_MOST_BLOCKS, by_registers, device.shared_memory_bytes // max(1, _shared_bytes(programs))))
+
+
+def _shared_bytes(programs: Sequence[TileProgram]) -> int:
+    """Returns the bytes of the slots of a block: as many tiles as it has, of all that is copied to it and leaves from it."""
+    loops = [s for p in programs for s in p.body if isinstance(s, Loop)]
+    if not loops:
+        return 0
+    rolled = loops[0].axis
+    tile = programs[0].tile(rolled)
+    tiles = -(-rolled.extent // tile)
+    return -(-tiles // members(programs)) * tile * slot_bytes(programs, rolled)
 
 
 def kept_bytes(work: BlockWork) -> float:

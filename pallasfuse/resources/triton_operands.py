@@ -22,12 +22,36 @@ def of_product(view: View, product: Product) -> Iterator[Buffer]:
     loads = frozenset(x.name for x in view.lines if isinstance(x.statement, Load) and x.name)
     if computed(s.rhs, loads) or (product.warpgroup and not product.half):
         yield from _of_side(view, product, s.rhs, f"right side of {s.name}")
-    if computed(s.lhs, loads) and not (product.warpgroup and _is_made_in_registers(view, product)):
+    if _stages_left(view, product):
         yield from _of_side(view, product, s.lhs, f"left side of {s.name}")
     if _is_shared_out_anew(view, product):
         yield Buffer(
             f"{s.name}, laid out anew", view.bytes(s.axes, s.dtype), product.line.number, product.line.number, True
         )
+
+
+def stages_left_before(view: View, product: Product, name: str) -> bool:
+    """Is the left side of a product surely staged in shared memory before a value is read for its right side?"""
+    s = product.statement
+    if name not in s.rhs.tensors or name in s.lhs.tensors or not _stages_left(view, product):
+        return False
+    loads = _loads_of_left(view, product)
+    here = [x for x in loads if x.scope.kept is product.line.scope.kept]
+    # a vector is loaded again in the layout of the side, if all that is read with it is loaded in the loop as well
+    again = here == loads and all(x.number in view.copied_ahead or _is_vector(view, x) for x in here)
+    return not (product.warpgroup and again and any(x.number in view.copied_ahead for x in here))
+
+
+def _is_vector(view: View, line: Line) -> bool:
+    """Is a load of one axis, or of none?"""
+    return isinstance(line.statement, Load) and sum(view.program.tile(a) > 1 for a in line.statement.indices) <= 1
+
+
+def _stages_left(view: View, product: Product) -> bool:
+    """May a left side that is computed pass through shared memory?"""
+    loads = frozenset(x.name for x in view.lines if isinstance(x.statement, Load) and x.name)
+    in_registers = product.warpgroup and _is_made_in_registers(view, product)
+    return computed(product.statement.lhs, loads) and not in_registers
 
 
 def _is_shared_out_anew(view: View, product: Product) -> bool:
@@ -107,6 +131,12 @@ def _is_made_in_registers(view: View, product: Product) -> bool:
     alone = len([p for p in _alike(view, product, side) if p.line.scope is line.scope]) == 1
     only_loads = behind - {x.name for x in made} <= {block_start(axis) for axis, _ in view.program.grid}
     return alone and only_loads and bool(inside) and all(x.number in view.copied_ahead for x in inside)
+
+
+def _loads_of_left(view: View, product: Product) -> list[Line]:
+    """Lists the loads that a left side is computed from."""
+    behind = _behind(view, product.statement.lhs)
+    return [x for x in view.lines if x.name in behind and isinstance(x.statement, Load)]
 
 
 def _alike(view: View, product: Product, side: Expr) -> list[Product]:

@@ -2,7 +2,8 @@
 
 Some values have to be in registers whole: what products are accumulated in, what a loop carries, and a side that a product takes
 from registers. Others are tiles that are loaded, or computed element by element. The compiler loads and computes those piece by
-piece, and a piece at a time takes registers.
+piece, and a piece at a time takes registers; but what was copied ahead to shared memory is loaded whole where that is fenced before
+it is read. Where warps hold the same results of a product, they hold the same of what is read beside them.
 
 The numbers below were fitted on what it reports of all of `benchmarks/workloads` and half of the other kernels of
 `scripts/resources_report.py`, and hold for the other half.
@@ -14,6 +15,7 @@ from math import prod
 from pallasfuse.ir.expr import Read
 from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, expressions
 from pallasfuse.resources.block import Spill
+from pallasfuse.resources.triton_operands import stages_left_before
 from pallasfuse.resources.triton_registers import (
     Lifetime,
     accumulated,
@@ -39,23 +41,29 @@ SPILLED_BYTES = 20
 def spills(view: View, most: int) -> Iterator[Spill]:
     """Lists what does not find one of `most` registers of a thread.
 
-    A loop writes and reads in its trips only what the loops around it had registers for: all else lies in memory before it begins.
+    A loop writes and reads in its trips what it uses itself. What only lives through it lies in memory before it begins: the loop
+    around it, or the block, writes and reads that.
     """
-    needed = _needed(view)
+    missing = _missing(view, most)
     for scope in view.scopes:
-        around = max((n for other, n in needed.items() if other is not scope and scope.is_in(other)), default=0.0)
-        missing = needed.get(scope, 0.0) - max(most, around)
-        if missing > 0:
-            yield Spill(scope.path, int(SPILLED_BYTES * missing))
+        if missing.get(scope, 0.0) > 0:
+            yield Spill(scope.path, int(SPILLED_BYTES * missing[scope]))
 
 
-def _needed(view: View) -> dict[LoopScope, float]:
-    """Returns the registers of a thread that the statements of each loop, and those outside of loops, cannot do without."""
+def _missing(view: View, most: int) -> dict[LoopScope, float]:
+    """Returns the registers of a thread that the statements of each loop, and those outside of loops, cannot do without and do not
+    find."""
     values = tuple(_values(view))
-    beside = OTHERS + PIECES * sum(addresses(view))
+    beside = OTHERS + PIECES * sum(addresses(view)) - most
     found: dict[LoopScope, float] = {}
     for line in view.lines:
-        found[line.scope] = max(found.get(line.scope, 0.0), _needed_at(view, line, values) + beside)
+        missing, scope = _needed_at(view, line, values) + beside, line.scope
+        while missing > 0 and scope.around is not None:
+            idle = sum(v.registers for v in values if v.first < scope.first and scope.last < v.last)
+            own = max(0.0, missing - idle)
+            found[scope] = max(found.get(scope, 0.0), own)
+            missing, scope = missing - own, scope.around
+        found[scope] = max(found.get(scope, 0.0), missing)
     return found
 
 
@@ -95,7 +103,9 @@ def _values(view: View) -> Iterator[Lifetime]:
         if isinstance(s, Load):
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
-                yield Lifetime(PIECES * registers_of(view, s.indices, s.dtype), at, last)
+                size = registers_of(view, s.indices, s.dtype) * _copies_beside(view, line, readers)
+                whole = at in view.copied_ahead and _is_fenced(view, line, readers)
+                yield Lifetime(size if whole else PIECES * size, at, last)
             continue
         loop = line.scope.loop
         if loop is not None and any(c.next_name == s.name for c in loop.carries):
@@ -106,6 +116,35 @@ def _values(view: View) -> Iterator[Lifetime]:
     for scope in view.scopes:
         if scope.loop is not None:
             yield from _carried(view, scope, begins)
+
+
+def _copies_beside(view: View, line: Line, readers: list[Line]) -> int:
+    """Counts the threads that hold the same element of a loaded tile: as many as hold one of a product's result, where both meet in
+    an expression, for which the tile takes the layout of the result."""
+    assert isinstance(line.statement, Load)
+    elements = view.elements(line.statement.indices)
+    found = 1
+    for root in (e for reader in readers for e in expressions(reader.statement) if line.name in e.tensors):
+        met = (p for p in view.products.values() if p.line.name in root.tensors and p.m * p.n == elements)
+        found = max([found, *(copies(view, p.line) for p in met)])
+    return found
+
+
+def _is_fenced(view: View, line: Line, readers: list[Line]) -> bool:
+    """Does a fence of shared memory come between a load from there and one who reads its tile in registers?
+
+    Products have fences, and sides that are staged for them. No load moves past one, so the tile is loaded whole before.
+    """
+    name = line.name or ""
+    for reader in readers:
+        product = view.products.get(reader.number)
+        if product is not None and product.takes(name):
+            continue
+        if any(line.number < n < reader.number for n in view.products):
+            return True
+        if product is not None and stages_left_before(view, product, name):
+            return True
+    return False
 
 
 def _carried(view: View, scope: LoopScope, begins: dict[int, int]) -> Iterator[Lifetime]:

@@ -129,14 +129,14 @@ def _nothing_is_past_the_end(real, self, window):
     return jnp.minimum(real(self, window), self.shape.rolled.extent - 1)
 
 
-def _by_the_first_buffer(real, programs, streams, along):
-    return dict.fromkeys(along, streams[0].tensor)
+def _by_the_first_buffer(real, programs, rolled, streams):
+    return dict.fromkeys(real(programs, rolled, streams), streams[0].tensor)
 
 
 MISTAKES = {
     "a part is forgotten": (cluster_compute.Phase, "_fold", _without_the_last_part, "softmax"),
     "no mask at the end": (cluster_compute.Phase, "positions", _nothing_is_past_the_end, "softmax"),
-    "results share a buffer": (cluster_rules, "_leaving", _by_the_first_buffer, "several"),
+    "results share a buffer": (cluster_rules, "leaving", _by_the_first_buffer, "several"),
     "nobody waits": (plgpu, "barrier_wait", lambda real, *args: None, "softmax"),
 }
 

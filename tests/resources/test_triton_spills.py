@@ -1,5 +1,6 @@
 """Which kernels are foretold to spill registers, and which are not. The figures are those of the compiler, for an H100."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -9,7 +10,7 @@ from pallasfuse.ir.expr import add, const, mul, read, sub
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Reduce, Segment, Store, TileProgram
-from pallasfuse.resources import triton
+from pallasfuse.resources import triton, triton_spills
 from pallasfuse.targets import find
 from tests.resources.test_triton import needed, plain, program_of, qkv
 
@@ -50,6 +51,45 @@ def test_what_is_read_beside_a_full_sum_spills():
     wide, narrow = (program_of(late, *arrays, rows=n, warps=8, stages=2) for n in (256, 64))
     assert spilled(wide) > 256
     assert spilled(narrow) == 0
+
+
+def test_a_sum_that_fills_the_registers_is_written_and_read_in_every_trip():
+    """Though the block needs as many registers behind the loop, for what is read there. The compiler: 7528 bytes in all."""
+    arrays = kernels.array(4096, 512), kernels.array(512, 128), kernels.array(4096, 128), kernels.array(4096, 128)
+    program = program_of(late, *arrays, rows=256, warps=4, stages=2)
+    assert {bool(s.path) for s in triton.resources(program, TRITON).spills if s.bytes > 1000} == {True, False}
+
+
+def decayed(x, step, b, c, decay, bias=None):
+    """Products of b and c, each times a decay that is read, as sides of products with x times its steps."""
+    scores = jnp.einsum("kn,on->ko", b, c, preferred_element_type=jnp.float32)
+    at = jnp.arange(256)
+    kept = scores * jnp.where(at >= at[:, None], jnp.exp(decay).transpose(0, 2, 1), 0)
+    step = step.astype(jnp.float32) if bias is None else step.astype(jnp.float32) + bias
+    y = x.astype(jnp.float32) * jax.nn.softplus(step).astype(x.dtype).astype(jnp.float32)[:, :, None]
+    return jnp.einsum("khm,hko->hmo", y.astype(x.dtype), kept.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+def of_decayed(stages, *, with_bias):
+    half = [(256, 24, 512), (256, 24), (256, 128), (256, 128)]
+    arrays = [kernels.array(*shape, dtype="bfloat16") for shape in half] + [kernels.array(24, 256, 256)]
+    arrays += [kernels.array(24)] if with_bias else []
+    return program_of(decayed, *arrays, rows=64, rolled=64, warps=8, stages=stages)
+
+
+def test_what_was_copied_ahead_is_loaded_whole_before_a_side_is_staged():
+    """The bias comes from outside of the loop: the left side passes through shared memory, and the decay, which is read beside
+    scores that eight warps hold twice, is loaded before that. The compiler: 2132 bytes, and 416 without a bias."""
+    assert spilled(of_decayed(2, with_bias=True)) > 1500
+    assert 256 < spilled(of_decayed(2, with_bias=False)) < 1000
+
+
+def test_a_tile_is_held_as_often_as_the_product_that_it_is_read_with():
+    """Eight warps have 64 rows of scores twice, and of the decay the same."""
+    view = triton.view_of(of_decayed(1, with_bias=True), TRITON)
+    load = next(x for x in view.lines if isinstance(x.statement, Load) and x.statement.tensor == "decay")
+    (lifetime,) = (v for v in triton_spills._values(view) if v.first == load.number)
+    assert lifetime.registers == triton_spills.PIECES * 2 * 64 * 256 / (8 * 32)
 
 
 def test_wide_rows_without_products_do_not_spill():
