@@ -26,6 +26,7 @@ from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
 from pallasfuse.jaxpr_frontend.names import tensor_names
+from pallasfuse.jaxpr_frontend.plain_work import work_of
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 
@@ -340,10 +341,10 @@ class _Naming:
         match step.plan:
             case Refusal(reason):
                 operands = tuple(dict.fromkeys(self._tensor_names[a] for a in step.eqn.invars if isinstance(a, Var)))
+                form, work = _form_of(step.eqn), work_of(step.eqn, lambda body: convert(body).program)
                 for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
-                    axes = self._over(symbols)
-                    form = _form_of(step.eqn)
-                    yield External(self._tensor_names[var], axes, dtype_of(var), operands, reason, source, form=form)
+                    name, axes = self._tensor_names[var], self._over(symbols)
+                    yield External(name, axes, dtype_of(var), operands, reason, source, form=form, work=work)
             case Plan() as plan:
                 var = step.eqn.outvars[0]
                 kept, reduced = self._over(plan.kept), self._over(plan.reduced)

@@ -85,6 +85,8 @@ def xla_kernels(
     read_by = Counter(t for n in program.nests if n.name in needed for t in n.reads)
     shared = frozenset(t for t, n in read_by.items() if n > 1) - given
     stored_operands: dict[Expr, str] = {}
+    by_work: dict[int, str] = {}
+    """The first result of each operation without a nest, by the identity of its work."""
     above: dict[str, frozenset[str]] = {}
     """The tensors in memory that each of them depends on."""
     for node in program.nests:
@@ -99,6 +101,14 @@ def xla_kernels(
                 continue
             if node.form == "update":
                 kernels.append(_update(node, program, sizes, given))
+                continue
+            if node.work is not None:
+                first = by_work.setdefault(id(node.work), node.name)
+                read_by_it = {} if first != node.name else {t: sizes[t] for t in node.operands}
+                kernels.append(Opaque(
+                    node.name, sum(read_by_it.values()), sizes[node.name], operands=tuple(read_by_it.items()),
+                    work=node.work, computed_with="" if first == node.name else first,
+                ))  # fmt: skip
                 continue
             looked_at = 0.0
             if _condenses(node, volumes) and (node.form == "selection" or not dtypes.is_integer(node.dtype)):
@@ -293,8 +303,11 @@ def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
 
 
 def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
-    """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones."""
-    return FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
+    """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones.
+
+    Not of one that a library computes, or a loop of its own.
+    """
+    return node.work is None and FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
 
 
 def _computes(body: Expr) -> bool:
