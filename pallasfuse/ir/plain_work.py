@@ -7,7 +7,7 @@ only: nothing that decides what is computed looks at it.
 from dataclasses import dataclass
 
 from pallasfuse.first_time import Later
-from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.loop_program import External, LoopProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,8 @@ class Convolution:
     operand_dtype: str
     moved_bytes: float
     """Of both operands and the result."""
+    square: bool = False
+    """Its windows are as long along one dimension as along another."""
 
     @property
     def flops(self) -> float:
@@ -130,3 +132,19 @@ class Unknown:
 PlainWork = (
     Convolution | Ordering | Running | Windows | Fourier | Elimination | Drawn | Trips | Branches | Nothing | Unknown
 )
+
+
+def unknown_in(program: LoopProgram) -> list[str]:
+    """What a program contains of which nobody knows how long it takes, in its bodies, too: each name once, in order."""
+    found: dict[str, None] = {}
+    for node in program.nests:
+        match node.work if isinstance(node, External) else None:
+            case Unknown(what):
+                found[what] = None
+            case Trips(body=body):
+                found |= dict.fromkeys(unknown_in(body.value))
+            case Branches(branches):
+                found |= dict.fromkeys(what for b in branches for what in unknown_in(b.value))
+            case _:
+                pass
+    return list(found)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.first_time import Later
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.loop_program import LoopProgram
@@ -49,6 +49,11 @@ def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
     return Unknown(name) if name in _UNKNOWN or "callback" in name else None
 
 
+def chosen_by_platform(jaxpr: Jaxpr) -> frozenset[Var]:
+    """The numbers of branches that a platform decides: such a branch stands in the program that XLA gets, and no choice."""
+    return frozenset(v for e in jaxpr.eqns if e.primitive.name == "platform_index" for v in e.outvars)
+
+
 def _later(body: Jaxpr, convert: Convert) -> Later[LoopProgram]:
     return Later(lambda: convert(body))
 
@@ -74,9 +79,10 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     between = math.prod(params["lhs_dilation"])
     summed = max(1, math.prod(window) * of_channels // between)
     channels = shape_of(result)[numbers.out_spec[1]]
+    square = len(window) > 1 and len(set(window)) == 1
     return Convolution(
         groups, _size(result) // max(1, channels), max(1, of_results // groups), summed, dtype_of(images),
-        _bytes(images, weights, result),
+        _bytes(images, weights, result), square,
     )  # fmt: skip
 
 

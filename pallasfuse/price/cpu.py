@@ -41,7 +41,7 @@ _SHORT_SUM = 8
 """Elements of a sum that a product takes the time of before it runs at its full rate."""
 _STRIDED_NS = 1.6
 """For each element that is read in strides, on one core."""
-_SCALAR_NS = 2.3
+SCALAR_NS = 2.3
 """For each element that a loop without vectors looks at, like that for the position of a maximum."""
 _LAST_SUM_NS = 5.0
 """For each sum of neighbours, what it takes to add up the lanes of a vector, on one core."""
@@ -74,7 +74,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
         case Opaque():
             moved = memory_term("memory", kernel.read_bytes + kernel.written_bytes, device)
             own = thunk(1, device)
-            scalar = Term("scalar loops", kernel.looked_at, "elements", 1e-3 * _SCALAR_NS * kernel.looked_at)
+            scalar = Term("scalar loops", kernel.looked_at, "elements", 1e-3 * SCALAR_NS * kernel.looked_at)
             return Price(max(moved.us, scalar.us) + own.us, (moved, scalar, own))
         case _:
             assert_never(kernel)

@@ -5,9 +5,9 @@ from pallasfuse.ir.loop_program import LoopProgram
 
 
 def unchanging(body: LoopProgram, constants: int) -> frozenset[str]:
-    """The tensors that XLA computes before a loop: those that depend on nothing but its constants, the first inputs after the body's own.
+    """The tensors that XLA computes before a loop, as they depend on nothing but its constants: so many first inputs of the body.
 
-    Not what is larger than all that it is computed from, as it would have to be kept in memory: a broadcast is made in every trip.
+    Not what is larger than all that it is computed from and would have to be kept in memory: a broadcast is made in every trip.
     """
     sizes = {d.name: volume(d.axes) for d in body.definitions()}
     fixed = {t.name for t in body.inputs[:constants]}

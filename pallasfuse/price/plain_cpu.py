@@ -29,12 +29,17 @@ from pallasfuse.ir.plain_work import (
     Unknown,
     Windows,
 )
-from pallasfuse.price.cpu import memory_term, thunk
+from pallasfuse.price.cpu import SCALAR_NS, memory_term, thunk
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla_forms import Opaque
 
 _CHANNELS = 8
 """A group with fewer results is no product."""
+_CHANGE_NS = 100.0
+"""For each change of the largest few of a row, as long as they are not yet found: a heap is brought into order again.
+
+Of values in no order, the position n is among the k largest until there with the probability k / n.
+"""
 _RUN = 16
 """What a row adds up to is found in blocks of so many positions, each from all before it in its block; then over the blocks."""
 
@@ -45,6 +50,10 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     match work:
         case Convolution():
             return _priced(_convolution(work, device), moved, device)
+        case Ordering(rows, length, kept=int(kept)):
+            changes = kept * (1 + math.log(max(1.0, length / max(1, kept))))
+            looked_at_ns = rows * (length * SCALAR_NS + changes * _CHANGE_NS)
+            return _priced(Term("scalar loops", rows * length, "elements", 1e-3 * looked_at_ns), moved, device)
         case Ordering(rows, length, strided=strided):
             compared = rows * length * math.log2(max(2, length))
             name = "strided_sorted_gop_s" if strided else "sorted_gop_s"
@@ -100,6 +109,6 @@ def _looked_at(work: Running) -> tuple[float, int]:
         blocks = math.ceil(length / _RUN)
         found += work.rows * blocks * _RUN * min(length, _RUN)
         levels += 1
-        if blocks == 1:
+        if blocks <= 1:
             return found, levels
         length = blocks

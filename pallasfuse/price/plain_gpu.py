@@ -3,7 +3,8 @@
 Rates of a library are numbers of the device (`Device.library`):
 
 - `convolution`: of the rate of products, the share that convolutions reach, which are products of windows.
-- `channelwise_tflop_s`: convolutions in which each channel is a group of its own.
+- `channelwise_tflop_s`: convolutions in which each channel is a group of its own, where no kernel is made for that: for windows
+  that are no squares.
 - `compared_gop_s`: positions of 4 bytes that pass one step of a network that sorts, inside blocks.
 - `kept_gop_s`: positions looked at, times how many of each row are kept.
 - `panel_us`: one panel of a factorisation, which waits for the one before; `panel`: its columns.
@@ -45,7 +46,9 @@ _SECTOR = 32
 """The bytes that a strided read of one position brings."""
 _DRAWN_OPERATIONS = 60
 """Integer operations for one random word: 20 rounds on pairs of words, each addition, rotation and exclusive or."""
-_INTEGERS = 0.5 * 0.35
+_ISSUED = 0.35
+"""Of the rate of float32, what compiled loops reach."""
+_INTEGERS = 0.5 * _ISSUED
 """Of the rate of float32, that of integers in compiled loops."""
 
 
@@ -91,6 +94,11 @@ def _pass(moved: float, cached: float, device: Device) -> Price:
 def _convolution(work: Convolution, device: Device) -> Price:
     share = device.library.get("convolution", 1.0)
     channelwise = device.library.get("channelwise_tflop_s")
+    if work.groups > 1 and work.columns < _CHANNELS and work.square:
+        added = work.flops / 2
+        vector = Term("vector units", added, "op", 1e-3 * added / (_ISSUED * device.vector_gop_s))
+        moved = copy_on_gpu(work.moved_bytes, device)
+        return Price(max(vector.us, moved.us), (vector, *moved.terms))
     if work.groups > 1 and work.columns < _CHANNELS and channelwise:
         matrix = Term("channels one by one", work.flops, "flop", 1e-6 * work.flops / channelwise)
         return Price(matrix.us, (matrix,)) + copy_on_gpu(work.moved_bytes, device)
@@ -106,7 +114,7 @@ def _by_keeping(work: Ordering) -> bool:
 
 
 def _kept(work: Ordering, device: Device) -> Price:
-    """The few largest of each row: a multiprocessor takes one row after the other, and each position is compared with those kept."""
+    """The few largest of each row: a multiprocessor takes one row after the other, and compares each position with those kept."""
     kept = 1 << math.ceil(math.log2(max(1, work.kept or 1)))
     each = device.library["kept_gop_s"] / device.multiprocessors
     positions = float(math.ceil(work.rows / device.multiprocessors) * work.length)
