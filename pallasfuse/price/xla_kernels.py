@@ -392,9 +392,7 @@ def _shares_kernel(
     row = frozenset(first.reduced)
     indirect = any(made & above.get(t, frozenset()) for t in body.tensors - made)  # through another kernel
     same_rows = all(frozenset(n.reduced) in (row, frozenset()) for n in (*fusion.roots, node))
-    # where no tensor has all axes, the operands that some of them run over say which one is the last
-    shown = largest or {p for p in reads if row & frozenset(p[1])}
-    contiguous = all(frozenset(p[1][-len(row) :]) == row for p in shown)
+    contiguous = all(frozenset(p[1][-len(row) :]) == row for p in largest)
     return together and same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
 
 

@@ -177,16 +177,3 @@ def test_few_elements_of_what_is_computed_need_not_be_stored():
 
     found = kernels(picked, struct(64, 32, 4096), *[struct(60, 5, dtype=jnp.int32)] * 2)
     assert max(k.written_bytes for k in found) < 64 * 32 * 64
-
-
-def test_a_row_that_no_tensor_holds_must_still_be_the_last_dimension():
-    def along(axis):
-        def summed(x, w):
-            return jax.nn.logsumexp(x[:, :, None] + w[None], axis)
-
-        return [k for k in kernels(summed, struct(256, 128), struct(128, 128)) if isinstance(k, LoopFusion)]
-
-    assert not any(
-        k.is_row for k in along(1)
-    )  # neighbours of a row lie apart in `w`: the maximum and the sum are two kernels
-    assert sum(any(n.is_reduction for n in k.roots) for k in along(1)) == 2
