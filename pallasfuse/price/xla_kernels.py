@@ -104,9 +104,9 @@ def xla_kernels(
                 continue
             if node.work is not None:
                 first = by_work.setdefault(id(node.work), node.name)
-                read_by_it = {} if first != node.name else {t: sizes[t] for t in node.operands}
+                operands = {t: sizes[t] for t in node.operands}
                 kernels.append(Opaque(
-                    node.name, sum(read_by_it.values()), sizes[node.name], operands=tuple(read_by_it.items()),
+                    node.name, sum(operands.values()), sizes[node.name], operands=tuple(operands.items()),
                     work=node.work, computed_with="" if first == node.name else first,
                 ))  # fmt: skip
                 continue
@@ -303,11 +303,8 @@ def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
 
 
 def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
-    """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones.
-
-    Not of one that a library computes, or a loop of its own.
-    """
-    return node.work is None and FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
+    """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones."""
+    return FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
 
 
 def _computes(body: Expr) -> bool:
