@@ -107,7 +107,7 @@ def _looked_at(work: Running) -> tuple[float, int]:
     found, levels, length = 0.0, 0, work.length
     while True:
         blocks = math.ceil(length / _RUN)
-        found += work.rows * blocks * _RUN * min(length, _RUN)
+        found += work.rows * (blocks * _RUN * _RUN if blocks > 1 else length * length)
         levels += 1
         if blocks <= 1:
             return found, levels

@@ -104,9 +104,9 @@ def xla_kernels(
                 continue
             if node.work is not None:
                 first = by_work.setdefault(id(node.work), node.name)
-                operands = {t: sizes[t] for t in node.operands}
+                its_own = {t: sizes[t] for t in node.operands}
                 kernels.append(Opaque(
-                    node.name, sum(operands.values()), sizes[node.name], operands=tuple(operands.items()),
+                    node.name, sum(its_own.values()), sizes[node.name], operands=tuple(its_own.items()),
                     work=node.work, computed_with="" if first == node.name else first,
                 ))  # fmt: skip
                 continue

@@ -111,6 +111,14 @@ def test_running_sums_are_found_in_blocks_of_blocks(on):
     )
 
 
+def test_a_row_shorter_than_a_block_is_not_padded():
+    def products(x):
+        return lax.cumprod(x, 1)
+
+    assert amount(CPU, "elements of windows", products, struct(1024, 4)) == 1024 * 4 * 4
+    assert amount(CPU, "elements of windows", products, struct(1024, 65)) == 1024 * (5 * 16 * 16 + 5 * 5)
+
+
 @BOTH
 @pytest.mark.parametrize(
     ("function", "arguments"),
