@@ -32,6 +32,7 @@ from benchmarks.program_variants import (
     whole,
 )
 from benchmarks.workloads.registry import Built, Program, Size, build
+from pallasfuse.ir.plain_work import unknown_in
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.xla import price_xla
 from pallasfuse.verification.reference import float64_results, largest_bytes
@@ -113,8 +114,9 @@ def planned(built: Built, fuse: Fuse, row: Row) -> pf.Plan:
     row["equations"] = len(plan.converted.jaxpr.eqns)
     row["control_flow"] = sorted({e.primitive.name for e in plan.converted.jaxpr.eqns} & CONTROL_FLOW)
     if built.step is None:  # the plan is that of the whole program
-        written = convert(plan.converted.original).program if plan.rewritings else plan.program
+        written = convert(plan.converted.original).program  # XLA gets that, and no other form of it
         row["predicted_xla_us"] = price_xla(written, device_at_hand()).us
+        row["priced"] = not unknown_in(written)
         row["rewritings"] = [str(r)[:400] for r in plan.rewritings]
     return plan
 

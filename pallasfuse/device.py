@@ -4,7 +4,7 @@ The `source` of each file says which. Those of today are estimates that were fit
 """
 
 import json
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal
@@ -57,6 +57,9 @@ class Device:
     """Memory that the system hands out anew (CPUs)."""
     kept_bytes: int = 32 << 20
     """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
+    library: dict[str, float] = field(default_factory=dict)
+    """Rates of what a library computes that is no product, by name (`price/plain_gpu.py` and `price/plain_cpu.py` say what each
+    is); empty where nobody knows them."""
     found_share: float = 1.0
     """The share of the shared cache in which a kernel finds what it reads: other kernels of a program fill the rest."""
     price_error: float = 1.2

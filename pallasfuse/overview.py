@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.plain_work import unknown_in
 from pallasfuse.price.xla import kernels_on, of_kernel, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 
@@ -59,6 +60,9 @@ def overview(plan: Plan) -> str:
         f"XLA alone {_time(total)}",
         f"fused: {_share(max(0.0, total - rest), total)} of the time of XLA's program, which takes {_time(ours)} in kernels",
     ]
+    unknown = unknown_in(plan.program)
+    if unknown:
+        lines.append(f"not counted, as nobody knows beforehand how long it takes: {', '.join(unknown)}")
     lines += _some([f"rewritten: {r}" for r in plan.rewritings], 4)
     lines += _kernels(plan)
     lines += _worst(plan, left, total)

@@ -7,8 +7,8 @@ Invariants, checked by `verify`:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
@@ -16,6 +16,9 @@ from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.tensors import Tensor
+
+if TYPE_CHECKING:
+    from pallasfuse.ir.plain_work import PlainWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,9 @@ class External:
     lookup: Lookup | None = None
     """The place of each of its elements in another tensor, where a kernel may read them, so that it need not be stored."""
     form: ExternalForm = "whole"
+    work: "PlainWork | None" = field(default=None, compare=False, repr=False)
+    """What it computes, for the price; of several results of one operation, each has the same object. None: it only moves elements,
+    or nobody knows more of it than that."""
 
     @property
     def reads(self) -> frozenset[str]:

@@ -26,6 +26,7 @@ from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
 from pallasfuse.jaxpr_frontend.names import tensor_names
+from pallasfuse.jaxpr_frontend.plain_work import chosen_by_platform, work_of
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 
@@ -323,6 +324,7 @@ class _Naming:
         self._symbols = symbols
         self._tensor_names = names
         self._axes: dict[Symbol, Axis] = {}
+        self._by_platform = chosen_by_platform(jaxpr)
         self._axis_names = _axis_names({names[v] for v in symbols})
 
     def program(self, steps: Sequence[_Step]) -> LoopProgram:
@@ -340,10 +342,14 @@ class _Naming:
         match step.plan:
             case Refusal(reason):
                 operands = tuple(dict.fromkeys(self._tensor_names[a] for a in step.eqn.invars if isinstance(a, Var)))
+                form, inlined = (
+                    _form_of(step.eqn),
+                    any(a in self._by_platform for a in step.eqn.invars if isinstance(a, Var)),
+                )
+                work = None if inlined else work_of(step.eqn, lambda body: convert(body, symbolic=True).program)
                 for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
-                    axes = self._over(symbols)
-                    form = _form_of(step.eqn)
-                    yield External(self._tensor_names[var], axes, dtype_of(var), operands, reason, source, form=form)
+                    name, axes = self._tensor_names[var], self._over(symbols)
+                    yield External(name, axes, dtype_of(var), operands, reason, source, form=form, work=work)
             case Plan() as plan:
                 var = step.eqn.outvars[0]
                 kept, reduced = self._over(plan.kept), self._over(plan.reduced)

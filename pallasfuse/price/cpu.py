@@ -41,7 +41,7 @@ _SHORT_SUM = 8
 """Elements of a sum that a product takes the time of before it runs at its full rate."""
 _STRIDED_NS = 1.6
 """For each element that is read in strides, on one core."""
-_SCALAR_NS = 2.3
+SCALAR_NS = 2.3
 """For each element that a loop without vectors looks at, like that for the position of a maximum."""
 _LAST_SUM_NS = 5.0
 """For each sum of neighbours, what it takes to add up the lanes of a vector, on one core."""
@@ -65,19 +65,17 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
             ]
             right = kernel.operands[-1][1] if kernel.operands else 0.0
             products[1] = _read_first(products[1], right, device)
-            moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
+            moved = memory_term("memory", kernel.read_bytes + kernel.written_bytes, device)
             copies = [_copied(c, device) for c in kernel.copies]
-            thunk = _thunk(_cores_for(2.0 * kernel.flops, device), device)
-            return total(
-                [Price(max(sum(t.us for t in products), moved.us) + thunk.us, (*products, moved, thunk)), *copies]
-            )
+            own = thunk(_cores_for(2.0 * kernel.flops, device), device)
+            return total([Price(max(sum(t.us for t in products), moved.us) + own.us, (*products, moved, own)), *copies])
         case LoopFusion():
             return _fusion(kernel, device)
         case Opaque():
-            moved = _memory("memory", kernel.read_bytes + kernel.written_bytes, device)
-            thunk = _thunk(1, device)
-            scalar = Term("scalar loops", kernel.looked_at, "elements", 1e-3 * _SCALAR_NS * kernel.looked_at)
-            return Price(max(moved.us, scalar.us) + thunk.us, (moved, scalar, thunk))
+            moved = memory_term("memory", kernel.read_bytes + kernel.written_bytes, device)
+            own = thunk(1, device)
+            scalar = Term("scalar loops", kernel.looked_at, "elements", 1e-3 * SCALAR_NS * kernel.looked_at)
+            return Price(max(moved.us, scalar.us) + own.us, (moved, scalar, own))
         case _:
             assert_never(kernel)
 
@@ -102,12 +100,12 @@ def _read_first(packed: Term, operand_bytes: float, device: Device) -> Term:
     return Term(packed.name, packed.amount, packed.unit, max(packed.us, 1e-3 * operand_bytes / rate))
 
 
-def _thunk(cores: int, device: Device) -> Term:
+def thunk(cores: int, device: Device) -> Term:
     """One thunk, and what it takes to spread it over the cores."""
     return Term("thunks", 1, "", device.kernel_us + (device.launch_us if cores > 1 else 0.0))
 
 
-def _memory(name: str, moved: float, device: Device) -> Term:
+def memory_term(name: str, moved: float, device: Device) -> Term:
     cached = min(moved, device.cache_bytes)
     return Term(name, moved, "B", 1e-3 * (cached / device.cache_gb_s + (moved - cached) / device.memory_gb_s))
 
@@ -119,8 +117,8 @@ def _strided(elements: float, cores: int) -> Term:
 def _copied(copy: Copy, device: Device) -> Price:
     elements = 0.0 if copy.in_rows else copy.moved_bytes / 8
     strided = _strided(elements, device.multiprocessors)
-    moved, thunk = _memory("memory", copy.moved_bytes, device), _thunk(device.multiprocessors, device)
-    return Price(max(moved.us, strided.us) + thunk.us, (moved, strided, thunk))
+    moved, own = memory_term("memory", copy.moved_bytes, device), thunk(device.multiprocessors, device)
+    return Price(max(moved.us, strided.us) + own.us, (moved, strided, own))
 
 
 _SLICED = 0.3
@@ -155,10 +153,10 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
         *_arithmetic(work, cores, device), _strided(strided, cores),
         Term("sums of lanes", sums, "", 1e-3 * _LAST_SUM_NS * sums / cores),
         Term("library calls", fusion.calls, "", _CALL_US * fusion.calls),
-        _memory("memory", fusion.read_bytes + fusion.written_bytes, device),
+        memory_term("memory", fusion.read_bytes + fusion.written_bytes, device),
     )  # fmt: skip
-    thunk = _thunk(cores, device)
-    return Price(_joined(terms) + thunk.us, (*terms, thunk))
+    own = thunk(cores, device)
+    return Price(_joined(terms) + own.us, (*terms, own))
 
 
 def _roundings(nodes: Iterable[Expr]) -> Operations:
@@ -243,7 +241,7 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
         Term(name, sum(t.amount for t in of) * work.blocks, unit, sum(t.us for t in of) * work.blocks)
         for name, unit, of in (("products", "flop", products[::2]), ("packed operands", "elements", products[1::2]))
     )
-    unique = _memory("memory", sum({a.tensor: a.unique_bytes for a in work.accesses}.values()), device)
+    unique = memory_term("memory", sum({a.tensor: a.unique_bytes for a in work.accesses}.values()), device)
     copied = _copied_slices(work, device)
     kept = _passes(work, device)
     sums = Term("sums of lanes", work.sums * work.blocks, "", 1e-3 * _LAST_SUM_NS * work.sums * work.blocks / cores)

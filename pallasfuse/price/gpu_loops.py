@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pallasfuse.device import Device
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import examine
+from pallasfuse.price.gpu_library import memory_us, product_us
 from pallasfuse.price.terms import Price, Term, total
-from pallasfuse.price.xla import memory_us, product_us
 from pallasfuse.price.xla_forms import LibraryProduct
 
 _BESIDE = 2.0

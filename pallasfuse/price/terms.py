@@ -52,6 +52,11 @@ def total(prices: Iterable[Price]) -> Price:
     return Price(us, tuple(Term(name, amount, unit, time) for (name, unit), (amount, time) in summed.items()))
 
 
+def repeated(price: Price, times: float) -> Price:
+    """The same so many times, one after the other."""
+    return Price(price.us * times, tuple(Term(t.name, t.amount * times, t.unit, t.us * times) for t in price.terms))
+
+
 def scaled(amount: float) -> str:
     """A number with three digits and a metric prefix."""
     for prefix in ("", "k", "M", "G", "T"):

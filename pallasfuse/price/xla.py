@@ -1,34 +1,37 @@
 """The price of what XLA makes of nests (`price_xla`): the kernels of `xla_kernels`, each as its platform runs it."""
 
 import math
+from dataclasses import replace
 from itertools import takewhile
 from typing import assert_never
 
 from pallasfuse.device import Device
+from pallasfuse.first_time import Later, Recent
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.price import cpu
+from pallasfuse.ir.plain_work import Branches, PlainWork, Trips
+from pallasfuse.price import cpu, plain_cpu, plain_gpu
+from pallasfuse.price.gpu_library import (
+    CACHED_SHARE,
+    KEPT_OPERANDS,
+    OVERLAP,
+    STREAMED,
+    copy_on_gpu,
+    launch,
+    memory_us,
+    product_on_gpu,
+)
+from pallasfuse.price.hoisted import unchanging
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.orders import turned_bytes
-from pallasfuse.price.terms import Price, Term, total
+from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits, habits_on
 from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 
-_OVERLAP = 4.0
-_CACHED_SHARE = 0.4
-"""Of the cache, as much as is still there when the next kernel reads and writes it."""
-_KEPT_OPERANDS = 0.8
-"""The same of operands of a product, which nothing is written beside."""
-_CACHED_RATE = 0.95
-"""Of the cache's bandwidth, what loops reach."""
-_SHARED_LOADS = 2.7
-"""How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
-_STREAMED = 0.95
-"""Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
 _ROW_SHARE = 0.75
 """The same of kernels that keep a row and read it again."""
 _COLUMNS = 0.85
@@ -41,8 +44,6 @@ _COLUMN_RATE = 1.7
 50 to 100 GB/s were measured on an H200, over 46 shapes."""
 _ISSUED = 0.35
 """Of the vector units' rate, what compiled loops reach beside their loads."""
-_UNALIGNED = 0.75
-"""Of its rate, what a product reaches whose rows do not begin at multiples of 16 bytes."""
 
 
 def price_xla(
@@ -71,7 +72,7 @@ class XlaPrices:
 
     def _turned(self, read: frozenset[str]) -> Price:
         """The price of products that are written once more, in the order in which a kernel reads what comes from them."""
-        return total(_copy_on_gpu(moved, self.device) for moved in turned_bytes(self.program, read))
+        return total(copy_on_gpu(moved, self.device) for moved in turned_bytes(self.program, read))
 
     def _of_kernel(self, kernel: XlaKernel) -> Price:
         if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
@@ -117,35 +118,65 @@ def count_xla(
 
 def of_kernel(kernel: XlaKernel, device: Device) -> Price:
     """The price of one of XLA's kernels."""
+    if isinstance(kernel, Opaque) and kernel.computed_with:
+        return NOTHING
+    if isinstance(kernel, Opaque) and kernel.work is not None:
+        return _of_work(kernel, kernel.work, device)
     if device.platform == "cpu":
         return cpu.of_kernel(kernel, device)
     match kernel:
         case LibraryProduct():
-            return total(
-                [_product_on_gpu(kernel, device), *(_copy_on_gpu(c.moved_bytes, device) for c in kernel.copies)]
-            )
+            return total([product_on_gpu(kernel, device), *(copy_on_gpu(c.moved_bytes, device) for c in kernel.copies)])
         case LoopFusion():
             return _fusion_on_gpu(kernel, device)
         case Opaque():
-            return _copy_on_gpu(kernel.read_bytes + kernel.written_bytes, device)
+            return copy_on_gpu(kernel.read_bytes + kernel.written_bytes, device)
         case _:
             assert_never(kernel)
 
 
-def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = _CACHED_SHARE) -> float:
-    """The time to move bytes, which stay in the cache where they fit."""
-    cached = moved <= kept * device.found_bytes
-    return 1e-3 * moved / ((_CACHED_RATE * device.cache_gb_s if cached else device.memory_gb_s) * efficiency)
+def _of_work(kernel: Opaque, work: PlainWork, device: Device) -> Price:
+    """The price of an operation without a nest: of a loop, as often as it runs, the price of its body."""
+    match work:
+        case Trips(trips, body):
+            once, each = _of_loop(body, work.constants, device)
+            return once + repeated(each + _between_trips(work, device), trips)
+        case Branches(branches):
+            return max((_of_body(b, device) for b in branches), key=lambda p: p.us, default=NOTHING)
+        case _:
+            plain = plain_cpu.price_plain if device.platform == "cpu" else plain_gpu.price_plain
+            return plain(kernel, work, device)
 
 
-def _launch(device: Device) -> Term:
-    return Term("launch", 1, "kernel", device.kernel_us + device.launch_us)
+def _priced_body(body: Later[LoopProgram], device: Device) -> Price:
+    """The price of a body, whose buffers are there before it begins."""
+    return total(of_kernel(k, device) for k in kernels_on(device, body.value))
 
 
-def _copy_on_gpu(moved: float, device: Device) -> Price:
-    launch = _launch(device)
-    memory = Term("device memory", moved, "B", memory_us(moved, device, 0.8))
-    return Price(launch.us + memory.us, (memory, launch))
+_of_body = Recent(_priced_body, most=64)
+
+
+def _priced_loop(body: Later[LoopProgram], constants: int, device: Device) -> tuple[Price, Price]:
+    """The price of what XLA moves out of a loop, and of one trip without it."""
+    program = body.value
+    outside = unchanging(program, constants)
+    if not outside:
+        return NOTHING, _of_body(body, device)
+    before = kernels_on(device, replace(program, outputs=tuple(sorted(outside))))
+    inside = kernels_on(device, program, made=outside)
+    return total(of_kernel(k, device) for k in before), total(of_kernel(k, device) for k in inside)
+
+
+_of_loop = Recent(_priced_loop, most=64)
+
+
+def _between_trips(work: Trips, device: Device) -> Price:
+    """What XLA adds to each trip: it counts, and takes and stores slices where no kernel of the body does."""
+    if device.platform == "gpu":
+        one = launch(device)
+        return Price(one.us, (one,))
+    thunks = Term("thunks", 2 + work.slices, "", (2 + work.slices) * device.kernel_us)
+    return Price(thunks.us, (thunks,))
 
 
 def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
@@ -154,25 +185,25 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
     work += Operations(float(reduced))
     moved = fusion.read_bytes + fusion.written_bytes
-    kept = _KEPT_OPERANDS if fusion.is_product else _CACHED_SHARE
+    kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
     vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (_ISSUED * device.vector_gop_s))
     on_special = work.special + work.converted
     special = Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
     column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
-    launch = _launch(device)
+    one = launch(device)
     terms = (memory, vector, special, idle, column)
-    busy = sum(t.us**_OVERLAP for t in terms) ** (1 / _OVERLAP)
+    busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
     wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
-    return Price(busy + launch.us + wait, (*terms, launch))
+    return Price(busy + one.us + wait, (*terms, one))
 
 
 def _efficiency(fusion: LoopFusion) -> float:
     """The share of the memory's bandwidth that a loop reaches."""
     if fusion.reduces_columns and not fusion.is_product:
         return _COLUMNS
-    return _ROW_SHARE if fusion.is_row else _STREAMED
+    return _ROW_SHARE if fusion.is_row else STREAMED
 
 
 def _rows(fusion: LoopFusion) -> float:
@@ -217,45 +248,3 @@ def _column_us(fusion: LoopFusion, device: Device) -> float:
     run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
     return 1e-3 * _longest_column(fusion) * run / rate
-
-
-_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
-_SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
-
-
-def _product_on_gpu(p: LibraryProduct, device: Device) -> Price:
-    moved = p.read_bytes + p.written_bytes
-    memory = Term("device memory", moved, "B", memory_us(moved, device, _STREAMED, _KEPT_OPERANDS))
-    matrix = Term("matrix units", p.flops, "flop", product_us(p, device))
-    launch = _launch(device)
-    busy = (memory.us**_OVERLAP + matrix.us**_OVERLAP) ** (1 / _OVERLAP)
-    return Price(busy + launch.us, (memory, matrix, launch))
-
-
-def product_us(p: LibraryProduct, device: Device) -> float:
-    """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
-    dtype = "tf32" if p.operand_dtype == "float32" and not p.precise else p.operand_dtype
-    rate = (
-        device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * 1e6 / device.multiprocessors
-    )  # flop/us for each
-    best = math.inf
-    size = 4.0 if p.operand_dtype == "float32" else 2.0
-    rows, columns = (p.rows, p.columns) if p.rows <= p.columns else (p.columns, p.rows)
-    for high, wide in _TILES:
-        for a, b in ((high, wide), (wide, high)):
-            for shares in _SHARES:
-                if shares > 1 and p.summed / shares < 64:
-                    continue
-                blocks = p.batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
-                rounds = math.ceil(blocks / device.multiprocessors)
-                tile = max(a, 64) * b if min(a, b) >= 64 else 64 * max(a, b)
-                efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
-                steps = p.summed / shares
-                busy = 2.0 * tile * steps / (rate * efficiency)
-                feed = steps * (a + b) * size / (1e3 * _SHARED_LOADS * device.cache_gb_s / device.multiprocessors)
-                chain = device.latency_us + steps / 64 * 0.04
-                sums = 4.0 * p.batch * rows * columns * (shares + 1)
-                split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
-                best = min(best, rounds * max(busy, feed) + chain + split)
-    aligned = all(extent * size % 16 == 0 for extent in (p.columns, p.summed))
-    return best if aligned else best / _UNALIGNED

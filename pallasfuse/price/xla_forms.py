@@ -6,6 +6,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.plain_work import PlainWork
 
 Place = tuple[str, tuple[Axis, ...]]
 """A tensor, and the axes that run over its dimensions."""
@@ -148,6 +149,10 @@ class Opaque:
     """The elements that it looks at one by one, as for the position of a maximum."""
     operands: tuple[tuple[str, float], ...] = ()
     """The tensors that it reads, and their bytes."""
+    work: PlainWork | None = None
+    """What it computes; None: no more than it moves."""
+    computed_with: str = ""
+    """Another result of the same operation, in whose price this one is."""
 
     @property
     def sources(self) -> dict[str, float]:

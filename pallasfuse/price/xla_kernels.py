@@ -85,6 +85,8 @@ def xla_kernels(
     read_by = Counter(t for n in program.nests if n.name in needed for t in n.reads)
     shared = frozenset(t for t, n in read_by.items() if n > 1) - given
     stored_operands: dict[Expr, str] = {}
+    by_work: dict[int, str] = {}
+    """The first result of each operation without a nest, by the identity of its work."""
     above: dict[str, frozenset[str]] = {}
     """The tensors in memory that each of them depends on."""
     for node in program.nests:
@@ -99,6 +101,14 @@ def xla_kernels(
                 continue
             if node.form == "update":
                 kernels.append(_update(node, program, sizes, given))
+                continue
+            if node.work is not None:
+                first = by_work.setdefault(id(node.work), node.name)
+                its_own = {t: sizes[t] for t in node.operands}
+                kernels.append(Opaque(
+                    node.name, sum(its_own.values()), sizes[node.name], operands=tuple(its_own.items()),
+                    work=node.work, computed_with="" if first == node.name else first,
+                ))  # fmt: skip
                 continue
             looked_at = 0.0
             if _condenses(node, volumes) and (node.form == "selection" or not dtypes.is_integer(node.dtype)):

@@ -110,9 +110,16 @@ def test_predictions_leave_out_the_time_of_calling_and_programs_with_loops():
         row("a", 1.0, predicted_xla_us=50.0) | {"jit": {"us": 100.0, "own_us": 50.0}},
         row("b", 1.0, predicted_xla_us=200.0),
         row("c", 1.0, predicted_xla_us=1.0, control_flow=["scan"]),
+        row("d", 1.0, predicted_xla_us=1.0, control_flow=["while"], priced=False),
     ]
     found = report.summary(rows)["programs_by_xla"]
     assert (found["number"], found["least"], found["most"], found["within"]) == (2, 1.0, 2.0, 0.5)
+    assert report.summary(rows)["with_loops"] == ["c", "d"]
+
+
+def test_a_loop_that_has_a_price_counts():
+    rows = [row("a", 1.0, predicted_xla_us=50.0, control_flow=["scan"], priced=True)]
+    assert report.summary(rows)["programs_by_xla"]["number"] == 1
 
 
 def test_large_differences_are_named():

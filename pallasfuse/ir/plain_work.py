@@ -1,0 +1,150 @@
+"""What an operation without a nest computes, in the numbers that its time depends on.
+
+A library or a loop of XLA's own does the work of such operations. The frontend notes what each is (`External.work`), for the price
+only: nothing that decides what is computed looks at it.
+"""
+
+from dataclasses import dataclass
+
+from pallasfuse.first_time import Later
+from pallasfuse.ir.loop_program import External, LoopProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Sums of products over windows that move along some dimensions: for each group of channels, a product of matrices.
+
+    Its rows are the positions of the windows, in all images; its columns the group's own results at each position; and it sums over
+    the elements of a window in all channels of the group.
+    """
+
+    groups: int
+    rows: int
+    columns: int
+    summed: int
+    operand_dtype: str
+    moved_bytes: float
+    """Of both operands and the result."""
+    square: bool = False
+    """Its windows are as long along one dimension as along another."""
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.groups * self.rows * self.columns * self.summed
+
+
+@dataclass(frozen=True, slots=True)
+class Ordering:
+    """Rows that are brought into order, each with the operands that move along."""
+
+    rows: int
+    length: int
+    element_bytes: float
+    """Of one position, in all operands together."""
+    strided: bool = False
+    """Neighbours of a row lie apart in memory."""
+    kept: int | None = None
+    """Only the first so many of each row are wanted; None: all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What a row adds up to (or multiplies, or has as its largest) until each of its positions."""
+
+    rows: int
+    length: int
+    element_bytes: float
+    strided: bool
+    """Neighbours of a row lie apart in memory."""
+    sums_forward: bool
+    """It adds numbers up from the first one to the last one, for which a library has a kernel of one pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A reduction over a window around each result."""
+
+    results: int
+    window: int
+    element_bytes: float
+    read_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fourier:
+    """Transforms of so many arrays, along some dimensions, from and to frequencies."""
+
+    arrays: int
+    lengths: tuple[int, ...]
+    moved_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Elimination:
+    """A factorisation of matrices, or the solution of a triangular system: one panel of columns after the other."""
+
+    matrices: int
+    size: int
+    """The columns that are eliminated, of each matrix."""
+    operations: float
+    """Multiplications and additions, of all matrices together."""
+    moved_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Random words of 32 bits, each from a counter, by rounds of integer operations."""
+
+    words: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trips:
+    """A loop with a known number of trips, one after the other."""
+
+    trips: int
+    body: Later[LoopProgram]
+    slices: int
+    """Arrays of which each trip reads its own slice or writes it."""
+    constants: int
+    """The first inputs of the body that are the same in every trip."""
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """One of several programs, whichever the data choose."""
+
+    branches: tuple[Later[LoopProgram], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Another type or name of the same bits: nothing is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Work that only the data, or the user's own code, decide: a loop until something holds, a call back to Python."""
+
+    what: str
+
+
+PlainWork = (
+    Convolution | Ordering | Running | Windows | Fourier | Elimination | Drawn | Trips | Branches | Nothing | Unknown
+)
+
+
+def unknown_in(program: LoopProgram) -> list[str]:
+    """What a program contains of which nobody knows how long it takes, in its bodies, too: each name once, in order."""
+    found: dict[str, None] = {}
+    for node in program.nests:
+        match node.work if isinstance(node, External) else None:
+            case Unknown(what):
+                found[what] = None
+            case Trips(body=body):
+                found |= dict.fromkeys(unknown_in(body.value))
+            case Branches(branches):
+                found |= dict.fromkeys(what for b in branches for what in unknown_in(b.value))
+            case _:
+                pass
+    return list(found)

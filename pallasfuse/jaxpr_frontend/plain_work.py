@@ -1,0 +1,181 @@
+"""What equations without a nest compute, in numbers (`ir.plain_work`): their shapes, types and parameters say it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse.first_time import Later
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.plain_work import (
+    Branches,
+    Convolution,
+    Drawn,
+    Elimination,
+    Fourier,
+    Nothing,
+    Ordering,
+    PlainWork,
+    Running,
+    Trips,
+    Unknown,
+    Windows,
+)
+from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies
+from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
+
+type Convert = Callable[[Jaxpr], LoopProgram]
+"""Makes the loop program of a body."""
+
+
+def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
+    """What an equation computes; None where it only moves elements, or where nothing more is known of it.
+
+    Bodies of loops and branches are converted when somebody asks for them.
+    """
+    name = eqn.primitive.name
+    if any(not isinstance(n, int) for atom in (*eqn.invars, *eqn.outvars) for n in shape_of(atom)):
+        return None
+    if name in _WORK:
+        return _WORK[name](eqn)
+    if name == "scan":
+        return _trips(eqn, convert)
+    if name == "cond" or name in ALL_CALLS:
+        return Branches(tuple(_later(body, convert) for body in bodies(eqn)))
+    if name.startswith("reduce_window"):
+        return _windows(eqn)
+    return Unknown(name) if name in _UNKNOWN or "callback" in name else None
+
+
+def chosen_by_platform(jaxpr: Jaxpr) -> frozenset[Var]:
+    """The numbers of branches that a platform decides: such a branch stands in the program that XLA gets, and no choice."""
+    return frozenset(v for e in jaxpr.eqns if e.primitive.name == "platform_index" for v in e.outvars)
+
+
+def _later(body: Jaxpr, convert: Convert) -> Later[LoopProgram]:
+    return Later(lambda: convert(body))
+
+
+def _size(atom: Any) -> int:
+    return math.prod(shape_of(atom))
+
+
+def _element_bytes(atom: Any) -> float:
+    return float(dtypes.itemsize_bytes(dtype_of(atom)))
+
+
+def _bytes(*atoms: Any) -> float:
+    return sum(_size(a) * _element_bytes(a) for a in atoms)
+
+
+def _convolution(eqn: JaxprEqn) -> PlainWork:
+    images, weights, result = eqn.invars[0], eqn.invars[1], eqn.outvars[0]
+    numbers, params = eqn.params["dimension_numbers"], eqn.params
+    of_results, of_channels, *window = (shape_of(weights)[d] for d in numbers.rhs_spec)
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    # where zeros stand between the elements, a library computes as many smaller convolutions without them
+    between = math.prod(params["lhs_dilation"])
+    summed = max(1, math.prod(window) * of_channels // between)
+    channels = shape_of(result)[numbers.out_spec[1]]
+    square = len(window) > 1 and len(set(window)) == 1
+    return Convolution(
+        groups, _size(result) // max(1, channels), max(1, of_results // groups), summed, dtype_of(images),
+        _bytes(images, weights, result), square,
+    )  # fmt: skip
+
+
+def _is_last(axis: int, shape: tuple[int, ...]) -> bool:
+    return math.prod(shape[axis + 1 :]) == 1
+
+
+def _sort(eqn: JaxprEqn) -> PlainWork:
+    shape, axis = shape_of(eqn.invars[0]), eqn.params["dimension"]
+    each = sum(map(_element_bytes, eqn.invars))
+    return Ordering(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape))
+
+
+def _largest(eqn: JaxprEqn) -> PlainWork:
+    shape = shape_of(eqn.invars[0])
+    axis = eqn.params.get("axis", len(shape) - 1) % len(shape)
+    each = sum(map(_element_bytes, eqn.outvars))
+    return Ordering(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), eqn.params["k"])
+
+
+def _rows(shape: tuple[int, ...], axis: int) -> int:
+    return math.prod(n for d, n in enumerate(shape) if d != axis)
+
+
+def _running(eqn: JaxprEqn) -> PlainWork:
+    (operand, *_), axis = eqn.invars, eqn.params["axis"]
+    shape = shape_of(operand)
+    forward = eqn.primitive.name == "cumsum" and not eqn.params["reverse"]
+    each = _element_bytes(operand)
+    return Running(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), forward)
+
+
+def _windows(eqn: JaxprEqn) -> PlainWork | None:
+    window = eqn.params.get("window_dimensions")
+    if window is None:
+        return None
+    result, operand = eqn.outvars[0], eqn.invars[0]
+    return Windows(_size(result), math.prod(window), _element_bytes(operand), _bytes(operand))
+
+
+def _transform(eqn: JaxprEqn) -> PlainWork:
+    (operand, *_), (result,) = eqn.invars, eqn.outvars
+    lengths = tuple(eqn.params["fft_lengths"])
+    arrays = _size(operand) // max(1, math.prod(shape_of(operand)[len(shape_of(operand)) - len(lengths) :]))
+    return Fourier(arrays, lengths, _bytes(operand, result))
+
+
+def _factorisation(operations: Callable[[int, int], float]) -> Callable[[JaxprEqn], PlainWork]:
+    """Of a factorisation of matrices, with the operations for one of m rows and n columns."""
+
+    def of(eqn: JaxprEqn) -> PlainWork:
+        *batch, m, n = shape_of(eqn.invars[0])
+        matrices = math.prod(batch)
+        return Elimination(matrices, min(m, n), matrices * operations(m, n), _bytes(eqn.invars[0], *eqn.outvars))
+
+    return of
+
+
+def _triangular(eqn: JaxprEqn) -> PlainWork:
+    matrix, right = eqn.invars
+    *batch, size, _ = shape_of(matrix)
+    return Elimination(math.prod(batch), size, 2.0 * size * _size(right), _bytes(matrix, right, *eqn.outvars))
+
+
+def _drawn(eqn: JaxprEqn) -> PlainWork:
+    known = [v for v in eqn.outvars if dtype_of(v) in dtypes.SUPPORTED]
+    return Drawn(int(_bytes(*known) / 4) if known else 2 * sum(map(_size, eqn.outvars)))
+
+
+def _trips(eqn: JaxprEqn, convert: Convert) -> PlainWork:
+    constants, carried = _compat.scan_counts(eqn) or (0, 0)
+    slices = len(eqn.invars) - constants - carried + len(eqn.outvars) - carried
+    (body,) = bodies(eqn)
+    return Trips(eqn.params["length"], _later(body, convert), slices, len(body.constvars) + constants)
+
+
+_WORK: dict[str, Callable[[JaxprEqn], PlainWork]] = {
+    "conv_general_dilated": _convolution,
+    "sort": _sort,
+    "top_k": _largest,
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _running),
+    "fft": _transform,
+    "cholesky": _factorisation(lambda m, n: n**3 / 3),
+    "lu": _factorisation(lambda m, n: 2 * m * n * min(m, n) / 3),
+    **dict.fromkeys(
+        ("geqrf", "qr", "householder_product"), _factorisation(lambda m, n: 2 * max(m, n) * min(m, n) ** 2)
+    ),
+    "triangular_solve": _triangular,
+    **dict.fromkeys(("random_bits", "random_seed", "random_split", "random_fold_in", "threefry2x32"), _drawn),
+    **dict.fromkeys(("random_wrap", "random_unwrap", "platform_index"), lambda _: Nothing()),
+}
+_UNKNOWN = frozenset({
+    "while", "eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal", "ffi_call", "pallas_call", "shard_map",
+    "custom_partitioning",
+})  # fmt: skip
+"""Loops that end when something holds, iterations of a library, and what is written in another language."""

@@ -1,0 +1,79 @@
+"""The times of a library's kernels on GPUs, and of the traffic with memory, as XLA's own kernels have it, too."""
+
+import math
+
+from pallasfuse.device import Device
+from pallasfuse.price.terms import Price, Term
+from pallasfuse.price.xla_forms import LibraryProduct
+
+OVERLAP = 4.0
+CACHED_SHARE = 0.4
+"""Of the cache, as much as is still there when the next kernel reads and writes it."""
+KEPT_OPERANDS = 0.8
+"""The same of operands of a product, which nothing is written beside."""
+_CACHED_RATE = 0.95
+"""Of the cache's bandwidth, what loops reach."""
+_SHARED_LOADS = 2.7
+"""How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
+STREAMED = 0.95
+"""Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
+_UNALIGNED = 0.75
+"""Of its rate, what a product reaches whose rows do not begin at multiples of 16 bytes."""
+
+
+def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = CACHED_SHARE) -> float:
+    """The time to move bytes, which stay in the cache where they fit."""
+    cached = moved <= kept * device.found_bytes
+    return 1e-3 * moved / ((_CACHED_RATE * device.cache_gb_s if cached else device.memory_gb_s) * efficiency)
+
+
+def launch(device: Device) -> Term:
+    return Term("launch", 1, "kernel", device.kernel_us + device.launch_us)
+
+
+def copy_on_gpu(moved: float, device: Device) -> Price:
+    one = launch(device)
+    memory = Term("device memory", moved, "B", memory_us(moved, device, 0.8))
+    return Price(one.us + memory.us, (memory, one))
+
+
+_TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
+_SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
+    moved = p.read_bytes + p.written_bytes
+    memory = Term("device memory", moved, "B", memory_us(moved, device, STREAMED, KEPT_OPERANDS))
+    matrix = Term("matrix units", p.flops, "flop", product_us(p, device))
+    one = launch(device)
+    busy = (memory.us**OVERLAP + matrix.us**OVERLAP) ** (1 / OVERLAP)
+    return Price(busy + one.us, (memory, matrix, one))
+
+
+def product_us(p: LibraryProduct, device: Device) -> float:
+    """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
+    dtype = "tf32" if p.operand_dtype == "float32" and not p.precise else p.operand_dtype
+    rate = (
+        device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * 1e6 / device.multiprocessors
+    )  # flop/us for each
+    best = math.inf
+    size = 4.0 if p.operand_dtype == "float32" else 2.0
+    rows, columns = (p.rows, p.columns) if p.rows <= p.columns else (p.columns, p.rows)
+    for high, wide in _TILES:
+        for a, b in ((high, wide), (wide, high)):
+            for shares in _SHARES:
+                if shares > 1 and p.summed / shares < 64:
+                    continue
+                blocks = p.batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
+                rounds = math.ceil(blocks / device.multiprocessors)
+                tile = max(a, 64) * b if min(a, b) >= 64 else 64 * max(a, b)
+                efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
+                steps = p.summed / shares
+                busy = 2.0 * tile * steps / (rate * efficiency)
+                feed = steps * (a + b) * size / (1e3 * _SHARED_LOADS * device.cache_gb_s / device.multiprocessors)
+                chain = device.latency_us + steps / 64 * 0.04
+                sums = 4.0 * p.batch * rows * columns * (shares + 1)
+                split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
+                best = min(best, rounds * max(busy, feed) + chain + split)
+    aligned = all(extent * size % 16 == 0 for extent in (p.columns, p.summed))
+    return best if aligned else best / _UNALIGNED

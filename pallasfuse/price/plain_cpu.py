@@ -1,0 +1,114 @@
+"""Prices on a CPU of operations without a nest: calls of a library, and XLA's own loops, on one core unless said.
+
+Rates are numbers of the device (`Device.library`):
+
+- `convolution`: of the rate of products, the share that convolutions reach, which are products of windows; on all cores.
+- `window_gop_s`: elements of windows that convolutions look at in which each channel is a group of its own.
+- `sorted_gop_s`: positions times the logarithm of the length; `strided_sorted_gop_s`: of rows whose neighbours lie apart.
+- `running_gop_s`: elements of windows of running sums.
+- `fourier_gop_s`: positions times the logarithm of the length.
+- `factorised_gop_s`: operations of factorisations and triangular systems.
+- `drawn_gop_s`: random words.
+"""
+
+import math
+from typing import assert_never
+
+from pallasfuse.device import Device
+from pallasfuse.ir.plain_work import (
+    Branches,
+    Convolution,
+    Drawn,
+    Elimination,
+    Fourier,
+    Nothing,
+    Ordering,
+    PlainWork,
+    Running,
+    Trips,
+    Unknown,
+    Windows,
+)
+from pallasfuse.price.cpu import SCALAR_NS, memory_term, thunk
+from pallasfuse.price.terms import NOTHING, Price, Term
+from pallasfuse.price.xla_forms import Opaque
+
+_CHANNELS = 8
+"""A group with fewer results is no product."""
+_CHANGE_NS = 100.0
+"""For each change of the largest few of a row, as long as they are not yet found: a heap is brought into order again.
+
+Of values in no order, the position n is among the k largest until there with the probability k / n.
+"""
+_RUN = 16
+"""What a row adds up to is found in blocks of so many positions, each from all before it in its block; then over the blocks."""
+
+
+def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
+    """The price of an operation without a nest; `kernel` says what it moves. Not of loops and branches."""
+    moved = kernel.read_bytes + kernel.written_bytes
+    match work:
+        case Convolution():
+            return _priced(_convolution(work, device), moved, device)
+        case Ordering(rows, length, kept=int(kept)):
+            changes = kept * (1 + math.log(max(1.0, length / max(1, kept))))
+            looked_at_ns = rows * (length * SCALAR_NS + changes * _CHANGE_NS)
+            return _priced(Term("scalar loops", rows * length, "elements", 1e-3 * looked_at_ns), moved, device)
+        case Ordering(rows, length, strided=strided):
+            compared = rows * length * math.log2(max(2, length))
+            name = "strided_sorted_gop_s" if strided else "sorted_gop_s"
+            return _priced(_term("comparisons", compared, name, device), moved, device)
+        case Running():
+            looked_at, passes = _looked_at(work)
+            found = _term("elements of windows", looked_at, "running_gop_s", device)
+            return _priced(found, passes * moved, device, thunks=2 * passes)
+        case Windows(results, window):
+            looked_at = float(results * window)
+            return _priced(_term("elements of windows", looked_at, "running_gop_s", device), moved, device)
+        case Fourier(arrays, lengths):
+            positions = float(arrays * math.prod(lengths))
+            steps = positions * math.log2(max(2, math.prod(lengths)))
+            return _priced(_term("steps of transforms", steps, "fourier_gop_s", device), moved, device)
+        case Elimination():
+            return _priced(_term("factorisations", work.operations, "factorised_gop_s", device), moved, device)
+        case Drawn(words):
+            return _priced(_term("random words", words, "drawn_gop_s", device), moved, device)
+        case Nothing():
+            return NOTHING
+        case Unknown() | Trips() | Branches():
+            return _priced(Term("calls", 1, "", 0.0), moved, device)
+        case _:
+            assert_never(work)
+
+
+def _term(name: str, amount: float, rate: str, device: Device) -> Term:
+    """So much of something at a rate of the device; at that of simple operations where the rate is not known."""
+    return Term(name, amount, "", 1e-3 * amount / device.library.get(rate, device.vector_gop_s / 10))
+
+
+def _priced(work: Term, moved: float, device: Device, thunks: int = 1) -> Price:
+    memory, one = memory_term("memory", moved, device), thunk(1, device)
+    calls = Term(one.name, thunks, one.unit, thunks * one.us)
+    return Price(max(work.us, memory.us) + calls.us, (work, memory, calls))
+
+
+def _convolution(work: Convolution, device: Device) -> Term:
+    """A product on all cores, or the windows of one channel after the other."""
+    if work.groups > 1 and work.columns < _CHANNELS:
+        elements = float(work.groups * work.rows * work.columns * work.summed)
+        return _term("elements of windows", elements, "window_gop_s", device)
+    rates = device.matmul_tflop_s
+    rate = 1e6 * rates.get(work.operand_dtype, rates["float32"]) * device.multiprocessors
+    return Term("products", work.flops, "flop", work.flops / (rate * device.library.get("convolution", 1.0)))
+
+
+def _looked_at(work: Running) -> tuple[float, int]:
+    """The elements of all windows, and how many blocks of blocks there are."""
+    found, levels, length = 0.0, 0, work.length
+    while True:
+        blocks = math.ceil(length / _RUN)
+        found += work.rows * (blocks * _RUN * _RUN if blocks > 1 else length * length)
+        levels += 1
+        if blocks <= 1:
+            return found, levels
+        length = blocks

@@ -1,0 +1,162 @@
+"""Prices on a GPU of operations without a nest: those of a library, and the kernels that XLA writes for them.
+
+Rates of a library are numbers of the device (`Device.library`):
+
+- `convolution`: of the rate of products, the share that convolutions reach, which are products of windows.
+- `channelwise_tflop_s`: convolutions in which each channel is a group of its own, where no kernel is made for that: for windows
+  that are no squares.
+- `compared_gop_s`: positions of 4 bytes that pass one step of a network that sorts, inside blocks.
+- `kept_gop_s`: positions looked at, times how many of each row are kept.
+- `panel_us`: one panel of a factorisation, which waits for the one before; `panel`: its columns.
+"""
+
+import math
+from typing import assert_never
+
+from pallasfuse.device import Device
+from pallasfuse.ir.plain_work import (
+    Branches,
+    Convolution,
+    Drawn,
+    Elimination,
+    Fourier,
+    Nothing,
+    Ordering,
+    PlainWork,
+    Running,
+    Trips,
+    Unknown,
+    Windows,
+)
+from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us, product_on_gpu
+from pallasfuse.price.terms import NOTHING, Price, Term, total
+from pallasfuse.price.xla_forms import LibraryProduct, Opaque
+
+_CHANNELS = 8
+"""A group with fewer results is no product for the matrix units."""
+_TILE = 1 << 11
+"""Positions of 4 bytes that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
+_MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
+"""XLA has a kernel that keeps the largest few of a row: so few, of so long a row. Others are sorted."""
+_RUN = 16
+"""What a row adds up to is found in blocks of so many positions, each from all before it in its block; then over the blocks."""
+_LONGEST_TRANSFORM = 1 << 12
+"""Positions that a transform takes in one pass."""
+_SECTOR = 32
+"""The bytes that a strided read of one position brings."""
+_DRAWN_OPERATIONS = 60
+"""Integer operations for one random word: 20 rounds on pairs of words, each addition, rotation and exclusive or."""
+_ISSUED = 0.35
+"""Of the rate of float32, what compiled loops reach."""
+_INTEGERS = 0.5 * _ISSUED
+"""Of the rate of float32, that of integers in compiled loops."""
+
+
+def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
+    """The price of an operation without a nest; `kernel` says what it moves. Not of loops and branches."""
+    library = device.library
+    match work:
+        case Convolution():
+            return _convolution(work, device)
+        case Ordering() if _by_keeping(work) and "kept_gop_s" in library:
+            return _kept(work, device)
+        case Ordering():
+            return _sorted(work, device)
+        case Running():
+            return _running(work, device)
+        case Windows(results, window, element_bytes, read_bytes):
+            return _pass(read_bytes + results * element_bytes, results * window * element_bytes, device)
+        case Fourier():
+            passes = sum(math.ceil(math.log(max(2, n), _LONGEST_TRANSFORM)) for n in work.lengths)
+            return total(copy_on_gpu(work.moved_bytes, device) for _ in range(passes))
+        case Elimination():
+            return _eliminated(work, device)
+        case Drawn(words):
+            drawn = Term("vector units", words * _DRAWN_OPERATIONS, "op",
+                         1e-3 * words * _DRAWN_OPERATIONS / (_INTEGERS * device.vector_gop_s))  # fmt: skip
+            return Price(drawn.us, (drawn,)) + copy_on_gpu(4.0 * words, device)
+        case Nothing():
+            return NOTHING
+        case Unknown() | Trips() | Branches():
+            return copy_on_gpu(kernel.read_bytes + kernel.written_bytes, device)
+        case _:
+            assert_never(work)
+
+
+def _pass(moved: float, cached: float, device: Device) -> Price:
+    """One kernel that moves bytes from and to memory, and so many from the cache."""
+    memory = Term("device memory", moved, "B", memory_us(moved, device))
+    cache = Term("cache sectors", cached, "B", 1e-3 * cached / device.cache_gb_s)
+    one = launch(device)
+    return Price(max(memory.us, cache.us) + one.us, (memory, cache, one))
+
+
+def _convolution(work: Convolution, device: Device) -> Price:
+    share = device.library.get("convolution", 1.0)
+    channelwise = device.library.get("channelwise_tflop_s")
+    if work.groups > 1 and work.columns < _CHANNELS and work.square:
+        added = work.flops / 2
+        vector = Term("vector units", added, "op", 1e-3 * added / (_ISSUED * device.vector_gop_s))
+        moved = copy_on_gpu(work.moved_bytes, device)
+        return Price(max(vector.us, moved.us), (vector, *moved.terms))
+    if work.groups > 1 and work.columns < _CHANNELS and channelwise:
+        matrix = Term("channels one by one", work.flops, "flop", 1e-6 * work.flops / channelwise)
+        return Price(matrix.us, (matrix,)) + copy_on_gpu(work.moved_bytes, device)
+    product = LibraryProduct(
+        work.groups, work.rows, work.columns, work.summed, work.operand_dtype, False, work.moved_bytes, 0.0, ()
+    )
+    price = product_on_gpu(product, device)
+    return Price(price.us / share, tuple(Term(t.name, t.amount, t.unit, t.us / share) for t in price.terms))
+
+
+def _by_keeping(work: Ordering) -> bool:
+    return work.kept is not None and work.kept <= _MOST_KEPT and work.length >= _SHORTEST_KEPT
+
+
+def _kept(work: Ordering, device: Device) -> Price:
+    """The few largest of each row: a multiprocessor takes one row after the other, and compares each position with those kept."""
+    kept = 1 << math.ceil(math.log2(max(1, work.kept or 1)))
+    each = device.library["kept_gop_s"] / device.multiprocessors
+    positions = float(math.ceil(work.rows / device.multiprocessors) * work.length)
+    compared = Term("positions kept or not", positions * kept, "", 1e-3 * positions * kept / each)
+    return Price(compared.us, (compared,)) + copy_on_gpu(4.0 * work.rows * work.length, device)
+
+
+def _sorted(work: Ordering, device: Device) -> Price:
+    """A bitonic network: stages whose steps stay inside a tile are one kernel, every wider step is a kernel of its own."""
+    stages = math.ceil(math.log2(max(2, work.length)))
+    tile = min(stages, int(math.log2(_TILE)))
+    wide = stages - tile
+    inside = tile * (tile + 1) // 2 + wide * tile
+    positions = float(work.rows << stages)
+    words = work.element_bytes / 4
+    rate = device.library.get("compared_gop_s", device.vector_gop_s / 20)
+    steps = Term("steps of sorting", positions * inside * words, "", 1e-3 * positions * inside * words / rate)
+    moved = 2 * work.rows * work.length * (_SECTOR if work.strided else work.element_bytes)
+    passes = 1 + wide + wide * (wide + 1) // 2
+    return Price(steps.us, (steps,)) + total(_pass(moved, 0.0, device) for _ in range(passes))
+
+
+def _running(work: Running, device: Device) -> Price:
+    whole = work.rows * work.length * work.element_bytes
+    if work.sums_forward:  # a library's scan along the last dimension, and copies to bring the dimension there
+        return total(copy_on_gpu(2 * whole, device) for _ in range(3 if work.strided else 1))
+    prices = []
+    length = work.length
+    while length > 1:
+        blocks = math.ceil(length / _RUN)
+        stored = work.rows * min(length, blocks * _RUN) * work.element_bytes
+        prices.append(_pass(2 * stored, stored * min(length, _RUN), device))
+        if blocks > 1:  # and each block is moved on by what comes before it
+            prices.append(_pass(2 * stored, 0.0, device))
+        length = blocks if blocks > 1 else 1
+    return total(prices)
+
+
+def _eliminated(work: Elimination, device: Device) -> Price:
+    """Panels one after the other, and between them products, at the rate of full precision."""
+    library = device.library
+    panels = math.ceil(work.size / library.get("panel", 32))
+    waits = Term("panels", panels, "", panels * library.get("panel_us", 10 * device.kernel_us))
+    products = Term("matrix units", work.operations, "flop", 1e-6 * work.operations / device.matmul_tflop_s["float32"])
+    return Price(waits.us + products.us, (waits, products)) + copy_on_gpu(work.moved_bytes, device)
