@@ -31,6 +31,7 @@ from pallasfuse.kept_plans import plan_of
 from pallasfuse.loop_check import with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
+from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.targets import Target, default_for, find
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -52,6 +53,8 @@ class FusedCall:
     check_lock: Any = field(default_factory=Lock)
     written: "list[FusedCall]" = field(default_factory=list)
     """The same with sums and products in the order of the program, once that was asked for."""
+    boundary: Boundary = NO_LOOP
+    """How values enter and leave it, where it is the body of a loop."""
 
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
@@ -60,7 +63,7 @@ class FusedCall:
         with self.lock:
             if not self.written:
                 options = replace(self.options, rewrite=False)
-                self.written.append(FusedCall(self.jaxpr, options, self.name, self.warning))
+                self.written.append(FusedCall(self.jaxpr, options, self.name, self.warning, boundary=self.boundary))
             return self.written[0]
 
     def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
@@ -69,7 +72,7 @@ class FusedCall:
             key = target.name, target.timed, target.one_device, left
             if key not in self.plans:
                 jaxpr, bodies = self.with_bodies(target, left)
-                self.plans[key] = replace(plan_of(jaxpr, target, self.options), bodies=bodies)
+                self.plans[key] = replace(plan_of(jaxpr, target, self.options, self.boundary), bodies=bodies)
             return self.plans[key]
 
     def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:
@@ -80,11 +83,12 @@ class FusedCall:
             self.options, tiles=(), parts=None, warps=None, stages=None, schedule=None, check=wanted(self.options)
         )
 
-        def fused(body: Jaxpr, what: str) -> Callable[..., list[Any]] | None:
+        def fused(body: Jaxpr, what: str, boundary: Boundary) -> Callable[..., list[Any]] | None:
             number = next(numbers)
             if number in left:
                 return None
-            call = self.bodies.setdefault(number, FusedCall(body, own, f"{self.name}, {what}", self.warning))
+            made = FusedCall(body, own, f"{self.name}, {what}", self.warning, boundary=boundary)
+            call = self.bodies.setdefault(number, made)
             plan = call.plan(target)
             if not plan.fuses:
                 return None
