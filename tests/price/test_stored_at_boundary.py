@@ -24,8 +24,8 @@ def norm(x):
     return jax.nn.softmax(x, -1)
 
 
-def planned(function, *arguments, target=TARGET):
-    call = FusedCall(jax.make_jaxpr(function)(*arguments), FuseOptions(check=False), "loop", Once())
+def planned(function, *arguments, target=TARGET, price=False):
+    call = FusedCall(jax.make_jaxpr(function)(*arguments), FuseOptions(check=False, price=price), "loop", Once())
     return call.plan(target)
 
 
@@ -89,11 +89,11 @@ VITERBI = array(128, 128), array(100, 64, 128)
 
 
 def test_a_kernel_that_does_not_pay_for_its_copies_is_left_to_xla():
-    assert not planned(viterbi, *VITERBI).bodies
+    assert not planned(viterbi, *VITERBI, price=True).bodies
 
 
 def test_where_a_clock_decides_it_is_tried():
-    assert planned(viterbi, *VITERBI, target=TARGET.judged(timed=True)).bodies
+    assert planned(viterbi, *VITERBI, target=TARGET.judged(timed=True), price=True).bodies
 
 
 def test_the_term_is_printed():
@@ -107,6 +107,22 @@ def test_plans_of_a_body_and_of_the_same_program_alone_are_kept_apart(tmp_path, 
     jaxpr = jax.make_jaxpr(norm)(ROWS)
     body = Boundary(carried=((0, 0),))
     for _ in range(2):  # the second time they are read
-        alone, inside = (plan_of(jaxpr, TARGET, FuseOptions(check=False), b) for b in (NO_LOOP, body))
+        alone, inside = (plan_of(jaxpr, TARGET, FuseOptions(check=False, price=False), b) for b in (NO_LOOP, body))
         assert not alone.at_boundary
         assert [t.name for p in inside.at_boundary.values() for t in p.terms] == [CARRIED]
+
+
+def test_a_kernel_that_pays_for_its_copies_is_kept():
+    def attended(q, k, v):
+        def step(state, x):
+            most, total, out = state
+            scores = q @ x[0].mT
+            new = jnp.maximum(most, scores.max(-1))
+            weights, scale = jnp.exp(scores - new[..., None]), jnp.exp(most - new)
+            return (new, total * scale + weights.sum(-1), out * scale[..., None] + weights @ x[1]), None
+
+        first = jnp.full(q.shape[:2], -jnp.inf), jnp.zeros(q.shape[:2]), jnp.zeros_like(q)
+        return lax.scan(step, first, (k, v))[0]
+
+    chunks = array(16, 32, 128, 64)
+    assert planned(attended, array(32, 1024, 64), chunks, chunks, price=True).bodies
