@@ -12,11 +12,12 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, left_by_user
 from pallasfuse.loop_invariants import computed_outside, split
+from pallasfuse.price.boundary import NO_LOOP, Boundary
 
 type Run = Callable[..., list[Any]]
-type FusedBody = Callable[[Jaxpr, str], Run | None]
-"""Returns what runs a body instead of its own equations, from its jaxpr and words that say which it is; None where nothing of it is
-fused."""
+type FusedBody = Callable[[Jaxpr, str, Boundary], Run | None]
+"""Returns what runs a body instead of its own equations, from its jaxpr, words that say which it is, and how values enter and leave
+it; None where nothing of it is fused."""
 
 
 def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = ()) -> Jaxpr:
@@ -49,7 +50,7 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
 
 def _in_scopes_of(eqn: JaxprEqn, fused: FusedBody) -> FusedBody:
     """As `fused`, of bodies whose equations say in which scopes the loop is: JAX begins anew in each body."""
-    return lambda body, what: fused(_compat.within_scopes_of(body, eqn), what)
+    return lambda body, what, boundary: fused(_compat.within_scopes_of(body, eqn), what, boundary)
 
 
 def _rebuilt(eqn: JaxprEqn, fused: FusedBody) -> Jaxpr | None:
@@ -75,15 +76,22 @@ def _type(atom: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _inside(
-    jaxpr: Jaxpr, fixed: Sequence[bool], fused: FusedBody, what: str
+    jaxpr: Jaxpr, fixed: Sequence[bool], fused: FusedBody, what: str, carried: int
 ) -> tuple[Run, Callable[[Sequence[Any]], list[Any]]] | None:
     """Splits off what does not change in a loop.
 
     Returns what runs the rest of its body, and what computes the first arguments of that from those that do not change; None where
-    nothing is fused.
+    nothing is fused. carried: how many values go from one trip to the next; arguments after these are elements of arrays.
     """
     parts = split(jaxpr, fixed)
-    run = fused(jaxpr if parts is None else parts.inside, what)
+    inside = jaxpr if parts is None else parts.inside
+    first = sum(fixed) + len(inside.invars) - len(fixed)  # what is handed over comes before all others
+    boundary = Boundary(
+        sliced=tuple(range(first + carried, len(inside.invars))),
+        carried=tuple((first + n, n) for n in range(carried)),
+        stacked=tuple(range(carried, len(inside.outvars))),
+    )
+    run = fused(inside, what, boundary)
     if run is None:
         return None
 
@@ -100,7 +108,7 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     if counts is None or not _worth_it(body):
         return None
     constants, carried = counts
-    found = _inside(body, [n < constants for n in range(len(eqn.invars))], fused, f"body of {_place(eqn)}")
+    found = _inside(body, [n < constants for n in range(len(eqn.invars))], fused, f"body of {_place(eqn)}", carried)
     if found is None:
         return None
     inner, before = found
@@ -126,7 +134,8 @@ def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     if not _worth_it(body):
         return None
-    found = _inside(body, [n < of_body for n in range(len(body.invars))], fused, f"body of {_place(eqn)}")
+    fixed = [n < of_body for n in range(len(body.invars))]
+    found = _inside(body, fixed, fused, f"body of {_place(eqn)}", len(body.invars) - of_body)
     if found is None:
         return None
     inner, before = found
@@ -149,7 +158,7 @@ def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
 
 def _cond(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     numbered = enumerate(eqn.params["branches"], 1)
-    branches = [(b, fused(b, f"branch {n} of {_place(eqn)}") if _worth_it(b) else None) for n, b in numbered]
+    branches = [(b, fused(b, f"branch {n} of {_place(eqn)}", NO_LOOP) if _worth_it(b) else None) for n, b in numbered]
     if all(run is None for _, run in branches):
         return None
 

@@ -58,7 +58,7 @@ def show(plan: Plan, stage: str, kernel: str | None = None) -> str:
         raise ValueError(
             f"no kernel {kernel!r} in stage {stage!r}: choose one of {', '.join(k.name for k in plan.kernels)}"
         )
-    return "\n".join(line for number, k in found for line in _kernel(number, k))
+    return "\n".join(line for number, k in found for line in _kernel(number, k, plan))
 
 
 def _snapshots(plan: Plan, kernel: str | None) -> list[str]:
@@ -88,7 +88,7 @@ def _stage(plan: Plan, stage: str) -> list[str]:
             head = "== sums and products in another order, of which the loop program above is made"
             return [head, *(f"  {line}" for r in plan.rewritings for line in r.lines())] if plan.rewritings else []
         case "kernels":
-            return [line for number, kernel in enumerate(plan.kernels, 1) for line in _kernel(number, kernel)]
+            return [line for number, k in enumerate(plan.kernels, 1) for line in _kernel(number, k, plan)]
         case "checked":
             return ["== checked", *(f"  {line}" for line in _verdicts(plan))] if plan.verdicts else []
         case "bodies":
@@ -154,7 +154,7 @@ def _tree(kernel: Kernel) -> str:
     return "; ".join(show_tree(tree_of(kernel.group, kernel.schedule, level=level)).splitlines())
 
 
-def _kernel(number: int, kernel: Kernel) -> list[str]:
+def _kernel(number: int, kernel: Kernel, plan: Plan) -> list[str]:
     group = kernel.group
     lines = [f"== kernel {number}: {kernel.name}, {kernel.strategy}, from {group.source}"]
     lines.append(f"  reductions over {group.rolled}: {', '.join(f.name for f in group.folds)}; "
@@ -183,5 +183,8 @@ def _kernel(number: int, kernel: Kernel) -> list[str]:
     moved = kernel.bytes_read + kernel.bytes_written
     lines.append(f"  -- cost: {_size(kernel.flops)}flop, {_size(moved)}B moved")
     lines.append(f"  -- price on {kernel.target.device.kind}: {kernel.price}")
+    stored = plan.at_boundary.get(kernel.name)
+    if stored is not None and stored.us:
+        lines.append(f"  -- price of what XLA stores for it at the boundary of the loop's body: {stored}")
     lines.append(f"  -- price of XLA's kernels instead: {kernel.replaced}")
     return lines

@@ -39,7 +39,7 @@ def in_faster_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan, tup
 def _as_written(plan: Plan) -> Plan:
     with IMPORTS:
         from pallasfuse.pipeline import make_plan
-    made = make_plan(plan.converted.original, plan.target, replace(plan.options, rewrite=False))
+    made = make_plan(plan.converted.original, plan.target, replace(plan.options, rewrite=False), plan.boundary)
     return replace(made, bodies=plan.bodies)
 
 

@@ -56,6 +56,7 @@ from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import whole_key
 from pallasfuse.plan import Kernel, Plan
+from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.search.found import Rewriting, Searched
 from pallasfuse.steps import fallbacks_of, steps_of
@@ -73,35 +74,35 @@ _TOKEN = re.compile("«[ats][0-9]+»")
 _SOURCE = "«s"
 
 
-def plan_of(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
+def plan_of(jaxpr: Jaxpr, target: Target, options: FuseOptions, boundary: Boundary = NO_LOOP) -> Plan:
     """The plan of a jaxpr, as `pipeline.make_plan`: the one that was kept, if there is one; else it is made, and kept.
 
     Raises:
       FusionError: as `make_plan`.
     """
     if not _may_be_kept(jaxpr, options):
-        return _made(jaxpr, target, options)
+        return _made(jaxpr, target, options, boundary)
     with without_collection():  # a collection in a process with a large model takes longer than to read a plan
         flat = flatten(jaxpr)
-        identity = _identity(flat, target, options)
+        identity = {**_identity(flat, target, options), "boundary": repr(boundary)}
         record = current().get(identity)
         if record is not None:
             try:
-                return _read(record, jaxpr, flat, target, options)
+                return replace(_read(record, jaxpr, flat, target, options), boundary=boundary)
             except Exception as error:  # whatever it is: a record that does not fit is none
                 what = f"{type(error).__name__}: {error}"
                 current().warn("plan", f"a plan that was kept does not fit ({what}): it is made anew")
-    plan = _made(jaxpr, target, options)
+    plan = _made(jaxpr, target, options, boundary)
     written = _written(plan)
     if written is not None:
         current().update(identity, lambda _: written)
     return plan
 
 
-def _made(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
+def _made(jaxpr: Jaxpr, target: Target, options: FuseOptions, boundary: Boundary) -> Plan:
     with IMPORTS:  # takes longer than to read a plan that was kept
         from pallasfuse.pipeline import make_plan
-    return make_plan(jaxpr, target, options)
+    return make_plan(jaxpr, target, options, boundary)
 
 
 def _may_be_kept(jaxpr: Jaxpr, options: FuseOptions) -> bool:

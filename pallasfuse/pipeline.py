@@ -7,6 +7,7 @@ steps is a variable of the jaxpr.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pallasfuse import _compat
@@ -35,8 +36,10 @@ from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, conv
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import placements, promising_trees
-from pallasfuse.plan import Kernel, Plan, Step, Strategy
+from pallasfuse.plan import Kernel, Plan, Step, Strategy, named_boundary
+from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.stored_at_boundary import boundary_prices
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import PlannedKernel, Proof, disproved_form, prove
@@ -54,15 +57,15 @@ _CONDITIONS: dict[str, Callable[[TileProgram], tuple[str, ...]]] = {"mosaic_gpu"
 """Returns the ways in which a kernel rounds otherwise than its program, by the name of the target."""
 
 
-def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions) -> Plan:
-    """Plan `jaxpr` for `target`.
+def make_plan(jaxpr: Jaxpr, target: Target, options: FuseOptions, boundary: Boundary = NO_LOOP) -> Plan:
+    """Plan `jaxpr` for `target`. boundary: how values enter and leave it, where it is the body of a loop.
 
     Raises:
       FusionError: `options.strict` and something is left to XLA. A strict plan has no exceptions: what would need one
         takes another pass, or visits masked tiles too.
     """
     converted = convert(jaxpr, exclude=options.exclude, symbolic=True)
-    return schedule_grouping(*choose_form(converted, target, options))
+    return schedule_grouping(*choose_form(converted, target, options), boundary=boundary)
 
 
 def plan_converted(
@@ -209,7 +212,8 @@ def rewritten_plan(plan: Plan) -> Plan | None:
     placements = _rewritten(written, plan.target, plan.options, found)
     if placements is None:
         return None
-    return replace(schedule_grouping(placements, choose_groups(placements)), bodies=plan.bodies)
+    again = schedule_grouping(placements, choose_groups(placements), boundary=plan.boundary)
+    return replace(again, bodies=plan.bodies)
 
 
 def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) -> bool:
@@ -225,13 +229,16 @@ def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) ->
 
 
 @without_collection()
-def schedule_grouping(placements: Placements, grouping: Grouping, *, wanted: bool = False) -> Plan:
-    """A plan of the chosen groups, each as its kernel. wanted: whether it is faster or not.
+def schedule_grouping(
+    placements: Placements, grouping: Grouping, *, wanted: bool = False, boundary: Boundary = NO_LOOP
+) -> Plan:
+    """A plan of the chosen groups, each as its kernel. wanted: whether it is faster or not. boundary: as of `make_plan`.
 
     Raises:
       ScheduleError: the kernel of a given schedule cannot be run.
     """
     converted, target, options = placements.converted, placements.target, placements.options
+    again = partial(schedule_grouping, placements, wanted=wanted, boundary=boundary)
     known = {a.name for g in grouping.groups for a in (*g.parallel, g.rolled)}
     if options.tiles and grouping.groups and known.isdisjoint(name for name, _ in options.tiles):
         raise TargetError(f"FuseOptions.tiles names the axes {', '.join(n for n, _ in options.tiles)}, but the kernels tile "
@@ -240,7 +247,7 @@ def schedule_grouping(placements: Placements, grouping: Grouping, *, wanted: boo
     for number, chosen in enumerate(grouping.groups):
         placed = placements.placed(chosen)
         if isinstance(placed, str):
-            return schedule_grouping(placements, without_group(grouping, chosen, placed), wanted=wanted)
+            return again(without_group(grouping, chosen, placed))
         replaced = grouping.replaced[number] if grouping.replaced else NOTHING
         try:
             kernels.append(kernel_of(chosen, placed, replaced, *placements.original(chosen)))
@@ -248,11 +255,19 @@ def schedule_grouping(placements: Placements, grouping: Grouping, *, wanted: boo
             reason = f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
             if options.schedule is not None:
                 raise ScheduleError(f"FuseOptions.schedule: {chosen.name} cannot be run: {reason}") from error
-            return schedule_grouping(placements, without_group(grouping, chosen, reason), wanted=wanted)
+            return again(without_group(grouping, chosen, reason))
         doubt = None if wanted or grouping.replaced == () else doubtful(kernels[-1], target, options)
         if doubt is not None:
-            return schedule_grouping(placements, without_group(grouping, chosen, doubt), wanted=wanted)
+            return again(without_group(grouping, chosen, doubt))
+    if boundary != NO_LOOP and not wanted and grouping.replaced != () and kernels:
+        named = named_boundary(converted, boundary)
+        stored = boundary_prices(converted.program, [(k.name, k.group, k.reads) for k in kernels], named, target.device)
+        for kernel in kernels:
+            doubt = doubtful(kernel, target, options, stored[kernel.name])
+            if doubt is not None:
+                return again(without_group(grouping, kernel.group, doubt))
     plan = _assembled(converted, grouping, kernels, target, options, placements.rewritings)
+    plan = replace(plan, boundary=boundary)
     return replace(plan, outdoes=True) if placements.outdoes and not placements.rewritings else plan
 
 
@@ -261,18 +276,19 @@ _JOINED = 0.5
 an estimate, in place of a model of these fusions."""
 
 
-def doubtful(kernel: Kernel, target: Target, options: FuseOptions) -> str | None:
+def doubtful(kernel: Kernel, target: Target, options: FuseOptions, boundary: Price = NOTHING) -> str | None:
     """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it saves
-    more."""
+    more. boundary: the price of what XLA stores for it where a body of a loop begins and ends."""
     asked = options.schedule is not None or options.tiles or options.parts or options.warps or options.stages
     if target.timed or target.platform != "gpu" or options.strict or not options.price or asked:
         return None
     apart_us = kernel.replaced.us
-    if apart_us > kernel.price.us + _JOINED * target.device.kernel_us:
+    if apart_us > kernel.price.us + boundary.us + _JOINED * target.device.kernel_us:
         return None
+    around = f" and {boundary.us:.3g} us at the boundary of the loop's body" if boundary.us else ""
     return (
-        f"one kernel would hardly be faster: {kernel.price.us:.3g} us predicted, {apart_us:.3g} us apart, where XLA may join "
-        "one of its kernels with another"
+        f"one kernel would hardly be faster: {kernel.price.us:.3g} us predicted{around}, {apart_us:.3g} us apart, where XLA may "
+        "join one of its kernels with another"
     )
 
 
@@ -372,7 +388,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
         else:
             kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
     again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
-    return replace(again, bodies=plan.bodies, outdoes=plan.outdoes)
+    return replace(again, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary)
 
 
 def ways(plan: Plan, kernel: Kernel, *, searched: bool = False) -> Iterator[Placed]:

@@ -20,6 +20,7 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.options import FuseOptions
+from pallasfuse.price.boundary import NO_LOOP, Boundary, NamedBoundary
 from pallasfuse.price.terms import Price
 from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target
@@ -159,6 +160,8 @@ class Plan(OfThisProcess):
     """The bodies of loops and branches in which something is fused."""
     rewritings: "tuple[Rewriting, ...]" = ()
     """The tensors that are computed by other sums and products than those of the program; `converted` has them."""
+    boundary: Boundary = NO_LOOP
+    """How values enter and leave the program, where it is the body of a loop."""
     outdoes: bool = False
     """There is another form, with cheaper sums and products, than which these kernels are predicted to be faster still."""
     unrolled: bool = False
@@ -199,6 +202,16 @@ class Plan(OfThisProcess):
     @property
     def program(self) -> LoopProgram:
         return self.converted.program
+
+    @cached_property
+    def at_boundary(self) -> Mapping[str, Price]:
+        """The price of what XLA stores for each kernel at the boundary of the body of a loop, by the names of kernels."""
+        if self.boundary == NO_LOOP or not self.kernels or self.target.platform != "gpu":
+            return {}
+        from pallasfuse.price.stored_at_boundary import boundary_prices
+
+        kernels = [(k.name, k.group, k.reads) for k in self.kernels]
+        return boundary_prices(self.program, kernels, named_boundary(self.converted, self.boundary), self.target.device)
 
     @cached_property
     def repeated(self) -> Mapping[Original, str]:
@@ -275,6 +288,18 @@ class Plan(OfThisProcess):
 
     def __str__(self) -> str:
         return self.text
+
+
+def named_boundary(converted: Converted, boundary: Boundary) -> NamedBoundary:
+    """The boundary of a body by the names of its tensors; a value that no tensor stands for is left out."""
+    names: dict[Any, str] = {v: name for name, v in converted.variable.items()}
+    given = [names.get(v) for v in converted.jaxpr.invars]
+    made = [names.get(v) if isinstance(v, Var) else None for v in converted.jaxpr.outvars]
+    return NamedBoundary(
+        frozenset(name for n in boundary.sliced if (name := given[n])),
+        frozenset((old, new) for n, m in boundary.carried if (old := given[n]) and (new := made[m])),
+        frozenset(name for n in boundary.stacked if (name := made[n])),
+    )
 
 
 def _common_name(paths: Iterable[str]) -> str:

@@ -31,6 +31,7 @@ from pallasfuse.kept_plans import plan_of
 from pallasfuse.loop_check import fastest_unrolling, with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
+from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.unrolled_loops import unrolled_surely, unrollings
 from pallasfuse.verdicts import Verdict
@@ -59,6 +60,8 @@ class FusedCall:
     """The same with sums and products in the order of the program, once that was asked for."""
     unrolled: "dict[str, FusedCall]" = field(default_factory=dict)
     """The same with trips of its loops written out, by words that say how far, once a clock has preferred that."""
+    boundary: Boundary = NO_LOOP
+    """How values enter and leave it, where it is the body of a loop."""
 
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
@@ -67,7 +70,7 @@ class FusedCall:
         with self.lock:
             if not self.written:
                 options = replace(self.options, rewrite=False)
-                self.written.append(FusedCall(self.jaxpr, options, self.name, self.warning))
+                self.written.append(FusedCall(self.jaxpr, options, self.name, self.warning, boundary=self.boundary))
             return self.written[0]
 
     def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
@@ -77,7 +80,7 @@ class FusedCall:
             if key not in self.plans:
                 program = self.program(target)
                 jaxpr, bodies = self.with_bodies(target, left, program)
-                plan = plan_of(jaxpr, target, self.options)
+                plan = plan_of(jaxpr, target, self.options, self.boundary)
                 self.plans[key] = replace(plan, bodies=bodies, unrolled=program is not self.jaxpr)
             return self.plans[key]
 
@@ -106,13 +109,12 @@ class FusedCall:
             self.options, tiles=(), parts=None, warps=None, stages=None, schedule=None, check=wanted(self.options)
         )
 
-        def fused(body: Jaxpr, what: str) -> Callable[..., list[Any]] | None:
+        def fused(body: Jaxpr, what: str, boundary: Boundary) -> Callable[..., list[Any]] | None:
             number = next(numbers)
             if number in left:
                 return None
-            call = self.bodies.setdefault(
-                (number, unrolled), FusedCall(body, own, f"{self.name}, {what}", self.warning)
-            )
+            made = FusedCall(body, own, f"{self.name}, {what}", self.warning, boundary=boundary)
+            call = self.bodies.setdefault((number, unrolled), made)
             plan = call.plan(target)
             if not plan.fuses:
                 return None

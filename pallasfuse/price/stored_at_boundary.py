@@ -1,0 +1,67 @@
+"""What a kernel in the body of a loop makes XLA store at the boundary of the body, and the price of that, for each trip.
+
+XLA fuses what cuts an element from an array that a scan runs over into the kernels that read it, and what puts a result among the
+stacked ones into the kernel that makes it; and a map that makes a carried value anew writes it where the old one was. It does none
+of this around a kernel that it cannot look into: the slice is stored before, and a copy is made after. `tests/aot/test_boundary.py`
+counts them in what XLA compiles for an H100. Branches of a choice need no such copies.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from pallasfuse.device import Device
+from pallasfuse.ir.axes import volume
+from pallasfuse.ir.dtypes import itemsize_bytes
+from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.price.boundary import NamedBoundary
+from pallasfuse.price.terms import NOTHING, Price, Term, total
+from pallasfuse.price.xla import memory_us
+from pallasfuse.price.xla_products import product_operands, without_casts
+
+
+def boundary_prices(
+    program: LoopProgram, kernels: Iterable[tuple[str, Group, tuple[str, ...]]], boundary: NamedBoundary, device: Device
+) -> Mapping[str, Price]:
+    """Returns for each kernel, by its name, the price of what is stored at the boundary for its sake. Nothing is what XLA's own
+    kernels would store as well.
+
+    kernels: their names, groups, and the tensors that they read. A slice that several of them read is paid by the first.
+    """
+    sizes = {d.name: float(volume(d.axes) * itemsize_bytes(d.dtype)) for d in program.definitions()}
+    stored: set[str] = set()
+    found: dict[str, Price] = {}
+    for name, group, reads in kernels:
+        slices = (boundary.sliced & frozenset(reads)) - stored - _operands_of_products(group)
+        stored |= slices
+        maps = frozenset(n.name for n in group.outputs if not n.is_reduction and not isinstance(n.body, Read))
+        carried = {new for old, new in boundary.carried if new in maps and old in reads}
+        stacked = (boundary.stacked & maps) - {new for _, new in boundary.carried}
+        terms = (
+            _term("slices stored for it", [sizes[t] for t in sorted(slices)], device),
+            _term("copies of carried results", [sizes[t] for t in sorted(carried)], device),
+            _term("copies of stacked results", [sizes[t] for t in sorted(stacked)], device),
+        )
+        found[name] = total(Price(t.us, (t,)) for t in terms if t.amount) if any(t.amount for t in terms) else NOTHING
+    return found
+
+
+def _term(name: str, sizes: list[float], device: Device) -> Term:
+    """One launch for each tensor, which reads and writes its bytes."""
+    us = sum(memory_us(2 * size, device) + device.kernel_us + device.launch_us for size in sizes)
+    return Term(name, len(sizes), "kernel", us)
+
+
+def _operands_of_products(group: Group) -> frozenset[str]:
+    """The tensors that a group reads as they are, and only as operands of products: a library reads them from memory as well."""
+    as_operands: set[str] = set()
+    otherwise: set[str] = set()
+    nests: tuple[Nest, ...] = (*(f.nest for f in group.folds), *group.inner, *group.outputs)
+    for nest in nests:
+        operands = product_operands(nest.reduced, nest.body) if nest.reducer == SUM and not nest.picks else None
+        cores = [without_casts(x) for x in operands or ()]
+        as_operands |= {x.tensor for x in cores if isinstance(x, Read)}
+        others = [nest.body] if operands is None else [x for x in cores if not isinstance(x, Read)]
+        otherwise |= {x.tensor for other in others for x in postorder(other) if isinstance(x, Read)}
+    return frozenset(as_operands - otherwise)
