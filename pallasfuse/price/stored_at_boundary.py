@@ -16,8 +16,8 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.boundary import NamedBoundary
+from pallasfuse.price.gpu_library import memory_us
 from pallasfuse.price.terms import NOTHING, Price, Term, total
-from pallasfuse.price.xla import memory_us
 from pallasfuse.price.xla_products import product_operands, without_casts
 
 
