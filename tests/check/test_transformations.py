@@ -188,8 +188,9 @@ def scanned(x, weights):
 
 
 @pytest.mark.usefixtures("slow_kernels")
-def test_bodies_that_lose_are_left_to_xla():
+def test_bodies_that_lose_are_left_to_xla(clock):
     """The check of a body decides for it alone: the loop is the program's own then."""
+    clock(0.5)
     x, weights = (
         np.random.default_rng(n).normal(size=s).astype("float32") for n, s in enumerate([(64, 32), (3, 32, 512)])
     )
