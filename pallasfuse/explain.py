@@ -103,6 +103,8 @@ def _stage(plan: Plan, stage: str) -> list[str]:
 def summarize(plan: Plan) -> str:
     """A few lines for each kernel, then what was left to XLA, then the conditions; of a long plan an overview of one screen."""
     lines = [f"rewritten: {r}" for r in plan.rewritings]
+    if plan.unrolled and not any(v.subject == LOOPS for v in plan.verdicts):
+        lines.append("unrolled: loops whose trips do nothing but start kernels have a few of them written out")
     for kernel in plan.kernels:
         group = kernel.group
         over = "" if kernel.schedule.tree else f" over {group.rolled}"

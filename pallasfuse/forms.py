@@ -40,7 +40,7 @@ def _as_written(plan: Plan) -> Plan:
     with IMPORTS:
         from pallasfuse.pipeline import make_plan
     made = make_plan(plan.converted.original, plan.target, replace(plan.options, rewrite=False), plan.boundary)
-    return replace(made, bodies=plan.bodies)
+    return replace(made, bodies=plan.bodies, unrolled=plan.unrolled)
 
 
 def _is_certain(plan: Plan) -> bool:

@@ -41,10 +41,13 @@ def fastest_unrolling(
     known.
     """
     unfit = sorted(primitives(jaxpr) & (UNTIMED | _ONE_OF_SEVERAL))
-    if unfit or not ways:
+    if not ways:
         return None, None
+    if unfit:
+        return None, Verdict(LOOPS, False, f"not measured: it has {', '.join(unfit)}")
     store = current()
-    identity = {**environment(device), "of": "unrolled loops", "program": whole_key(jaxpr), "ways": "; ".join(ways)}
+    identity = {**environment(device), "of": "unrolled loops", "program": whole_key(jaxpr),
+                "ways": ", ".join(map(whole_key, ways.values()))}  # fmt: skip
     known, seconds = store.get(identity), 0.0
     if known is None and not measure:
         return None, None
@@ -59,7 +62,7 @@ def fastest_unrolling(
         entry: Record = {"skipped": reasons} if best is None else {**comparison(found, best), "way": best}
         known = store.update(identity, lambda _: entry, on_disk=best is not None)
     if "skipped" in known:
-        return None, Verdict(LOOPS, False, f"not measured ({known['skipped']}): loops are as they are", seconds=seconds)
+        return None, Verdict(LOOPS, False, f"not measured ({known['skipped']})", seconds=seconds)
     used = bool(known["faster"]) and known["way"] in ways
     reason = f"{known['way']}: {'they are used' if used else 'loops are as they are'}"
     verdict = Verdict(LOOPS, used, reason, known["us"], known["xla_us"], seconds, remembered=not seconds)

@@ -213,7 +213,7 @@ def rewritten_plan(plan: Plan) -> Plan | None:
     if placements is None:
         return None
     again = schedule_grouping(placements, choose_groups(placements), boundary=plan.boundary)
-    return replace(again, bodies=plan.bodies)
+    return replace(again, bodies=plan.bodies, unrolled=plan.unrolled)
 
 
 def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) -> bool:
@@ -388,7 +388,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
         else:
             kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
     again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
-    return replace(again, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary)
+    return replace(again, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary, unrolled=plan.unrolled)
 
 
 def ways(plan: Plan, kernel: Kernel, *, searched: bool = False) -> Iterator[Placed]:

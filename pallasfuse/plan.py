@@ -165,7 +165,8 @@ class Plan(OfThisProcess):
     outdoes: bool = False
     """There is another form, with cheaper sums and products, than which these kernels are predicted to be faster still."""
     unrolled: bool = False
-    """Trips of its loops are written out, as a clock has found to be faster."""
+    """Trips of its loops are written out: a clock has found that to be faster, or there was none and they do nothing but start
+    kernels."""
 
     @property
     def grouping(self) -> Grouping:

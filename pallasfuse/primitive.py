@@ -62,6 +62,8 @@ class FusedCall:
     """The same with trips of its loops written out, by words that say how far, once a clock has preferred that."""
     boundary: Boundary = NO_LOOP
     """How values enter and leave it, where it is the body of a loop."""
+    is_body: bool = False
+    """It is the body of a loop or a branch: the call around it decides how its own loops run."""
 
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
@@ -90,18 +92,15 @@ class FusedCall:
         if key not in self.programs:
             own = self.options
             asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
-            sure = target.one_device and own.price and not (target.timed or asked)
+            sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
             self.programs[key] = unrolled_surely(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
         return self.programs[key]
 
-    def with_bodies(
-        self, target: Target, left: frozenset[int] = frozenset(), program: Jaxpr | None = None
-    ) -> tuple[Jaxpr, tuple[Body, ...]]:
+    def with_bodies(self, target: Target, left: frozenset[int], program: Jaxpr) -> tuple[Jaxpr, tuple[Body, ...]]:
         """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused.
 
         program: the call's own, with its loops unrolled or not.
         """
-        program = program or self.jaxpr
         unrolled = program is not self.jaxpr
         numbers, found = count(), dict[int, Body]()
         # tiles are asked for by names of axes outside, and who asks gets what was asked for, unchecked
@@ -113,7 +112,7 @@ class FusedCall:
             number = next(numbers)
             if number in left:
                 return None
-            made = FusedCall(body, own, f"{self.name}, {what}", self.warning, boundary=boundary)
+            made = FusedCall(body, own, f"{self.name}, {what}", self.warning, boundary=boundary, is_body=True)
             call = self.bodies.setdefault((number, unrolled), made)
             plan = call.plan(target)
             if not plan.fuses:
@@ -166,24 +165,29 @@ class FusedCall:
         if other is None:
             plan = self._settled_as_it_is(target, device, measure=measure)
         else:
-            plan = replace(other.settled(target, device, measure=measure), unrolled=True)
+            plan = replace(other._settled_as_it_is(target, device, measure=measure), unrolled=True)
         return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
 
     def _with_unrolled_loops(
         self, target: Target, device: Any, *, measure: bool
     ) -> "tuple[FusedCall | None, Verdict | None]":
         """The call with unrolled loops, if a clock says that XLA runs it faster, and what it said."""
-        if self.options.strict or not wanted(self.options):
+        if self.is_body or self.options.strict or not wanted(self.options):
             return None, None
-        ways = unrollings(self.jaxpr, self.options.exclude, partly=target.platform == "gpu")
+        exclude = self.options.exclude
         try:
+            ways = unrollings(self.jaxpr, exclude, partly=target.platform == "gpu")
             best, verdict = fastest_unrolling(self.jaxpr, ways, device, measure=measure)
+            if best is None and verdict is not None and verdict.ours_us is None:  # there was no clock
+                best, ways = _SURELY, {_SURELY: unrolled_surely(self.jaxpr, target.device, exclude)}
         except Exception as error:
             warnings.warn(f"{self.name}: its loops could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
                           "pallasfuse, please report it. They are as they were.", stacklevel=2)  # fmt: skip
             return None, None
-        if best is None:
+        if best is None or ways[best] is self.jaxpr:
             return None, verdict
+        if best == _SURELY and verdict is not None:
+            verdict = replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY} are written out")
         with self.lock:
             call = FusedCall(ways[best], self.options, self.name, self.warning)
             return self.unrolled.setdefault(best, call), verdict
@@ -230,6 +234,9 @@ class FusedCall:
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.jaxpr.eqns)} equations>"
 
+
+_SURELY = "a few trips of loops that do nothing but start kernels"
+"""Says how far loops are unrolled without a clock."""
 
 fused_p = Primitive("pallasfuse")
 fused_p.multiple_results = True

@@ -13,19 +13,25 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.jaxpr_frontend import bodies, flatten, left_by_user
+from pallasfuse.jaxpr_frontend import ALL_CALLS, bodies, flatten, left_by_user
 from pallasfuse.loop_invariants import bytes_of
 
 MOST_TRIPS = 16
 """With so many trips in one, 94% of what trips cost besides their work is saved."""
 MOST_EQUATIONS = 384
-"""The most equations of a body with its trips written out, and a quarter of the most of a whole program: compiling takes about as
-long as there are equations, or longer where XLA computes what a trip hands on for each that reads it."""
+"""The most equations of a body with its trips written out: compiling takes about as long as there are equations, or longer where
+XLA computes what a trip hands on for each that reads it."""
+_MOST_ADDED = 4 * MOST_EQUATIONS
+"""The most equations by which a program becomes longer: loops behind that stay as they are."""
+_LEAST_SHARE = 0.25
+"""Of the equations of a program that are in no loop, as many must run in loops for these to be worth it."""
 _STEP = 4
 """Bodies of two lengths are tried, one so many times the other: fewer trips may be faster than more."""
 _KERNELS = 2
 """XLA starts at least so many kernels a trip: for its work, and to count trips and stack results."""
 _LOOPS = frozenset({"scan", "while"})
+_ENTERED = ALL_CALLS | _LOOPS | {"cond"}
+"""What XLA compiles as part of the program: not the kernels that a user has written."""
 _PRICED = frozenset((
     "dot_general", "reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "argmax", "argmin",
     "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "gather", "dynamic_update_slice", "stack", "unstack",
@@ -40,14 +46,25 @@ def unrollings(jaxpr: Jaxpr, exclude: Sequence[str] = (), *, partly: bool) -> di
     partly: also loops of which some trips are left, which saves starts of kernels; else only those that are loops no more.
     """
     found: dict[str, Jaxpr] = {}
+    if _compat.has_symbolic_shapes(jaxpr) or _are_a_small_part(jaxpr):
+        return found
     for step in (1, _STEP):
         unroller = _Unroller(MOST_EQUATIONS // step, MOST_TRIPS // step, exclude, lambda loop, whole: partly or whole)
         changed = unroller.of(jaxpr)
-        if changed is jaxpr:
-            break
-        if equations(changed) + unroller.added <= _STEP * MOST_EQUATIONS:
+        if changed is not jaxpr:
             found.setdefault(unroller.words, changed)
     return found
+
+
+def _are_a_small_part(jaxpr: Jaxpr) -> bool:
+    """Is so little of a program in its loops that nobody would see what they gain, though the whole is compiled for each way?
+
+    Equations are counted as often as they run.
+    """
+    counted = [eqn for eqn in loops(jaxpr) if eqn.primitive.name == "scan"]
+    trips = (e.params["length"] * equations(e.params["jaxpr"]) for e in counted if isinstance(e.params["length"], int))
+    others = equations(jaxpr) - sum(equations(e.params["jaxpr"]) for e in counted)
+    return sum(trips) < _LEAST_SHARE * others
 
 
 def unrolled_surely(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> Jaxpr:
@@ -55,11 +72,11 @@ def unrolled_surely(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -
 
     In such a loop, what a trip reads, writes and multiplies takes less time than a GPU's shortest kernels for it.
     """
-    if device.platform != "gpu":
+    if device.platform != "gpu" or _compat.has_symbolic_shapes(jaxpr):
         return jaxpr
-    least = _Unroller(MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: _is_all_starts(loop, device))
-    changed = least.of(jaxpr)
-    return changed if equations(changed) + least.added <= _STEP * MOST_EQUATIONS else jaxpr
+    return _Unroller(MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: _is_all_starts(loop, device)).of(
+        jaxpr
+    )
 
 
 def _is_all_starts(loop: JaxprEqn, device: Device) -> bool:
@@ -114,7 +131,7 @@ class _Unroller:
         """wanted: is a loop to be unrolled, if it is written out whole, or in part?"""
         self.most_equations, self.most_trips, self.exclude, self.wanted = most_equations, most_trips, exclude, wanted
         self.added = 0
-        """Equations that are compiled besides those that there were."""
+        """The equations by which the program has become longer."""
         self._trips: list[int] = []
         self._done: dict[int, Jaxpr] = {}
 
@@ -125,7 +142,7 @@ class _Unroller:
         return ", ".join(f"{n} trips" if c == 1 else f"{n} trips in {c} loops" for n, c in counts.items())
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
-        """The jaxpr with unrolled loops; itself where there are none. Calls of one function stay calls of one function."""
+        """Returns the jaxpr with unrolled loops; itself where there are none. Calls of one function stay calls of one function."""
         if id(jaxpr) not in self._done:
             eqns = [self._equation(eqn) for eqn in jaxpr.eqns]
             same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
@@ -140,9 +157,14 @@ class _Unroller:
             trips = self._trips_of(eqn)
             if trips < 2:
                 return eqn
+            added = (trips - 1) * equations(eqn.params["jaxpr"])
+            if self.added + added > _MOST_ADDED:
+                return eqn
             self._trips.append(trips)
-            self.added += (trips - 1) * equations(eqn.params["jaxpr"])
+            self.added += added
             return _compat.with_params(eqn, {**eqn.params, "unroll": trips})
+        if eqn.primitive.name not in _ENTERED:
+            return eqn
         changed = {name: self._parameter(value) for name, value in eqn.params.items()}
         if all(changed[name] is value for name, value in eqn.params.items()):
             return eqn

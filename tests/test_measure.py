@@ -336,3 +336,24 @@ def test_a_little_less_in_kernels_does_not_outweigh_much_more_by_the_clock(monke
     assert winner(first=100, one=50, other=100) == "one"
     kernels_us["other"] = 35.0
     assert winner(first=100, one=50, other=100) == "other"
+
+
+def test_what_takes_much_more_memory_is_not_run(monkeypatch):
+    class Program:
+        def __init__(self, megabytes):
+            self.bytes = megabytes << 20
+
+        def memory_analysis(self):
+            class Sizes:
+                argument_size_in_bytes = 0
+                output_size_in_bytes = 0
+                temp_size_in_bytes = self.bytes
+
+            return Sizes
+
+    programs = {"first": Program(1000), "second": Program(1090), "third": Program(1101), "fourth": "XlaError"}
+    found = measure._that_fit(programs, 1.1)
+    assert found["second"] is programs["second"] and found["fourth"] == "XlaError"
+    assert found["third"] == "it takes 1101 MiB of memory, more than 1100"
+    little = {"first": Program(1), "second": Program(64), "third": Program(66)}
+    assert measure._that_fit(little, 1.1) == {**little, "third": "it takes 66 MiB of memory, more than 65"}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pallasfuse.jaxpr_frontend.converted import Converted, axes_of
 from pallasfuse.jaxpr_frontend.inlining import (
+    ALL_CALLS,
     BATCHED_AS_BODY,
     PLAIN_CALLS,
     bodies,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pallasfuse.jaxpr_frontend.conversion import convert, convert_in_parts, convert_rewritten
 
 __all__ = [
+    "ALL_CALLS",
     "BATCHED_AS_BODY",
     "PLAIN_CALLS",
     "Converted",

@@ -244,7 +244,7 @@ def _column_us(fusion: LoopFusion, device: Device) -> float:
         return 0.0
     (_, axes), moved = max(fusion.reads.items(), key=lambda entry: entry[1])
     columns = math.prod(a.extent for a in takewhile(lambda a: a not in fusion.reduced, reversed(axes)))
-    size = moved / math.prod(a.extent for a in axes)
+    size = moved / max(1, math.prod(a.extent for a in axes))
     run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
     return 1e-3 * _longest_column(fusion) * run / rate

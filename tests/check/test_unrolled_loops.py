@@ -5,8 +5,12 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import loop_check, unrolled_loops
+from pallasfuse import loop_check, primitive, unrolled_loops
+from pallasfuse.device import assumed
+from pallasfuse.first_time import Once
 from pallasfuse.options import FuseOptions
+from pallasfuse.primitive import FusedCall
+from pallasfuse.targets import find
 from pallasfuse.unrolled_loops import MOST_TRIPS
 from pallasfuse.verdicts import LOOPS
 from tests.check.clock import Clock
@@ -53,6 +57,7 @@ def test_without_a_clock_nothing_is_unrolled(monkeypatch):
 
 @pytest.mark.usefixtures("partly")
 def test_a_loop_that_might_not_end_is_not_run_on_drawn_arguments(monkeypatch):
+    """Then loops are unrolled that need no clock: on a GPU, and none here."""
     clock = Clock(2.0)
     monkeypatch.setattr(loop_check, "compare", clock)
 
@@ -62,11 +67,60 @@ def test_a_loop_that_might_not_end_is_not_run_on_drawn_arguments(monkeypatch):
     fused = pf.fuse(function)
     np.testing.assert_allclose(fused(X), function(X), rtol=1e-6)
     assert not clock.compared and not fused.explain(X).unrolled
+    (verdict,) = fused.explain(X).verdicts
+    assert not verdict.kept and "it has while" in verdict.reason
+
+    monkeypatch.setattr(
+        primitive,
+        "unrolled_surely",
+        lambda jaxpr, device, exclude: unrolled_loops.unrolled_surely(jaxpr, assumed("gpu"), exclude),
+    )
+    fused = pf.fuse(lambda x: function(x) + 1)
+    np.testing.assert_allclose(fused(X), function(X) + 1, rtol=1e-6)
+    plan = fused.explain(X)
+    assert plan.unrolled and sorted(trips(plan.converted.original)) == [4]
+    assert plan.verdicts[0].kept and "do nothing but start" in plan.verdicts[0].reason
 
 
 @pytest.mark.usefixtures("partly")
-def test_a_failure_of_the_check_leaves_loops_as_they_are(monkeypatch):
-    monkeypatch.setattr(loop_check, "compare", lambda *args, **kwargs: 1 / 0)
+def test_it_is_asked_once_for_loops_of_several_lengths(monkeypatch):
+    """The form that has won is not compared again with the one that has just lost."""
+    clock = Clock(2.0)
+    monkeypatch.setattr(loop_check, "compare", clock)
+    fused = pf.fuse(lambda x: (decayed(x, 4), decayed(x, 10)))
+    fused(X)
+    assert len(clock.compared) == 1
+    assert [v.subject for v in fused.explain(X).verdicts] == [LOOPS]
+
+
+@pytest.mark.usefixtures("partly")
+def test_what_was_measured_is_of_the_loops_that_were_unrolled(monkeypatch):
+    clock = Clock(2.0)
+    monkeypatch.setattr(loop_check, "compare", clock)
+
+    def both(x):
+        return jax.named_scope("a")(decayed)(x)[1] + jax.named_scope("b")(decayed)(x + 1)[1]
+
+    for scope in ("a", "b"):
+        fused = pf.fuse(both, options=FuseOptions(exclude=(scope,)))
+        fused(X)
+        assert sorted(trips(fused.explain(X).converted.original)) == [1, MOST_TRIPS]
+    assert len(clock.compared) == 2
+
+
+@pytest.mark.usefixtures("partly")
+def test_bodies_do_not_ask_about_their_loops(monkeypatch):
+    """The call around them has decided that."""
+    clock = Clock(0.5)
+    monkeypatch.setattr(loop_check, "compare", clock)
+    call = FusedCall(jax.make_jaxpr(decayed)(X), FuseOptions(check=True), "body", Once(), is_body=True)
+    assert not call.settled(find("xla"), jax.devices()[0]).unrolled and not clock.compared
+
+
+@pytest.mark.usefixtures("partly")
+@pytest.mark.parametrize("broken", [(loop_check, "compare"), (primitive, "unrollings")], ids=["clock", "rewrite"])
+def test_a_failure_of_the_check_leaves_loops_as_they_are(monkeypatch, broken):
+    monkeypatch.setattr(*broken, lambda *args, **kwargs: 1 / 0)
     fused = pf.fuse(decayed)
     with pytest.warns(UserWarning, match="loops could not be checked .ZeroDivisionError"):
         np.testing.assert_allclose(fused(X)[1], decayed(X)[1], rtol=1e-6)
