@@ -243,13 +243,14 @@ class FusedFunction[**P, R]:
         options = options_here(self._options)
         with IMPORTS:
             from pallasfuse.loop_invariants import outside_of_loop
-            from pallasfuse.primitive import call_fused, call_typed
+            from pallasfuse.primitive import call_fused, call_typed, stays_whole
         jaxpr, out_tree = self._trace(args, kwargs)
         leaves = self.leaves(args, kwargs)
-        if jaxpr.effects:  # side effects and collectives keep the original function, in its order
+        whole = stays_whole(jaxpr)
+        if whole is not None:  # it keeps the original function, in its order
             if options.strict:
-                raise FusionError(f"strict: {self._name} has side effects or collectives ({', '.join(map(str, jaxpr.effects))}), "
-                                  "and stays with XLA as a whole: move them out of the fused function")  # fmt: skip
+                raise FusionError(f"strict: {self._name} has {whole}, and stays with XLA as a whole: move them out of the fused "
+                                  "function")  # fmt: skip
             return self._function(*args, **kwargs)
         mesh = _compat.explicit_mesh(leaves)
         if mesh is None and any(fixed) and options.schedule is None:  # a schedule is of the function as it is written

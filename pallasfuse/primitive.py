@@ -374,6 +374,18 @@ def _lowerable(target: Target, platform: str, ctx: Any, call: FusedCall) -> tupl
     return target, _compat.on_abstract_gpu(target.device.kind, target.multiprocessors)
 
 
+def stays_whole(jaxpr: Jaxpr) -> str | None:
+    """Returns what in a function keeps it with XLA as a whole; None if nothing does."""
+    if jaxpr.effects:
+        return f"side effects or collectives ({', '.join(map(str, jaxpr.effects))})"
+    # such an operation has no equations yet, and JAX asks whatever is around it for a rule
+    return (
+        "operations that JAX itself makes equations of later (lax.custom_root)"
+        if getattr(jaxpr, "is_high", False)
+        else None
+    )
+
+
 def call_consts(plan: Plan) -> list[Any]:
     return list(plan.converted.jaxpr.consts)
 

@@ -268,3 +268,17 @@ def test_constraints_that_say_more_stay():
     for asked in (far, laid_out):
         plan = pf.fuse(lambda x, asked=asked: lax.with_sharding_constraint(x, asked) + 1).explain(QKV[0])
         assert "sharding_constraint" in str(plan.converted.program), asked
+
+
+def test_what_has_no_equations_yet_stays_with_xla():
+    """JAX asks every primitive around such an operation for a rule of its own."""
+
+    def root(a):
+        x = jax.lax.custom_root(lambda x: x * x - a, a, lambda f, x: jax.lax.fori_loop(0, 20, lambda _, x: (x + a / x) / 2, x),
+                                lambda g, y: y / g(jnp.ones_like(y)))  # fmt: skip
+        return jax.nn.softmax(x)
+
+    a = jnp.arange(1.0, 5.0)
+    np.testing.assert_allclose(pf.fuse(root)(a), root(a), rtol=1e-6)
+    with pytest.raises(pf.FusionError, match="makes equations of later"):
+        pf.fuse(root, strict=True)(a)
