@@ -32,7 +32,7 @@ from benchmarks.program_variants import (
     whole,
 )
 from benchmarks.workloads.registry import Built, Program, Size, build
-from pallasfuse.ir.plain_work import unknown_in
+from pallasfuse.ir.loop_program import unknown_in
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.xla import price_xla
 from pallasfuse.verification.reference import float64_results, largest_bytes

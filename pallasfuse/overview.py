@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.ir.plain_work import unknown_in
+from pallasfuse.ir.loop_program import LoopProgram, unknown_in
 from pallasfuse.price.xla import kernels_on, of_kernel, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 

@@ -212,8 +212,8 @@ def rewritten_plan(plan: Plan) -> Plan | None:
     placements = _rewritten(written, plan.target, plan.options, found)
     if placements is None:
         return None
-    again = schedule_grouping(placements, choose_groups(placements), boundary=plan.boundary)
-    return replace(again, bodies=plan.bodies, unrolled=plan.unrolled)
+    made = schedule_grouping(placements, choose_groups(placements), boundary=plan.boundary)
+    return replace(made, bodies=plan.bodies, unrolled=plan.unrolled)
 
 
 def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) -> bool:
@@ -387,7 +387,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
             grouping = without_group(grouping, kernel.group, change)
         else:
             kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
-    again = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
+    made = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
     return replace(again, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary, unrolled=plan.unrolled)
 
 

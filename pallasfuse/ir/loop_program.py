@@ -8,17 +8,15 @@ Invariants, checked by `verify`:
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.tensors import Tensor
-
-if TYPE_CHECKING:
-    from pallasfuse.ir.plain_work import PlainWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class External:
     lookup: Lookup | None = None
     """The place of each of its elements in another tensor, where a kernel may read them, so that it need not be stored."""
     form: ExternalForm = "whole"
-    work: "PlainWork | None" = field(default=None, compare=False, repr=False)
+    work: PlainWork | None = field(default=None, compare=False, repr=False)
     """What it computes, for the price; of several results of one operation, each has the same object. None: it only moves elements,
     or nobody knows more of it than that."""
 
@@ -168,3 +166,19 @@ def show(program: LoopProgram) -> str:
                 lines.append(f"{head}: {nest.dtype} {nest.reducer}[{over}]= {nest.body}")
     lines.append(f"return {', '.join(program.outputs)}")
     return "\n".join(lines)
+
+
+def unknown_in(program: LoopProgram) -> list[str]:
+    """Lists what a program contains of which nobody knows how long it takes, in its bodies, too: each name once, in order."""
+    found: dict[str, None] = {}
+    for node in program.nests:
+        match node.work if isinstance(node, External) else None:
+            case Unknown(what):
+                found[what] = None
+            case Trips(body=body):
+                found |= dict.fromkeys(unknown_in(body.value))
+            case Branches(branches):
+                found |= dict.fromkeys(what for b in branches for what in unknown_in(b.value))
+            case _:
+                pass
+    return list(found)

@@ -5,9 +5,9 @@ only: nothing that decides what is computed looks at it.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from pallasfuse.first_time import Later
-from pallasfuse.ir.loop_program import External, LoopProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,11 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Trips:
+class Trips[Program]:
     """A loop with a known number of trips, one after the other."""
 
     trips: int
-    body: Later[LoopProgram]
+    body: Later[Program]
     slices: int
     """Arrays of which each trip reads its own slice or writes it."""
     constants: int
@@ -111,10 +111,10 @@ class Trips:
 
 
 @dataclass(frozen=True, slots=True)
-class Branches:
+class Branches[Program]:
     """One of several programs, whichever the data choose."""
 
-    branches: tuple[Later[LoopProgram], ...]
+    branches: tuple[Later[Program], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +130,15 @@ class Unknown:
 
 
 PlainWork = (
-    Convolution | Ordering | Running | Windows | Fourier | Elimination | Drawn | Trips | Branches | Nothing | Unknown
+    Convolution
+    | Ordering
+    | Running
+    | Windows
+    | Fourier
+    | Elimination
+    | Drawn
+    | Trips[Any]
+    | Branches[Any]
+    | Nothing
+    | Unknown
 )
-
-
-def unknown_in(program: LoopProgram) -> list[str]:
-    """What a program contains of which nobody knows how long it takes, in its bodies, too: each name once, in order."""
-    found: dict[str, None] = {}
-    for node in program.nests:
-        match node.work if isinstance(node, External) else None:
-            case Unknown(what):
-                found[what] = None
-            case Trips(body=body):
-                found |= dict.fromkeys(unknown_in(body.value))
-            case Branches(branches):
-                found |= dict.fromkeys(what for b in branches for what in unknown_in(b.value))
-            case _:
-                pass
-    return list(found)

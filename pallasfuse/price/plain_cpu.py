@@ -32,16 +32,13 @@ from pallasfuse.ir.plain_work import (
 from pallasfuse.price.cpu import SCALAR_NS, memory_term, thunk
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla_forms import Opaque
+from pallasfuse.price.xla_habits import CHANNELS, RUN
 
-_CHANNELS = 8
-"""A group with fewer results is no product."""
 _CHANGE_NS = 100.0
 """For each change of the largest few of a row, as long as they are not yet found: a heap is brought into order again.
 
 Of values in no order, the position n is among the k largest until there with the probability k / n.
 """
-_RUN = 16
-"""What a row adds up to is found in blocks of so many positions, each from all before it in its block; then over the blocks."""
 
 
 def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
@@ -94,7 +91,7 @@ def _priced(work: Term, moved: float, device: Device, thunks: int = 1) -> Price:
 
 def _convolution(work: Convolution, device: Device) -> Term:
     """A product on all cores, or the windows of one channel after the other."""
-    if work.groups > 1 and work.columns < _CHANNELS:
+    if work.groups > 1 and work.columns < CHANNELS:
         elements = float(work.groups * work.rows * work.columns * work.summed)
         return _term("elements of windows", elements, "window_gop_s", device)
     rates = device.matmul_tflop_s
@@ -106,8 +103,8 @@ def _looked_at(work: Running) -> tuple[float, int]:
     """The elements of all windows, and how many blocks of blocks there are."""
     found, levels, length = 0.0, 0, work.length
     while True:
-        blocks = math.ceil(length / _RUN)
-        found += work.rows * (blocks * _RUN * _RUN if blocks > 1 else length * length)
+        blocks = math.ceil(length / RUN)
+        found += work.rows * (blocks * RUN * RUN if blocks > 1 else length * length)
         levels += 1
         if blocks <= 1:
             return found, levels

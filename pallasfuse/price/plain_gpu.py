@@ -31,24 +31,19 @@ from pallasfuse.ir.plain_work import (
 from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us, product_on_gpu
 from pallasfuse.price.terms import NOTHING, Price, Term, total
 from pallasfuse.price.xla_forms import LibraryProduct, Opaque
+from pallasfuse.price.xla_habits import CHANNELS, ISSUED, RUN
 
-_CHANNELS = 8
-"""A group with fewer results is no product for the matrix units."""
 _TILE = 1 << 11
 """Positions of 4 bytes that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
 _MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
 """XLA has a kernel that keeps the largest few of a row: so few, of so long a row. Others are sorted."""
-_RUN = 16
-"""What a row adds up to is found in blocks of so many positions, each from all before it in its block; then over the blocks."""
 _LONGEST_TRANSFORM = 1 << 12
 """Positions that a transform takes in one pass."""
 _SECTOR = 32
 """The bytes that a strided read of one position brings."""
 _DRAWN_OPERATIONS = 60
 """Integer operations for one random word: 20 rounds on pairs of words, each addition, rotation and exclusive or."""
-_ISSUED = 0.35
-"""Of the rate of float32, what compiled loops reach."""
-_INTEGERS = 0.5 * _ISSUED
+_INTEGERS = 0.5 * ISSUED
 """Of the rate of float32, that of integers in compiled loops."""
 
 
@@ -94,12 +89,12 @@ def _pass(moved: float, cached: float, device: Device) -> Price:
 def _convolution(work: Convolution, device: Device) -> Price:
     share = device.library.get("convolution", 1.0)
     channelwise = device.library.get("channelwise_tflop_s")
-    if work.groups > 1 and work.columns < _CHANNELS and work.square:
+    if work.groups > 1 and work.columns < CHANNELS and work.square:
         added = work.flops / 2
-        vector = Term("vector units", added, "op", 1e-3 * added / (_ISSUED * device.vector_gop_s))
+        vector = Term("vector units", added, "op", 1e-3 * added / (ISSUED * device.vector_gop_s))
         moved = copy_on_gpu(work.moved_bytes, device)
         return Price(max(vector.us, moved.us), (vector, *moved.terms))
-    if work.groups > 1 and work.columns < _CHANNELS and channelwise:
+    if work.groups > 1 and work.columns < CHANNELS and channelwise:
         matrix = Term("channels one by one", work.flops, "flop", 1e-6 * work.flops / channelwise)
         return Price(matrix.us, (matrix,)) + copy_on_gpu(work.moved_bytes, device)
     product = LibraryProduct(
@@ -144,9 +139,9 @@ def _running(work: Running, device: Device) -> Price:
     prices = []
     length = work.length
     while length > 1:
-        blocks = math.ceil(length / _RUN)
-        stored = work.rows * min(length, blocks * _RUN) * work.element_bytes
-        prices.append(_pass(2 * stored, stored * min(length, _RUN), device))
+        blocks = math.ceil(length / RUN)
+        stored = work.rows * min(length, blocks * RUN) * work.element_bytes
+        prices.append(_pass(2 * stored, stored * min(length, RUN), device))
         if blocks > 1:  # and each block is moved on by what comes before it
             prices.append(_pass(2 * stored, 0.0, device))
         length = blocks if blocks > 1 else 1

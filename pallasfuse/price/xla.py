@@ -28,7 +28,7 @@ from pallasfuse.price.orders import turned_bytes
 from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_habits import Habits, habits_on
+from pallasfuse.price.xla_habits import ISSUED, Habits, habits_on
 from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 
@@ -42,8 +42,6 @@ _COLUMN_RATE = 1.7
 """A block that reduces columns reads so many times its multiprocessor's share of the cache's bandwidth, while others idle.
 
 50 to 100 GB/s were measured on an H200, over 46 shapes."""
-_ISSUED = 0.35
-"""Of the vector units' rate, what compiled loops reach beside their loads."""
 
 
 def price_xla(
@@ -170,7 +168,7 @@ def _priced_loop(body: Later[LoopProgram], constants: int, device: Device) -> tu
 _of_loop = Recent(_priced_loop, most=64)
 
 
-def _between_trips(work: Trips, device: Device) -> Price:
+def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:
     """What XLA adds to each trip: it counts, and takes and stores slices where no kernel of the body does."""
     if device.platform == "gpu":
         one = launch(device)
@@ -187,7 +185,7 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     moved = fusion.read_bytes + fusion.written_bytes
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
-    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (_ISSUED * device.vector_gop_s))
+    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (ISSUED * device.vector_gop_s))
     on_special = work.special + work.converted
     special = Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))

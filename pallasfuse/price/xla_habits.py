@@ -4,6 +4,13 @@ from dataclasses import dataclass
 
 from pallasfuse.device import Device
 
+RUN = 16
+"""What a row adds up to is found in blocks of so many positions, each from all before it in its block; then over the blocks."""
+CHANNELS = 8
+"""A convolution of groups with fewer results each is no product."""
+ISSUED = 0.35
+"""Of the vector units' rate, what compiled loops reach beside their loads (GPUs)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Habits:

@@ -7,7 +7,8 @@ from jax import lax
 
 import pallasfuse as pf
 from pallasfuse import device
-from pallasfuse.ir.plain_work import Trips, unknown_in
+from pallasfuse.ir.loop_program import unknown_in
+from pallasfuse.ir.plain_work import Trips
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.overview import overview
