@@ -388,7 +388,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
         else:
             kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
     made = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
-    return replace(again, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary, unrolled=plan.unrolled)
+    return replace(made, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary, unrolled=plan.unrolled)
 
 
 def ways(plan: Plan, kernel: Kernel, *, searched: bool = False) -> Iterator[Placed]:
