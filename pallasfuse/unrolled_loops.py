@@ -137,7 +137,7 @@ class _Unroller:
 
     @property
     def words(self) -> str:
-        """Says how many trips are written out in each loop."""
+        """Words that say how many trips are written out in which number of loops."""
         counts = {n: self._trips.count(n) for n in self._trips}
         return ", ".join(f"{n} trips" if c == 1 else f"{n} trips in {c} loops" for n, c in counts.items())
 

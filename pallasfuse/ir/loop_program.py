@@ -83,8 +83,8 @@ class External:
     """The place of each of its elements in another tensor, where a kernel may read them, so that it need not be stored."""
     form: ExternalForm = "whole"
     work: PlainWork | None = field(default=None, compare=False, repr=False)
-    """What it computes, for the price; of several results of one operation, each has the same object. None: it only moves elements,
-    or nobody knows more of it than that."""
+    """The work of the operation, for the price: one object for all of its results. None: it only moves elements, or nobody knows
+    more of it than that."""
 
     @property
     def reads(self) -> frozenset[str]:

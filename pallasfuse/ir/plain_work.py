@@ -1,4 +1,4 @@
-"""What an operation without a nest computes, in the numbers that its time depends on.
+"""Operations that have no nest (convolutions, sorts, transforms, loops): records of the numbers that their time depends on.
 
 A library or a loop of XLA's own does the work of such operations. The frontend notes what each is (`External.work`), for the price
 only: nothing that decides what is computed looks at it.
@@ -24,7 +24,7 @@ class Convolution:
     summed: int
     operand_dtype: str
     moved_bytes: float
-    """Of both operands and the result."""
+    """The bytes of both operands and the result."""
     square: bool = False
     """Its windows are as long along one dimension as along another."""
 
@@ -40,7 +40,7 @@ class Ordering:
     rows: int
     length: int
     element_bytes: float
-    """Of one position, in all operands together."""
+    """The bytes of one position, in all operands together."""
     strided: bool = False
     """Neighbours of a row lie apart in memory."""
     kept: int | None = None
@@ -49,7 +49,7 @@ class Ordering:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What a row adds up to (or multiplies, or has as its largest) until each of its positions."""
+    """Running sums, products or extremes of rows: a result at each position, of all positions until there."""
 
     rows: int
     length: int

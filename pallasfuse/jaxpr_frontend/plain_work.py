@@ -1,4 +1,4 @@
-"""What equations without a nest compute, in numbers (`ir.plain_work`): their shapes, types and parameters say it."""
+"""Equations that have no nest, as records for the price (`ir.plain_work`): their shapes, types and parameters say it all."""
 
 import math
 from collections.abc import Callable

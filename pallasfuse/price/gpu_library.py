@@ -22,16 +22,21 @@ _UNALIGNED = 0.75
 
 
 def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = CACHED_SHARE) -> float:
-    """The time to move bytes, which stay in the cache where they fit."""
+    """Returns the microseconds in which bytes are moved, which stay in the cache where they fit.
+
+    efficiency: the share of the bandwidth that is reached. kept: the share of the cache that they may fill to stay there.
+    """
     cached = moved <= kept * device.found_bytes
     return 1e-3 * moved / ((_CACHED_RATE * device.cache_gb_s if cached else device.memory_gb_s) * efficiency)
 
 
 def launch(device: Device) -> Term:
+    """Returns the time of one kernel that does nothing, with the gap before it."""
     return Term("launch", 1, "kernel", device.kernel_us + device.launch_us)
 
 
 def copy_on_gpu(moved: float, device: Device) -> Price:
+    """Returns the price of one kernel that only moves so many bytes, those read and those written together."""
     one = launch(device)
     memory = Term("device memory", moved, "B", memory_us(moved, device, 0.8))
     return Price(one.us + memory.us, (memory, one))
@@ -42,6 +47,7 @@ _SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
+    """Returns the price of a product by the library, which chooses the tile and the shares that suit its shape."""
     moved = p.read_bytes + p.written_bytes
     memory = Term("device memory", moved, "B", memory_us(moved, device, STREAMED, KEPT_OPERANDS))
     matrix = Term("matrix units", p.flops, "flop", product_us(p, device))

@@ -22,9 +22,9 @@ from pallasfuse.targets import Target
 TILE_BYTES = 1024
 """Tiles that warpgroups read begin at such multiples; what is smaller leaves a gap before the next of them."""
 
-_LAYOUTS = 3
-"""A row of which several threads hold the same elements is loaded anew for each layout in which it is read, at most: before a
-product, as its results lie, and as a side of the next one."""
+_LAYOUTS_OF_A_ROW = 3
+"""A row of which several threads hold the same elements may be copied ahead for each layout in which it is read: before a product,
+as its results lie, and as a side of the next one. Two and three were seen in compiled kernels."""
 
 view_of = Recent(View)
 """Returns the view of a program: its resources, its price and its rules all look at it."""
@@ -91,7 +91,7 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
         copies = view.program.stages - (0 if in_place else 1)  # what goes on to registers leaves its slot at once
         is_row = sum(view.program.tile(a) > 1 for a in s.indices) <= 1
         if is_row and not direct and view.elements(s.indices) < WARP * view.program.warps:
-            copies *= _LAYOUTS
+            copies *= _LAYOUTS_OF_A_ROW
         yield Buffer(f"{copies} of {s.tensor}", size * copies, line.scope.kept.first, line.scope.kept.last)
         return
     staged = [p for p in direct if p.half or not p.warpgroup or p.statement.lhs.tensors == {s.name}]
