@@ -80,10 +80,9 @@ class FusedCall:
         with self.lock:
             key = target.name, target.timed, target.one_device, left
             if key not in self.plans:
-                program = self.program(target)
-                jaxpr, bodies = self.with_bodies(target, left, program)
+                jaxpr, bodies = self.with_bodies(target, left)
                 plan = plan_of(jaxpr, target, self.options, self.boundary)
-                self.plans[key] = replace(plan, bodies=bodies, unrolled=program is not self.jaxpr)
+                self.plans[key] = replace(plan, bodies=bodies, unrolled=self.program(target) is not self.jaxpr)
             return self.plans[key]
 
     def program(self, target: Target) -> Jaxpr:
@@ -96,11 +95,9 @@ class FusedCall:
             self.programs[key] = unrolled_surely(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
         return self.programs[key]
 
-    def with_bodies(self, target: Target, left: frozenset[int], program: Jaxpr) -> tuple[Jaxpr, tuple[Body, ...]]:
-        """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused.
-
-        program: the call's own, with its loops unrolled or not.
-        """
+    def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:
+        """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused."""
+        program = self.program(target)
         unrolled = program is not self.jaxpr
         numbers, found = count(), dict[int, Body]()
         # tiles are asked for by names of axes outside, and who asks gets what was asked for, unchecked

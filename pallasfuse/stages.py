@@ -52,9 +52,8 @@ class Traced(OfThisProcess):
         # bodies are lowered as they are shown
         shown = replace(call.options, target=chosen.name, check=False)
         fused = FusedCall(call.jaxpr, shown, call.name, Once())
-        program = fused.program(chosen)
-        jaxpr, bodies = fused.with_bodies(chosen, frozenset(), program)
-        unrolled = program is not call.jaxpr
+        jaxpr, bodies = fused.with_bodies(chosen)
+        unrolled = fused.program(chosen) is not call.jaxpr
         changed = bodies or unrolled
         converted = convert(jaxpr, exclude=call.options.exclude, symbolic=True) if changed else self.converted
         return Fused(self, chosen, *choose_form(converted, chosen, call.options), bodies, unrolled)
