@@ -1,4 +1,4 @@
-"""What a clock says about the loops of a call: with trips written out or not, and with kernels in their bodies or not.
+"""The clock decides how the loops of a call run: with trips written out or not, and with kernels in their bodies or not.
 
 Both are decided for the call as a whole, once, before its loops run that way. Unrolled loops come first (`unrolled_loops`): they
 are compared as XLA runs both, and what is planned afterwards is the program that has won.

@@ -161,7 +161,7 @@ class Plan(OfThisProcess):
     rewritings: "tuple[Rewriting, ...]" = ()
     """The tensors that are computed by other sums and products than those of the program; `converted` has them."""
     boundary: Boundary = NO_LOOP
-    """How values enter and leave the program, where it is the body of a loop."""
+    """The boundary of the program, where it is the body of a loop."""
     outdoes: bool = False
     """There is another form, with cheaper sums and products, than which these kernels are predicted to be faster still."""
     unrolled: bool = False

@@ -61,7 +61,7 @@ class FusedCall:
     unrolled: "dict[str, FusedCall]" = field(default_factory=dict)
     """The same with trips of its loops written out, by words that say how far, once a clock has preferred that."""
     boundary: Boundary = NO_LOOP
-    """How values enter and leave it, where it is the body of a loop."""
+    """The boundary of the program, where it is the body of a loop."""
     is_body: bool = False
     """It is the body of a loop or a branch: the call around it decides how its own loops run."""
 

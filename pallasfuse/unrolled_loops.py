@@ -74,9 +74,8 @@ def unrolled_surely(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -
     """
     if device.platform != "gpu" or _compat.has_symbolic_shapes(jaxpr):
         return jaxpr
-    return _Unroller(MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: _is_all_starts(loop, device)).of(
-        jaxpr
-    )
+    unroller = _Unroller(MOST_EQUATIONS, MOST_TRIPS // _STEP, exclude, lambda loop, _: _is_all_starts(loop, device))
+    return unroller.of(jaxpr)
 
 
 def _is_all_starts(loop: JaxprEqn, device: Device) -> bool:
@@ -101,6 +100,7 @@ def work_us(loop: JaxprEqn, device: Device) -> float:
 
 
 def _product_us(eqn: JaxprEqn, device: Device) -> float:
+    """Returns the microseconds of a product at the rate of large ones."""
     (summed, _), _ = eqn.params["dimension_numbers"]
     shape = _compat.shape_of(eqn.invars[0])
     flops = 2.0 * math.prod(_compat.shape_of(eqn.outvars[0])) * math.prod(shape[d] for d in summed)

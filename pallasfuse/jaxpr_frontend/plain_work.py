@@ -31,7 +31,7 @@ type Convert = Callable[[Jaxpr], LoopProgram]
 
 
 def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
-    """What an equation computes; None where it only moves elements, or where nothing more is known of it.
+    """Returns the record of an equation's work; None where it only moves elements, or where nothing more is known of it.
 
     Bodies of loops and branches are converted when somebody asks for them.
     """
@@ -131,7 +131,7 @@ def _transform(eqn: JaxprEqn) -> PlainWork:
 
 
 def _factorisation(operations: Callable[[int, int], float]) -> Callable[[JaxprEqn], PlainWork]:
-    """Of a factorisation of matrices, with the operations for one of m rows and n columns."""
+    """Returns what makes the record of a factorisation, from the number of operations for a matrix of m rows and n columns."""
 
     def of(eqn: JaxprEqn) -> PlainWork:
         *batch, m, n = shape_of(eqn.invars[0])

@@ -1,11 +1,11 @@
-"""How values enter and leave the body of a loop: what runs it from trip to trip, as records without a price."""
+"""Records of the boundary of a loop's body: what a loop slices, carries and stacks. Their price is in `stored_at_boundary`."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """How values enter and leave the body of a loop, by the positions of its arguments and results."""
+    """The boundary of a loop's body: its arguments and results, by position, that the loop slices, carries or stacks."""
 
     sliced: tuple[int, ...] = ()
     """The arguments that are elements of arrays that the loop runs over."""
