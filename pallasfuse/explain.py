@@ -13,7 +13,7 @@ from pallasfuse.overview import LINES, overview
 from pallasfuse.pallas_backend.kernel_resources import resources
 from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.flat import tree_of
-from pallasfuse.verdicts import LOOPS, WHOLE_CALL
+from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT
 
 if TYPE_CHECKING:
     from pallasfuse.plan import Kernel, Plan
@@ -103,8 +103,10 @@ def _stage(plan: Plan, stage: str) -> list[str]:
 def summarize(plan: Plan) -> str:
     """A few lines for each kernel, then what was left to XLA, then the conditions; of a long plan an overview of one screen."""
     lines = [f"rewritten: {r}" for r in plan.rewritings]
-    if plan.unrolled and not any(v.subject == LOOPS for v in plan.verdicts):
-        lines.append("unrolled: loops whose trips do nothing but start kernels have a few of them written out")
+    if plan.written_out and not any(v.subject == WRITTEN_OUT for v in plan.verdicts):
+        lines.append(
+            "written out: operations that XLA runs one element at a time, or trips of loops that do nothing but start kernels"
+        )
     for kernel in plan.kernels:
         group = kernel.group
         over = "" if kernel.schedule.tree else f" over {group.rolled}"
@@ -128,7 +130,7 @@ def _verdicts(plan: Plan) -> list[str]:
     """Lists what was measured, and the microseconds that a call saves: as a whole, where that was measured."""
     if not plan.verdicts:
         return []
-    loops, rest = ([v for v in plan.verdicts if (v.subject == LOOPS) == of] for of in (True, False))
+    loops, rest = ([v for v in plan.verdicts if (v.subject == WRITTEN_OUT) == of] for of in (True, False))
     whole = [v for v in rest if v.subject == WHOLE_CALL and v.saved_us]
     saved = sum(v.saved_us for v in loops) + (sum(v.saved_us for v in whole or rest) if plan.kernels else 0.0)
     return [*map(str, plan.verdicts), f"saves {saved:.4g} us a call"]

@@ -17,6 +17,8 @@ from pallasfuse.verdicts import FORM, Verdict
 
 UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
 """A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
+ONE_OF_SEVERAL = frozenset({"cond"})
+"""Of such an operation drawn arguments take one branch, which says nothing of the others."""
 _BUDGET_S = 0.25
 _REWRITTEN = "rewritten"
 _CERTAIN = 2.0
@@ -40,7 +42,7 @@ def _as_written(plan: Plan) -> Plan:
     with IMPORTS:
         from pallasfuse.pipeline import make_plan
     made = make_plan(plan.converted.original, plan.target, replace(plan.options, rewrite=False), plan.boundary)
-    return replace(made, bodies=plan.bodies, unrolled=plan.unrolled)
+    return replace(made, bodies=plan.bodies, written_out=plan.written_out)
 
 
 def _is_certain(plan: Plan) -> bool:

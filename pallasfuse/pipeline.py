@@ -213,7 +213,7 @@ def rewritten_plan(plan: Plan) -> Plan | None:
     if placements is None:
         return None
     made = schedule_grouping(placements, choose_groups(placements), boundary=plan.boundary)
-    return replace(made, bodies=plan.bodies, unrolled=plan.unrolled)
+    return replace(made, bodies=plan.bodies, written_out=plan.written_out)
 
 
 def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) -> bool:
@@ -388,7 +388,7 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
         else:
             kernels.append(kernel if change is None else kernel_of(kernel.group, change, kernel.replaced))
     made = _assembled(plan.converted, grouping, kernels, plan.target, plan.options, plan.rewritings)
-    return replace(made, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary, unrolled=plan.unrolled)
+    return replace(made, bodies=plan.bodies, outdoes=plan.outdoes, boundary=plan.boundary, written_out=plan.written_out)
 
 
 def ways(plan: Plan, kernel: Kernel, *, searched: bool = False) -> Iterator[Placed]:

@@ -164,9 +164,8 @@ class Plan(OfThisProcess):
     """The boundary of the program, where it is the body of a loop."""
     outdoes: bool = False
     """There is another form, with cheaper sums and products, than which these kernels are predicted to be faster still."""
-    unrolled: bool = False
-    """Trips of its loops are written out: a clock has found that to be faster, or there was none and they do nothing but start
-    kernels."""
+    written_out: bool = False
+    """Trips of its loops, or operations, are written out: a clock has found that to be faster, or without one it is sure."""
 
     @property
     def grouping(self) -> Grouping:
@@ -198,7 +197,7 @@ class Plan(OfThisProcess):
     @property
     def fuses(self) -> bool:
         """Does it run otherwise than the program: by a kernel, there or in the body of a loop, or in another form?"""
-        return bool(self.kernels or self.bodies or self.rewritings or self.unrolled)
+        return bool(self.kernels or self.bodies or self.rewritings or self.written_out)
 
     @property
     def program(self) -> LoopProgram:

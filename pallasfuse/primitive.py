@@ -28,13 +28,13 @@ from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
-from pallasfuse.loop_check import fastest_unrolling, with_bodies_that_pay
+from pallasfuse.loop_check import with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.targets import Target, default_for, find
-from pallasfuse.unrolled_loops import unrolled_surely, unrollings
 from pallasfuse.verdicts import Verdict
+from pallasfuse.written_out import fastest, forms, surely_faster
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -49,17 +49,17 @@ class FusedCall:
     warning: Once
     plans: "dict[tuple[str, bool, bool, frozenset[int]], Plan]" = field(default_factory=dict)
     bodies: "dict[tuple[int, bool], FusedCall]" = field(default_factory=dict)
-    """The bodies of loops and branches that were planned, by their numbers, and whether loops in them are unrolled: each once, for
+    """The bodies of loops and branches that were planned, by their numbers, and whether the program is written out: each once, for
     all plans."""
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
     check_lock: Any = field(default_factory=Lock)
     programs: dict[tuple[str, bool, bool], Jaxpr] = field(default_factory=dict)
-    """What is planned, with loops unrolled or not, for each target, with a clock or without, on one device or more."""
+    """What is planned, written out or not, for each target, with a clock or without, on one device or more."""
     written: "list[FusedCall]" = field(default_factory=list)
     """The same with sums and products in the order of the program, once that was asked for."""
-    unrolled: "dict[str, FusedCall]" = field(default_factory=dict)
-    """The same with trips of its loops written out, by words that say how far, once a clock has preferred that."""
+    forms: "dict[str, FusedCall]" = field(default_factory=dict)
+    """The same with loops or operations written out, by words that say which, once a clock has preferred that."""
     boundary: Boundary = NO_LOOP
     """The boundary of the program, where it is the body of a loop."""
     is_body: bool = False
@@ -82,23 +82,23 @@ class FusedCall:
             if key not in self.plans:
                 jaxpr, bodies = self.with_bodies(target, left)
                 plan = plan_of(jaxpr, target, self.options, self.boundary)
-                self.plans[key] = replace(plan, bodies=bodies, unrolled=self.program(target) is not self.jaxpr)
+                self.plans[key] = replace(plan, bodies=bodies, written_out=self.program(target) is not self.jaxpr)
             return self.plans[key]
 
     def program(self, target: Target) -> Jaxpr:
-        """The jaxpr that is planned for a target: its loops are unrolled where that needs no clock, and there is none."""
+        """The jaxpr that is planned for a target: written out where that needs no clock, and there is none."""
         key = target.name, target.timed, target.one_device
         if key not in self.programs:
             own = self.options
             asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
-            self.programs[key] = unrolled_surely(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
+            self.programs[key] = surely_faster(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
         return self.programs[key]
 
     def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:
         """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused."""
         program = self.program(target)
-        unrolled = program is not self.jaxpr
+        written_out = program is not self.jaxpr
         numbers, found = count(), dict[int, Body]()
         # tiles are asked for by names of axes outside, and who asks gets what was asked for, unchecked
         own = replace(
@@ -110,7 +110,7 @@ class FusedCall:
             if number in left:
                 return None
             made = FusedCall(body, own, f"{self.name}, {what}", self.warning, boundary=boundary, is_body=True)
-            call = self.bodies.setdefault((number, unrolled), made)
+            call = self.bodies.setdefault((number, written_out), made)
             plan = call.plan(target)
             if not plan.fuses:
                 return None
@@ -146,7 +146,7 @@ class FusedCall:
 
     def mend(self, target: Target, device: Any) -> bool:
         """Find the kernels that cannot be lowered or compiled, and leave them out from now on. False where there are none."""
-        calls = [] if device is None else [self, *self.unrolled.values()]
+        calls = [] if device is None else [self, *self.forms.values()]
         failures = [f for c in calls for f in find_failures(c.plan(c.judged(target, device)), device)]
         if failures:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
@@ -158,36 +158,34 @@ class FusedCall:
 
         measure: False looks up what is known, and measures nothing.
         """
-        other, verdict = self._with_unrolled_loops(target, device, measure=measure)
+        other, verdict = self._written_out(target, device, measure=measure)
         if other is None:
             plan = self._settled_as_it_is(target, device, measure=measure)
         else:
-            plan = replace(other._settled_as_it_is(target, device, measure=measure), unrolled=True)
+            plan = replace(other._settled_as_it_is(target, device, measure=measure), written_out=True)
         return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
 
-    def _with_unrolled_loops(
-        self, target: Target, device: Any, *, measure: bool
-    ) -> "tuple[FusedCall | None, Verdict | None]":
-        """The call with unrolled loops, if a clock says that XLA runs it faster, and what it said."""
+    def _written_out(self, target: Target, device: Any, *, measure: bool) -> "tuple[FusedCall | None, Verdict | None]":
+        """The call with loops and operations written out, if a clock says that XLA runs it faster, and what it said."""
         if self.is_body or self.options.strict or not wanted(self.options):
             return None, None
         exclude = self.options.exclude
         try:
-            ways = unrollings(self.jaxpr, exclude, partly=target.platform == "gpu")
-            best, verdict = fastest_unrolling(self.jaxpr, ways, device, measure=measure)
+            ways = forms(self.jaxpr, target.device, exclude)
+            best, verdict = fastest(self.jaxpr, ways, device, measure=measure)
             if best is None and verdict is not None and verdict.ours_us is None:  # there was no clock
-                best, ways = _SURELY, {_SURELY: unrolled_surely(self.jaxpr, target.device, exclude)}
+                best, ways = _SURELY, {_SURELY: surely_faster(self.jaxpr, target.device, exclude)}
         except Exception as error:
-            warnings.warn(f"{self.name}: its loops could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
-                          "pallasfuse, please report it. They are as they were.", stacklevel=2)  # fmt: skip
+            warnings.warn(f"{self.name}: its forms could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
+                          "pallasfuse, please report it. It is as it was written.", stacklevel=2)  # fmt: skip
             return None, None
         if best is None or ways[best] is self.jaxpr:
             return None, verdict
         if best == _SURELY and verdict is not None:
-            verdict = replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY} are written out")
+            verdict = replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY}")
         with self.lock:
             call = FusedCall(ways[best], self.options, self.name, self.warning)
-            return self.unrolled.setdefault(best, call), verdict
+            return self.forms.setdefault(best, call), verdict
 
     def _settled_as_it_is(self, target: Target, device: Any, *, measure: bool) -> Plan:
         """As `settled`, with loops as they stand in the program."""
@@ -232,8 +230,8 @@ class FusedCall:
         return f"<{self.name}: {len(self.jaxpr.eqns)} equations>"
 
 
-_SURELY = "a few trips of loops that do nothing but start kernels"
-"""Says how far loops are unrolled without a clock."""
+_SURELY = "written out where that is faster by its price"
+"""Says what is written out without a clock."""
 
 fused_p = Primitive("pallasfuse")
 fused_p.multiple_results = True

@@ -53,10 +53,10 @@ class Traced(OfThisProcess):
         shown = replace(call.options, target=chosen.name, check=False)
         fused = FusedCall(call.jaxpr, shown, call.name, Once())
         jaxpr, bodies = fused.with_bodies(chosen)
-        unrolled = fused.program(chosen) is not call.jaxpr
-        changed = bodies or unrolled
+        written_out = fused.program(chosen) is not call.jaxpr
+        changed = bodies or written_out
         converted = convert(jaxpr, exclude=call.options.exclude, symbolic=True) if changed else self.converted
-        return Fused(self, chosen, *choose_form(converted, chosen, call.options), bodies, unrolled)
+        return Fused(self, chosen, *choose_form(converted, chosen, call.options), bodies, written_out)
 
     def lower(self, **options: Any) -> Any:
         """Lower what a call runs, as `jax.jit(f).trace(...).lower(**options)`: a `jax.stages.Lowered`."""
@@ -85,15 +85,15 @@ class Fused(OfThisProcess):
     grouping: Grouping
     bodies: tuple[Body, ...] = ()
     """The bodies of loops and branches in which something is fused."""
-    unrolled: bool = False
-    """Trips of its loops are written out."""
+    written_out: bool = False
+    """As `Plan.written_out`."""
 
     def tile(self, target: str | None = None) -> "Tiled":
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
         if target is not None and target != self.target.name:
             return self.traced.fuse(target).tile()
         plan = schedule_grouping(self.placements, self.grouping)
-        return Tiled(self.traced, replace(plan, bodies=self.bodies, unrolled=self.unrolled))
+        return Tiled(self.traced, replace(plan, bodies=self.bodies, written_out=self.written_out))
 
     def __str__(self) -> str:
         return "\n".join(str(g) for g in self.grouping.groups) or "no group"

@@ -8,8 +8,8 @@ WHOLE_CALL = "the whole call"
 BODIES = "kernels in the bodies of loops"
 """The subject of a verdict on the whole call with such kernels, against the same call whose loops are XLA's."""
 
-LOOPS = "loops with trips written out"
-"""The subject of a verdict on the whole call with unrolled loops, as XLA runs it."""
+WRITTEN_OUT = "loops and operations written out"
+"""The subject of a verdict on the whole call in such a form, as XLA runs it."""
 
 FORM = "sums and products in another order"
 """The subject of a verdict on the form of a program, as XLA runs it."""

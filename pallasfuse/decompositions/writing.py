@@ -1,0 +1,62 @@
+"""Equations of a jaxpr replaced by others that compute the same."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+
+Atom = Var | Literal
+
+
+class Writer:
+    """A jaxpr that is being written: the equations of another one, and what stands instead of some of them."""
+
+    def __init__(self, jaxpr: Jaxpr) -> None:
+        self.jaxpr = jaxpr
+        self.eqns: list[JaxprEqn] = []
+        self._constvars, self._consts = list(jaxpr.constvars), list(jaxpr.consts)
+        self._known: dict[Var, Atom] = {}
+
+    def atom(self, atom: Atom) -> Atom:
+        """What an atom of the jaxpr is called in the one that is written."""
+        return atom if isinstance(atom, Literal) else self._known.get(atom, atom)
+
+    def keep(self, eqn: JaxprEqn) -> None:
+        """Append an equation as it is."""
+        invars = [self.atom(a) for a in eqn.invars]
+        same = all(new is old for new, old in zip(invars, eqn.invars, strict=True))
+        self.eqns.append(eqn if same else eqn.replace(invars=invars))  # type: ignore[no-untyped-call]
+
+    def name(self, var: Var, atom: Atom) -> None:
+        """Let an atom stand for a variable of the jaxpr from now on."""
+        self._known[var] = atom
+
+    def emit(self, eqn: JaxprEqn, run: Callable[..., Sequence[Any]], atoms: Sequence[Atom]) -> list[Atom]:
+        """Append the equations of `run` on atoms, with the source of an equation; returns the atoms of its results."""
+        traced = jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in atoms))
+        names: dict[Any, Atom] = dict(zip(traced.invars, atoms, strict=True))
+        self._constvars += traced.constvars
+        self._consts += traced.consts
+
+        def named(atom: Atom) -> Atom:
+            return atom if isinstance(atom, Literal) else names.get(atom, atom)
+
+        for inner in traced.eqns:
+            source, _ = _compat.inside_scopes(eqn.source_info, inner, eqn.source_info.name_stack)
+            invars = [named(a) for a in inner.invars]
+            self.eqns.append(inner.replace(invars=invars, source_info=source, ctx=eqn.ctx))
+        return [named(a) for a in traced.outvars]
+
+    def written(self) -> Jaxpr:
+        """The jaxpr as it is written."""
+        outvars = [self.atom(a) for a in self.jaxpr.outvars]
+        return _compat.replace_jaxpr(self.jaxpr, self._constvars, self._consts, self.eqns, outvars)
+
+
+def has_types_of(atoms: Sequence[Atom], others: Sequence[Atom]) -> bool:
+    """Have atoms the shapes and types of others?"""
+    found, wanted = ([(_compat.shape_of(a), _compat.dtype_of(a)) for a in of] for of in (atoms, others))
+    return found == wanted
