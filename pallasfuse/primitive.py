@@ -171,7 +171,7 @@ class FusedCall:
             return None, None
         exclude = self.options.exclude
         try:
-            ways = forms(self.jaxpr, target.device, exclude)
+            ways = forms(self.jaxpr, target.device, device, exclude, measure=measure)
             best, verdict = fastest(self.jaxpr, ways, device, measure=measure)
             if best is None and verdict is not None and verdict.ours_us is None:  # there was no clock
                 best, ways = _SURELY, {_SURELY: surely_faster(self.jaxpr, target.device, exclude)}

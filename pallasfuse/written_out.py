@@ -12,7 +12,7 @@ from typing import Any
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
 from pallasfuse.check import BUDGET_S
-from pallasfuse.decompositions import decomposed
+from pallasfuse.decompositions import Decomposer
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
@@ -29,20 +29,50 @@ _MORE_MEMORY = 1.1
 _WORTH_A_CLOCK = 1.05
 """An operation must be predicted to be so many times as fast for a clock to be asked."""
 _OPERATIONS = "operations in parts"
+_OPERATION_S = 0.1
+"""The seconds for which one operation is timed, at most."""
 
 
-def forms(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> dict[str, Jaxpr]:
-    """Returns other forms of a program that may be faster, each by words that say what it is. exclude: as of `FuseOptions`."""
-    apart = decomposed(jaxpr, device, exclude, gain=_WORTH_A_CLOCK)
-    unrolled = unrollings(apart, exclude, partly=device.platform == "gpu")
-    if apart is jaxpr:
+def forms(
+    jaxpr: Jaxpr, device: Device, at_hand: Any, exclude: Sequence[str] = (), *, measure: bool = True
+) -> dict[str, Jaxpr]:
+    """Returns other forms of a program that may be faster, each by words that say what it is.
+
+    Operations are timed alone on the device at hand, once. exclude: as of `FuseOptions`. measure: as of `fastest`.
+    """
+
+    def clock(written: Jaxpr, other: Jaxpr) -> bool | None:
+        return _is_faster(written, other, at_hand, measure)
+
+    decomposed = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock).of(jaxpr)
+    unrolled = unrollings(decomposed, exclude, partly=device.platform == "gpu")
+    if decomposed is jaxpr:
         return unrolled
-    return {_OPERATIONS: apart} | {f"{_OPERATIONS}, {words}": form for words, form in unrolled.items()}
+    return {_OPERATIONS: decomposed} | {f"{_OPERATIONS}, {words}": form for words, form in unrolled.items()}
 
 
 def surely_faster(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> Jaxpr:
     """Returns the program with all written out that needs no clock; itself where nothing is."""
-    return unrolled_surely(decomposed(jaxpr, device, exclude, gain=device.price_error), device, exclude)
+    decomposed = Decomposer(device, tuple(exclude), device.price_error).of(jaxpr)
+    return unrolled_surely(decomposed, device, exclude)
+
+
+def _is_faster(written: Jaxpr, other: Jaxpr, device: Any, measure: bool) -> bool | None:
+    """Is the second of two programs of one operation faster by the clock? None: nobody knows. measure: as of `fastest`."""
+    store = current()
+    identity = {
+        **environment(device),
+        "of": "an operation in parts",
+        "operation": whole_key(written),
+        "parts": whole_key(other),
+    }
+    known = store.get(identity)
+    if known is None and measure:
+        found = apart(lambda: _compared(written, {_OPERATIONS: other}, device, _OPERATION_S), device)
+        timed = _OPERATIONS in found.microseconds
+        entry: Record = comparison(found, _OPERATIONS) if timed else {"skipped": found.skipped}
+        known = store.update(identity, lambda _: entry, on_disk=timed)
+    return None if known is None or "skipped" in known else bool(known["faster"])
 
 
 def fastest(
@@ -64,7 +94,7 @@ def fastest(
     if known is None and not measure:
         return None, None
     if known is None:
-        found = apart(lambda: _compared(jaxpr, ways, device), device)
+        found = apart(lambda: _compared(jaxpr, ways, device, BUDGET_S), device)
         seconds = found.seconds
         best = min((n for n in ways if n in found.microseconds), key=found.microseconds.__getitem__, default=None)
         best = found.winner if found.winner in ways else best
@@ -81,10 +111,10 @@ def fastest(
     return (known["way"] if used else None), verdict
 
 
-def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any) -> Measured:
+def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float) -> Measured:
     def run(one: Jaxpr) -> Callable[..., Any]:
         return lambda *args: _compat.eval_jaxpr(one, one.consts, *args)
 
     functions = {XLA: run(jaxpr)} | {words: run(one) for words, one in ways.items()}
     avals = [v.aval for v in jaxpr.invars]
-    return compare(functions, avals, device, budget_s=BUDGET_S, most_memory=_MORE_MEMORY)
+    return compare(functions, avals, device, budget_s=budget_s, most_memory=_MORE_MEMORY)

@@ -189,12 +189,12 @@ def test_a_plan_without_a_clock_is_of_the_unrolled_program(options, one_device):
     except pf.FusionError:
         assert options.strict
         return
-    assert plan.unrolled == (options.price and one_device)
-    assert trips(plan.converted.original) == [4 if plan.unrolled else 1]
+    assert plan.written_out == (options.price and one_device)
+    assert trips(plan.converted.original) == [4 if plan.written_out else 1]
 
 
 def test_explain_shows_the_unrolled_program():
     priced = FuseOptions(price=True)  # tests fuse whatever they can, otherwise
     plan = pf.fuse(decayed, options=priced).explain(X, target="triton")
-    assert plan.unrolled and trips(plan.converted.original) == [4]
-    assert not pf.fuse(decayed, options=priced).explain(X, target="xla").unrolled
+    assert plan.written_out and trips(plan.converted.original) == [4]
+    assert not pf.fuse(decayed, options=priced).explain(X, target="xla").written_out

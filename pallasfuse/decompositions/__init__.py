@@ -5,120 +5,144 @@ compute can be said by operations for which it has. Whether that is faster, the 
 for the whole program (`written_out`). Values change as by another order of sums, no more.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
-from pallasfuse.decompositions import running, short_axes, windows
+from pallasfuse.decompositions import powers, products, running, short_axes, windows
 from pallasfuse.decompositions.writing import Writer, has_types_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
 from pallasfuse.price.xla import price_xla
 
-__all__ = ["decomposed"]
+__all__ = ["Decomposer"]
 
 type Run = Callable[..., list[Any]]
 
-_RULES: dict[str, Callable[[JaxprEqn], Run | None]] = {
+type Rule = Callable[[JaxprEqn], Run | None]
+type Clock = Callable[[Jaxpr, Jaxpr], bool | None]
+"""Is the second of two programs of one operation faster than the first? None: nobody knows."""
+
+_WINDOWS: dict[str, Rule] = {
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), windows.pool),
     "conv_general_dilated": windows.convolution,
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), running.running),
 }
+_RULES: dict[str, dict[str, Rule]] = {
+    "gpu": _WINDOWS,
+    "cpu": {
+        **_WINDOWS,
+        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), running.running),
+        "dot_general": products.product,
+        "pow": powers.power,
+    },
+}
+"""The rules that may be worth it, by platform."""
 _WITH_BODIES = frozenset({"scan", "while", "cond"})
+_LEAST_US = 20.0
+"""What an operation must be predicted to take for another way to be looked for: nobody would see what less gains."""
 
 
-def decomposed(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = (), *, gain: float) -> Jaxpr:
-    """Returns the program with operations decomposed where that is predicted to be so many times as fast; itself where nothing is.
+@dataclass(frozen=True, slots=True)
+class Decomposer:
+    """Decides which operations are decomposed, and does it.
 
-    What the user leaves to XLA stays as it is. exclude: as of `FuseOptions`.
+    exclude: as of `FuseOptions`: what the user leaves to XLA stays as it is. gain: how many times as fast another way must be
+    predicted to be. clock: times operations instead, where there is one.
     """
-    if _compat.has_symbolic_shapes(jaxpr) or not _may_have_some(jaxpr, device):
-        return jaxpr
-    return _decomposed(jaxpr, device, tuple(exclude), gain)
 
+    device: Device
+    exclude: tuple[str, ...]
+    gain: float
+    clock: Clock | None = None
 
-def _decomposed(jaxpr: Jaxpr, device: Device, exclude: tuple[str, ...], gain: float) -> Jaxpr:
-    flat = flatten(jaxpr)
-    writer, changed = Writer(flat), False
-    for eqn in flat.eqns:
-        stays = eqn.effects or left_by_user(eqn, exclude) is not None
-        if not stays and _write(writer, eqn, device, exclude, gain):
-            changed = True
-        else:
-            writer.keep(eqn)
-    made = writer.written() if changed else flat
-    if device.platform == "cpu":
-        apart = short_axes.with_short_axes_apart(made, lambda eqn: left_by_user(eqn, exclude) is None)
-        if apart is not made and gain * _price_us(apart, device) <= _price_us(made, device):
-            made, changed = apart, True
-    return made if changed else jaxpr
+    def of(self, jaxpr: Jaxpr) -> Jaxpr:
+        """Returns the program with operations decomposed; itself where nothing is."""
+        if _compat.has_symbolic_shapes(jaxpr) or not self._may_have_some(jaxpr):
+            return jaxpr
+        flat = flatten(jaxpr)
+        writer, changed = Writer(flat), False
+        for eqn in flat.eqns:
+            if not eqn.effects and self._may(eqn) and self._write(writer, eqn):
+                changed = True
+            else:
+                writer.keep(eqn)
+        made = writer.written() if changed else flat
+        if self.device.platform == "cpu":
+            apart = short_axes.with_short_axes_apart(made, self._may)
+            if apart is not made and self.gain * self._price_us(apart) <= self._price_us(made):
+                made, changed = apart, True
+        return made if changed else jaxpr
 
+    def _may(self, eqn: JaxprEqn) -> bool:
+        return left_by_user(eqn, self.exclude) is None
 
-def _write(writer: Writer, eqn: JaxprEqn, device: Device, exclude: tuple[str, ...], gain: float) -> bool:
-    """Write an equation in another way; False where there is none that is faster."""
-    name = eqn.primitive.name
-    if name in _WITH_BODIES:
-        params = {key: _parameter(value, device, exclude, gain) for key, value in eqn.params.items()}
-        if all(params[key] is value for key, value in eqn.params.items()):
+    def _write(self, writer: Writer, eqn: JaxprEqn) -> bool:
+        """Write an equation in another way; False where there is none that is faster."""
+        name = eqn.primitive.name
+        if name in _WITH_BODIES:
+            params = {key: self._parameter(value) for key, value in eqn.params.items()}
+            if all(params[key] is value for key, value in eqn.params.items()):
+                return False
+            writer.keep(_compat.with_params(eqn, params))
+            return True
+        rule = _RULES.get(self.device.platform, {}).get(name)
+        run = None if rule is None else rule(eqn)
+        if run is None or not self._is_faster(eqn, run):
             return False
-        writer.keep(_compat.with_params(eqn, params))
+        results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
+        for var, atom in zip(eqn.outvars, results, strict=True):
+            writer.name(var, atom)
         return True
-    rule = _RULES.get(name)
-    run = None if rule is None else rule(eqn)
-    if run is None or not _is_faster(eqn, run, device, gain):
-        return False
-    results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
-    if not has_types_of(results, eqn.outvars):
-        return False
-    for var, atom in zip(eqn.outvars, results, strict=True):
-        writer.name(var, atom)
-    return True
 
+    def _parameter[T](self, value: T) -> T:
+        """A parameter of a loop or a choice, with its bodies decomposed where they have the same types afterwards."""
+        if isinstance(value, Jaxpr):
+            made = self.of(value)
+            return made if has_types_of(made.outvars, value.outvars) else value  # type: ignore[return-value]
+        if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
+            found = [self._parameter(v) for v in value]
+            same = all(new is old for new, old in zip(found, value, strict=True))
+            return value if same else type(value)(found)  # type: ignore[call-arg]
+        return value
 
-def _parameter[T](value: T, device: Device, exclude: tuple[str, ...], gain: float) -> T:
-    """A parameter of a loop or a choice, with its bodies decomposed where they have the same types afterwards."""
-    if isinstance(value, Jaxpr):
-        made = _decomposed(value, device, exclude, gain) if _may_have_some(value, device) else value
-        return made if has_types_of(made.outvars, value.outvars) else value  # type: ignore[return-value]
-    if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
-        found = [_parameter(v, device, exclude, gain) for v in value]
-        same = all(new is old for new, old in zip(found, value, strict=True))
-        return value if same else type(value)(found)  # type: ignore[call-arg]
-    return value
+    def _may_have_some(self, jaxpr: Jaxpr) -> bool:
+        """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""
+        seen = set[int]()  # equal layers call one function
+        rules, axes = _RULES.get(self.device.platform, {}), self.device.platform == "cpu"
 
+        def within(part: Jaxpr) -> bool:
+            if id(part) in seen:
+                return False
+            seen.add(id(part))
+            return any(
+                (eqn.primitive.name in rules and rules[eqn.primitive.name](eqn) is not None)
+                or (axes and any(map(short_axes.is_short, eqn.outvars)))
+                or any(map(within, called(eqn)))
+                for eqn in part.eqns
+            )
 
-def _may_have_some(jaxpr: Jaxpr, device: Device) -> bool:
-    """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""
-    seen = set[int]()  # equal layers call one function
-    axes = device.platform == "cpu"
+        return within(jaxpr)
 
-    def within(part: Jaxpr) -> bool:
-        if id(part) in seen:
+    def _is_faster(self, eqn: JaxprEqn, run: Run) -> bool:
+        """Is an operation faster in another way: by the clock, or where there is none, by so much by its price?"""
+        structs = [_compat.struct_of(a) for a in eqn.invars]
+        written = jax.make_jaxpr(lambda *values: _compat.bind(eqn, values))(*structs)
+        before_us = self._price_us(written)
+        if before_us < _LEAST_US:
             return False
-        seen.add(id(part))
-        return any(
-            eqn.primitive.name in _RULES
-            or (axes and any(map(short_axes.is_short, eqn.outvars)))
-            or any(map(within, called(eqn)))
-            for eqn in part.eqns
-        )
+        other = jax.make_jaxpr(run)(*structs)
+        if not has_types_of(other.outvars, eqn.outvars):
+            return False
+        timed = None if self.clock is None else self.clock(written, other)
+        return self.gain * self._price_us(other) <= before_us if timed is None else timed
 
-    return within(jaxpr)
-
-
-def _is_faster(eqn: JaxprEqn, run: Run, device: Device, gain: float) -> bool:
-    """Is an operation predicted to be so many times as fast in another way?"""
-    structs = [_compat.struct_of(a) for a in eqn.invars]
-    written = jax.make_jaxpr(lambda *values: _compat.bind(eqn, values))(*structs)
-    return gain * _price_us(jax.make_jaxpr(run)(*structs), device) <= _price_us(written, device)
-
-
-def _price_us(jaxpr: Jaxpr, device: Device) -> float:
-    """The microseconds that XLA is predicted to take for a jaxpr."""
-    with IMPORTS:
-        from pallasfuse.jaxpr_frontend.conversion import convert
-    return price_xla(convert(flatten(jaxpr)).program, device).us
+    def _price_us(self, jaxpr: Jaxpr) -> float:
+        """The microseconds that XLA is predicted to take for a jaxpr."""
+        with IMPORTS:
+            from pallasfuse.jaxpr_frontend.conversion import convert
+        return price_xla(convert(flatten(jaxpr)).program, self.device).us

@@ -1,7 +1,8 @@
 """Running sums, products and extremes, as a loop over positions of short blocks, all rows and blocks at once.
 
 XLA computes a running sum over windows of 16 elements, each anew. Here a trip of a loop adds one element to each block, with
-vectors; the totals of blocks are run in the same way, and combined with all elements of the blocks behind.
+vectors; the totals of blocks are run in the same way, and combined with all elements of the blocks behind. Along the last axis that
+takes two transpositions, which cost more than is gained, unless the rows are few.
 """
 
 import math
@@ -22,6 +23,8 @@ _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
     "cummax": lax.max,
     "cummin": lax.min,
 }
+_MOST_ROWS = 8
+"""The most rows that are transposed: a cache line has an element of each."""
 _LONGEST = 64
 """The longest block: its trips are few beside the elements that each computes."""
 
@@ -30,7 +33,8 @@ def running(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A running reduction along one axis by blocks; None where the axis is too short."""
     axis, backwards = eqn.params["axis"], eqn.params["reverse"]
     combine, shape = _COMBINED[eqn.primitive.name], _compat.shape_of(eqn.invars[0])
-    if shape[axis] < 4 or min(shape) < 1:
+    rows, is_last = math.prod(shape) // max(1, shape[axis]), math.prod(shape[axis + 1 :]) == 1
+    if shape[axis] < 4 or min(shape) < 1 or (is_last and rows > _MOST_ROWS):
         return None
 
     def run(x: Array) -> list[Array]:

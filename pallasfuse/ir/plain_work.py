@@ -27,6 +27,8 @@ class Convolution:
     """The bytes of both operands and the result."""
     square: bool = False
     """Its windows are as long along one dimension as along another."""
+    window: int = 1
+    """The positions of a window."""
 
     @property
     def flops(self) -> float:

@@ -82,7 +82,7 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     square = len(window) > 1 and len(set(window)) == 1
     return Convolution(
         groups, _size(result) // max(1, channels), max(1, of_results // groups), summed, dtype_of(images),
-        _bytes(images, weights, result), square,
+        _bytes(images, weights, result), square, max(1, math.prod(window) // between),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 Rates are numbers of the device (`Device.library`):
 
 - `convolution`: of the rate of products, the share that convolutions reach, which are products of windows; on all cores.
+- `patches_gop_s`: positions of windows that are copied one after the other, each with its channels, to make rows of a product.
 - `window_gop_s`: elements of windows that convolutions look at in which each channel is a group of its own.
 - `sorted_gop_s`: positions times the logarithm of the length; `strided_sorted_gop_s`: of rows whose neighbours lie apart.
 - `running_gop_s`: elements of windows of running sums.
@@ -46,7 +47,7 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     moved = kernel.read_bytes + kernel.written_bytes
     match work:
         case Convolution():
-            return _priced(_convolution(work, device), moved, device)
+            return _convolution(work, moved, device)
         case Ordering(rows, length, kept=int(kept)):
             changes = kept * (1 + math.log(max(1.0, length / max(1, kept))))
             looked_at_ns = rows * (length * SCALAR_NS + changes * _CHANGE_NS)
@@ -89,14 +90,19 @@ def _priced(work: Term, moved: float, device: Device, thunks: int = 1) -> Price:
     return Price(max(work.us, memory.us) + calls.us, (work, memory, calls))
 
 
-def _convolution(work: Convolution, device: Device) -> Term:
-    """A product on all cores, or the windows of one channel after the other."""
+def _convolution(work: Convolution, moved: float, device: Device) -> Price:
+    """Windows copied to rows and a product of these on all cores, or the windows of one channel after the other."""
     if work.groups > 1 and work.columns < CHANNELS:
         elements = float(work.groups * work.rows * work.columns * work.summed)
-        return _term("elements of windows", elements, "window_gop_s", device)
+        return _priced(_term("elements of windows", elements, "window_gop_s", device), moved, device)
     rates = device.matmul_tflop_s
     rate = 1e6 * rates.get(work.operand_dtype, rates["float32"]) * device.multiprocessors
-    return Term("products", work.flops, "flop", work.flops / (rate * device.library.get("convolution", 1.0)))
+    product = Term("products", work.flops, "flop", work.flops / (rate * device.library.get("convolution", 1.0)))
+    if work.window == 1:
+        return _priced(product, moved, device)
+    copied = _term("positions of windows", float(work.groups * work.rows * work.window), "patches_gop_s", device)
+    priced = _priced(product, moved, device)
+    return Price(priced.us + copied.us, (copied, *priced.terms))
 
 
 def _looked_at(work: Running) -> tuple[float, int]:

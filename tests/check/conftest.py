@@ -2,7 +2,7 @@
 
 import pytest
 
-from pallasfuse import check, loop_check
+from pallasfuse import check, loop_check, written_out
 from tests.check.clock import Clock
 
 
@@ -18,6 +18,7 @@ def clock(monkeypatch):
         made = Clock(*speedups, **more)
         monkeypatch.setattr(check, "compare", made)
         monkeypatch.setattr(loop_check, "compare", made)
+        monkeypatch.setattr(written_out, "compare", made)
         return made
 
     return install

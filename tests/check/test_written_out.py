@@ -1,18 +1,18 @@
-"""What a clock says about loops with trips written out."""
+"""What a clock says about loops and operations written out."""
 
 import jax
 import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import loop_check, primitive, unrolled_loops
+from pallasfuse import unrolled_loops, written_out
 from pallasfuse.device import assumed
 from pallasfuse.first_time import Once
 from pallasfuse.options import FuseOptions
 from pallasfuse.primitive import FusedCall
 from pallasfuse.targets import find
 from pallasfuse.unrolled_loops import MOST_TRIPS
-from pallasfuse.verdicts import LOOPS
+from pallasfuse.verdicts import WRITTEN_OUT
 from tests.check.clock import Clock
 from tests.test_unrolled_loops import X, decayed, trips
 
@@ -22,7 +22,7 @@ def partly(monkeypatch):
     """Loops are unrolled in part, as on a GPU."""
     original = unrolled_loops.unrollings
     monkeypatch.setattr(
-        "pallasfuse.primitive.unrollings", lambda jaxpr, exclude, partly: original(jaxpr, exclude, partly=True)
+        "pallasfuse.written_out.unrollings", lambda jaxpr, exclude, partly: original(jaxpr, exclude, partly=True)
     )
 
 
@@ -30,26 +30,26 @@ def partly(monkeypatch):
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_clock_decides(monkeypatch, faster):
     clock = Clock(2.0 if faster else 0.5)
-    monkeypatch.setattr(loop_check, "compare", clock)
+    monkeypatch.setattr(written_out, "compare", clock)
     for _ in range(2):
         fused = pf.fuse(decayed)
         for got, want in zip(fused(X), decayed(X), strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-6)
         plan = fused.explain(X)
-        (verdict,) = (v for v in plan.verdicts if v.subject == LOOPS)
-        assert verdict.kept == plan.unrolled == plan.fuses == faster
+        (verdict,) = (v for v in plan.verdicts if v.subject == WRITTEN_OUT)
+        assert verdict.kept == plan.written_out == plan.fuses == faster
         assert trips(plan.converted.original) == [MOST_TRIPS if faster else 1]
-        assert ("they are used" if faster else "as they are") in fused.explain(X).summary
+        assert ("they are used" if faster else "as it was") in fused.explain(X).summary
     assert len(clock.compared) == 1
 
 
 @pytest.mark.usefixtures("partly")
 def test_without_a_clock_nothing_is_unrolled(monkeypatch):
     clock = Clock(2.0)
-    monkeypatch.setattr(loop_check, "compare", clock)
+    monkeypatch.setattr(written_out, "compare", clock)
     fused = pf.fuse(decayed, options=FuseOptions(check=False))
     fused(X)
-    assert not fused.explain(X).unrolled
+    assert not fused.explain(X).written_out
     with pytest.raises(pf.FusionError, match="scan"):
         pf.fuse(decayed, strict=True)(X)
     assert not clock.compared
@@ -59,44 +59,44 @@ def test_without_a_clock_nothing_is_unrolled(monkeypatch):
 def test_a_loop_that_might_not_end_is_not_run_on_drawn_arguments(monkeypatch):
     """Then loops are unrolled that need no clock: on a GPU, and none here."""
     clock = Clock(2.0)
-    monkeypatch.setattr(loop_check, "compare", clock)
+    monkeypatch.setattr(written_out, "compare", clock)
 
     def function(x):
         return jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, decayed(x)[1])
 
     fused = pf.fuse(function)
     np.testing.assert_allclose(fused(X), function(X), rtol=1e-6)
-    assert not clock.compared and not fused.explain(X).unrolled
+    assert not clock.compared and not fused.explain(X).written_out
     (verdict,) = fused.explain(X).verdicts
     assert not verdict.kept and "it has while" in verdict.reason
 
     monkeypatch.setattr(
-        primitive,
+        written_out,
         "unrolled_surely",
         lambda jaxpr, device, exclude: unrolled_loops.unrolled_surely(jaxpr, assumed("gpu"), exclude),
     )
     fused = pf.fuse(lambda x: function(x) + 1)
     np.testing.assert_allclose(fused(X), function(X) + 1, rtol=1e-6)
     plan = fused.explain(X)
-    assert plan.unrolled and sorted(trips(plan.converted.original)) == [4]
-    assert plan.verdicts[0].kept and "do nothing but start" in plan.verdicts[0].reason
+    assert plan.written_out and sorted(trips(plan.converted.original)) == [4]
+    assert plan.verdicts[0].kept and "faster by its price" in plan.verdicts[0].reason
 
 
 @pytest.mark.usefixtures("partly")
 def test_it_is_asked_once_for_loops_of_several_lengths(monkeypatch):
     """The form that has won is not compared again with the one that has just lost."""
     clock = Clock(2.0)
-    monkeypatch.setattr(loop_check, "compare", clock)
+    monkeypatch.setattr(written_out, "compare", clock)
     fused = pf.fuse(lambda x: (decayed(x, 4), decayed(x, 10)))
     fused(X)
     assert len(clock.compared) == 1
-    assert [v.subject for v in fused.explain(X).verdicts] == [LOOPS]
+    assert [v.subject for v in fused.explain(X).verdicts] == [WRITTEN_OUT]
 
 
 @pytest.mark.usefixtures("partly")
 def test_what_was_measured_is_of_the_loops_that_were_unrolled(monkeypatch):
     clock = Clock(2.0)
-    monkeypatch.setattr(loop_check, "compare", clock)
+    monkeypatch.setattr(written_out, "compare", clock)
 
     def both(x):
         return jax.named_scope("a")(decayed)(x)[1] + jax.named_scope("b")(decayed)(x + 1)[1]
@@ -112,15 +112,15 @@ def test_what_was_measured_is_of_the_loops_that_were_unrolled(monkeypatch):
 def test_bodies_do_not_ask_about_their_loops(monkeypatch):
     """The call around them has decided that."""
     clock = Clock(0.5)
-    monkeypatch.setattr(loop_check, "compare", clock)
+    monkeypatch.setattr(written_out, "compare", clock)
     call = FusedCall(jax.make_jaxpr(decayed)(X), FuseOptions(check=True), "body", Once(), is_body=True)
-    assert not call.settled(find("xla"), jax.devices()[0]).unrolled and not clock.compared
+    assert not call.settled(find("xla"), jax.devices()[0]).written_out and not clock.compared
 
 
 @pytest.mark.usefixtures("partly")
-@pytest.mark.parametrize("broken", [(loop_check, "compare"), (primitive, "unrollings")], ids=["clock", "rewrite"])
+@pytest.mark.parametrize("broken", [(written_out, "compare"), (written_out, "unrollings")], ids=["clock", "rewrite"])
 def test_a_failure_of_the_check_leaves_loops_as_they_are(monkeypatch, broken):
     monkeypatch.setattr(*broken, lambda *args, **kwargs: 1 / 0)
     fused = pf.fuse(decayed)
-    with pytest.warns(UserWarning, match="loops could not be checked .ZeroDivisionError"):
+    with pytest.warns(UserWarning, match="forms could not be checked .ZeroDivisionError"):
         np.testing.assert_allclose(fused(X)[1], decayed(X)[1], rtol=1e-6)

@@ -1,0 +1,95 @@
+"""Running reductions, small products and powers in parts, against XLA's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from pallasfuse.decompositions import powers, products, running
+from tests.decompositions.test_windows import drawn
+
+
+def decomposed(rule, function, *arrays):
+    """The only operation of a function decomposed; None where it is not."""
+    (eqn,) = jax.make_jaxpr(function)(*arrays).eqns
+    run = rule(eqn)
+    return None if run is None else run(*arrays, *(a.val for a in eqn.invars if hasattr(a, "val")))[0]
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("combine", [lax.cumsum, lax.cumprod, lax.cummax, lax.cummin])
+@pytest.mark.parametrize("shape", [(4, 3), (5, 7), (64, 2), (100, 3), (257, 2), (5000, 1)])
+def test_a_running_reduction_is_the_same_in_blocks(combine, shape, backwards):
+    x = 1 + 0.01 * drawn(shape)
+    x = x.at[shape[0] // 2].set(jnp.inf)
+    for axis, array in ((0, x), (1, jnp.stack([x, x]).reshape(2, *shape))):
+        wanted = combine(array, axis=axis, reverse=backwards)
+        found = decomposed(running.running, lambda a, axis=axis: combine(a, axis=axis, reverse=backwards), array)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_a_running_sum_of_integers_is_exact():
+    x = (100 * drawn((300, 5))).astype("int32")
+    np.testing.assert_array_equal(decomposed(running.running, lax.cumsum, x), lax.cumsum(x))
+
+
+def test_many_rows_stay_with_xla_along_the_last_axis():
+    assert decomposed(running.running, lambda a: lax.cumsum(a, axis=1), drawn((64, 64))) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    batch=st.integers(0, 2),
+    own=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    summed=st.integers(0, 2),
+    sizes=st.permutations([2, 3, 4, 1, 5, 3, 2, 4]),
+    order=st.randoms(use_true_random=False),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_any_small_product(batch, own, summed, sizes, order, dtype):
+    names = iter("abcdefgh")
+    shared, mine, its, over = ([next(names) for _ in range(n)] for n in (batch, *own, summed))
+    left, right = [*shared, *mine, *over], [*shared, *its, *over]
+    order.shuffle(left)
+    order.shuffle(right)
+    size = dict(zip("abcdefgh", sizes, strict=True))
+    x, y = drawn([size[n] for n in left], dtype), drawn([size[n] for n in right], dtype, 1)
+    dims = (
+        ([left.index(n) for n in over], [right.index(n) for n in over]),
+        ([left.index(n) for n in shared], [right.index(n) for n in shared]),
+    )
+
+    def product(x, y):
+        return lax.dot_general(x, y, dims)
+
+    found = decomposed(products.product, product, x, y)
+    wanted = product(x, y)
+    if found is not None:
+        assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        tolerance = 5e-2 if dtype == "bfloat16" else 1e-5
+        np.testing.assert_allclose(
+            found.astype("float32"), wanted.astype("float32"), rtol=tolerance, atol=4 * tolerance
+        )
+
+
+def test_which_products_are_small():
+    def is_small(text, *shapes):
+        return decomposed(products.product, lambda x, y: jnp.einsum(text, x, y), *map(drawn, shapes)) is not None
+
+    assert is_small("nij,njk->nik", (64, 3, 3), (64, 3, 3))
+    assert is_small("bi,oi->bo", (2, 32), (64, 32))
+    assert not is_small("bi,oi->bo", (32, 32), (64, 32))
+
+
+@pytest.mark.parametrize("exponent", [1.5, -1.5, 2.5, -2.5, 3.5, -4.5])
+def test_a_power_by_a_square_root(exponent):
+    x = jnp.asarray([0.0, -0.0, 1e-30, 1e-12, 0.3, 2.0, 1e12, 1e30, jnp.inf, -jnp.inf, -2.0, jnp.nan], "float32")
+    np.testing.assert_allclose(decomposed(powers.power, lambda a: a**exponent, x), x**exponent, rtol=1e-6, atol=1e-37)
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.25, 7.5])
+def test_other_powers_stay(exponent):
+    assert decomposed(powers.power, lambda a: a**exponent, drawn((3,))) is None

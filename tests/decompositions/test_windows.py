@@ -1,0 +1,118 @@
+"""Pools and convolutions as shifted arrays, against XLA's own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from pallasfuse.decompositions import windows
+
+
+def same(function, *arrays, exact=False):
+    """Assert that the only operation of a function gives the same decomposed."""
+    (eqn,) = jax.make_jaxpr(function)(*arrays).eqns
+    rule = windows.convolution if eqn.primitive.name == "conv_general_dilated" else windows.pool
+    (found,) = rule(eqn)(*arrays)
+    wanted = function(*arrays)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    tolerance = 0 if exact else 2e-2 if found.dtype == jnp.bfloat16 else 2e-5
+    scale = float(jnp.max(jnp.abs(wanted.astype("float32")), initial=1.0, where=jnp.isfinite(wanted)))
+    np.testing.assert_allclose(
+        found.astype("float32"), wanted.astype("float32"), rtol=tolerance, atol=tolerance * scale
+    )
+
+
+def drawn(shape, dtype="float32", seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+_LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW", "NCHW"), ("HWNC", "IHWO", "CNHW")]
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    groups=st.integers(1, 3),
+    channels=st.integers(1, 2),
+    results=st.integers(1, 2),
+    window=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    strides=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+    dilated=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.sampled_from(["SAME", "VALID", ((1, 0), (2, 1)), ((-1, 1), (0, -1))]),
+    layout=st.sampled_from(_LAYOUTS),
+)
+def test_any_convolution_of_few_channels(groups, channels, results, window, strides, dilated, padding, layout):
+    if window == (1, 1) and channels == 1:
+        return
+    sizes = {"N": 2, "C": groups * channels, "H": 9, "W": 8, "O": groups * results, "I": channels}
+    images = drawn([sizes[d] for d in layout[0]])
+    weights = drawn([{**sizes, "H": window[0], "W": window[1]}[d] for d in layout[1]], seed=1)
+    same(
+        functools.partial(
+            lax.conv_general_dilated, window_strides=strides, padding=padding, rhs_dilation=dilated,
+            dimension_numbers=layout, feature_group_count=groups,
+        ), images, weights,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("preferred", [None, "float32"])
+def test_half_precision_is_summed_in_float32(preferred):
+    images, weights = drawn((2, 16, 8), "bfloat16"), drawn((5, 1, 8), "bfloat16", 1)
+    numbers = ("NWC", "WIO", "NWC")
+    same(
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1,), "SAME", dimension_numbers=numbers, feature_group_count=8, preferred_element_type=preferred
+        ),
+        images, weights,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"lhs_dilation": (2,)}, {"batch_group_count": 2}, {"feature_group_count": 1, "channels": 64}],
+    ids=["zeros between elements", "groups of images", "many channels"],
+)
+def test_what_is_left_to_the_library(changed):
+    channels = changed.pop("channels", 1)
+    groups = changed.pop("feature_group_count", 8 if "batch_group_count" not in changed else 1)
+    images, weights = drawn((2, 16, groups * channels)), drawn((5, channels, 8))
+
+    def convolution(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=groups, **changed
+        )
+
+    (eqn,) = jax.make_jaxpr(convolution)(images, weights).eqns
+    assert windows.convolution(eqn) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    window=st.tuples(*3 * [st.integers(1, 3)]),
+    strides=st.tuples(*3 * [st.integers(1, 2)]),
+    dilated=st.tuples(*3 * [st.integers(1, 2)]),
+    padding=st.sampled_from(["SAME", "VALID", ((0, 1), (2, 0), (0, 0)), ((0, 0), (-1, 0), (1, 1))]),
+    how=st.sampled_from([("max", "float32"), ("min", "float32"), ("add", "float32"), ("max", "int32"), ("min", "uint8"),
+                         ("add", "int32")]),
+)  # fmt: skip
+def test_any_pool(window, strides, dilated, padding, how):
+    if max(window) == 1:
+        return
+    combine, dtype = {"max": lax.max, "min": lax.min, "add": lax.add}[how[0]], jnp.dtype(how[1])
+    x = (20 * drawn((5, 7, 6))).astype("int32").astype(dtype)
+    limits = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else None
+    least, most = (-np.inf, np.inf) if limits is None else (limits.min, limits.max)
+    init = np.asarray({"max": least, "min": most, "add": 0}[how[0]], dtype)
+    same(
+        lambda x: lax.reduce_window(x, init, combine, window, strides, padding, window_dilation=dilated), x, exact=True
+    )
+
+
+def test_values_that_are_not_numbers_go_where_they_went():
+    x = drawn((4, 12)).at[1, 3].set(jnp.nan).at[2, 5].set(-jnp.inf).at[0, 0].set(jnp.inf)
+    for combine, init in ((lax.max, -jnp.inf), (lax.min, jnp.inf), (lax.add, 0.0)):
+        same(lambda x, c=combine, i=init: lax.reduce_window(x, i, c, (2, 3), (1, 1), "SAME"), x)
