@@ -32,6 +32,7 @@ def gram(a, x):
 GRAM = (f32(N, N), f32(N))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rewritten_program_is_right_and_proved(name, dtype):

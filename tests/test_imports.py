@@ -36,7 +36,7 @@ print(*sys.modules)
     assert not set(LATER) & set(loaded)
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(7, cover=())
 @pytest.mark.parametrize("name", ["fold", "Plan", "verify", "tune", "tuning", "repair", "FoldState"])
 def test_every_name_is_found_when_it_is_asked_for(name):
     assert run(f"import pallasfuse; print(bool(pallasfuse.{name}), '{name}' in dir(pallasfuse))").endswith("True\n")
@@ -145,7 +145,7 @@ OF_PARTS = ("partial", "sharding")
 """Modules that plan parts of kernels, or pieces of arrays."""
 
 
-@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("checked", [pytest.param(False, marks=pytest.mark.deep), True])  # True: a kept plan, too
 def test_a_plan_that_was_kept_imports_nothing_that_makes_plans(tmp_path, monkeypatch, checked):
     """Nor does a verdict that is known, where the kernel has won."""
     monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))

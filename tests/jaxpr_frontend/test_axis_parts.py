@@ -133,7 +133,7 @@ def compare(function, arguments, found):
         assert off[0] <= 2 * off[1] + 1e-6 * np.abs(np.where(near, true, 0)).max(initial=0)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_means_the_same(name):
     function, arguments = PROGRAMS[name]
@@ -144,7 +144,7 @@ def test_it_means_the_same(name):
         compare(function, arguments, results(planned(found, target), arguments))
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_proven(name):
     function, arguments = PROGRAMS[name]
@@ -356,7 +356,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_proof_finds_mistakes(name, monkeypatch):
     function, arguments, place, wrong = MISTAKES[name]

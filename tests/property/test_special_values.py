@@ -172,7 +172,7 @@ CHAINS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(8, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda f: f.__name__)
 def test_special_rows(chain, target):

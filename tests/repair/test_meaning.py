@@ -67,6 +67,7 @@ def sample(body: Expr, frames: tuple[Frame, ...], seed: int) -> tuple[dict[str, 
     return data, path, np.split(random.permutation(J.extent), cuts)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_fold_in_random_chunks_equals_the_reduction(case: Accepted, seed: int) -> None:

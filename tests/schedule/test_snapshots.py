@@ -296,7 +296,7 @@ def test_snapshots_of_random_contractions(seed):
     assert check(region, inputs_of(region), {a.name: 16 for a in region.axes.values()}) >= 2
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=("maps",))
 @pytest.mark.parametrize("maps", ["inlined", "kept"])
 @pytest.mark.parametrize("name", SMALL)
 def test_snapshots_of_small_programs(name, maps):
