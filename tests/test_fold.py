@@ -168,7 +168,7 @@ def test_chunks(name, cuts):
     check(name, stream(name, CUTS[cuts]))
 
 
-@pytest.mark.sampled(6, cover=())
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("name", CASES)
 def test_states_combine_in_any_order(name):
     f = folded(name)

@@ -36,7 +36,7 @@ def proved(subject, tree, target=INTERPRET):
     return prove(converted, [PlannedKernel(group, placed.schedule, placed.phases)])
 
 
-@pytest.mark.sampled(8, cover=("target",))
+@pytest.mark.sampled(12, cover=("target",))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_random_trees(name, target):

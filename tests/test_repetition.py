@@ -135,7 +135,7 @@ def same_plans(monkeypatch):
     return check
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(8, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
 @pytest.mark.parametrize("name", SMALL)
 def test_a_plan_in_canonical_names_is_the_same(name, target, same_plans):
@@ -143,7 +143,7 @@ def test_a_plan_in_canonical_names_is_the_same(name, target, same_plans):
     same_plans(case.function, [jax.ShapeDtypeStruct(s, jnp.dtype(case.dtype)) for s in case.shapes], target)
 
 
-@pytest.mark.sampled(20, cover=("target",))
+@pytest.mark.sampled(40, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "triton"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_users_plan_in_canonical_names_is_the_same(name, target, same_plans):

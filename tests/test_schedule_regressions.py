@@ -157,7 +157,7 @@ def test_refused(name, target):
         pf.fuse(function, target=target, options=pf.FuseOptions(schedule=text))(*arrays(*shapes))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name, target):

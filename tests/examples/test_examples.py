@@ -95,7 +95,7 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
 
 
 @pytest.mark.optimized
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12, cover=("dtype", "length"))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))

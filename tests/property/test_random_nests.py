@@ -99,7 +99,7 @@ def test_random_windows_sum_up_to_whole_rows(seed, tails):
     np.testing.assert_allclose(found, x.sum(1), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.sampled(8, cover=("backend",))
+@pytest.mark.sampled(16, cover=("backend",))
 @pytest.mark.parametrize("backend", ["xla", "interpret"])
 @pytest.mark.parametrize("seed", range(60))
 def test_random_windows_as_kernels(seed, backend):

@@ -131,7 +131,7 @@ HALF = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, cover=("dtype",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "name", ["softmax_by_hand", "logsumexp", "weighted_sum", "cross_entropy", "largest_exponential"]
@@ -173,7 +173,7 @@ EMPTY = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_axes_without_elements(name, target):

@@ -283,6 +283,7 @@ def test_what_xla_computes_has_none():
 # --- all programs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stable", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_snapshots_are_legal_and_compute_what_the_program_does(name, stable):

@@ -66,7 +66,7 @@ def test_head_dimensions(case, head_dim, dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=("lengths",))
 @pytest.mark.parametrize("lengths", [(1, 1000), (8, 1000), (61, 96)], ids=str)
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_fewer_queries_than_keys(case, lengths):
@@ -96,7 +96,7 @@ ROWS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 61), (7, 1000), (2, 50257)], ids=str)
 @pytest.mark.parametrize("name", list(ROWS))
