@@ -305,7 +305,7 @@ def drawn(program, seed):
     return found, arguments
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(programs(), st.integers(0, 2**31))
 def test_random_programs(program, seed):
     found, arguments = drawn(program, seed)
@@ -326,7 +326,7 @@ def test_parts_that_are_cut_before_they_are_broadcast_are_proven():
     assert prove_plan(planned(found)).counterexample is None
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(programs(), st.integers(0, 2**31))
 def test_random_programs_are_proven(program, seed):
     found, _ = drawn(program, seed)
