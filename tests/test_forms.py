@@ -15,7 +15,8 @@ from pallasfuse.search import rewriting
 from pallasfuse.search.found import CONDITION, EXCEPTION
 from pallasfuse.subjects import XLA
 from pallasfuse.verdicts import FORM
-from tests.search.test_rewriting import PROGRAMS, M, N, f32
+from tests.search.test_rewriting import LARGE as N
+from tests.search.test_rewriting import PROGRAMS, M, f32
 
 PRICED = pf.FuseOptions(price=True, check=False)
 
