@@ -89,7 +89,7 @@ def inputs_of(sums):
     return np.random.default_rng(1).normal(size=[a.extent for a in (sums.rows, sums.along)])
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(8, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("seed", range(60))
 def test_random_windows_sum_up_to_whole_rows(seed, tails):
