@@ -4,6 +4,12 @@
 # EXTRA_REQUIREMENTS is installed without its dependencies. Does nothing when VENV is already what is asked for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+# Runs a command that writes into this checkout: others that are set up at the same time wait for it.
+alone() {
+  if command -v flock >/dev/null; then flock pyproject.toml "$@"; else "$@"; fi
+}
+
 venv=$1 requirements=$2 extra=${3:-}
 
 key="$(pwd) ${PYTHON:-} $(cat "$requirements" ${extra:+"$extra"} pyproject.toml | cksum)"
@@ -19,5 +25,5 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 if [ -n "$extra" ]; then
   "$venv/bin/python" -m pip install --quiet --no-deps --requirement "$extra"
 fi
-"$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
+alone "$venv/bin/python" -m pip install --quiet --no-deps --no-build-isolation --editable .
 echo "$key" >"$venv/.installed"

@@ -105,7 +105,7 @@ def innermost(plan):
     return [p for p in plan.all() if p.kernels]
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bodies_have_kernels(name):
     function, arguments = PROGRAMS[name]

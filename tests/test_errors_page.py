@@ -1,6 +1,7 @@
 """docs/errors.md has every error and warning that pallasfuse raises for its users."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,8 +43,10 @@ def warns(node):
     return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2].strip("_") == "warn"
 
 
+@cache
 def messages():
-    """Yields (file and line, message) of everything that is raised or warned of."""
+    """Lists (file and line, message) of everything that is raised or warned of."""
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             call = node.exc if isinstance(node, ast.Raise) else node
@@ -54,7 +57,8 @@ def messages():
             texts = [template(a) for a in call.args]
             message = max(texts, key=len, default="")
             if longest(message) and not any(n in message for n in NOT_MET):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", message
+                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", message))
+    return found
 
 
 def longest(message):

@@ -168,7 +168,7 @@ def test_chunks(name, cuts):
     check(name, stream(name, CUTS[cuts]))
 
 
-@pytest.mark.sampled(6, cover=())
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("name", CASES)
 def test_states_combine_in_any_order(name):
     f = folded(name)
@@ -186,7 +186,7 @@ def test_states_combine_in_any_order(name):
 @pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("part", range(4))
 def test_random_chunkings(part):
-    @settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+    @settings(max_examples=3, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
     @given(data=st.data())
     def run(data):
         name = data.draw(st.sampled_from(sorted(CASES)))

@@ -15,7 +15,8 @@ from pallasfuse.search import rewriting
 from pallasfuse.search.found import CONDITION, EXCEPTION
 from pallasfuse.subjects import XLA
 from pallasfuse.verdicts import FORM
-from tests.search.test_rewriting import PROGRAMS, M, N, f32
+from tests.search.test_rewriting import LARGE as N
+from tests.search.test_rewriting import PROGRAMS, M, f32
 
 PRICED = pf.FuseOptions(price=True, check=False)
 
@@ -32,6 +33,7 @@ def gram(a, x):
 GRAM = (f32(N, N), f32(N))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rewritten_program_is_right_and_proved(name, dtype):

@@ -36,7 +36,7 @@ print(*sys.modules)
     assert not set(LATER) & set(loaded)
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.deep  # `test_all_names_together` asks for most of them in one process
 @pytest.mark.parametrize("name", ["fold", "Plan", "verify", "tune", "tuning", "repair", "FoldState"])
 def test_every_name_is_found_when_it_is_asked_for(name):
     assert run(f"import pallasfuse; print(bool(pallasfuse.{name}), '{name}' in dir(pallasfuse))").endswith("True\n")
@@ -56,6 +56,7 @@ def test_all_names_together():
     run("""
 import pallasfuse
 assert not hasattr(pallasfuse, "no_such_name")
+assert {"fold", "FoldState", "Plan", "repair", "tune", "tuning", "verify"} <= set(dir(pallasfuse))
 from pallasfuse import *
 fold, tune, tuning, verify, Kernel, Report, StreamedFunction, Tuned
 """)
@@ -145,7 +146,7 @@ OF_PARTS = ("partial", "sharding")
 """Modules that plan parts of kernels, or pieces of arrays."""
 
 
-@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("checked", [pytest.param(False, marks=pytest.mark.deep), True])  # True: a kept plan, too
 def test_a_plan_that_was_kept_imports_nothing_that_makes_plans(tmp_path, monkeypatch, checked):
     """Nor does a verdict that is known, where the kernel has won."""
     monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))

@@ -97,6 +97,7 @@ def test_equal_layers_are_read_as_equal_kernels(kept, planned):
     assert pf.verify(pf.fuse(softmax, options=OPTIONS), jnp.ones((8, 64))).proof.holds
 
 
+@pytest.mark.deep  # `test_a_plan_that_was_kept_imports_nothing_that_makes_plans` sees that no part of the planner is imported
 def test_a_call_of_a_second_process_neither_plans_nor_imports_sympy(tmp_path):
     code = """
 import sys

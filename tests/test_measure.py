@@ -163,6 +163,7 @@ def kernels(monkeypatch):
 SMALL = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 
 
+@pytest.mark.sampled(2, cover=("seconds", "expected_us"))
 @pytest.mark.parametrize("expected_us", [None, 5.0])
 @pytest.mark.parametrize(("seconds", "wins"), [((2e-6, 1e-6), True), ((6.5e-6, 8.45e-6), False), ((2e-6, 2e-6), False)])
 def test_short_programs_must_win_by_their_kernels_too(kernels, expected_us, seconds, wins):

@@ -238,6 +238,7 @@ def test_a_fold_may_be_batched_and_inlines_no_such_rule():
         pf.fold(lambda q, k, v: core(q, halved(k), v), axis=(None, 1, 1)).init(*QKV)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     ("left", "right", "result"),
     [("bfloat16", "int32", None), ("float16", "int32", None), ("bfloat16", "float16", None), ("float32", "bool", None),

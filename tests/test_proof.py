@@ -57,7 +57,7 @@ def with_body(part, body):
 # --- what is right
 
 
-@pytest.mark.sampled(8, cover=("target",))
+@pytest.mark.sampled(12, cover=("target",))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_is_proven(name, target, monkeypatch):
@@ -75,7 +75,7 @@ def test_every_program_is_proven(name, target, monkeypatch):
     assert len(found.kernels) >= 1
 
 
-@pytest.mark.sampled(5, cover=())
+@pytest.mark.sampled(7, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_split_program_is_proven(name):
     proof = prove_plan(plan(name, "triton", parts=2), delta=1e-2)
@@ -84,7 +84,7 @@ def test_every_split_program_is_proven(name):
     assert proof.holds
 
 
-@pytest.mark.sampled(5, cover=("target",))
+@pytest.mark.sampled(9, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "triton"])
 @pytest.mark.parametrize("case", all_cases(), ids=lambda c: c.name)
 def test_every_example_is_proven_at_full_size(case, target):

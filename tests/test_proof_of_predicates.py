@@ -51,6 +51,7 @@ def proof_of_function(function, *types):
     return prove_plan(plan)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", PREDICATES)
 def test_masks_of_integers_are_proven(name):
     proof = proof_of(PREDICATES[name])

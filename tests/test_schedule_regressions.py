@@ -105,6 +105,7 @@ def chain(a, b, c):
     return (a @ b) @ c
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize(
     "text",
@@ -118,6 +119,7 @@ def test_a_read_before_the_loop_that_fills_a_buffer(text, target):
     assert pf.verify(fused, *given).proof.holds
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("rows", ["a.0:8", "a.0:10", "a.0:20"])
 def test_bounds_by_data_are_those_of_a_block(rows, target):
@@ -155,7 +157,7 @@ def test_refused(name, target):
         pf.fuse(function, target=target, options=pf.FuseOptions(schedule=text))(*arrays(*shapes))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name, target):

@@ -46,7 +46,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_function_runs_by_the_schedule_that_is_given(name, target):

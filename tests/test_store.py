@@ -129,7 +129,7 @@ from pathlib import Path
 from pallasfuse.store import Store
 
 ours = Store(Path(sys.argv[1]))
-for n in range(200):
+for n in range(100):
     ours.update({"of": "part", "part": "a"}, lambda record: record | {str(os.getpid()): n, "long": "x" * 20000})
 """
 

@@ -21,7 +21,7 @@ def test_there_are_many():
     assert len(PROGRAMS) >= 160
 
 
-@pytest.mark.sampled(60, cover=("target",))
+@pytest.mark.sampled(90, cover=("target",))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_verifies_or_says_why_not(name, target):

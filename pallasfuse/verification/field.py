@@ -65,7 +65,7 @@ def inverse(x: Array, p: int) -> Array:
         even = np.append(flat, np.int64(1)) if odd else flat
         chain.append((even, odd))
         flat = even[0::2] * even[1::2] % p
-    flat = np.array([pow(n, p - 2, p) for n in flat.tolist()], np.int64)
+    flat = np.array([pow(n, -1, p) for n in flat.tolist()], np.int64)
     for even, odd in reversed(chain):
         wide = np.empty_like(even)
         wide[0::2] = flat * even[1::2] % p

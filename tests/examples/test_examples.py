@@ -95,7 +95,7 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
 
 
 @pytest.mark.optimized
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12, cover=("dtype", "length"))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -111,7 +111,7 @@ def test_mapped_and_looped(case):
 
 
 @pytest.mark.optimized
-@pytest.mark.sampled(3, cover=("lengths",))
+@pytest.mark.sampled(6, cover=("lengths",))
 @pytest.mark.parametrize("lengths", [(61, 96), (1, 61)], ids=["61-queries-96-keys", "1-query-61-keys"])
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_error_against_float64_with_fewer_queries_than_keys(case, lengths):

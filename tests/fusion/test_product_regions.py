@@ -74,6 +74,7 @@ def found(program, target=DEVICE, **options):
     return list(candidates(Graph(deduplicate(program), **options), target))
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_group_computes_what_the_program_says(name):
     function, shapes, counts = PROGRAMS[name]

@@ -23,7 +23,7 @@ CASES = st.lists(
 
 
 @given(CASES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_the_choice_is_the_exhaustive_optimum(cases):
     savings, covers = [float(s) for s, _ in cases], [c for _, c in cases]
     chosen = best_disjoint(savings, covers)
@@ -32,7 +32,7 @@ def test_the_choice_is_the_exhaustive_optimum(cases):
 
 
 @given(CASES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_many_candidates_are_chosen_near_the_optimum(cases):
     """The same by exchanges alone, as for more candidates than can all be looked at."""
     savings, covers = [float(s) for s, _ in cases], [c for _, c in cases]
@@ -59,7 +59,7 @@ def test_exchanges_find_the_optimum(cases):
 
 
 @given(CASES, st.lists(st.integers(0, 10), min_size=10, max_size=10))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_prices_are_exact_where_they_decide_and_the_choice_is_the_best_by_exact_ones(cases, losses):
     covers = [c for _, c in cases]
     exact = [float(s) for s, _ in cases]

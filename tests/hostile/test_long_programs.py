@@ -141,7 +141,7 @@ def divided(x):
     return y.sum(-1)
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize(
     "function",
     [squares, doublings, doubled_positions, nested_masks, negated_masks, nested_selects, divided],

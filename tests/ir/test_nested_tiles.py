@@ -42,7 +42,7 @@ def test_nested_programs_in_float64(name, tails):
             np.testing.assert_allclose(got[output], expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.sampled(2, cover=("tails",))
+@pytest.mark.sampled(4, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nested_programs_over_finite_fields(name, tails):

@@ -133,7 +133,7 @@ def compare(function, arguments, found):
         assert off[0] <= 2 * off[1] + 1e-6 * np.abs(np.where(near, true, 0)).max(initial=0)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_means_the_same(name):
     function, arguments = PROGRAMS[name]
@@ -144,7 +144,7 @@ def test_it_means_the_same(name):
         compare(function, arguments, results(planned(found, target), arguments))
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_is_proven(name):
     function, arguments = PROGRAMS[name]
@@ -305,7 +305,7 @@ def drawn(program, seed):
     return found, arguments
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(programs(), st.integers(0, 2**31))
 def test_random_programs(program, seed):
     found, arguments = drawn(program, seed)
@@ -326,7 +326,7 @@ def test_parts_that_are_cut_before_they_are_broadcast_are_proven():
     assert prove_plan(planned(found)).counterexample is None
 
 
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @given(programs(), st.integers(0, 2**31))
 def test_random_programs_are_proven(program, seed):
     found, _ = drawn(program, seed)
@@ -356,7 +356,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", MISTAKES)
 def test_the_proof_finds_mistakes(name, monkeypatch):
     function, arguments, place, wrong = MISTAKES[name]

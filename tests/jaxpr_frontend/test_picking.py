@@ -54,6 +54,7 @@ def picks(result):
     return [n for n in result.program.nests if isinstance(n, Nest) and n.picks]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("x", [X, SPECIAL], ids=["finite", "special"])
 @pytest.mark.parametrize("name", PICKS)

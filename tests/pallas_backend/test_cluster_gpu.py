@@ -72,7 +72,7 @@ def in_float64_but_integers(function, arrays):
     return in_float64(of_floats, floats)
 
 
-@pytest.mark.sampled(8, cover=())
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("name", ROWS)
 def test_kernels_compute_what_the_function_does(interpreted, name):
     """The last part ends with a tile that reaches past the end of a row."""
@@ -80,7 +80,7 @@ def test_kernels_compute_what_the_function_does(interpreted, name):
     compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays))
 
 
-@pytest.mark.sampled(4, cover=("columns",))
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "several", "three passes"])
 @pytest.mark.parametrize(("columns", "parts", "tile"), [(5000, 1, 1024), (2048, 2, 1024), (5096, 2, 2048)])
 def test_parts_and_tiles(interpreted, name, columns, parts, tile):
@@ -141,7 +141,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_noticed(interpreted, monkeypatch, mistake):
     owner, attribute, instead, name = MISTAKES[mistake]

@@ -23,18 +23,20 @@ def compare(function, *given, **options):
     return len(kernel.lookups), np.asarray(got)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("tile", [1, 4, 16, 30])
 def test_tiles_of_pages(tile):
     """Tiles begin and end inside of pages; the last one reaches past the end of the axis, and of the table."""
     assert compare(by_pages(), *arguments(low=-3, high=POOL + 2), tiles=(("a2", tile),))[0] == 2
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("parts", [2, 3])
 def test_parts(parts):
     assert compare(by_pages(), *arguments(), parts=parts, tiles=(("a2", 8),))[0] == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("mode",))
 @pytest.mark.parametrize("index", [np.int8, np.uint8, np.int32, np.uint32])
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 def test_entries_that_are_out_of_range(mode, index):

@@ -74,7 +74,7 @@ INTERPRETED = [
 """`tests/aot` compiles all of them."""
 
 
-@pytest.mark.sampled(14, cover=())
+@pytest.mark.sampled(20, cover=())
 @pytest.mark.parametrize(("name", "dtype"), [*((n, "bfloat16") for n in INTERPRETED), ("plain", "float16")])
 def test_kernels_compute_what_the_function_does(interpreted, name, dtype):
     variant = VARIANTS[name]
@@ -99,7 +99,7 @@ def test_vectors_of_two_warpgroups(interpreted):
     np.testing.assert_allclose(np.asarray(ours, np.float64).reshape(exact.shape), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.sampled(5, cover=())
+@pytest.mark.deep  # `test_two_warpgroups_and_what_runs_instead` has several blocks for each instance, too
 @pytest.mark.parametrize(
     ("name", "queries", "keys"),
     [("causal", 448, 448), ("window", 448, 448), ("log sum", 300, 130), ("shared keys", 300, 100), ("gate", 160, 192)],
@@ -168,7 +168,7 @@ def test_states_without_a_buffer_leave_from_registers(interpreted, monkeypatch, 
     np.testing.assert_allclose(np.asarray(ours, np.float64), exact, atol=0.02, rtol=0.02)
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.deep  # `test_two_warpgroups_and_what_runs_instead` has rows of large scores, too
 @pytest.mark.parametrize(("name", "size"), [("plain", 2.0**24), ("causal", 2.0**40), ("log sum", 2.0**80)])
 def test_rows_with_large_scores(interpreted, monkeypatch, name, size):
     """Products that are not rounded before a difference would overflow: the blocks run again with those that are."""
@@ -284,7 +284,7 @@ def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
         h100.lower(pf.fuse(plain, target=TARGET), arrays)
 
 
-@pytest.mark.sampled(7, cover=())
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_lowers_to_one_kernel(name):
     variant = VARIANTS[name]
@@ -296,6 +296,7 @@ def test_every_variant_lowers_to_one_kernel(name):
     assert kernel.target.name == ("triton" if name == "few" else TARGET), kernel.declined
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["half scores", "half causal"])
 def test_rows_of_half_precision_are_carried_while_warpgroups_take_turns(name, dtype="float16"):
     """What the loop carries passes a barrier of the optimiser, which takes no single half-precision value of a register.
@@ -398,6 +399,7 @@ def test_rough_instructions_only_where_results_are_rounded(function, rough):
     assert (mosaic_rules.ROUGH_CONDITION in plan.conditions) == bool(rough)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     ("dtype", "features", "tile"),
     [("bool", 64, 256), ("bool", 64, 64), ("bool", 16, 16), ("int32", 16, 16), ("bfloat16", 32, 32)],

@@ -8,6 +8,7 @@ from pallasfuse.emission import pallas_kernel
 from tests.ir.nested_programs import EXAMPLES
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nested_programs(name):
     example = EXAMPLES[name]

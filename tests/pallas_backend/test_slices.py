@@ -85,7 +85,7 @@ def test_losses(interpreted, function, dtype):
 @pytest.mark.parametrize(
     ("rows", "features", "columns", "options"),
     [
-        (200, 264, 1000, {}),  # nothing divides its tile
+        (200, 264, 520, {}),  # nothing divides its tile
         (300, 400, 776, {"parts": 1}),  # several blocks for each instance, several trips
         (280, 1032, 304, {"tiles": (("i", 64),)}),  # one warpgroup
         (128, 520, 768, {"parts": 3}),

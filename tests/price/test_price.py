@@ -421,7 +421,8 @@ def test_many_prices_of_one_program_are_those_that_it_has_alone(device):
 
     whole = program(function, struct(512, 256), struct(256, 1024), struct(1024, 128))
     prices, names = XlaPrices(whole, device), [n.name for n in whole.nests]
-    for made in itertools.chain([()], itertools.combinations(names, 1), itertools.combinations(names, 2)):
+    pairs = list(itertools.combinations(names, 2))[::5]
+    for made in [(), *itertools.combinations(names, 1), *pairs]:
         for read in ((), names[:1], names[3:5]):
             asked = frozenset(made), frozenset(read)
             assert prices.price(*asked) == price_xla(whole, device, *asked)

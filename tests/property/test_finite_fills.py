@@ -95,7 +95,7 @@ def tiled(function, *arrays, target="xla", strict=False):
     return pf.fuse(function, target=target, strict=strict, options=pf.FuseOptions(tiles=((rolled, 4), (rows, 4))))
 
 
-@pytest.mark.sampled(3, cover=("target",))
+@pytest.mark.sampled(6, cover=("target",))
 @pytest.mark.parametrize(("target", "length"), [("xla", N), ("interpret", 40)])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_tiles_without_a_visible_element_are_skipped(name, target, length):
@@ -107,7 +107,7 @@ def test_tiles_without_a_visible_element_are_skipped(name, target, length):
     np.testing.assert_allclose(fused(*arrays), jax.jit(CAUSAL[name])(*arrays), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("name", CAUSAL)
 def test_skipping_is_proved(name):
     report = pf.verify(tiled(CAUSAL[name], *values()), *values())
@@ -182,6 +182,7 @@ SECOND_MASKS = {
 }
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", SECOND_MASKS)
 def test_another_mask_may_hide_whole_rows_in_any_spelling(name):
     """The first rows see nothing: the program makes them the mean of everything, or of nothing."""
@@ -203,6 +204,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", NUMBERS)
 def test_large_numbers_beside_a_mask_are_numbers(name):
     """Nothing is skipped, and the proof takes them for what they are."""

@@ -82,6 +82,7 @@ def test_a_missing_repair_is_caught(tile):
     assert problems(softmax_sum, args, online(*args, tile=tile, repair=False))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("fn", CHAINS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_bound_holds_for_the_plain_program_and_is_not_loose(fn, dtype):

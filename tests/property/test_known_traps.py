@@ -1,5 +1,7 @@
 """Ways to write fusible programs that pattern matchers stumble over: each is right, and is fused or says why not."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,8 @@ pytestmark = pytest.mark.optimized
 
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = ("xla", "interpret")
+MAY_RUN_ON = ("xla",) if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ else TARGETS
+"""Where a trap runs that asks for no targets: with `--quick`, on one. It is planned for both."""
 QUICKLY = {"xla_backend_optimization_level": 0}
 
 
@@ -34,7 +38,7 @@ def wide(x):
     return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
-def check(fn, *args, passes=1, fallback=None, ulps=16.0, run_on=TARGETS):
+def check(fn, *args, passes=1, fallback=None, ulps=16.0, run_on=MAY_RUN_ON):
     """Every target plans one kernel of so many passes, with this fallback or none; those in `run_on` compute the right values.
 
     The error against float64 is at most `ulps` of the largest result. Returns the plans.

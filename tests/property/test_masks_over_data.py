@@ -96,7 +96,7 @@ def in_float64(function, *arrays):
         return np.asarray(jax.jit(function)(*wide))
 
 
-@pytest.mark.sampled(6, cover=("target",))
+@pytest.mark.sampled(12, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_program(name, target):
@@ -107,7 +107,7 @@ def test_results_are_those_of_the_program(name, target):
     np.testing.assert_allclose(fused(*arrays), in_float64(function, *arrays), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.sampled(12, cover=())
+@pytest.mark.sampled(20, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_bounds_by_data_are_proved(name):
     function, data = PROGRAMS[name]

@@ -45,11 +45,11 @@ def _check(choices, emitters):
 
 
 # Several tests of one kind, so that the workers of pytest-xdist share the examples, and one stays in the default tier.
-@pytest.mark.sampled(16, cover=())
-@pytest.mark.parametrize("part", range(16))
+@pytest.mark.sampled(32, cover=())
+@pytest.mark.parametrize("part", range(32))
 def test_random_programs_on_xla(part):
     @seed(part)
-    @settings(common, max_examples=10)
+    @settings(common, max_examples=5)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["xla", *INTERPRETED])
@@ -57,11 +57,11 @@ def test_random_programs_on_xla(part):
     run()
 
 
-@pytest.mark.sampled(8, cover=())
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.sampled(14, cover=())
+@pytest.mark.parametrize("part", range(14))
 def test_random_programs_on_interpret(part):
     @seed(100 + part)
-    @settings(common, max_examples=5)
+    @settings(common, max_examples=3)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["interpret"])

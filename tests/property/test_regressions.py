@@ -56,7 +56,7 @@ def test_left_padding_with_default_tiles(target):
     check(fn, normal(64, 16), keys, normal(1000, 16, seed=2), target=target, tiles=())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4, cover=("target",))
 @TARGETS
 @pytest.mark.parametrize("k", [1, 3, 4, 5, 36, 37])
 def test_every_lower_bound(k, target):
@@ -74,7 +74,7 @@ WRAPPING = {
 }
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", WRAPPING)
 def test_mask_arithmetic_that_wraps(name):
     """Mask intervals are computed in unbounded integers; the program's integers wrap around."""

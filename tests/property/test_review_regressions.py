@@ -50,6 +50,7 @@ def check(fn, *args, target, tolerance=1e-5, passes=None):
         np.testing.assert_allclose(y, x, rtol=tolerance, atol=tolerance * size, equal_nan=True)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_integer_division_is_not_linear(target):
     """sum(40 x / total) is not 40 / total times sum(x), where division truncates."""
@@ -81,6 +82,7 @@ def test_a_row_that_an_earlier_pass_made_nan_is_nan(target, values):
     check(fn, *args, target=target, passes=2)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_an_exponent_with_an_unfinished_mean(target):
     """The mean of the first tiles is -200 and that of all is 0: exp overflows at the former only."""
@@ -92,6 +94,7 @@ def test_an_exponent_with_an_unfinished_mean(target):
     check(fn, x, target=target)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_a_sum_of_squares_around_the_mean_of_something_else(target):
     """The unfinished mean wanders to 1e6 and back: accumulators at it would cancel."""
@@ -118,6 +121,7 @@ def test_an_axis_that_the_term_does_not_have_is_padded(target):
         np.testing.assert_allclose(have, plain, rtol=1e-5, atol=1e-4, err_msg=str(n))  # sums of 39 that cancel
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_covariance(target):
     def fn(c, x):
@@ -127,6 +131,7 @@ def test_covariance(target):
     check(fn, c, np.cos(c), target=target, passes=1)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_product_of_centred_values(target):
     def fn(x, w):

@@ -172,7 +172,7 @@ CHAINS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(8, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda f: f.__name__)
 def test_special_rows(chain, target):
@@ -206,7 +206,7 @@ def judge_rows(chain, x, names, target, tiles=TILES):
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8, cover=("target", "dtype"))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_half_types_near_overflow(chain, dtype, target):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16, cover=("target", "shape"))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("shape", [(3, 1), (1, 1), (1, 5), (5,), (1,), (1, 1, 7)], ids=str)
 @pytest.mark.parametrize(

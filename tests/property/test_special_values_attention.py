@@ -187,7 +187,7 @@ def judge(name, dtype, target, strict):
     return plan, problems
 
 
-@pytest.mark.sampled(8, cover=("strict",))
+@pytest.mark.sampled(12, cover=("strict",))
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name, strict):
@@ -205,7 +205,7 @@ def test_attention_in_interpret_mode(name, strict):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=("strict",))
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize(
     ("name", "dtype"),

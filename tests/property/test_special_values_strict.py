@@ -91,7 +91,7 @@ ON_BOTH_TARGETS = [
 ]
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(8, cover=("target",))
 @pytest.mark.parametrize(
     ("chain", "target"),
     [*((c, "xla") for c in (*CHAINS, *MORE)), *((c, "interpret") for c in ON_BOTH_TARGETS)],
@@ -104,6 +104,7 @@ def test_rows(chain, target):
     assert differing_rows(chain, X, list(ROWS), compiled) <= ROUNDING_DECIDES.get(chain.__name__, set())
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("chain", MORE, ids=lambda f: f.__name__)
 def test_rows_by_default(chain):
     """As above, but for rows that an exception names."""
@@ -130,7 +131,7 @@ HALF = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, cover=("dtype",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "name", ["softmax_by_hand", "logsumexp", "weighted_sum", "cross_entropy", "largest_exponential"]
@@ -172,7 +173,7 @@ EMPTY = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_axes_without_elements(name, target):

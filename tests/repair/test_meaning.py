@@ -67,6 +67,7 @@ def sample(body: Expr, frames: tuple[Frame, ...], seed: int) -> tuple[dict[str, 
     return data, path, np.split(random.permutation(J.extent), cuts)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_fold_in_random_chunks_equals_the_reduction(case: Accepted, seed: int) -> None:
@@ -81,6 +82,7 @@ def test_fold_in_random_chunks_equals_the_reduction(case: Accepted, seed: int) -
         np.testing.assert_allclose(value, target, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("case", [c for c in ACCEPTED if c.matrix != "[[1]]"], ids=str)
 def test_leaving_the_repair_out_is_noticed(case: Accepted) -> None:
     """The property above can fail: an update that moves nothing, or moves the wrong way, gives another value."""

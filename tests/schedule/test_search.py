@@ -29,7 +29,7 @@ def candidates_of(region, *, little_padding=True):
     )
 
 
-@pytest.mark.sampled(20, cover=())
+@pytest.mark.sampled(30, cover=())
 @pytest.mark.parametrize("seed", range(60))
 def test_evolution_finds_what_trying_everything_finds(seed):
     region = random_region(seed)

@@ -283,6 +283,7 @@ def test_what_xla_computes_has_none():
 # --- all programs
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stable", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_snapshots_are_legal_and_compute_what_the_program_does(name, stable):
@@ -296,7 +297,7 @@ def test_snapshots_of_random_contractions(seed):
     assert check(region, inputs_of(region), {a.name: 16 for a in region.axes.values()}) >= 2
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=("maps",))
 @pytest.mark.parametrize("maps", ["inlined", "kept"])
 @pytest.mark.parametrize("name", SMALL)
 def test_snapshots_of_small_programs(name, maps):

@@ -36,7 +36,7 @@ def lowered(region, tree):
     return lower_tree(region, (tree,), FoldsOnDemand(region), Tiles("exact"))
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", REGIONS)
 def test_every_tree_lowers_and_computes_the_same_with_the_bytes_of_its_placement(name):
     region, fold, draw = REGIONS[name], derivable(REGIONS[name]), random.Random(name)

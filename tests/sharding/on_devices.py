@@ -385,6 +385,7 @@ if __name__ == "__main__":
     if COUNT == 4:
         check_vmap()
         check_constraints(() if ALL else ("scores", "transposed", "result sharded otherwise"))
-        check_options(("rows", "keys") if ALL else ("rows",))
+        if ALL:  # `test_tiles_that_a_piece_cannot_have` says the same of one kernel
+            check_options(("rows", "keys"))
         check_fallback(("rows", "keys", "rows and keys on one mesh axis") if ALL else ("keys",))
     print("ok")

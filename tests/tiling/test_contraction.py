@@ -140,6 +140,7 @@ def test_parts(function):
         np.testing.assert_allclose(value, whole[name], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("function", [*NOT_FREE, with_mean_score, two_passes])
 def test_parts_of_what_does(function):
     assert all(p.program.instead is None for p in planned(function, parts=3)[1].phases)

@@ -119,6 +119,7 @@ def blocks(random: np.random.Generator):
     return [Block(s, size) for s in range(0, I.extent - size + 1, size)]
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("seed", range(150))
 def test_possible_contains_and_certain_is_contained(seed):
     random = np.random.default_rng(seed)
@@ -288,6 +289,7 @@ def test_masks_that_start_inside_a_tile(predicate, row_tile, tile, tails):
     check_plan(predicate, row_tile, tile, tails, minimal=True)
 
 
+@pytest.mark.sampled(2, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("seed", range(40))
 def test_loops_of_blocks_of_one_row(seed, tails):

@@ -110,7 +110,7 @@ def bands(seed):
     return [mask, band, mask & (random.random((ROWS, 1)) < 0.6), np.zeros_like(mask), ~np.zeros_like(mask)][seed % 5]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     name=st.sampled_from(sorted(MASKED)), seed=st.integers(0, 500), rows=st.integers(1, 5), columns=st.integers(1, 6),
     machine=st.sampled_from([("exact", False), ("exact", True), ("masked", False)]), parts=st.sampled_from([1, 1, 2, 3]),

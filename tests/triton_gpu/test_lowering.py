@@ -38,7 +38,7 @@ def named(cases):
     return [pytest.param(case, id=case.name.replace(" ", "-")) for case in cases]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [61, 1000])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -56,7 +56,7 @@ def test_a_reduced_axis_of_one_element(case, dtype):
     assert calls == sum(len(k.phases) for k in plan.kernels)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("case", named(ATTENTION))
@@ -66,7 +66,7 @@ def test_head_dimensions(case, head_dim, dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=("lengths",))
 @pytest.mark.parametrize("lengths", [(1, 1000), (8, 1000), (61, 96)], ids=str)
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_fewer_queries_than_keys(case, lengths):
@@ -76,6 +76,7 @@ def test_fewer_queries_than_keys(case, lengths):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axis", [0, 1, 2, (1, 2), (0, 2)], ids=str)
 def test_softmax_over_any_axis(axis, dtype):
@@ -95,7 +96,7 @@ ROWS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 61), (7, 1000), (2, 50257)], ids=str)
 @pytest.mark.parametrize("name", list(ROWS))
@@ -185,6 +186,7 @@ def axes_of(arguments):
 TILES = [(16, 16), (64, 32), (128, 128), (100, 48), (8, 8), (1, 64)]
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 def test_options_override_the_schedule(tiles):
     arguments = [array(1000, 64)] * 3

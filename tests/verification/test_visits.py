@@ -59,6 +59,7 @@ def causal(request):
     return kernel(MASKS["causal"], XLA_CPU if request.param == "xla" else TRITON)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("target", "length"), [(XLA_CPU, BIG), (XLA_CPU, BIG - 3), (TRITON, BIG - 3)],
                          ids=["xla", "xla with a tail", "triton with an edge"])  # fmt: skip
 @pytest.mark.parametrize("mask", MASKS)

@@ -88,6 +88,7 @@ def test_tiles_of_pages(tile):
     np.testing.assert_allclose(got, exact(by_pages(), *given), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("tile", [5, 6, 12])
 def test_text_evaluation_and_emission_agree(tile):
     """The tile program over the pages, evaluated in float64 and emitted, against the one over stored rows."""
@@ -112,7 +113,7 @@ LOOKUPS = [
 ]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7, cover=("mode",))
 @pytest.mark.parametrize("mode", [None, "clip", "fill", "wrap"])
 @pytest.mark.parametrize("index", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 def test_entries_that_are_out_of_range(mode, index):
