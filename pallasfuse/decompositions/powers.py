@@ -32,8 +32,8 @@ def power(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         found = lax.sqrt(x)
         for _ in range(whole):
             found = found * x
-        # a power of minus infinity is that of infinity, though a root has none
-        found = jnp.where(x == -jnp.inf, jnp.asarray(jnp.inf, x.dtype), found)
+        # a power of minus infinity is that of infinity, though a root has none, and that of minus zero has no sign
+        found = jnp.where(x == -jnp.inf, jnp.asarray(jnp.inf, x.dtype), lax.abs(found))
         return [found if value > 0 else 1 / found]
 
     return run

@@ -37,43 +37,42 @@ def running(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     if shape[axis] < 4 or min(shape) < 1 or (is_last and rows > _MOST_ROWS):
         return None
 
-    def run(x: Array) -> list[Array]:
-        rows = jnp.moveaxis(x, axis, 0).reshape(shape[axis], -1)  # the axis, and all rows side by side
-        found = _along_first(rows, combine, backwards)
-        moved = (shape[axis], *(n for d, n in enumerate(shape) if d != axis))
-        return [jnp.moveaxis(found.reshape(moved), 0, axis)]
-
-    return run
+    return lambda x: [_along(x, axis, combine, backwards)]
 
 
-def _along_first(x: Array, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
-    """The running reduction of [length, rows] along its first axis."""
-    length, rows = x.shape
+def _along(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
+    """The running reduction along an axis, in blocks where it is long."""
+    before, length, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
     block = min(_LONGEST, 1 << math.ceil(math.log2(math.sqrt(length)) + 0.5))
     blocks = -(-length // block)
     if blocks <= 2:
-        return _trips(x, combine, backwards)
+        return _trips(x, axis, combine, backwards)
     # the positions behind the end are read by nobody that matters: results of a block depend on what is before them only
-    padding = (blocks * block - length, 0, 0) if backwards else (0, blocks * block - length, 0)
-    x = lax.pad(x, jnp.zeros((), x.dtype), [padding, (0, 0, 0)])
-    parts = jnp.moveaxis(x.reshape(blocks, block, rows), 1, 0).reshape(block, blocks * rows)
-    inside = _trips(parts, combine, backwards).reshape(block, blocks, rows)
-    totals = _along_first(inside[0 if backwards else -1], combine, backwards)
-    if backwards:
-        found = jnp.concatenate([combine(inside[:, :-1], totals[None, 1:]), inside[:, -1:]], axis=1)
-    else:
-        found = jnp.concatenate([inside[:, :1], combine(inside[:, 1:], totals[None, :-1])], axis=1)
-    found = jnp.moveaxis(found, 0, 1).reshape(blocks * block, rows)
-    return found[blocks * block - length :] if backwards else found[:length]
+    missing = blocks * block - length
+    outside = (missing, 0, 0) if backwards else (0, missing, 0)
+    padding = [outside if d == axis else (0, 0, 0) for d in range(x.ndim)]
+    parts = lax.pad(x, jnp.zeros((), x.dtype), padding).reshape(*before, blocks, block, *behind)
+    inside = _trips(parts, axis + 1, combine, backwards)
+    totals = lax.index_in_dim(inside, 0 if backwards else block - 1, axis + 1)
+    run = _along(totals, axis, combine, backwards)
+    own, others = ((0, blocks - 1), (1, blocks)) if backwards else ((1, blocks), (0, blocks - 1))
+    moved = combine(lax.slice_in_dim(inside, *own, axis=axis), lax.slice_in_dim(run, *others, axis=axis))
+    edge = lax.slice_in_dim(inside, *((blocks - 1, blocks) if backwards else (0, 1)), axis=axis)
+    found = lax.concatenate([moved, edge] if backwards else [edge, moved], axis)
+    found = found.reshape(*before, blocks * block, *behind)
+    return lax.slice_in_dim(found, missing if backwards else 0, missing + length if backwards else length, axis=axis)
 
 
-def _trips(x: Array, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
-    """The running reduction of [length, rows], one position after the other."""
+def _trips(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
+    """The running reduction along an axis, one position after the other, each in its place."""
+    last = x.shape[axis] - 1
 
-    def trip(before: Array, here: Array) -> tuple[Array, Array]:
-        found = combine(before, here)
-        return found, found
+    def trip(n: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        before, found = state
+        place = last - n if backwards else n
+        here = combine(before, lax.dynamic_index_in_dim(x, place, axis))
+        return here, lax.dynamic_update_slice_in_dim(found, here, place, axis)
 
-    first, others = (x[-1], x[:-1]) if backwards else (x[0], x[1:])
-    _, found = lax.scan(trip, first, others, reverse=backwards)
-    return jnp.concatenate([found, first[None]] if backwards else [first[None], found])
+    first = lax.index_in_dim(x, last if backwards else 0, axis)
+    _, found = lax.fori_loop(1, last + 1, trip, (first, x))
+    return found
