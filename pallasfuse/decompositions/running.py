@@ -57,7 +57,7 @@ def _along(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwa
     run = _along(totals, axis, combine, backwards)
     own, others = ((0, blocks - 1), (1, blocks)) if backwards else ((1, blocks), (0, blocks - 1))
     moved = combine(lax.slice_in_dim(inside, *own, axis=axis), lax.slice_in_dim(run, *others, axis=axis))
-    edge = lax.slice_in_dim(inside, *((blocks - 1, blocks) if backwards else (0, 1)), axis=axis)
+    edge = lax.index_in_dim(inside, blocks - 1 if backwards else 0, axis)
     found = lax.concatenate([moved, edge] if backwards else [edge, moved], axis)
     found = found.reshape(*before, blocks * block, *behind)
     return lax.slice_in_dim(found, missing if backwards else 0, missing + length if backwards else length, axis=axis)
