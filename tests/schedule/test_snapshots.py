@@ -26,7 +26,6 @@ from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.ir.evaluate_trees import evaluate_trees
 from pallasfuse.ir.expr import add, apply, mul
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.region import region_of_program
@@ -43,6 +42,7 @@ from pallasfuse.tiling.tree_values import Tiles
 from pallasfuse.tiling.trees import lower_tree
 from tests.programs_by_name import PROGRAMS as SMALL
 from tests.programs_by_name import program, random_inputs
+from tests.schedule.evaluate_trees import evaluate_trees
 from tests.schedule.regions import random_region
 
 EXAMPLES = {
