@@ -20,7 +20,7 @@ from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.expr import Read
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.region import Region, region_of_group
+from pallasfuse.ir.region import Region, independent_axes, region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
@@ -32,8 +32,8 @@ from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.xla_products import without_casts
 from pallasfuse.resources.triton import view_of
 from pallasfuse.resources.triton_view import WARP_ROWS
-from pallasfuse.schedule import expressions, pruning, tiles
-from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
+from pallasfuse.schedule import tiles
+from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space, without_equal_trees, without_padding
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.space import TooManyTrees, all_trees
@@ -371,7 +371,7 @@ def _space(region: Region, *, strict: bool) -> Space | None:
     """The trees and tiles of a region; None where they are too many."""
     if len(region.nests) > _MOST_NESTS:
         return None
-    whole = [a.name for a in expressions.independent_axes(region)]
+    whole = [a.name for a in independent_axes(region)]
     beside = _beside_others(region)
     choices = {
         axis: (*(_SMALL if axis in beside else ()), *(tuple(filter(tiles.is_power_of_two, sizes)) or sizes))
@@ -384,7 +384,7 @@ def _space(region: Region, *, strict: bool) -> Space | None:
         return None
     if len(trees) > _MOST_TREES:
         return None
-    space = pruning.PADDING.apply(pruning.EQUAL_TREES.apply(Space(region, trees, choices, may_fold)))
+    space = without_padding(without_equal_trees(Space(region, trees, choices, may_fold)))
     every_tree = dict.fromkeys(launched(t, 0, SLOTS[-1]) for t in space.trees)
     return replace(space, trees=tuple(every_tree)) if space.count else None
 

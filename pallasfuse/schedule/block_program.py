@@ -12,10 +12,9 @@ from math import inf
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import read
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.region import Region
+from pallasfuse.ir.region import Region, is_reduced
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Do, Keep, Node, RangeLoop, TreeKernel, walk
-from pallasfuse.schedule.expressions import is_reduced
 from pallasfuse.schedule.folds import with_inlined_maps
 from pallasfuse.schedule.placement import Broken, MayFold, no_folds, place
 from pallasfuse.schedule.space import computed

@@ -17,13 +17,12 @@ from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.ir.region import Region, region_of_group, region_of_program
+from pallasfuse.ir.region import Region, independent_axes, region_of_group, region_of_program
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
 from pallasfuse.schedule.block_program import BlockKernel, BlockProgram, Path, kernels, operators, recomputed, unfused
 from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
-from pallasfuse.schedule.expressions import independent_axes
 from pallasfuse.schedule.listing import lines
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import MayFold
