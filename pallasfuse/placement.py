@@ -16,7 +16,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import phases_of, problem_of, refused_alike
+from pallasfuse.phases import phases_of, problem_of, refused_alike, unsuited
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_kernel, price_range
 from pallasfuse.price.ranges import hiding_nothing
@@ -27,9 +27,7 @@ from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.choose import choose, fixed_axes, prices_decide, sums_beyond_tiles
-from pallasfuse.tiling.descent import cheapest
-from pallasfuse.tiling.eligibility import unsuited
-from pallasfuse.tiling.smaller_tiles import smaller
+from pallasfuse.tiling.descent import cheapest, smaller
 from pallasfuse.tiling.split import split
 from pallasfuse.tiling.units import COMPARISONS
 

@@ -26,9 +26,11 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
+from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.phases import problem_of
 from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.visited_tiles import visited_shares
 from pallasfuse.price.xla_products import without_casts
 from pallasfuse.resources.triton import view_of
 from pallasfuse.resources.triton_view import WARP_ROWS
@@ -61,6 +63,9 @@ _SHARES = 4
 """What runs well on so small a share of a device may run well on all of it when it is split."""
 _MOST_NESTS, _MOST_TREES, _MOST_BODIES = 4, 256, 2048
 """The largest spaces that are searched: there is no bound by which the number of trees grows with that of nests."""
+_CLOSE, _FASTER = 1.05, 0.8
+"""The shares of a listed schedule's price at which a tree is tried as well, and at which it is what is planned."""
+_RIVALS = 2
 
 
 def searched(
@@ -111,6 +116,33 @@ def with_others(found: Sequence[tuple[float, Placed]], most_us: float = math.inf
     rivals += [p for p in near if _shape(p)[0] != blocks][:1]
     rivals += [p for p in near if _shape(p)[0] == blocks and _shape(p)[1] != steps][:1]
     return replace(best, rivals=tuple(rivals))
+
+
+def with_rivals(
+    group: Group, placed: Placed, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> Placed:
+    """The way to run a group by a listed schedule, and with it trees that are about as fast.
+
+    A kernel that looks something up has one way.
+    """
+    asked = options.tiles or options.parts or options.warps or options.stages or options.target
+    if asked or not options.price or not group.folds or placed.refused is not None or placed.lookups:
+        return placed
+    if visited_shares([p.program for p in placed.phases])[0] < 1.0:  # trees of the space visit what masks hide
+        return placed
+    own_us = _us(placed)
+    found: Sequence[tuple[float, Placed]] = ()
+    runner: Target | None = target
+    while runner is not None and not found:
+        found = searched(group, runner, tensors, _CLOSE * own_us)
+        runner = runner.fallback
+    trees = with_others(found, _CLOSE * own_us)
+    if trees is None:
+        return placed
+    if found[0][0] > _FASTER * own_us:
+        return replace(placed, rivals=(replace(trees, rivals=()), *trees.rivals)[:_RIVALS])
+    why = f"{placed.phases[0].target.name}: a tree is predicted to be faster than {placed.schedule}"
+    return replace(trees, declined=(*placed.declined, why), rivals=(placed, *trees.rivals)[:_RIVALS])
 
 
 _Sizes = frozenset[tuple[str, int, bool]]

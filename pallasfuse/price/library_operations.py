@@ -1,5 +1,7 @@
 """What the library computes that XLA hands reductions and their neighbours to, on a CPU."""
 
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
+
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, postorder
 from pallasfuse.ir.loop_program import Nest
@@ -50,3 +52,33 @@ def inverted(node: Expr) -> Expr | None:
         divisor = node.args[1]
         return divisor if divisor.axes < node.axes else None
     return None
+
+
+# --- calls: XLA gives the library several operations at once
+
+
+def joined_calls[Member: Hashable](
+    inner: Sequence[str], maker: Mapping[str, Member], readers: Mapping[str, Set[Member]]
+) -> Callable[[Member], Member]:
+    """Returns the function that names the call an operation is in, after one of those in the call.
+
+    A call takes what makes an operand if all that read the operand are in the call. inner: the tensors that a call may keep
+    inside, the last ones first.
+    """
+    above: dict[Member, Member] = {}
+
+    def call(member: Member) -> Member:
+        while (up := above.get(member, member)) != member:
+            above[member] = member = above.get(up, up)
+        return member
+
+    changed = True
+    while changed:
+        changed = False
+        for name in inner:
+            calls = {call(r) for r in readers[name]}
+            at = call(maker[name])
+            if len(calls) == 1 and at not in calls:
+                above[at] = calls.pop()
+                changed = True
+    return call

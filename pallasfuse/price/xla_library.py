@@ -8,8 +8,7 @@ is computed of it) is left to loops, as are operations that the library lacks (`
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pallasfuse.price.library_calls import joined_calls
-from pallasfuse.price.library_operations import TYPES, takes_all, takes_reduction
+from pallasfuse.price.library_operations import TYPES, joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_buffers import in_order
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallasfuse.fusion.periods import Run, longest_run, signature
+from pallasfuse.fusion.segments import Run, longest_run, signature
 from pallasfuse.jaxpr_frontend import convert
 
 

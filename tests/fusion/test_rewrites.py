@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.hoisting import hoist
-from pallasfuse.fusion.inline import inline_maps
+from pallasfuse.fusion.inline import deduplicate, inline_maps
 from pallasfuse.fusion.linear import linear_form
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate, evaluate_expr

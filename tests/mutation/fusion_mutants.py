@@ -44,9 +44,7 @@ def _copies_the_first(program: LoopProgram, *, same_body: bool) -> LoopProgram:
 
 
 def _deduplicates(*, same_body: bool) -> Plant:
-    return result_of(
-        "pallasfuse.fusion.deduplicate:deduplicate", lambda p, *_: _copies_the_first(p, same_body=same_body)
-    )
+    return result_of("pallasfuse.fusion.inline:deduplicate", lambda p, *_: _copies_the_first(p, same_body=same_body))
 
 
 def _without_finish(fold: Fold | None, *_: Any, **__: Any) -> Fold | None:
