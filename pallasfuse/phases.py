@@ -1,7 +1,7 @@
 """The phases of a kernel on a target: lowered, in the arithmetic of the target, and why it has none or cannot run them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pallasfuse.decisions import Phase
 from pallasfuse.emission import pallas_kernel
@@ -11,6 +11,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
+from pallasfuse.price.kernel import price_kernel
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, clusters
 from pallasfuse.tiling.lower import lower_for
@@ -55,6 +56,11 @@ def phases_of(
         if problem is not None:
             return tuple(phases), problem
     return tuple(phases), None
+
+
+def us_of(phases: Sequence[Phase]) -> float:
+    """Returns the predicted microseconds of the phases of a kernel, one after the other."""
+    return price_kernel([(p.program, p.target) for p in phases]).us
 
 
 def refused_alike(schedule: Schedule, refused: tuple[Schedule, tuple[Phase, ...], str], target: Target) -> bool:

@@ -28,8 +28,7 @@ from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import problem_of
-from pallasfuse.price.kernel import price_kernel
+from pallasfuse.phases import problem_of, us_of
 from pallasfuse.price.visited_tiles import visited_shares
 from pallasfuse.price.xla_products import without_casts
 from pallasfuse.resources.triton import view_of
@@ -39,10 +38,11 @@ from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space, withou
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.space import TooManyTrees, all_trees
-from pallasfuse.schedule.splits import grid_loops, most_shares, split, within
+from pallasfuse.schedule.splits import most_shares, split
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import examine
+from pallasfuse.tiling.levels import grid_of, in_grid
 from pallasfuse.tiling.products import own_axes
 from pallasfuse.tiling.tree_values import Bounded
 
@@ -130,7 +130,7 @@ def with_rivals(
         return placed
     if visited_shares([p.program for p in placed.phases])[0] < 1.0:  # trees of the space visit what masks hide
         return placed
-    own_us = _us(placed)
+    own_us = us_of(placed.phases)
     found: Sequence[tuple[float, Placed]] = ()
     runner: Target | None = target
     while runner is not None and not found:
@@ -195,7 +195,7 @@ class _Tried:
         if tree not in self.kernels:
             placed = _placed(self.group, tree, self._phases(tree))
             runs = placed is not None and not any(map(_is_slow, placed.phases))
-            self.kernels[tree] = (_us(placed), placed) if placed is not None and runs else None
+            self.kernels[tree] = (us_of(placed.phases), placed) if placed is not None and runs else None
         found = self.kernels[tree]
         return float("inf") if found is None else found[0]
 
@@ -254,7 +254,7 @@ class _Tried:
     def _changes(self, point: Point) -> list[list[Point]]:
         """The points beside one, in lists by what they change. Larger tiles of fewer blocks may be shared by more."""
         tree = self._tree(point.candidate)
-        blocks, _ = grid_loops(tree.body)
+        blocks, _ = grid_of(tree.body)
         most = most_shares(self.space.region, tree, self.target.device.multiprocessors)
         useful = [1 << n for n in range(most.bit_length())]
         found = []
@@ -318,10 +318,6 @@ def _leaders(prices: ModelPrices, shares: int = 1) -> tuple[float, list[Point]]:
         found += [(float(us[row]), Candidate(tree, tuple(map(int, sizes[row])))) for row in best]
     able = sorted(f for f in found if f[0] < math.inf)
     return able[0][0] if able else math.inf, [Point(c, shares=shares) for _, c in able]
-
-
-def _us(placed: Placed) -> float:
-    return price_kernel([(p.program, p.target) for p in placed.phases]).us
 
 
 Lowered = dict[Tree, tuple[TileProgram, ...] | None]
@@ -430,10 +426,10 @@ def _beside_others(region: Region) -> set[str]:
 
 
 def _widest_first(tree: TreeKernel, region: Region) -> TreeKernel:
-    loops, body = grid_loops(tree.body)
-    sizes = {x.axis: min(x.size, region.axes[x.axis].extent) for x in loops}
-    loops.sort(key=lambda x: (sizes[x.axis] > 1, -sizes[x.axis]))  # no value has an axis of one position
-    return replace(tree, body=within(loops, body))
+    around, body = grid_of(tree.body)
+    sizes = {x.axis: min(x.size, region.axes[x.axis].extent) for x in around}
+    loops = sorted(around, key=lambda x: (sizes[x.axis] > 1, -sizes[x.axis]))  # no value has an axis of one position
+    return replace(tree, body=in_grid(loops, body))
 
 
 def launched(tree: TreeKernel, warps: int, slots: int) -> TreeKernel:

@@ -163,7 +163,7 @@ def _roundings(nodes: Iterable[Expr]) -> Operations:
     """The instructions by which loops round every result of arithmetic in a half type."""
     elements = sum(
         math.prod(a.extent for a in n.axes)
-        for n in nodes if isinstance(n, Apply) and n.dtype in ("float16", "bfloat16") and n.op not in _UNROUNDED
+        for n in nodes if isinstance(n, Apply) and n.dtype in dtypes.HALF and n.op not in _UNROUNDED
     )  # fmt: skip
     return ROUNDED.times(float(elements))
 

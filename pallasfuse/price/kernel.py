@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.ranges import Range
@@ -73,7 +74,7 @@ def _price_loops(programs: Sequence[TileProgram], device: Device) -> Price:
 
 def _loops(program: TileProgram, device: Device) -> Price:
     work = examine(program)
-    size = 2.0 if any(p.lhs_dtype in ("float16", "bfloat16") for p in work.products) else 4.0
+    size = 2.0 if any(p.lhs_dtype in dtypes.HALF for p in work.products) else 4.0
     products_us = 0.0
     for p in work.products:
         operands = size * p.batch * p.summed * (p.rows + p.columns)

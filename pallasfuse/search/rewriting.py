@@ -18,10 +18,9 @@ from pallasfuse.search.agreement import agree
 from pallasfuse.search.costs import Costing
 from pallasfuse.search.egraph import EGraph, FullError, Node
 from pallasfuse.search.extraction import Costs, Nests
-from pallasfuse.search.fixed import fixed_in
 from pallasfuse.search.found import Rewriting, Searched
 from pallasfuse.search.orders import may_gain
-from pallasfuse.search.regions import Region, Terms, is_algebraic, regions, without_copies
+from pallasfuse.search.regions import Region, Terms, fixed_in, is_algebraic, regions, without_copies
 from pallasfuse.search.rules import PHASES, Rule
 
 _PRECISIONS = frozenset({"DEFAULT", "HIGH", "HIGHEST"})

@@ -5,7 +5,7 @@ import pytest
 
 from pallasfuse.fusion.hoisting import hoist
 from pallasfuse.fusion.inline import deduplicate, inline_maps
-from pallasfuse.fusion.linear import linear_form
+from pallasfuse.fusion.stability import linear_form
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate, evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, select, sub

@@ -142,10 +142,8 @@ _FUSION = "pallasfuse.fusion"
 
 MUTANTS = (
     # deduplicate, inline
-    Mutant("merges_reductions_of_other_bodies", "fusion/deduplicate", _deduplicates(same_body=False), "variance"),
-    Mutant(
-        "merges_a_minimum_with_a_maximum", "fusion/deduplicate", _deduplicates(same_body=True), "largest_and_smallest"
-    ),
+    Mutant("merges_reductions_of_other_bodies", "fusion/inline", _deduplicates(same_body=False), "variance"),
+    Mutant("merges_a_minimum_with_a_maximum", "fusion/inline", _deduplicates(same_body=True), "largest_and_smallest"),
     Mutant(
         "inlined_map_keeps_its_axes",
         "fusion/inline",
