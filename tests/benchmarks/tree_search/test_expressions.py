@@ -12,6 +12,8 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.schedule import tiles
 from tests.schedule.regions import attention, chain, norm_product, three_products, two_passes
 
+pytestmark = pytest.mark.any_jax  # no version of JAX changes it
+
 CHAINS = {"G1": (512, 256, 64, 64), "G12": (1024, 1024, 128, 128, 8), "example": (1024, 1024, 512, 512)}
 FULL = {"G1": 212_992, "G12": 6_815_744, "example": 109_051_904}
 FITTING = {"G1": 270, "G12": 784, "example": 1764}

@@ -17,6 +17,8 @@ from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import Broken, place
 from tests.schedule.regions import attention, chain, norm_product, random_region, three_products
 
+pytestmark = pytest.mark.any_jax  # no version of JAX changes it
+
 GPU = assumed("gpu")
 
 
