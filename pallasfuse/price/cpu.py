@@ -15,10 +15,10 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, apply, const, postorder, rebuild, with_args
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import BlockWork, Examiner, Product, examine
-from pallasfuse.price.library_operations import inverted
 from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_library import inverted
 
 NEW_PAGES = "new pages"
 """The name of the term for memory that the system makes anew."""

@@ -19,10 +19,10 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.library_operations import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.moves import FEW, MOST_REPEATED, moves_as_maps, read_otherwise, stored_joins
 from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
+from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_products import (
     ends_in,
     is_product,
