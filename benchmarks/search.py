@@ -21,24 +21,25 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.schedule_regions import BLOCKS, workloads
+from benchmarks.tree_search import expressions, pruning
+from benchmarks.tree_search.search import by_model, search
 from benchmarks.variant_programs import PROGRAMS, program_of
+from benchmarks.variant_search.prefixes import Bounds, Prefixes
+from benchmarks.variant_search.variants import parts, variants
+from benchmarks.variant_search.written import written
 from pallasfuse.device import Device, assumed, find
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.ir.region import Region
+from pallasfuse.ir.region import Region, independent_axes
 from pallasfuse.price.xla import price_xla
-from pallasfuse.schedule import expressions, pruning, tiles
-from pallasfuse.schedule.candidates import ModelPrices, Space
+from pallasfuse.schedule import tiles
+from pallasfuse.schedule.candidates import ModelPrices, Space, without_equal_trees, without_padding
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model, published_slowdown, rounds_of_blocks
 from pallasfuse.schedule.placement import Broken, MayFold, place, show
-from pallasfuse.schedule.search import search
 from pallasfuse.schedule.snapshots import Snapshot, snapshots, snapshots_of_program
 from pallasfuse.schedule.space import all_trees
 from pallasfuse.search.found import shown
-from pallasfuse.search.prefixes import Bounds, Prefixes
-from pallasfuse.search.variants import parts, variants
-from pallasfuse.search.written import written
 
 SLOWDOWNS = {"published": published_slowdown, "rounds": rounds_of_blocks}
 
@@ -68,13 +69,13 @@ def print_trees(region: Region, choices: tiles.Choices, model: Model, may_fold: 
     for stage in (*stages, memory):
         print(f"    {stage}")
     print(f"    {time.perf_counter() - start:.2f} s")
-    return pruning.PADDING.apply(pruning.EQUAL_TREES.apply(every))
+    return without_padding(without_equal_trees(every))
 
 
 def print_best(space: Space, model: Model) -> None:
     """Prints the ten best candidates of a space with their predicted times."""
     start = time.perf_counter()
-    found = search(space, ModelPrices(space, model))
+    found = search(space, by_model(ModelPrices(space, model)))
     took = time.perf_counter() - start
     print(f"  search: {space.count:,} candidates, {found.priced:,} priced in {took:.2f} s")
     for us, candidate in found.best:
@@ -87,7 +88,7 @@ def print_best(space: Space, model: Model) -> None:
 
 def report(name: str, region: Region, device: Device, slowdown: str, *, counts_only: bool) -> None:
     """Prints everything about one region."""
-    batch = [a.name for a in expressions.independent_axes(region)]
+    batch = [a.name for a in independent_axes(region)]
     axes = ", ".join(f"{a.name}:{a.extent}" + (" in the grid" if a.name in batch else "") for a in region.axes.values())
     print(f"{name}: {axes}")
     choices = tiles.choices(region.axes.values(), batch)

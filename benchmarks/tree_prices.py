@@ -28,19 +28,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.schedule_regions import attention, chain
+from benchmarks.tree_search.search import by_model, search
 from benchmarks.workloads.chains import ATTENTIONS, PRODUCTS
 from pallasfuse.errors import PallasfuseError, Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
-from pallasfuse.ir.region import Region
+from pallasfuse.ir.region import Region, independent_axes
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.ir.tree import TreeKernel, show
 from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.price.kernel import price_kernel
-from pallasfuse.schedule import expressions, pruning, tiles
-from pallasfuse.schedule.candidates import ModelPrices, Space
+from pallasfuse.schedule import tiles
+from pallasfuse.schedule.candidates import ModelPrices, Space, without_equal_trees, without_padding
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
-from pallasfuse.schedule.search import search
 from pallasfuse.schedule.space import all_trees
 from pallasfuse.searched import SLOTS, WARPS, launched
 from pallasfuse.targets import TARGETS
@@ -90,12 +90,12 @@ def plain(name: str) -> tuple[Any, tuple[jax.Array, ...]]:
 def candidates(region: Region, count: int, seed: int) -> Iterator[Row]:
     """Candidates that Triton can run: half of them among the best by the model, the others at random."""
     device = TARGET.device
-    batch = [a.name for a in expressions.independent_axes(region)]
+    batch = [a.name for a in independent_axes(region)]
     may_fold = derivable(region)
     space = Space(region, tuple(all_trees(region, may_fold)), tiles.choices(region.axes.values(), batch), may_fold)
-    space = pruning.PADDING.apply(pruning.EQUAL_TREES.apply(space))
+    space = without_padding(without_equal_trees(space))
     model = Model(region, device)
-    prices = ModelPrices(space, model)
+    prices = by_model(ModelPrices(space, model))
     found = search(space, prices, keep=count)
     draw = random.Random(seed)
     every = list(dict.fromkeys(c for _, c in found.best[: count // 2]))

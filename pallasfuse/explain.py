@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pallasfuse.errors import Refusal
-from pallasfuse.ir.outline import outline
 from pallasfuse.ir.tree import Level
 from pallasfuse.ir.tree import show as show_tree
 from pallasfuse.overview import LINES, overview
@@ -17,6 +16,10 @@ from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT
 
 if TYPE_CHECKING:
     from pallasfuse.plan import Kernel, Plan
+from collections.abc import Iterable, Iterator
+
+from pallasfuse.ir.statements import Buffer, Contract, Get, Let, Load, Loop, Reduce, Set, Statement, Store
+from pallasfuse.ir.tile_program import TileProgram
 
 
 def _indent(text: str) -> str:
@@ -192,3 +195,40 @@ def _kernel(number: int, kernel: Kernel, plan: Plan) -> list[str]:
         lines.append(f"  -- price of what XLA stores for it at the boundary of the loop's body: {stored}")
     lines.append(f"  -- price of XLA's kernels instead: {kernel.replaced}")
     return lines
+
+
+# --- a tile program on one line
+
+
+def outline(program: TileProgram) -> str:
+    """Returns the kernel as `i:64 ( Lq j:64 ( Lk Cs Lv Co ) So )`.
+
+    `Lx`: x is loaded, `Cx`: the reduction or product x is computed, `Sx`: x is stored. Of the segments of a loop, the last one with
+    full tiles is shown. Buffers are `x!memory` where they begin, `>x` where a piece is read and `<x` where it is written.
+    """
+    inside = " ".join(_words(program.body))
+    grid = " ".join(f"{a.name}:{t}" for a, t in program.grid)
+    return f"{grid} ( {inside} )" if grid else inside
+
+
+def _words(body: Iterable[Statement]) -> Iterator[str]:
+    for s in body:
+        match s:
+            case Load(_, tensor):
+                yield f"L{tensor}"
+            case Reduce(name) | Contract(name):
+                yield f"C{name.removesuffix('.tile').removesuffix('.all')}"
+            case Store(tensor):
+                yield f"S{tensor}"
+            case Loop():
+                whole = [g for g in s.segments if not g.offset] or list(s.segments)
+                if whole:
+                    yield f"{s.axis.name}:{whole[-1].tile} ( {' '.join(_words(whole[-1].body))} )"
+            case Buffer(name):
+                yield f"{name}!{s.memory}"
+            case Get(_, buffer):
+                yield f">{buffer}"
+            case Set(buffer):
+                yield f"<{buffer}"
+            case Let():
+                pass

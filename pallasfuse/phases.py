@@ -1,17 +1,19 @@
-"""The phases of a kernel on a target: lowered, in the arithmetic of the target, and why it cannot run them."""
+"""The phases of a kernel on a target: lowered, in the arithmetic of the target, and why it has none or cannot run them."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from pallasfuse.decisions import Phase
 from pallasfuse.emission import pallas_kernel
+from pallasfuse.ir.axes import volume
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
+from pallasfuse.price.kernel import price_kernel
 from pallasfuse.targets import Target
-from pallasfuse.tiling import arithmetic
+from pallasfuse.tiling import arithmetic, clusters
 from pallasfuse.tiling.lower import lower_for
 from pallasfuse.triton_gpu import rules
 
@@ -56,6 +58,11 @@ def phases_of(
     return tuple(phases), None
 
 
+def us_of(phases: Sequence[Phase]) -> float:
+    """Returns the predicted microseconds of the phases of a kernel, one after the other."""
+    return price_kernel([(p.program, p.target) for p in phases]).us
+
+
 def refused_alike(schedule: Schedule, refused: tuple[Schedule, tuple[Phase, ...], str], target: Target) -> bool:
     """Would a target refuse a schedule whatever it computes, or as it has refused another one? Known before it is lowered.
 
@@ -87,3 +94,15 @@ def problem_of(phase: Phase) -> str | None:
     rule = _PROBLEMS.get(phase.target.name)
     reason = None if rule is None else rule(phase.program)
     return reason or kernel_resources.too_large(phase.program, phase.target)
+
+
+def unsuited(group: Group, target: Target, *, by_name: bool = False) -> str | None:
+    """Why a target has no kernel for a group. by_name: it was asked for, even if another one is as fast."""
+    if target.cluster:
+        return clusters.impossible(group) or (None if by_name else clusters.slower(group, target))
+    long = next((n for n in group.inner if volume(n.reduced) > target.max_inner), None)
+    if long is None:
+        return "it only has kernels for products whose sum no tile holds" if target.only_long_products else None
+    if target.platform == "cpu" or target.only_long_products or target.slices_sums:
+        return None
+    return f"{long.name} sums {volume(long.reduced)} elements, too many to keep inside a tile"

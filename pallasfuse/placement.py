@@ -1,7 +1,7 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -11,14 +11,15 @@ from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.ops import COMPARISONS
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import phases_of, problem_of, refused_alike
+from pallasfuse.phases import phases_of, problem_of, refused_alike, unsuited, us_of
 from pallasfuse.price import cpu
-from pallasfuse.price.kernel import price_kernel, price_range
+from pallasfuse.price.kernel import price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.price.xla import price_gather
@@ -27,11 +28,8 @@ from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.choose import choose, fixed_axes, prices_decide, sums_beyond_tiles
-from pallasfuse.tiling.descent import cheapest
-from pallasfuse.tiling.eligibility import unsuited
-from pallasfuse.tiling.smaller_tiles import smaller
+from pallasfuse.tiling.descent import cheapest, smaller
 from pallasfuse.tiling.split import split
-from pallasfuse.tiling.units import COMPARISONS
 
 _MOST_TREES = 4
 """So many trees that are predicted to be faster than what is planned are tried when a kernel is tuned."""
@@ -139,7 +137,7 @@ def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], 
     if not cluster.cluster or cluster.fallback is None or options.tiles:
         return None
     other = placed_on(chosen, cluster.fallback, tensors, options)
-    if isinstance(other, str) or other.refused is not None or _us(other.phases) >= _CLEARLY * _us(placed.phases):
+    if isinstance(other, str) or other.refused is not None or us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
         return None
     why = f"{cluster.name}: one block for each row is predicted to be faster"
     return replace(other, declined=(*placed.declined, why, *other.declined))
@@ -158,7 +156,10 @@ def looking_up(
         if name in known and unable(placed.phases, known[name]) is None:
             more = [*taken, known[name]]
             saved_us = price_gather(known[name], placed.phases[0].target.device).us / max(1, readers[name])
-            if not price or _us(with_lookups(placed.phases, more)) < _us(with_lookups(placed.phases, taken)) + saved_us:
+            if (
+                not price
+                or us_of(with_lookups(placed.phases, more)) < us_of(with_lookups(placed.phases, taken)) + saved_us
+            ):
                 taken = more
     return replace(placed, phases=with_lookups(placed.phases, taken)) if taken else placed
 
@@ -192,7 +193,7 @@ def promising_trees(
         return
     for candidate in _in_turn(target):
         found = searched(chosen, candidate, tensors)
-        yield from islice((p for us, p in found if us < _us(first.phases)), _MOST_TREES)
+        yield from islice((p for us, p in found if us < us_of(first.phases)), _MOST_TREES)
 
 
 def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
@@ -208,7 +209,7 @@ def _others(chosen: Group, target: Target, tensors: Mapping[str, Tensor], option
                 phases, problem = phases_of(chosen, schedule, candidate, tensors)
                 if problem is None:
                     found.append(Placed(schedule, phases, ()))
-        yield from sorted(found, key=lambda p: price_kernel([(q.program, q.target) for q in p.phases]).us)
+        yield from sorted(found, key=lambda p: us_of(p.phases))
 
 
 def _neighbours(placed: Placed, chosen: Group, tensors: Mapping[str, Tensor], options: FuseOptions) -> Iterator[Placed]:
@@ -272,14 +273,14 @@ def _fastest(
         if options.parts is None and not target.cluster:
             keep_tile = any(name == chosen.rolled.name for name, _ in options.tiles)
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=keep_tile)
-        time = _us(phases) if priced else schedule.time(share)
+        time = us_of(phases) if priced else schedule.time(share)
         if best is None or time < best[0] * (_CLEARLY if target.cluster else 1.0):
             best = time, schedule, phases
         if (share == 1.0 and schedule.parts == 1 and not priced) or options.tiles:
             break  # the listed order decides where no mask does
     if best is not None and not options.parts:
         ranged = _with_ranges(chosen, target, tensors, options)
-        if ranged is not None and (not options.price or _us(ranged[1]) <= (1 + _PASS_SHARE) * _us(best[2])):
+        if ranged is not None and (not options.price or us_of(ranged[1]) <= (1 + _PASS_SHARE) * us_of(best[2])):
             return *ranged, None
     if best is None:
         assert refused is not None
@@ -305,10 +306,6 @@ _CLEARLY = 0.95
 Prices of several schedules of one program err less against each other than those of several programs."""
 _PASS_SHARE = 0.1
 """Of a kernel's time, what the pass that finds its ranges may take: so much is lost where the masks hide nothing after all."""
-
-
-def _us(phases: Sequence[Phase]) -> float:
-    return price_kernel([(p.program, p.target) for p in phases]).us
 
 
 def _with_ranges(
@@ -360,7 +357,7 @@ def _bounded_instead(
         if not any(_compares_rows(r) for p in ranged[1] for r in p.program.ranges):
             return None
         passes_us = sum(price_range(r, target.device).us for p in ranged[1] for r in p.program.ranges)
-        if passes_us + _VISIBLE * (_us(ranged[1]) - passes_us) > _us(placed.phases):
+        if passes_us + _VISIBLE * (us_of(ranged[1]) - passes_us) > us_of(placed.phases):
             return None
         why = f"{own.name}: its loops are planned ahead, and masks over data bound those of {target.name}"
         return Placed(*ranged, (*placed.declined, why))
@@ -414,7 +411,7 @@ def _cheapest(
     again = _lowered(chosen, other, phase.target, tensors)
     if again is None:
         return schedule, phases
-    own, better = (price_kernel([(p.program, p.target) for p in of]).us for of in (phases, again))
+    own, better = (us_of(of) for of in (phases, again))
     return (other, again) if better < own else (schedule, phases)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from pallasfuse.decisions import Grouping, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group_segment, joined
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.judging import Judge
 from pallasfuse.fusion.segments import segments
 from pallasfuse.indirect import lookups_in
@@ -28,7 +28,7 @@ from pallasfuse.placement import looking_up, placed_on
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL
-from pallasfuse.rivals import with_rivals
+from pallasfuse.searched import with_rivals
 from pallasfuse.targets import Target
 
 

@@ -11,9 +11,9 @@ from pallasfuse import _compat
 from pallasfuse.decisions import Grouping, Left, Phase, Placed
 from pallasfuse.errors import InvalidProgramError, Refusal, ScheduleError, TargetError
 from pallasfuse.fusion.candidate import as_store, unsupported
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.judging import Judge
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder

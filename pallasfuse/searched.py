@@ -20,27 +20,29 @@ from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.expr import Read
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.region import Region, region_of_group
+from pallasfuse.ir.region import Region, independent_axes, region_of_group
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
+from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import problem_of
-from pallasfuse.price.kernel import price_kernel
+from pallasfuse.phases import problem_of, us_of
+from pallasfuse.price.visited_tiles import visited_shares
 from pallasfuse.price.xla_products import without_casts
 from pallasfuse.resources.triton import view_of
 from pallasfuse.resources.triton_view import WARP_ROWS
-from pallasfuse.schedule import expressions, pruning, tiles
-from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
+from pallasfuse.schedule import tiles
+from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space, without_equal_trees, without_padding
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.space import TooManyTrees, all_trees
-from pallasfuse.schedule.splits import grid_loops, most_shares, split, within
+from pallasfuse.schedule.splits import most_shares, split
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 from pallasfuse.tiling.choose import examine
+from pallasfuse.tiling.levels import grid_of, in_grid
 from pallasfuse.tiling.products import own_axes
 from pallasfuse.tiling.tree_values import Bounded
 
@@ -61,6 +63,9 @@ _SHARES = 4
 """What runs well on so small a share of a device may run well on all of it when it is split."""
 _MOST_NESTS, _MOST_TREES, _MOST_BODIES = 4, 256, 2048
 """The largest spaces that are searched: there is no bound by which the number of trees grows with that of nests."""
+_CLOSE, _FASTER = 1.05, 0.8
+"""The shares of a listed schedule's price at which a tree is tried as well, and at which it is what is planned."""
+_RIVALS = 2
 
 
 def searched(
@@ -113,6 +118,33 @@ def with_others(found: Sequence[tuple[float, Placed]], most_us: float = math.inf
     return replace(best, rivals=tuple(rivals))
 
 
+def with_rivals(
+    group: Group, placed: Placed, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions
+) -> Placed:
+    """The way to run a group by a listed schedule, and with it trees that are about as fast.
+
+    A kernel that looks something up has one way.
+    """
+    asked = options.tiles or options.parts or options.warps or options.stages or options.target
+    if asked or not options.price or not group.folds or placed.refused is not None or placed.lookups:
+        return placed
+    if visited_shares([p.program for p in placed.phases])[0] < 1.0:  # trees of the space visit what masks hide
+        return placed
+    own_us = us_of(placed.phases)
+    found: Sequence[tuple[float, Placed]] = ()
+    runner: Target | None = target
+    while runner is not None and not found:
+        found = searched(group, runner, tensors, _CLOSE * own_us)
+        runner = runner.fallback
+    trees = with_others(found, _CLOSE * own_us)
+    if trees is None:
+        return placed
+    if found[0][0] > _FASTER * own_us:
+        return replace(placed, rivals=(replace(trees, rivals=()), *trees.rivals)[:_RIVALS])
+    why = f"{placed.phases[0].target.name}: a tree is predicted to be faster than {placed.schedule}"
+    return replace(trees, declined=(*placed.declined, why), rivals=(placed, *trees.rivals)[:_RIVALS])
+
+
 _Sizes = frozenset[tuple[str, int, bool]]
 
 
@@ -163,7 +195,7 @@ class _Tried:
         if tree not in self.kernels:
             placed = _placed(self.group, tree, self._phases(tree))
             runs = placed is not None and not any(map(_is_slow, placed.phases))
-            self.kernels[tree] = (_us(placed), placed) if placed is not None and runs else None
+            self.kernels[tree] = (us_of(placed.phases), placed) if placed is not None and runs else None
         found = self.kernels[tree]
         return float("inf") if found is None else found[0]
 
@@ -222,7 +254,7 @@ class _Tried:
     def _changes(self, point: Point) -> list[list[Point]]:
         """The points beside one, in lists by what they change. Larger tiles of fewer blocks may be shared by more."""
         tree = self._tree(point.candidate)
-        blocks, _ = grid_loops(tree.body)
+        blocks, _ = grid_of(tree.body)
         most = most_shares(self.space.region, tree, self.target.device.multiprocessors)
         useful = [1 << n for n in range(most.bit_length())]
         found = []
@@ -288,22 +320,8 @@ def _leaders(prices: ModelPrices, shares: int = 1) -> tuple[float, list[Point]]:
     return able[0][0] if able else math.inf, [Point(c, shares=shares) for _, c in able]
 
 
-def _us(placed: Placed) -> float:
-    return price_kernel([(p.program, p.target) for p in placed.phases]).us
-
-
 Lowered = dict[Tree, tuple[TileProgram, ...] | None]
 """The programs of trees as a target has them, but for warps and slots, which change nothing else; None where there are none."""
-
-
-def placed_by_tree(
-    group: Group, tree: Tree, target: Target, folds: FoldsOnDemand, lowered: Lowered | None = None
-) -> Placed | None:
-    """A group run as a tree says; None where the target cannot, or results would differ in ways that the group does not say.
-
-    folds: of the group's region, for many trees. lowered: of the same group and target; grows.
-    """
-    return _placed(group, tree, phases_of_tree(group, tree, target, folds, {} if lowered is None else lowered))
 
 
 def _placed(group: Group, tree: Tree, phases: tuple[Phase, ...] | None) -> Placed | None:
@@ -316,7 +334,12 @@ def _placed(group: Group, tree: Tree, phases: tuple[Phase, ...] | None) -> Place
 def phases_of_tree(
     group: Group, tree: Tree, target: Target, folds: FoldsOnDemand, lowered: Lowered
 ) -> tuple[Phase, ...] | None:
-    """The kernels of a tree, whether the target runs them or not; None where it is not lowered. Otherwise as `placed_by_tree`."""
+    """The kernels of a tree, whether the target runs them or not.
+
+    None where it is not lowered, or where results would differ in ways that the group does not say.
+
+    folds: of the group's region, for many trees. lowered: of the same group and target; grows.
+    """
     plain = tuple(replace(k, body=tuple(map(_one_slot, k.body)), launch=replace(k.launch, warps=0)) for k in tree)
     if plain not in lowered:
         lowered[plain] = _programs(group, plain, target, folds)
@@ -371,7 +394,7 @@ def _space(region: Region, *, strict: bool) -> Space | None:
     """The trees and tiles of a region; None where they are too many."""
     if len(region.nests) > _MOST_NESTS:
         return None
-    whole = [a.name for a in expressions.independent_axes(region)]
+    whole = [a.name for a in independent_axes(region)]
     beside = _beside_others(region)
     choices = {
         axis: (*(_SMALL if axis in beside else ()), *(tuple(filter(tiles.is_power_of_two, sizes)) or sizes))
@@ -384,7 +407,7 @@ def _space(region: Region, *, strict: bool) -> Space | None:
         return None
     if len(trees) > _MOST_TREES:
         return None
-    space = pruning.PADDING.apply(pruning.EQUAL_TREES.apply(Space(region, trees, choices, may_fold)))
+    space = without_padding(without_equal_trees(Space(region, trees, choices, may_fold)))
     every_tree = dict.fromkeys(launched(t, 0, SLOTS[-1]) for t in space.trees)
     return replace(space, trees=tuple(every_tree)) if space.count else None
 
@@ -398,10 +421,10 @@ def _beside_others(region: Region) -> set[str]:
 
 
 def _widest_first(tree: TreeKernel, region: Region) -> TreeKernel:
-    loops, body = grid_loops(tree.body)
-    sizes = {x.axis: min(x.size, region.axes[x.axis].extent) for x in loops}
-    loops.sort(key=lambda x: (sizes[x.axis] > 1, -sizes[x.axis]))  # no value has an axis of one position
-    return replace(tree, body=within(loops, body))
+    around, body = grid_of(tree.body)
+    sizes = {x.axis: min(x.size, region.axes[x.axis].extent) for x in around}
+    loops = sorted(around, key=lambda x: (sizes[x.axis] > 1, -sizes[x.axis]))  # no value has an axis of one position
+    return replace(tree, body=in_grid(loops, body))
 
 
 def launched(tree: TreeKernel, warps: int, slots: int) -> TreeKernel:

@@ -54,15 +54,10 @@ class Target:
     """Its own kernels run such products too: they take the operands slice by slice."""
     only_long_products: bool = False
     """It has kernels for groups with such a product only: whatever else is faster without it."""
-    searches_tiles: bool = False
-    """Its tiles are found by their prices, from listed ones on."""
     looks_up: bool = False
     """Its kernels can read rows of a tensor by a table of indices (`ir.lookup`)."""
     runs_trees: bool = False
     """Its kernels can have any loops: it runs schedules that are trees."""
-    spreads_tiles: bool = False
-    """Its tiles are spread over the threads of a block, in powers of two: short axes are written out (`ir.unrolling`), and loops
-    leave sums to their end (`ir.late_folds`)."""
     timed: bool = False
     """Its kernels are timed before they are used (`check.py`): a price may be wrong without harm."""
     one_device: bool = True
@@ -74,6 +69,17 @@ class Target:
     def writes_kernels(self) -> bool:
         """Says whether its kernels are for a GPU and written here: XLA does not see their arithmetic."""
         return self.platform == "gpu" and not self.only_long_products
+
+    @property
+    def searches_tiles(self) -> bool:
+        """Says whether its tiles are found by their prices, from listed ones on: loops of XLA can have any."""
+        return self.platform == "cpu" and self.tails == "exact"
+
+    @property
+    def spreads_tiles(self) -> bool:
+        """Says whether its tiles are spread over the threads of a block, in powers of two: short axes are written out
+        (`ir.unrolling`), and loops leave sums to their end (`ir.late_folds`)."""
+        return self.tails == "masked" and not self.tile_multiple
 
     def padded(self, extent: int) -> int:
         """The size of the tile that holds a whole axis."""
@@ -117,22 +123,17 @@ class Target:
 
 
 _CPU, _GPU = assumed("cpu"), assumed("gpu")
-XLA_CPU = Target(
-    "xla", "cpu", "exact", _CPU, 1024, long_products=True, searches_tiles=True, looks_up=True, runs_trees=True
-)
-INTERPRET = Target(
-    "interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True, runs_trees=True, spreads_tiles=True
-)
+XLA_CPU = Target("xla", "cpu", "exact", _CPU, 1024, long_products=True, looks_up=True, runs_trees=True)
+INTERPRET = Target("interpret", "cpu", "masked", _CPU, 1024, smallest_dot=16, looks_up=True, runs_trees=True)
 TRITON = Target(
     "triton", "gpu", "masked", _GPU, 256, smallest_dot=16, otherwise="xla_gpu", long_products=True,
     unsupported_ops=frozenset({"erf", "erfc", "erf_inv", "nextafter", "rem"}),
     unsupported_reducers=frozenset({"prod", "and", "or"}), looks_up=True, runs_trees=True,
-    spreads_tiles=True,
 )  # fmt: skip
 
 MOSAIC_GPU = replace(
     TRITON, name="mosaic_gpu", tile_multiple=16, capability="9.0", warpgroup_rows=64, otherwise="mosaic_cluster",
-    pins=True, static_bounds=True, slices_sums=True, looks_up=False, runs_trees=False, spreads_tiles=False,
+    pins=True, static_bounds=True, slices_sums=True, looks_up=False, runs_trees=False,
     unsupported_ops=TRITON.unsupported_ops | {"round_even", "round_away"},
     legalized_ops=frozenset({"floor", "ceil", "expm1", "log1p", "pow", "cosh", "is_finite", "not", "integer_pow"}),
 )  # fmt: skip
@@ -145,7 +146,7 @@ MOSAIC_CLUSTER = replace(
 
 XLA_GPU = replace(
     TRITON, name="xla_gpu", tails="exact", smallest_dot=1, otherwise="", only_long_products=True,
-    unsupported_ops=frozenset(), unsupported_reducers=frozenset(), runs_trees=False, spreads_tiles=False,
+    unsupported_ops=frozenset(), unsupported_reducers=frozenset(), runs_trees=False,
 )  # fmt: skip
 """Loops of XLA: a tile is large, and the product in it is XLA's own."""
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pallasfuse.decisions import Grouping, Left
 from pallasfuse.fusion import candidates, product_regions
 from pallasfuse.fusion.candidate import Candidate, Context
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.judging import Judge, KernelPrice, KernelReads, others_than, why_not, worth_it
 from pallasfuse.fusion.segments import segments
 from pallasfuse.fusion.selection import select

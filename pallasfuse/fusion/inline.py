@@ -1,12 +1,45 @@
-"""Inlining of map nests: the rewrite that brings a reduction's predecessors into sight (Neptune, InlineMapReturnReduce)."""
+"""Rewrites of loop programs before grouping: of reductions that are computed twice one is left, and maps are inlined."""
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, postorder, rename_axes, substitute
-from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.expr import Expr, Read, postorder, read, rename_axes, substitute
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.simplify import simplify
+
+_Key = tuple[tuple[Axis, ...], tuple[Axis, ...], Reducer | None, str, str | None, Expr]
+
+
+def deduplicate(program: LoopProgram) -> LoopProgram:
+    """Replace every reduction that equals an earlier one by a map that reads it.
+
+    Example: `a[i] max[j]= x[i, j]; b[i] max[j]= x[i, j]` becomes `a[i] max[j]= x[i, j]; b[i] = a[i]`.
+    """
+    first: dict[_Key, Nest] = {}
+    same: dict[str, Nest] = {}
+    bodies = inline_maps(program)
+    nests: list[Nest | External] = []
+    for nest in program.nests:
+        if isinstance(nest, Nest) and nest.is_reduction:
+            renamed: dict[Expr, Expr] = {
+                n: read(same[n.tensor].name, n.indices, n.dtype)
+                for n in postorder(bodies[nest.name]) if isinstance(n, Read) and n.tensor in same
+            }  # fmt: skip
+            body = substitute(bodies[nest.name], renamed)
+            key = (nest.axes, nest.reduced, nest.reducer, nest.dtype, nest.precision, body)
+            original = first.setdefault(key, nest)
+            if original is not nest:
+                same[nest.name] = original
+                copy = read(original.name, original.axes, original.dtype)
+                nests.append(replace(nest, body=copy, reduced=(), reducer=None, precision=None, picks=False))
+                continue
+        nests.append(nest)
+    return replace(program, nests=tuple(nests))
+
+
+# --- inlining of maps, which brings a reduction's predecessors into sight (Neptune, InlineMapReturnReduce)
 
 
 @dataclass(frozen=True, slots=True)

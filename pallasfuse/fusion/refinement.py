@@ -8,8 +8,7 @@ the corrected two-pass algorithm, generalized to every polynomial repair).
 
 import math
 
-from pallasfuse.fusion.linear import linear_form
-from pallasfuse.fusion.stability import is_polynomial
+from pallasfuse.fusion.stability import is_polynomial, linear_form
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, apply, const, postorder, read, substitute
 from pallasfuse.ir.fold import OLD, Accumulator, Frame

@@ -6,10 +6,10 @@ divides by a frame that may be zero.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.linear import linear_form
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
@@ -296,3 +296,39 @@ def is_centred(term: Expr, frame: Expr, bodies: list[Expr]) -> bool:
             if of_frame and not any(math.isclose(form.get(b, 0.0), -of_frame, rel_tol=1e-6) for b in bodies):
                 return False
     return True
+
+
+# --- linear forms: an expression as a sum of constant multiples of atoms
+
+
+def linear_form(root: Expr, atoms: AbstractSet[Expr]) -> dict[Expr | None, float]:
+    """Coefficients of `root` over atoms (None: the constant). Members of `atoms` are never taken apart."""
+    total: dict[Expr | None, float] = {}
+    coefficient = {root: 1.0}
+    for node in reversed(list(postorder(root))):  # users before their arguments: a shared part is taken apart once
+        k = coefficient.pop(node, 0.0)
+        if not k:
+            continue
+        atom: Expr | None = node
+        parts: tuple[tuple[Expr, float], ...] = ()
+        if node not in atoms:
+            match node:
+                case Const(value):
+                    atom, k = None, k * float(value)
+                case Apply("add", (a, b)):
+                    parts = (a, k), (b, k)
+                case Apply("sub", (a, b)):
+                    parts = (a, k), (b, -k)
+                case Apply("neg", (a,)):
+                    parts = ((a, -k),)
+                case Apply("mul", (a, Const(value))) | Apply("mul", (Const(value), a)):
+                    parts = ((a, k * float(value)),)
+                case Apply("div", (a, Const(value))) if value:
+                    parts = ((a, k / float(value)),)
+                case Apply("convert", (a,), dtype) if dtypes.is_float(dtype) and dtypes.is_float(a.dtype):
+                    parts = ((a, k),)
+        for part, times in parts:
+            coefficient[part] = coefficient.get(part, 0.0) + times
+        if not parts:
+            total[atom] = total.get(atom, 0.0) + k
+    return {atom: k for atom, k in total.items() if k}

@@ -56,7 +56,26 @@ def wide_type(dtype: str) -> Any:
     return np.float64 if dtypes.is_float(dtype) else np.bool_ if dtype == "bool" else np.int64
 
 
-class Float64:
+class Arrays:
+    """What domains have in common whose values are NumPy arrays."""
+
+    def finished(self, value: Array) -> Array:
+        return value
+
+    def shape(self, value: Array) -> tuple[int, ...]:
+        return tuple(value.shape)
+
+    def reshape(self, value: Array, shape: tuple[int, ...]) -> Array:
+        return value.reshape(shape)
+
+    def broadcast(self, value: Array, shape: tuple[int, ...]) -> Array:
+        return np.broadcast_to(value, shape)
+
+    def take(self, value: Array, index: tuple[Any, ...]) -> Array:
+        return np.asarray(value[index])
+
+
+class Float64(Arrays):
     """NumPy arrays of float64, int64 and bool. Casts between float types are not rounded: this says what a program means, not
     how it rounds."""
 
@@ -80,21 +99,6 @@ class Float64:
                 shape = [1 if d in dims else n for d, n in enumerate(value.shape)]
                 return np.full(shape, reducer.identity(dtype), wide_type(dtype))
             return np.asarray(reducer.reduce(value, axis=dims, keepdims=True))
-
-    def finished(self, value: Array) -> Array:
-        return value
-
-    def shape(self, value: Array) -> tuple[int, ...]:
-        return tuple(value.shape)
-
-    def reshape(self, value: Array, shape: tuple[int, ...]) -> Array:
-        return value.reshape(shape)
-
-    def broadcast(self, value: Array, shape: tuple[int, ...]) -> Array:
-        return np.broadcast_to(value, shape)
-
-    def take(self, value: Array, index: tuple[Any, ...]) -> Array:
-        return np.asarray(value[index])
 
     def number(self, value: Array) -> int:
         return int(value.item())

@@ -10,6 +10,8 @@ _BYTES = {
 _MANTISSA_EXPONENT = {"bfloat16": (7, 8), "float16": (10, 5), "float32": (23, 8), "float64": (52, 11)}
 
 SUPPORTED = frozenset(_BYTES)
+HALF = frozenset({"float16", "bfloat16"})
+"""Floats of 16 bits: what is computed of them is often float32 in between."""
 
 
 _OPAQUE_BYTES = 8
@@ -55,7 +57,7 @@ def limits(dtype: str) -> tuple[float, float]:
 
 def accumulator(dtype: str) -> str:
     """The type in which a reduction over `dtype` values is carried: half types accumulate in float32."""
-    return "float32" if dtype in ("float16", "bfloat16") else dtype
+    return "float32" if dtype in HALF else dtype
 
 
 def is_exact_cast(source: str, target: str) -> bool:

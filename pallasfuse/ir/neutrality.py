@@ -4,7 +4,7 @@ Used for masks (what is added where a predicate is false?) and for empty rows (w
 still its identity?). The domain: a known constant, a number far from all that are not masked, some finite number, or anything.
 
 Masks often fill in a finite number instead of an infinity, `-1e9` or `finfo.min`. A constant that is so large is taken to be
-far: no value of the program that is not masked comes near it. What is concluded from that says so (`Contribution.assumes_far`).
+far: no value of the program that is not masked comes near it.
 """
 
 import itertools
@@ -56,13 +56,11 @@ _FINITE_IN_FINITE_OUT = frozenset({"add", "sub", "mul", "neg", "abs", "max", "mi
 class Contribution:
     """The abstract value of a term, and what it relies on.
 
-    `assumes_finite_factor`: `0 * x = 0` and `-inf + x = -inf` hold for finite x only. `assumes_far`: the constants by which masks
-    fill in that are far from the other values, so that the exponential of the difference is zero; by their values.
+    `assumes_finite_factor`: `0 * x = 0` and `-inf + x = -inf` hold for finite x only.
     """
 
     value: Abstract
     assumes_finite_factor: bool
-    assumes_far: frozenset[float] = frozenset()
 
 
 def evaluate_under(
@@ -80,7 +78,6 @@ def evaluate_under(
     """
     values: dict[Expr, Abstract] = {}
     assumed = False
-    fills: set[float] = set()
     stack: list[tuple[Expr, bool]] = [(root, False)]
     with np.errstate(all="ignore"):
         while stack:
@@ -107,16 +104,12 @@ def evaluate_under(
                         known = [values[a] for a in args]
                         if any(_direction(a) for a in known):
                             values[node], used = _apply_far(op, known, dtype)
-                            if op in _EXPONENTIALS and values[node] == 0.0:
-                                fills.update(a.value for a in known if isinstance(a, Far))
                         else:
                             values[node], used = _apply(op, known, dtype)
                         assumed |= used
                     case _:
                         assert_never(node)
-    result = values[root]
-    fills |= {result.value} if isinstance(result, Far) else set()
-    return Contribution(result, assumed, frozenset(fills))
+    return Contribution(values[root], assumed)
 
 
 def hides(value: Expr) -> bool:

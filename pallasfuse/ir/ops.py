@@ -127,3 +127,5 @@ _ALL = (
 )
 
 OPS: dict[str, ScalarOp] = {op.name: op for op in _ALL}
+
+COMPARISONS = frozenset(name for name, op in OPS.items() if op.kind == "comparison" and op.arity == 2)

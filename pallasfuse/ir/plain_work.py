@@ -85,7 +85,6 @@ class Fourier:
 class Elimination:
     """A factorisation of matrices, or the solution of a triangular system: one panel of columns after the other."""
 
-    matrices: int
     size: int
     """The columns that are eliminated, of each matrix."""
     operations: float

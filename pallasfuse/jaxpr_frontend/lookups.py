@@ -20,7 +20,7 @@ from pallasfuse.ir.expr import Const, Read, const
 from pallasfuse.ir.lookup import Lookup, verify
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
+from pallasfuse.jaxpr_frontend.plans import dtype_of, flat, shape_of
 
 _LARGEST = 2**30
 """Rows are counted in 32 bits."""
@@ -112,8 +112,8 @@ def _lookup(nest: External, gather: JaxprEqn, shape: Sequence[int], names: Mappi
     over = [(rows,) if d == rows_dim else dims.of_array.get(d, ()) for d in range(len(shape_of(array)))]
     by_table = [dims.of_indices.get(k, ()) for k in range(len(shape_of(indices)) - 1)]
     return verify(Lookup(
-        Tensor(nest.name, nest.axes, nest.dtype), Tensor(source, _flat(over), nest.dtype),
-        Tensor(names[indices], _flat(by_table), dtype_of(indices)), rows, dims.block, dims.along, dims.blocks,
+        Tensor(nest.name, nest.axes, nest.dtype), Tensor(source, flat(over), nest.dtype),
+        Tensor(names[indices], flat(by_table), dtype_of(indices)), rows, dims.block, dims.along, dims.blocks,
         _filled(gather, nest.dtype) if fills else None,
     ))  # fmt: skip
 
@@ -122,10 +122,6 @@ def _filled(gather: JaxprEqn, dtype: str) -> Const:
     """Returns the number that a gather fills in, rounded to its type."""
     fill = gather.params["fill_value"]
     return const(math.nan if fill is None else float(np.asarray(fill, jnp.dtype(dtype))), dtype)
-
-
-def _flat(axes: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
-    return tuple(a for of in axes for a in of)
 
 
 def _dims(nest: External, gather: JaxprEqn, shape: Sequence[int]) -> _Dims | Refusal:

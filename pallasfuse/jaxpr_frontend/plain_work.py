@@ -136,15 +136,15 @@ def _factorisation(operations: Callable[[int, int], float]) -> Callable[[JaxprEq
     def of(eqn: JaxprEqn) -> PlainWork:
         *batch, m, n = shape_of(eqn.invars[0])
         matrices = math.prod(batch)
-        return Elimination(matrices, min(m, n), matrices * operations(m, n), _bytes(eqn.invars[0], *eqn.outvars))
+        return Elimination(min(m, n), matrices * operations(m, n), _bytes(eqn.invars[0], *eqn.outvars))
 
     return of
 
 
 def _triangular(eqn: JaxprEqn) -> PlainWork:
     matrix, right = eqn.invars
-    *batch, size, _ = shape_of(matrix)
-    return Elimination(math.prod(batch), size, 2.0 * size * _size(right), _bytes(matrix, right, *eqn.outvars))
+    size = shape_of(matrix)[-2]
+    return Elimination(size, 2.0 * size * _size(right), _bytes(matrix, right, *eqn.outvars))
 
 
 def _drawn(eqn: JaxprEqn) -> PlainWork:

@@ -53,7 +53,7 @@ def _name_of(dtype: Any) -> str:
     return str(dtype)
 
 
-def flat(dims: Sequence[tuple[Symbol, ...]]) -> tuple[Symbol, ...]:
+def flat[T](dims: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
     return tuple(symbol for dim in dims for symbol in dim)
 
 

@@ -37,8 +37,7 @@ from pallasfuse.pallas_backend.mosaic_rules import (
     SMALL_CONDITION,
 )
 from pallasfuse.pallas_backend.mosaic_shape import Unsuited
-from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS
-from pallasfuse.pallas_backend.shared_memory import Allocation, resources_of, total_bytes
+from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS, Allocation, resources_of, total_bytes
 from pallasfuse.price.visited_tiles import tile_range
 from pallasfuse.resources.block import Resources
 from pallasfuse.resources.clusters import is_approximate, leaving, streams_of

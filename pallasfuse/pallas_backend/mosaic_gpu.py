@@ -7,6 +7,7 @@ The interpreter of Mosaic kernels has no products with operands in registers and
 emits the same kernel with both sides in shared memory and the addition apart.
 """
 
+import heapq
 from collections.abc import Mapping
 from copy import copy
 from math import lcm, prod
@@ -14,20 +15,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram
+from pallasfuse.ir.tile_program import Contract, Load, Loop, Store, TileProgram, block_start
 from pallasfuse.pallas_backend import mosaic_space
-from pallasfuse.pallas_backend.assignment import assignment
 from pallasfuse.pallas_backend.mosaic_block import ASSIGNMENT, BLOCK, WARPGROUP, Block
 from pallasfuse.pallas_backend.mosaic_rules import examine, may_approximate, swizzle
 from pallasfuse.pallas_backend.mosaic_shape import WARPGROUP_ROWS, Shape, box, present
+from pallasfuse.price.visited_tiles import trips
 from pallasfuse.targets import MOSAIC_GPU
 
 
@@ -177,3 +180,41 @@ def _multiprocessors() -> int:
         return int(jax.devices("gpu")[0].core_count)
     except (RuntimeError, AttributeError):
         return MOSAIC_GPU.multiprocessors
+
+
+# --- the blocks of a grid for each instance of a persistent kernel
+
+
+_MOST_BLOCKS = 1 << 18
+"""More blocks than this are not listed: each instance then runs so many that it hardly matters which."""
+_BLOCK_TRIPS = 0.5
+"""The time to begin and to end a block, in trips of its loop, when the next one's operands are on their way: less than what
+`Schedule.start_trips` counts for a block by itself."""
+
+
+def assignment(program: TileProgram, loop: Loop, blocks: int, instances: int) -> np.ndarray | None:
+    """Returns a table of the blocks that each instance runs; None where all blocks are alike.
+
+    int32 [instances, 2 + most]: how many blocks an instance runs, and their numbers.
+
+    List scheduling (Graham 1969): in the order of their numbers, blocks go to the instance that is free first, as the hardware
+    does with blocks that it starts.
+    """
+    if not program.descending or blocks > _MOST_BLOCKS:
+        return None
+    known: dict[tuple[int, ...], int] = {}
+    free = [(0.0, n) for n in range(instances)]
+    given: list[list[int]] = [[] for _ in range(instances)]
+    for number in range(blocks):
+        starts = block_starts(program, number)
+        key = tuple(starts[a] for a in program.descending)
+        if key not in known:
+            known[key] = trips(loop, {block_start(a): s for a, s in starts.items()})
+        time, instance = heapq.heappop(free)
+        given[instance].append(number)
+        heapq.heappush(free, (time + known[key] + _BLOCK_TRIPS, instance))
+    table = np.zeros((instances, 2 + max(map(len, given))), np.int32)
+    for row, numbers in zip(table, given, strict=True):
+        row[0] = len(numbers)
+        row[1 : 1 + len(numbers)] = numbers
+    return table

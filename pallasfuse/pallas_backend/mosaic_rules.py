@@ -31,8 +31,7 @@ from pallasfuse.pallas_backend.mosaic_shape import (
     present,
     shape_of,
 )
-from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS
-from pallasfuse.pallas_backend.shared_memory import resources_of
+from pallasfuse.pallas_backend.mosaic_space import SHARED_BYTES, THREADS, resources_of
 from pallasfuse.resources.block import Resources
 from pallasfuse.tiling.arithmetic import coarse_values
 
@@ -42,8 +41,7 @@ COPY_ALIGNMENT = 16
 """Bytes: of every stride of an array that the copy engine reads or writes, and of a tile's minor dimension."""
 SWIZZLES = (128, 64, 32, 16)
 """Bytes; a product takes as many contracted elements together."""
-PRODUCT_TYPES = frozenset({"float16", "bfloat16"})
-FLOATS = frozenset({"float16", "bfloat16", "float32"})
+FLOATS = dtypes.HALF | {"float32"}
 OPERATIONS = frozenset({
     "add", "sub", "mul", "div", "max", "min", "neg", "abs", "square", "sqrt", "rsqrt", "exp", "exp2", "log", "tanh", "logistic",
     "sin", "cos", "integer_pow", "round_even", "sign", "select", "convert", "eq", "ne", "lt", "le", "gt", "ge", "and", "or",
@@ -213,7 +211,7 @@ def _check_product(program: TileProgram, shape: Shape, loads: dict[str, Load], s
     if len(over) != 1 or kept[0] != (shape.rows,) or len(kept[1]) != 1:
         raise Unsuited(f"{s.name} is no product of rows and columns")
     (contracted,), (columns,) = over, kept[1]
-    if s.lhs.dtype not in PRODUCT_TYPES or s.rhs.dtype != s.lhs.dtype or s.dtype != "float32":
+    if s.lhs.dtype not in dtypes.HALF or s.rhs.dtype != s.lhs.dtype or s.dtype != "float32":
         raise Unsuited(f"{s.name} multiplies {s.lhs.dtype} and {s.rhs.dtype}")
     if not (isinstance(s.rhs, Read) and s.rhs.tensor in loads):
         raise Unsuited(f"the right side of {s.name} is computed: it does not lie in shared memory")
@@ -247,14 +245,14 @@ def may_approximate(program: TileProgram) -> bool:
     half precision. Those of `INEXACT` may serve coarse values, but nothing that is computed from them on the way.
     """
     coarse = coarse_values(program)
-    rounded = all(t.dtype in PRODUCT_TYPES for t in program.outputs)
+    rounded = all(t.dtype in dtypes.HALF for t in program.outputs)
 
     def is_coarse(node: Expr) -> bool:
         return isinstance(node, Read) and node.tensor in coarse
 
     def is_as_coarse(root: Expr) -> bool:
         reads = [n for n in postorder(root) if isinstance(n, Read)]
-        return any(map(is_coarse, reads)) and all(is_coarse(n) or n.dtype in PRODUCT_TYPES for n in reads)
+        return any(map(is_coarse, reads)) and all(is_coarse(n) or n.dtype in dtypes.HALF for n in reads)
 
     def fits(node: Apply, *, in_loop: bool) -> bool:
         if node.op in ROUGH:

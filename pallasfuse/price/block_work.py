@@ -27,10 +27,10 @@ from pallasfuse.ir.tile_program import (
     expressions,
 )
 from pallasfuse.price.block_accesses import Access, access, looked_up
-from pallasfuse.price.library_operations import FEWEST, takes_all
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
 from pallasfuse.price.thread_layouts import exchange, vector_of
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
+from pallasfuse.price.xla_library import FEWEST, takes_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, apply, const, postorder, rebuild, with_args
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.price.block_work import BlockWork, Examiner, Product, examine
-from pallasfuse.price.library_operations import inverted
 from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_library import inverted
 
 NEW_PAGES = "new pages"
 """The name of the term for memory that the system makes anew."""
@@ -163,7 +163,7 @@ def _roundings(nodes: Iterable[Expr]) -> Operations:
     """The instructions by which loops round every result of arithmetic in a half type."""
     elements = sum(
         math.prod(a.extent for a in n.axes)
-        for n in nodes if isinstance(n, Apply) and n.dtype in ("float16", "bfloat16") and n.op not in _UNROUNDED
+        for n in nodes if isinstance(n, Apply) and n.dtype in dtypes.HALF and n.op not in _UNROUNDED
     )  # fmt: skip
     return ROUNDED.times(float(elements))
 

@@ -381,7 +381,7 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
 
     Warps share out rows among them, then columns; where both are few, warps read and compute the same.
     """
-    size = 2 if p.lhs_dtype in ("float16", "bfloat16") else 4
+    size = 2 if p.lhs_dtype in dtypes.HALF else 4
     by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size == 2 or not p.precise)
     units = warps // WARPGROUP_WARPS if by_warpgroups else warps
     along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
@@ -398,7 +398,7 @@ def _on_matrix_units(p: Product) -> bool:
 
 def _rounded(p: Product) -> float:
     """The operations that round float32 operands for the matrix units, and bring them into the order in which these read them."""
-    if p.precise or p.lhs_dtype in ("float16", "bfloat16"):
+    if p.precise or p.lhs_dtype in dtypes.HALF:
         return 0.0
     left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
     right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED

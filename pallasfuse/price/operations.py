@@ -55,7 +55,7 @@ def of_node(node: Apply) -> Operations:
     if node.op == "div" and isinstance(node.args[1], Const):
         return _ONE
     if node.op == "convert":
-        own = ROUNDED if node.dtype in ("float16", "bfloat16") else _OPERATIONS["convert"]
+        own = ROUNDED if node.dtype in dtypes.HALF else _OPERATIONS["convert"]
         types = node.dtype, node.args[0].dtype
         return own + _CONVERTED if any(map(dtypes.is_integer, types)) and any(map(dtypes.is_float, types)) else own
     return _OPERATIONS.get(node.op, _ONE)

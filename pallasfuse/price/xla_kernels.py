@@ -7,25 +7,22 @@ computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder, rename_axes, substitute
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read, rename_axes, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.common_nests import without_repetitions
-from pallasfuse.price.library_calls import joined_calls
-from pallasfuse.price.library_operations import takes_all, takes_reduction
-from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise, stored_joins
-from pallasfuse.price.short_reductions import with_short_reductions
+from pallasfuse.price.moves import FEW, MOST_REPEATED, moves_as_maps, read_otherwise, stored_joins
 from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
+from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_products import (
     ends_in,
     is_product,
@@ -52,7 +49,7 @@ class Known:
     """Without repetitions, by those of the nests that equal earlier ones which are kept."""
 
     def without_repetitions(self, program: LoopProgram, kept: frozenset[str]) -> LoopProgram:
-        """The program as `common_nests.without_repetitions`."""
+        """The program as `without_repetitions`."""
         if not self.programs:
             self.programs[frozenset()] = without_repetitions(program)
         left = {n.name for n in self.programs[frozenset()].nests}
@@ -397,3 +394,80 @@ def _shares_kernel(
 def _computed_over(body: Expr, space: frozenset[Axis]) -> frozenset[Expr]:
     """The values in an expression that differ from point to point of a space."""
     return frozenset(n for n in postorder(body) if isinstance(n, Apply) and n.axes == space)
+
+
+# --- equal operations, of which XLA leaves one
+
+
+def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> LoopProgram:
+    """Returns the program without nests that equal an earlier one, but for results and those in `kept`."""
+    looked_up = {
+        t.name for n in program.nests if isinstance(n, External) and n.lookup is not None
+        for t in (n.lookup.result, n.lookup.source, n.lookup.table)
+    }  # fmt: skip
+    named = {*program.outputs, *kept, *looked_up}
+    first: dict[object, str] = {}
+    same: dict[str, str] = {}
+    nests: list[Nest | External] = []
+    for nest in program.nests:
+        if isinstance(nest, External):
+            repeated = same.keys() & nest.reads
+            nests.append(replace(nest, operands=tuple(same.get(t, t) for t in nest.operands)) if repeated else nest)
+            continue
+        body = _reading(nest.body, same) if same.keys() & nest.reads else nest.body
+        key = nest.axes, nest.reduced, nest.reducer, nest.dtype, nest.precision, nest.picks, body
+        earlier = first.setdefault(key, nest.name)
+        if earlier != nest.name and nest.name not in named:
+            same[nest.name] = earlier
+        else:
+            nests.append(nest if body is nest.body else replace(nest, body=body))
+    return replace(program, nests=tuple(nests)) if same else program
+
+
+def _reading(body: Expr, same: dict[str, str]) -> Expr:
+    reads = [n for n in postorder(body) if isinstance(n, Read) and n.tensor in same]
+    return substitute(body, {n: read(same[n.tensor], n.indices, n.dtype) for n in reads})
+
+
+# --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it
+
+
+_WARP = 32
+
+
+def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:
+    """Returns the fusions, in the same order, with the short reductions inside of those that read them.
+
+    outside: tensors that somebody else reads, too: these are stored. The fusions that read such reductions are changed.
+    """
+    left = list(fusions)
+    for fusion in reversed(fusions):
+        if not all(is_short(n) and n.name not in outside for n in fusion.roots):
+            continue
+        made = {n.name for n in fusion.roots}
+        readers = [f for f in left if f is not fusion and any(tensor in made for tensor, _ in f.reads)]
+        space = volume({a for n in fusion.roots for a in (*n.axes, *n.reduced)})
+        if not readers or (len(readers) - 1) * space > MOST_REPEATED:
+            continue
+        left = [f for f in left if f is not fusion]
+        for reader in readers:
+            reader.roots += [replace(n, reduced=(), reducer=None) for n in fusion.roots]
+            reader.bodies += fusion.bodies
+            reader.reads |= fusion.reads
+            reader.inside |= made
+    return left
+
+
+def is_short(nest: Nest) -> bool:
+    """Is a reduction so short that no lanes or warps share it (`IsUnnestedReductionFasterThanElemental`)? Rows whose elements are
+    neighbours and divide a warp are reduced by its lanes."""
+    if not nest.is_reduction or nest.precision is not None or nest.picks:
+        return False
+    number = volume(nest.reduced)
+    space = frozenset((*nest.axes, *nest.reduced))
+    order = next(
+        (x.indices for x in postorder(nest.body) if isinstance(x, Read) and frozenset(x.indices) == space),
+        (*nest.axes, *nest.reduced),
+    )
+    last = next((a for a in reversed(order) if a.extent > 1), None)
+    return number < _WARP and (last not in nest.reduced or _WARP % number != 0)

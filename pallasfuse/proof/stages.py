@@ -9,7 +9,7 @@ import numpy as np
 from pallasfuse import _compat
 from pallasfuse._compat import Literal, Var
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.deduplicate import deduplicate
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
 from pallasfuse.ir.expr import Expr
@@ -20,8 +20,8 @@ from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.lowering import lowered
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import MOST_ELEMENTS, Instance, all_axes, nest_volume
+from pallasfuse.proof.masks import bounds_of_loops
 from pallasfuse.proof.result import Counterexample, PlannedKernel, Record
-from pallasfuse.proof.trees import bounds_of_loops
 from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.tree_values import Bounded
 from pallasfuse.verification.bound import Size, miss_probability, sizes, trials_for

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Const, Expr, Index, Read, postorder, read, substitute
+from pallasfuse.ir.fold import OLD
 from pallasfuse.repair.laurent import Role, Var
-from pallasfuse.repair.result import OLD
 from pallasfuse.repair.signs import Sign, infer_sign
 
 

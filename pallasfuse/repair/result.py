@@ -5,9 +5,6 @@ from dataclasses import dataclass
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.reducers import Reducer
 
-OLD = ".old"
-"""Suffix of a frame's name where an update means the frame's previous value."""
-
 
 def accumulator_name(position: int) -> str:
     """The tensor name by which `Accumulator.update` reads accumulator number `position`."""

@@ -10,12 +10,10 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import Load, Loop, Statement, Store, TileProgram, every
 
-HALF_TYPES = frozenset({"float16", "bfloat16"})
-
 
 def is_approximate(programs: Sequence[TileProgram]) -> bool:
     """Are all results rounded to half precision? Then exponentials may be the device's own instructions, which are less exact."""
-    return all(t.dtype in HALF_TYPES for t in programs[-1].outputs)
+    return all(t.dtype in dtypes.HALF for t in programs[-1].outputs)
 
 
 def streams_of(programs: Sequence[TileProgram], rolled: Axis) -> tuple[Load, ...]:

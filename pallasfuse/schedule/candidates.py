@@ -1,6 +1,6 @@
 """Candidates: a tree with the sizes of its tiles; a space of them, and their prices by the model, many at a time."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -14,7 +14,7 @@ from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
 from pallasfuse.schedule.model import Amounts, Model
 from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
-from pallasfuse.schedule.space import Dropped, tiled
+from pallasfuse.schedule.space import Dropped, Signature, canonical, signature, tiled
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -61,22 +61,24 @@ class Space:
         return np.stack([f.ravel() for f in found], axis=1) if found else np.zeros((1, 0), np.int64)
 
 
-Prices = Callable[[Sequence[Candidate]], Sequence[float]]
-"""Returns the microseconds of candidates; infinity for one that is illegal or does not fit."""
+def without_equal_trees(space: Space) -> Space:
+    """Returns a space with one of the trees that do the same in each block."""
+    found: dict[Signature, TreeKernel] = {}
+    for form in dict.fromkeys(canonical(space.region, tree) for tree in space.trees):
+        placement = place(space.region, form, space.may_fold)
+        if not isinstance(placement, Broken) and not placement.unread:
+            found.setdefault(signature(placement), form)
+    return replace(space, trees=tuple(found.values()))
 
 
-def each(space: Space, price: Callable[[TreeKernel], float]) -> Prices:
-    """Returns prices that take one tree at a time; candidates with equal trees are priced once."""
-    known: dict[TreeKernel, float] = {}
-
-    def prices(candidates: Sequence[Candidate]) -> list[float]:
-        found = [space.tree(c) for c in candidates]
-        for tree in found:
-            if tree not in known:
-                known[tree] = price(tree)
-        return [known[tree] for tree in found]
-
-    return prices
+def without_padding(space: Space) -> Space:
+    """Returns a space whose tiles divide an extent that is a power of two, and pad others by less than 5%."""
+    axes = space.region.axes
+    fitting = {
+        a: tuple(s for s in sizes if sizes == (1,) or tiles.pads_little(axes[a].extent, s)) or sizes
+        for a, sizes in space.choices.items()
+    }
+    return replace(space, choices=fitting)
 
 
 @dataclass
@@ -88,15 +90,6 @@ class ModelPrices:
     _placements: dict[tuple[int, frozenset[str]], Placement | None] = field(default_factory=dict)
     _serial: dict[int, frozenset[str]] = field(default_factory=dict)
     _of_every: dict[int, list[tuple[Integers, Amounts]]] = field(default_factory=dict)
-
-    def __call__(self, candidates: Sequence[Candidate]) -> list[float]:
-        us = np.empty(len(candidates))
-        trees = np.array([c.tree for c in candidates])
-        sizes = np.array([c.sizes for c in candidates], dtype=np.int64).reshape(len(candidates), -1)
-        for tree in np.unique(trees):
-            rows = trees == tree
-            us[rows] = self.of_tree(int(tree), sizes[rows])
-        return [float(u) for u in us]
 
     def on(self, device: Device) -> "ModelPrices":
         """Returns the prices on another device; what no device changes is found once for both."""
@@ -129,24 +122,6 @@ class ModelPrices:
             found = self.model.priced(amounts)
             us[rows] = np.where(self.model.fits(found), found.us, np.inf)
         return us
-
-    def fitting(self, tree: int, sizes: Integers) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Returns which candidates are legal and fit."""
-        result = np.zeros(len(sizes), dtype=np.bool_)
-        for rows, placement in self._placed(tree, sizes):
-            result[rows] = self.model.fits(self.model.estimate(placement, self._by_axis(sizes[rows])))
-        return result
-
-    def best(self) -> tuple[float, Candidate]:
-        """Returns the lowest price of all candidates, by trying each."""
-        sizes = self.space.all_sizes()
-        found = (np.inf, Candidate(0, tuple(int(s) for s in sizes[0])))
-        for tree in range(len(self.space.trees)):
-            us = self.of_tree(tree, sizes)
-            n = int(np.argmin(us))
-            if us[n] < found[0]:
-                found = (float(us[n]), Candidate(tree, tuple(int(s) for s in sizes[n])))
-        return found
 
     def _by_axis(self, sizes: Integers) -> dict[str, Integers]:
         return dict(zip(self.space.axes, sizes.T, strict=True))

@@ -29,13 +29,12 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.ir.region import Region
+from pallasfuse.ir.region import Region, independent_axes
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import RangeLoop, TreeKernel
 from pallasfuse.price.operations import Instructions, Operations, new_instructions
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import BLOCKS, REGISTER_BYTES, REGISTERS
-from pallasfuse.schedule.expressions import independent_axes
 from pallasfuse.schedule.placement import Broken, Buffer, MayFold, Placement, Statement, no_folds, place
 from pallasfuse.tiling.products import Product, narrow_sides, split_product
 

@@ -49,17 +49,6 @@ Rewrite = Callable[[BlockProgram, Site, Legality], BlockProgram | Refusal]
 
 
 @dataclass(frozen=True, slots=True)
-class Mutant:
-    """A wrong version of a rule, as one might write it by mistake."""
-
-    name: str
-    apply: Callable[[BlockProgram], BlockProgram]
-    """Returns what it makes of a program."""
-    example: Callable[[], BlockProgram] | None = None
-    """Makes the program on which it shows; None: on the example of the rule."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rule:
     """A rewrite of block programs that keeps their values."""
 
@@ -72,9 +61,6 @@ class Rule:
     """Yields the places in one body where the pattern stands."""
     apply: Rewrite
     """Returns the program after it, or why it does not apply at a site."""
-    example: Callable[[], BlockProgram]
-    """Makes a program to which it applies."""
-    mutants: tuple[Mutant, ...]
 
     def __str__(self) -> str:
         return f"R{self.number}"

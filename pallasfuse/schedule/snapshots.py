@@ -17,16 +17,14 @@ from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.inline import inline_maps
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.ir.region import Region, region_of_group, region_of_program
+from pallasfuse.ir.region import Region, independent_axes, region_of_group, region_of_program
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import RangeLoop, TreeKernel, walk
 from pallasfuse.schedule import tiles
 from pallasfuse.schedule.block_program import BlockKernel, BlockProgram, Path, kernels, operators, recomputed, unfused
 from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
-from pallasfuse.schedule.expressions import independent_axes
-from pallasfuse.schedule.listing import lines
 from pallasfuse.schedule.model import Model
-from pallasfuse.schedule.placement import MayFold
+from pallasfuse.schedule.placement import Broken, MayFold, Placed, Statement, no_folds, place
 from pallasfuse.schedule.recompute import trips_of
 from pallasfuse.schedule.rule import Legality
 from pallasfuse.schedule.rules import EXTENSION, PRIORITY, RULES
@@ -251,3 +249,47 @@ def _summary(number: int, snapshot: Snapshot, device: Device) -> list[str]:
         names = ", ".join(n for n, again in snapshot.recomputed.items() if again == axes)
         shown.append(f"  computed again for each of {factors[axes]} tiles along {', '.join(axes)}: {names}")
     return [*shown, *(f"  {k.tree}" for k in tiled)]
+
+
+# --- block programs as text, line by line, as Blockbuster prints them
+
+
+def lines(kernel: BlockKernel, may_fold: MayFold = no_folds) -> list[str]:
+    """Returns the lines of one kernel, with the axes of tiles in brackets."""
+    placement = place(kernel.region, kernel.tree, may_fold)
+    assert not isinstance(placement, Broken), str(placement)
+    return list(_lines(kernel.region, placement.body, ""))
+
+
+def _lines(region: Region, body: tuple[Placed | Statement, ...], indent: str) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, Statement):
+            yield indent + _statement(region, node)
+            continue
+        loop = node.loop
+        part = (f" from {loop.begin}" if loop.begin else "") + (f" until {loop.end}" if loop.end else "")
+        yield f"{indent}{'for' if _is_reduced_in(region, node) else 'forall'} {loop.axis}{part}:"
+        yield from _lines(region, node.body, indent + "  ")
+
+
+def _statement(region: Region, statement: Statement) -> str:
+    name, axes = statement.name, ", ".join(a.name for a in statement.axes)
+    if statement.kind != "compute":
+        return f"{statement.kind} {name}[{axes}]"
+    nest = region.by_name[name]
+    kept = ", ".join(a.name for a in nest.axes)
+    sign = {"sum": "+=", None: "="}.get(nest.reducer.name if nest.reducer else None, f"{nest.reducer}=")
+    return f"{name}[{kept}] {sign} {nest.body}"
+
+
+def _is_reduced_in(region: Region, node: Placed) -> bool:
+    """Returns whether something in a loop is reduced by it, so that its trips are not independent."""
+
+    def computes(of: Placed) -> Iterator[str]:
+        for inner in of.body:
+            if isinstance(inner, Placed):
+                yield from computes(inner)
+            elif inner.kind == "compute":
+                yield inner.name
+
+    return any(node.loop.axis in {a.name for a in region.by_name[n].reduced} for n in computes(node))

@@ -13,9 +13,8 @@ from operator import is_
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.region import Region
+from pallasfuse.ir.region import Region, independent_axes, spatial_axes
 from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel, walk
-from pallasfuse.schedule.expressions import independent_axes, spatial_axes
 from pallasfuse.schedule.placement import Broken, MayFold, Placement, no_folds, place
 
 Body = tuple[Node, ...]

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pallasfuse.ir.region import Region
-from pallasfuse.ir.tree import Do, Launch, Merge, Node, RangeLoop, Tree, TreeKernel, walk
+from pallasfuse.ir.tree import Do, Launch, Merge, RangeLoop, Tree, TreeKernel, walk
+from pallasfuse.tiling.levels import grid_of, in_grid
 
 _LEAST, _MERGED = 16, 64
 """The smallest and the largest tile along an axis of the kernel that merges."""
@@ -18,7 +19,7 @@ def split(region: Region, tree: TreeKernel, shares: int, processors: int = 1, wa
     in it can be merged, `placement` says. processors: multiprocessors of the device; the kernel
     that merges has at most so many blocks, unless its tiles would be larger than 64. warps: of that kernel; 0: the default.
     """
-    around, body = grid_loops(tree.body)
+    around, body = grid_of(tree.body)
     if not body or not isinstance(body[0], RangeLoop) or body[0].level != "serial":
         return None
     loop, after = body[0], body[1:]
@@ -30,30 +31,14 @@ def split(region: Region, tree: TreeKernel, shares: int, processors: int = 1, wa
     shared = RangeLoop(loop.axis, shares, (loop,), "grid", shares=True)
     merging = _merging(region, around, processors)
     return (
-        replace(tree, name=f"{tree.name}_parts", body=within(around, (shared,))),
-        replace(tree, launch=Launch(warps=warps), body=within(merging, (*map(Merge, partial), *after))),
+        replace(tree, name=f"{tree.name}_parts", body=in_grid(around, (shared,))),
+        replace(tree, launch=Launch(warps=warps), body=in_grid(merging, (*map(Merge, partial), *after))),
     )
-
-
-def grid_loops(body: tuple[Node, ...]) -> tuple[list[RangeLoop], tuple[Node, ...]]:
-    """The loops of the grid, the outermost first, and what each block runs."""
-    around: list[RangeLoop] = []
-    while len(body) == 1 and isinstance(body[0], RangeLoop) and body[0].level == "grid":
-        around.append(body[0])
-        body = body[0].body
-    return around, body
-
-
-def within(around: Sequence[RangeLoop], body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Returns a body inside of loops, of which the first is the outermost."""
-    for loop in reversed(around):
-        body = (replace(loop, body=body),)
-    return body
 
 
 def most_shares(region: Region, tree: TreeKernel, processors: int) -> int:
     """Returns the most shares, a power of two, that make two blocks at most for each multiprocessor and have a trip each."""
-    around, body = grid_loops(tree.body)
+    around, body = grid_of(tree.body)
     if not body or not isinstance(body[0], RangeLoop):
         return 1
     trips = -(-region.axes[body[0].axis].extent // body[0].size)

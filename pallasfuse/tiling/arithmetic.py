@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import (
     Apply,
@@ -107,7 +108,7 @@ INVERSE_CONDITION = "a quotient that is rounded to half precision is a product w
 def inverts(program: TileProgram) -> bool:
     """Are there such products?"""
     return any(
-        isinstance(n, Apply) and n.op == "convert" and n.dtype in ("float16", "bfloat16") and _is_by_inverse(n.args[0])
+        isinstance(n, Apply) and n.op == "convert" and n.dtype in dtypes.HALF and _is_by_inverse(n.args[0])
         for s in every(program.body)
         for root in expressions(s)
         for n in postorder(root)
@@ -149,7 +150,7 @@ def coarse_values(program: TileProgram) -> frozenset[str]:
     def visit(body: tuple[Statement, ...]) -> None:
         for s in body:
             match s:
-                case Contract(name, _, lhs) if lhs.dtype in ("float16", "bfloat16"):
+                case Contract(name, _, lhs) if lhs.dtype in dtypes.HALF:
                     found.add(name)
                 case Let(name, _, value) | Reduce(name, _, _, value) if value.tensors & found:
                     found.add(name)
@@ -213,7 +214,7 @@ _NATIVE_HALF = frozenset({"add", "sub", "mul", "neg", "abs", "max", "min", "sele
 
 
 def _step(node: Expr, args: tuple[Expr, ...], coarse: frozenset[str]) -> Expr:
-    if isinstance(node, Apply) and node.dtype in ("float16", "bfloat16") and node.op not in _NATIVE_HALF:
+    if isinstance(node, Apply) and node.dtype in dtypes.HALF and node.op not in _NATIVE_HALF:
         wide = [a if isinstance(a, Const) and a.dtype == "int32" else convert(a, "float32") for a in args]
         return convert(_step(apply(node.op, *node.args, dtype="float32"), tuple(wide), coarse), node.dtype)
     if node.dtype == "float32" and isinstance(node, Apply):

@@ -41,6 +41,7 @@ from pallasfuse.ir.expr import (
     sub,
     with_args,
 )
+from pallasfuse.ir.ops import COMPARISONS
 from pallasfuse.ir.reducers import MAX
 from pallasfuse.ir.tile_program import (
     Buffer,
@@ -61,7 +62,7 @@ from pallasfuse.ir.tile_program import (
     not_flat,
     verify,
 )
-from pallasfuse.tiling.units import COMPARISONS, is_step
+from pallasfuse.tiling.units import is_step
 
 LIMIT = 2.0**24
 """Of a frame."""

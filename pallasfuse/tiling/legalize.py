@@ -90,7 +90,7 @@ def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
 
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         if isinstance(node, Apply) and node.op in lacking and node.op in RULES:
-            half = args[0].dtype in ("float16", "bfloat16")
+            half = args[0].dtype in dtypes.HALF
             written = RULES[node.op](*(convert(a, "float32") if half and dtypes.is_float(a.dtype) else a for a in args))
             if written is not None:
                 return convert(written, node.dtype)

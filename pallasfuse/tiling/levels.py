@@ -81,7 +81,8 @@ def grid_of(body: tuple[Node, ...]) -> tuple[tuple[RangeLoop, ...], tuple[Node, 
     return tuple(loops), body
 
 
-def _in_grid(loops: Sequence[RangeLoop], body: tuple[Node, ...]) -> tuple[Node, ...]:
+def in_grid(loops: Sequence[RangeLoop], body: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Returns a body inside of loops, of which the first is the outermost."""
     for loop in reversed(loops):
         body = (replace(loop, body=body),)
     return body
@@ -125,10 +126,10 @@ def _phases(kernel: TreeKernel, region: Region) -> list[TreeKernel] | Refusal:
             if _uses(
                 before, node.axis, region
             ):  # all of the axis, where the blocks have parts: it goes through global memory
-                found.append(_in_grid(grid, tuple(before)))
+                found.append(in_grid(grid, tuple(before)))
                 before = [n for n in before if isinstance(n, Keep)]
             block = (*before, *_serial(node.body, "cluster"))
-            found.append(_in_grid((*grid, replace(node, level="grid")), block))
+            found.append(in_grid((*grid, replace(node, level="grid")), block))
             rest = []
             continue
         if any(isinstance(n, RangeLoop) and n.level == "cluster" and splits(n, region) for _, n in walk((node,))):
@@ -136,9 +137,9 @@ def _phases(kernel: TreeKernel, region: Region) -> list[TreeKernel] | Refusal:
         rest = list(_serial((node,), "cluster"))
         before += rest
     if not found:
-        return [replace(kernel, body=_in_grid(grid, tuple(before)))]
+        return [replace(kernel, body=in_grid(grid, tuple(before)))]
     if rest:
-        found.append(_in_grid(grid, tuple(before)))
+        found.append(in_grid(grid, tuple(before)))
     return [replace(kernel, name=f"{kernel.name}_{n}", body=body) for n, body in enumerate(found)]
 
 

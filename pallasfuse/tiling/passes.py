@@ -1,5 +1,6 @@
 """Passes over the rolled axis: the loop, the repairs in it, the combination of parts, and the values after it."""
 
+import math
 from collections.abc import Callable, Mapping
 
 from pallasfuse.ir import dtypes
@@ -18,7 +19,6 @@ from pallasfuse.ir.tile_program import (
     to_visit,
     visited,
 )
-from pallasfuse.tiling import guards
 from pallasfuse.tiling.masks import Extent, Interval
 from pallasfuse.tiling.ranges import range_of
 from pallasfuse.tiling.values import Scope, Values
@@ -140,7 +140,7 @@ class Passes(Values):
         new = read(shared.name, axes, dtype)
         if new not in scope.known:
             value = self._frame_value(shared, values, scope, ".next", visited(self.rolled))
-            scope.statements.append(Let(shared.name, axes, guards.guarded(value, shared), pinned=True))
+            scope.statements.append(Let(shared.name, axes, guarded(value, shared), pinned=True))
             scope.known[new] = new
         scope.known[read(frame.name, frame.axes, dtype)] = new
         first = apply("eq", read(before(self.rolled), (), "int32"), const(0, "int32"))
@@ -230,7 +230,7 @@ class Passes(Values):
         last = read(shared.name + OLD, axes, dtype)
         if last not in self.top.known:
             value = self._frame_value(shared, values, self.top, "", self._done)
-            self.top.statements.append(Let(shared.name + OLD, axes, guards.guarded(value, shared), pinned=True))
+            self.top.statements.append(Let(shared.name + OLD, axes, guarded(value, shared), pinned=True))
             self.top.known[last] = last
         return {
             read(frame.name, frame.axes, dtype): last,
@@ -295,7 +295,7 @@ class Passes(Values):
 
     def _is_last(self, frame: Frame, final: Expr) -> Expr:
         """Returns whether the loop leaves the accumulators at the finished frame."""
-        return const(False, "bool") if frame.name in self._late_frames else guards.usable(final, frame)
+        return const(False, "bool") if frame.name in self._late_frames else usable(final, frame)
 
 
 def _late_frames(folds: list[Fold]) -> frozenset[str]:
@@ -304,3 +304,25 @@ def _late_frames(folds: list[Fold]) -> frozenset[str]:
     for fold in reversed(folds):
         read_early |= fold.finish.tensors if fold.name in read_early else frozenset()
     return frozenset(f.name for fold in folds if fold.name not in read_early for f in fold.frames if f.late)
+
+
+# --- where the unfinished value of a frame can be used, and what stands in for it where not
+
+
+def usable(value: Expr, frame: Frame) -> Expr:
+    """True where a frame's value is finite, and positive and in its range if the repair relies on that."""
+    below = apply("lt", apply("abs", value), const(frame.high, value.dtype))
+    return apply("and", below, apply("gt", value, const(frame.low, value.dtype))) if frame.positive else below
+
+
+def guarded(value: Expr, frame: Frame) -> Expr:
+    """The value; the end of the frame's range that is next to it where it lies outside; a safe one where there is no such end."""
+    dtype = value.dtype
+    instead: Expr = const(frame.safe, dtype)
+    if frame.low > 0:
+        low = const(frame.low, dtype)
+        instead = apply("select", apply("le", value, low), low, instead)
+    if frame.high < math.inf:
+        high = const(frame.high, dtype)
+        instead = apply("select", apply("ge", value, high), high, instead)
+    return apply("select", usable(value, frame), value, instead)

@@ -89,7 +89,7 @@ def _leans(factor: Expr, seed: Expr, over: AbstractSet[Axis]) -> bool:
 def narrow(side: Expr) -> Expr:
     """Drop an exact cast from a half type: matrix units take half operands and accumulate wide."""
     match side:
-        case Apply("convert", (x,), "float32") if x.dtype in ("float16", "bfloat16"):
+        case Apply("convert", (x,), "float32") if x.dtype in dtypes.HALF:
             return x
     return side
 
@@ -98,7 +98,7 @@ def narrow_sides(lhs: Expr, rhs: Expr) -> tuple[Expr, Expr]:
     """Drop the exact casts of both sides of a product, as `narrow`. Beside a half type, integers of a byte become that type, which
     has all of them: the product is one of half operands then, also for the rules of `arithmetic`."""
     sides = narrow(lhs), narrow(rhs)
-    half = next((s.dtype for s in sides if s.dtype in ("float16", "bfloat16")), None)
+    half = next((s.dtype for s in sides if s.dtype in dtypes.HALF), None)
     return sides if half is None else (_with_bytes_as(half, sides[0]), _with_bytes_as(half, sides[1]))
 
 

@@ -10,12 +10,12 @@ from functools import reduce
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, postorder
+from pallasfuse.ir.ops import COMPARISONS
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
 
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-_EXACT = _COMPARISONS | {"add", "sub", "mul", "neg", "abs", "sign", "max", "min", "select", "convert", "and", "or", "xor",
+_EXACT = COMPARISONS | {"add", "sub", "mul", "neg", "abs", "sign", "max", "min", "select", "convert", "and", "or", "xor",
                          "not"}  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def is_exact(predicate: Expr) -> bool:
                 pass
             case Apply(op, args, dtype):
                 rounds = dtypes.is_float(dtype) or any(dtypes.is_float(a.dtype) for a in args)
-                compared = op in _COMPARISONS and all(isinstance(a, Const | Read) for a in args)
+                compared = op in COMPARISONS and all(isinstance(a, Const | Read) for a in args)
                 if op not in _EXACT or (rounds and not compared):
                     return False
     return predicate.dtype == "bool"

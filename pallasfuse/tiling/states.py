@@ -60,8 +60,6 @@ class Piece:
     """What the group reads, over the pieces."""
     sliced: Mapping[str, tuple[str, tuple[tuple[int, Axis], ...]]]
     """Tensors that hold a piece of another one: (its name, the dimensions to cut and the whole axis that each lies along)."""
-    origins: Mapping[str, Axis]
-    """The int32 inputs that hold where a piece of a whole axis starts."""
 
 
 def localize(
@@ -74,8 +72,7 @@ def localize(
     pieces = {axis: Axis(axis.name, size) for axis, size in sizes.items()}
     known = {name: tensors[name] for name in group.inputs}
     sliced: dict[str, tuple[str, tuple[tuple[int, Axis], ...]]] = {}
-    origins = {start_of(axis): axis for axis in sizes}
-    known |= {name: Tensor(name, (), "int32") for name in origins}
+    known |= {name: Tensor(name, (), "int32") for name in map(start_of, sizes)}
     for name, dims in given.items():
         own = tensors[name].axes
         cut_axes = (Axis(a.name, sizes[dims[d]]) if d in dims else a for d, a in enumerate(own))
@@ -129,7 +126,7 @@ def localize(
         folds=tuple(map(fold_here, group.folds)), inner=tuple(map(nest_here, group.inner)), outputs=outputs,
     )  # fmt: skip
     known |= {n.name: Tensor(n.name, n.axes, n.dtype) for n in outputs}
-    return Piece(replace(moved, inputs=tuple(used)), known, sliced, origins)
+    return Piece(replace(moved, inputs=tuple(used)), known, sliced)
 
 
 def local(group: Group, piece: Piece, schedule: Schedule, target: Target, *, inside: bool = False) -> TileProgram:

@@ -20,6 +20,7 @@ import numpy as np
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, mul, postorder, read, select, with_args
+from pallasfuse.ir.ops import COMPARISONS
 from pallasfuse.ir.reducers import MAX, MIN
 from pallasfuse.ir.tile_program import Contract, Let, Load, Loop, Reduce, Statement, Store, TileProgram, not_flat
 
@@ -27,7 +28,6 @@ LOG2_E = math.log2(math.e)
 _LARGEST = float(np.finfo(np.float32).max)
 _FACTORS = (2.0**-20, 2.0**20)
 """Constants that may absorb the factor: far from where a product of theirs is subnormal."""
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _STEPS = frozenset({"sign", "floor", "ceil", "round_even", "round_away", "rem"})
 _EXPONENTIALS = frozenset({"exp", "exp2"})
 _LOGARITHMS = frozenset({"log", "log1p"})

@@ -11,8 +11,8 @@ import numpy as np
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder
 from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.ops import COMPARISONS
 
-_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 _BOOLEANS = frozenset({(0, 0), (0, 1), (1, 1)})
 
 type Ends = tuple[int, int]
@@ -67,7 +67,7 @@ def _applied(op: str, args: Sequence[Ends]) -> Ends | None:
     if len(args) == 1:
         return _of_one(op, *args[0])
     if len(args) == 2:
-        return _compared(op, *args) if op in _COMPARISONS else _of_two(op, *args[0], *args[1])
+        return _compared(op, *args) if op in COMPARISONS else _of_two(op, *args[0], *args[1])
     predicate, x, y = args
     return x if predicate[0] else y if not predicate[1] else _hull((*x, *y))
 

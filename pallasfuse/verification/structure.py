@@ -10,6 +10,7 @@ import numpy as np
 
 from pallasfuse._compat import Jaxpr, Literal, Var
 from pallasfuse.affine_constants import as_operations
+from pallasfuse.ir.domain import Arrays
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.verification.field import Array, mix
 from pallasfuse.verification.jaxprs import body_of
@@ -22,7 +23,7 @@ def _word(text: str) -> np.uint64:
     return word
 
 
-class Structure:
+class Structure(Arrays):
     """`ir.domain.Domain` over hashes of terms."""
 
     def variable(self, name: str, shape: Sequence[int]) -> Array:
@@ -43,21 +44,6 @@ class Structure:
     ) -> Array:
         with np.errstate(over="ignore"):
             return mix(_word(f"{reducer}: {dtype}"), mix(value).sum(dims, keepdims=True, dtype=np.uint64))
-
-    def finished(self, value: Array) -> Array:
-        return value
-
-    def shape(self, value: Array) -> tuple[int, ...]:
-        return tuple(value.shape)
-
-    def reshape(self, value: Array, shape: tuple[int, ...]) -> Array:
-        return value.reshape(shape)
-
-    def broadcast(self, value: Array, shape: tuple[int, ...]) -> Array:
-        return np.broadcast_to(value, shape)
-
-    def take(self, value: Array, index: tuple[Any, ...]) -> Array:
-        return np.asarray(value[index])
 
     def number(self, value: Array) -> int:
         raise AssertionError("a hash is no number")

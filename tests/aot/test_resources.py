@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import h100, kernels
 from pallasfuse.pallas_backend.kernel_resources import resources
-from pallasfuse.pallas_backend.shared_memory import RESERVED_BYTES
+from pallasfuse.pallas_backend.mosaic_space import RESERVED_BYTES
 
 pytestmark = [
     pytest.mark.aot,

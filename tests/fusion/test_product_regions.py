@@ -7,8 +7,8 @@ import pytest
 
 from pallasfuse.device import find
 from pallasfuse.fusion.candidate import Context
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.product_regions import candidates, rebuild
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert

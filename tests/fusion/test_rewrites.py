@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.hoisting import hoist
-from pallasfuse.fusion.inline import inline_maps
-from pallasfuse.fusion.linear import linear_form
+from pallasfuse.fusion.inline import deduplicate, inline_maps
+from pallasfuse.fusion.stability import linear_form
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate, evaluate_expr
 from pallasfuse.ir.expr import add, apply, const, convert, div, mul, read, select, sub

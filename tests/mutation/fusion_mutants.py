@@ -44,9 +44,7 @@ def _copies_the_first(program: LoopProgram, *, same_body: bool) -> LoopProgram:
 
 
 def _deduplicates(*, same_body: bool) -> Plant:
-    return result_of(
-        "pallasfuse.fusion.deduplicate:deduplicate", lambda p, *_: _copies_the_first(p, same_body=same_body)
-    )
+    return result_of("pallasfuse.fusion.inline:deduplicate", lambda p, *_: _copies_the_first(p, same_body=same_body))
 
 
 def _without_finish(fold: Fold | None, *_: Any, **__: Any) -> Fold | None:
@@ -144,10 +142,8 @@ _FUSION = "pallasfuse.fusion"
 
 MUTANTS = (
     # deduplicate, inline
-    Mutant("merges_reductions_of_other_bodies", "fusion/deduplicate", _deduplicates(same_body=False), "variance"),
-    Mutant(
-        "merges_a_minimum_with_a_maximum", "fusion/deduplicate", _deduplicates(same_body=True), "largest_and_smallest"
-    ),
+    Mutant("merges_reductions_of_other_bodies", "fusion/inline", _deduplicates(same_body=False), "variance"),
+    Mutant("merges_a_minimum_with_a_maximum", "fusion/inline", _deduplicates(same_body=True), "largest_and_smallest"),
     Mutant(
         "inlined_map_keeps_its_axes",
         "fusion/inline",

@@ -22,7 +22,7 @@ from tests.mutation.planting import (
 )
 
 _PASSES, _VALUES = "pallasfuse.tiling.passes", "pallasfuse.tiling.values"
-_GUARDS = "pallasfuse.tiling.guards"
+_GUARDS = "pallasfuse.tiling.passes"
 _BOUNDS = "pallasfuse.tiling.bounds"
 _MASKS = "pallasfuse.tiling.masks"
 _PRODUCTS = "pallasfuse.tiling.products"

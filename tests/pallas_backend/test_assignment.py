@@ -12,7 +12,7 @@ import pallasfuse as pf
 from benchmarks.cases import ATTENTION
 from pallasfuse.emission.pallas_kernel import block_starts
 from pallasfuse.ir.tile_program import Loop, block_start
-from pallasfuse.pallas_backend.assignment import assignment
+from pallasfuse.pallas_backend.mosaic_gpu import assignment
 from pallasfuse.price.visited_tiles import trips
 from tests.pallas_backend.test_mosaic_gpu import TARGET
 

@@ -16,7 +16,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 import pallasfuse as pf
 from benchmarks import h100
 from pallasfuse import execution, placement, primitive
-from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape, mosaic_space, shared_memory
+from pallasfuse.pallas_backend import interpret, mosaic_gpu, mosaic_rules, mosaic_shape, mosaic_space
 from tests.pallas_backend.variants import VARIANTS, capped, causal, plain, scores, weighted
 
 TARGET = "mosaic_gpu"
@@ -442,7 +442,7 @@ def test_space_is_counted():
     shape = mosaic_rules.examine(kernel.program)
     rows, keys = 64 * 128 * 2, 128 * 128 * 2  # few blocks: small ones
     barriers = 8 * (2 * (2 * 2 + 1) + 1 + 1)  # two slots of keys and of values, one of queries, and two more
-    expected = 2 * rows + 2 * 2 * keys + shared_memory.RESERVED_BYTES + 1024 + barriers
+    expected = 2 * rows + 2 * 2 * keys + mosaic_space.RESERVED_BYTES + 1024 + barriers
     assert mosaic_space.shared_bytes(kernel.program, shape) == expected
     assert not mosaic_space.staging(kernel.program, shape)
     assert mosaic_rules.registers(kernel.program, shape) < mosaic_rules.REGISTERS_PER_THREAD

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 from pallasfuse import device
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.orders import turned_bytes
-from pallasfuse.price.xla import price_xla
+from pallasfuse.price.xla import price_xla, turned_bytes
 
 H200 = device.find("NVIDIA H200", "gpu")
 

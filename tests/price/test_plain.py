@@ -12,8 +12,7 @@ from pallasfuse.ir.plain_work import Trips
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.overview import overview
-from pallasfuse.price.hoisted import unchanging
-from pallasfuse.price.xla import kernels_on, of_kernel, price_xla
+from pallasfuse.price.xla import kernels_on, of_kernel, price_xla, unchanging
 from pallasfuse.price.xla_forms import Opaque
 from pallasfuse.targets import XLA_CPU
 

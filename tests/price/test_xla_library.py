@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.common_nests import without_repetitions
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import kernels_on, price_xla
 from pallasfuse.price.xla_buffers import in_order, result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
+from pallasfuse.price.xla_kernels import without_repetitions
 from pallasfuse.targets import XLA_CPU
 
 CPU = XLA_CPU.device

@@ -5,11 +5,12 @@ import random
 import numpy as np
 import pytest
 
+from benchmarks.tree_search.search import by_model, each
 from pallasfuse.device import assumed
+from pallasfuse.ir.region import independent_axes
 from pallasfuse.ir.tree import parse
 from pallasfuse.schedule import space, tiles
-from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space, each
-from pallasfuse.schedule.expressions import independent_axes
+from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model, published_slowdown
 from pallasfuse.schedule.placement import Broken, place
@@ -133,7 +134,7 @@ def test_many_candidates_at_a_time_have_the_prices_of_each(seed):
         Candidate(draw.randrange(len(found.trees)), tuple(draw.choice(c) for c in found.choices.values()))
         for _ in range(60)
     ]
-    together = ModelPrices(found, model)(candidates)
+    together = by_model(ModelPrices(found, model))(candidates)
     np.testing.assert_allclose(together, each(found, price)(candidates), rtol=1e-12)
     assert np.isfinite(together).any()
     assert 0 < model.matrix_bound_us <= min(together)

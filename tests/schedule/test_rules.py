@@ -5,13 +5,14 @@ import pytest
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.evaluate import evaluate
-from pallasfuse.ir.evaluate_trees import evaluate_trees
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.tree import RangeLoop
 from pallasfuse.schedule.rule import Legality
 from pallasfuse.schedule.rules import EXTENSION, PRIORITY, RULES
+from tests.schedule.evaluate_trees import evaluate_trees
+from tests.schedule.rule_examples import EXAMPLES
 
-MUTANTS = [pytest.param(r, m, id=f"{r}-{m.name}") for r in RULES.values() for m in r.mutants]
+MUTANTS = [pytest.param(r, m, id=f"{r}-{m.name}") for r in RULES.values() for m in EXAMPLES[r.number][1]]
 
 
 def inputs_of(program):
@@ -41,7 +42,7 @@ def applied(rule, program, legality):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=str)
 def test_a_rule_keeps_the_values_of_its_example(rule):
-    program = rule.example()
+    program = EXAMPLES[rule.number][0]()
     want = wanted(program)
     assert same(program, want)
     results = [p for p in applied(rule, program, Legality()) if not isinstance(p, Refusal)]
@@ -53,7 +54,7 @@ def test_a_rule_keeps_the_values_of_its_example(rule):
 
 @pytest.mark.parametrize(("rule", "mutant"), MUTANTS)
 def test_evaluation_tells_a_mutant_from_its_rule(rule, mutant):
-    program = (mutant.example or rule.example)()
+    program = (mutant.example or EXAMPLES[rule.number][0])()
     want = wanted(program)
     assert same(program, want)
     assert not same(mutant.apply(program), want)
@@ -64,6 +65,7 @@ def test_evaluation_tells_a_mutant_from_its_rule(rule, mutant):
 def test_every_rule_has_a_text_and_three_mutants():
     assert sorted(RULES) == list(range(1, 10))
     assert sorted((*PRIORITY, EXTENSION, 7)) == list(RULES)
+    assert EXAMPLES.keys() == RULES.keys()
     for rule in RULES.values():
-        assert len(rule.mutants) >= 3
+        assert len(EXAMPLES[rule.number][1]) >= 3
         assert all(map(str.strip, (rule.name, rule.before, rule.after, rule.condition)))

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from pallasfuse.ir.tree import Do, Merge, RangeLoop, TreeKernel, walk
-from pallasfuse.schedule.splits import grid_loops, most_shares, split
+from pallasfuse.schedule.splits import most_shares, split
+from pallasfuse.tiling.levels import grid_of
 from tests.schedule.regions import chain
 
 PROCESSORS = 132
@@ -23,7 +24,7 @@ def product(rows, columns, summed, tile):
 
 
 def blocks(region, kernel):
-    loops, _ = grid_loops(kernel.body)
+    loops, _ = grid_of(kernel.body)
     return math.prod(-(-region.axes[x.axis].extent // x.size) for x in loops if not x.shares)
 
 
@@ -47,7 +48,7 @@ def test_what_merges_has_as_many_blocks_as_run_at_a_time(rows, columns):
     region, tree = product(rows, columns, 4096, 128)
     parts, merged = split(region, tree, 4, PROCESSORS)
     assert any(isinstance(n, Merge) for _, n in walk(merged.body))
-    loops, _ = grid_loops(merged.body)
+    loops, _ = grid_of(merged.body)
     assert all(16 <= min(x.size, region.axes[x.axis].extent) <= 64 for x in loops)
     fewest = [x for x in loops if x.size > 16]
     assert blocks(region, merged) <= PROCESSORS or all(x.size == 64 or x.size <= 16 for x in loops)

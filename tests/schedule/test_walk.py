@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from benchmarks.tree_search import moves
 from pallasfuse.device import assumed
 from pallasfuse.errors import Refusal
 from pallasfuse.fusion.demand import FoldsOnDemand
@@ -14,7 +15,7 @@ from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.tree import Do, walk
 from pallasfuse.price.block_work import examine
-from pallasfuse.schedule import moves, space
+from pallasfuse.schedule import space
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import Broken, place

@@ -7,8 +7,8 @@ import pytest
 from pallasfuse.ir.axes import Axis
 from pallasfuse.search import rules
 from pallasfuse.search.egraph import EGraph, Inverse, Over, Plus, Quality, Times
+from pallasfuse.search.rewriting import Limits, saturate
 from pallasfuse.search.rules import DISTRIBUTE, FACTOR, FLATTEN, INVERT, MERGE, PICK, RULES, SPLIT
-from pallasfuse.search.saturation import Limits, saturate
 from tests.search.terms import I1, I2, J, K, L, disagreement, leaf
 
 

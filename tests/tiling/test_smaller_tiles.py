@@ -8,7 +8,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.targets import find
-from pallasfuse.tiling.smaller_tiles import smaller
+from pallasfuse.tiling.descent import smaller
 
 ROWS, KEYS, HEADS = Axis("i", 4096), Axis("k", 4096), Axis("h", 8)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.region import region_of_program
 from pallasfuse.ir.tree import parse, renamed

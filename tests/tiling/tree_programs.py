@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallasfuse.errors import Refusal
-from pallasfuse.fusion.deduplicate import deduplicate
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.region import Region, region_of_program
 from pallasfuse.ir.tile_program import TileProgram

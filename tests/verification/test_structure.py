@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallasfuse.fusion.deduplicate import deduplicate
+from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.ir.evaluate import evaluate_program
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.jaxpr_frontend import convert

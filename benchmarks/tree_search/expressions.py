@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Read, postorder
-from pallasfuse.ir.region import Region
+from pallasfuse.ir.region import Region, independent_axes, spatial_axes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,33 +55,6 @@ def without(expression: Expression, axes: Collection[str]) -> Expression:
         inside = without(loops.inside, axes)
         found += inside if loops.axis in axes else [Loops(loops.axis, inside)]
     return tuple(found)
-
-
-# --- the axes of a region, by what loops over them may be
-
-
-def independent_axes(region: Region) -> tuple[Axis, ...]:
-    """Returns the axes that every nest keeps and every input is read at: blocks along them share nothing, like those of a batch."""
-    inputs = {t.name for t in region.inputs}
-    kept = [frozenset(n.axes) for n in region.nests]
-    read = {
-        frozenset(node.indices)
-        for n in region.nests
-        for node in postorder(n.body)
-        if isinstance(node, Read) and node.tensor in inputs
-    }
-    found = tuple(a for a in region.axes.values() if all(a in axes for axes in (*kept, *read)))
-    return found if any(a not in found and not is_reduced(region, a) for a in region.axes.values()) else ()
-
-
-def is_reduced(region: Region, axis: Axis) -> bool:
-    """Returns whether some nest reduces over the axis."""
-    return any(axis in n.reduced for n in region.nests)
-
-
-def spatial_axes(region: Region) -> tuple[Axis, ...]:
-    """Returns the axes that no nest reduces: blocks of a grid may each take a piece of them."""
-    return tuple(a for a in region.axes.values() if not is_reduced(region, a))
 
 
 def intermediates(region: Region) -> frozenset[str]:

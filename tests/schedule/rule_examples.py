@@ -15,11 +15,22 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Do, RangeLoop, parse
 from pallasfuse.schedule import linearity, merging, recompute
 from pallasfuse.schedule.block_program import BlockProgram, Body, Path, needed, replaced, without
-from pallasfuse.schedule.rule import Mutant, Site
+from pallasfuse.schedule.rule import Site
 
 M, K, N = (Axis(name, 4) for name in "mkn")
 _TYPE = "float32"
 _Step = Callable[[BlockProgram], BlockProgram]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A wrong version of a rule, as one might write it by mistake."""
+
+    name: str
+    apply: Callable[[BlockProgram], BlockProgram]
+    """Returns what it makes of a program."""
+    example: Callable[[], BlockProgram] | None = None
+    """Makes the program on which it shows; None: on the example of the rule."""
 
 
 @dataclass
@@ -412,3 +423,17 @@ COMPOSED = (
     ),
     Mutant("a map that is a result", _keeping("a", _compose), _map_read_twice),
 )
+
+
+EXAMPLES: dict[int, tuple[Callable[[], BlockProgram], tuple[Mutant, ...]]] = {
+    1: (loops_in_a_row, MERGED),
+    2: (sibling_loops, SIBLINGS),
+    3: (terms_and_sum, SUMMED),
+    4: (scaled_product, SCALED),
+    5: (shifted_product, SHIFTED),
+    6: (extendable, EXTENDED),
+    7: (extendable, PEELED),
+    8: (shared_scale, DUPLICATED),
+    9: (maps_in_a_row, COMPOSED),
+}
+"""The example and the mutants of every rule, by its number."""

@@ -6,12 +6,45 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.tree_search import moves
 from pallasfuse.ir.tree import TreeKernel
-from pallasfuse.schedule import moves
-from pallasfuse.schedule.candidates import Candidate, Prices, Space
+from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 
 MOST_EXHAUSTIVE = 10_000
 """Candidates up to which every one is priced."""
+
+
+Prices = Callable[[Sequence[Candidate]], Sequence[float]]
+"""Returns the microseconds of candidates; infinity for one that is illegal or does not fit."""
+
+
+def each(space: Space, price: Callable[[TreeKernel], float]) -> Prices:
+    """Returns prices that take one tree at a time; candidates with equal trees are priced once."""
+    known: dict[TreeKernel, float] = {}
+
+    def prices(candidates: Sequence[Candidate]) -> list[float]:
+        found = [space.tree(c) for c in candidates]
+        for tree in found:
+            if tree not in known:
+                known[tree] = price(tree)
+        return [known[tree] for tree in found]
+
+    return prices
+
+
+def by_model(prices: ModelPrices) -> Prices:
+    """Returns the prices of the model, many of one tree at a time."""
+
+    def found(candidates: Sequence[Candidate]) -> list[float]:
+        us = np.empty(len(candidates))
+        trees = np.array([c.tree for c in candidates])
+        sizes = np.array([c.sizes for c in candidates], dtype=np.int64).reshape(len(candidates), -1)
+        for tree in np.unique(trees):
+            rows = trees == tree
+            us[rows] = prices.of_tree(int(tree), sizes[rows])
+        return [float(u) for u in us]
+
+    return found
 
 
 @dataclass(frozen=True, slots=True)

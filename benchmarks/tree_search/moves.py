@@ -1,17 +1,16 @@
 """Neighbours in a space of trees: those that are one move away, which orders, merges, parts, sinks or binds loops at one place.
 
-Merging and sinking are what rules of block programs do (`rules`), here without their conditions: not every result is legal or worth
-anything, and neighbours are those whose canonical form the space has.
+Merging and sinking are what rules of block programs do (`pallasfuse.schedule.rules`), here without their conditions: not every
+result is legal or worth anything, and neighbours are those whose canonical form the space has.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from pallasfuse.ir.region import Region
+from pallasfuse.ir.region import Region, spatial_axes
 from pallasfuse.ir.tree import Do, Node, RangeLoop, TreeKernel
 from pallasfuse.schedule import merging, recompute
 from pallasfuse.schedule.candidates import Candidate, Space
-from pallasfuse.schedule.expressions import spatial_axes
 from pallasfuse.schedule.placement import Broken, place
 from pallasfuse.schedule.space import Signature, canonical, computed, signature
 

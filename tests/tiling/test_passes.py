@@ -11,7 +11,7 @@ from pallasfuse.ir.expr import read
 from pallasfuse.ir.fold import Frame
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.tiling.guards import guarded, usable
+from pallasfuse.tiling.passes import guarded, usable
 
 VALUES = np.array([math.nan, -math.inf, -2.0, 0.0, 2.0**-70, 2.0**-62, 3.0, 2.0**62, 2.0**70, math.inf])
 ROWS = Axis("i", len(VALUES))

@@ -3,13 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pallasfuse.errors import Refusal
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, rename_axes, substitute
-from pallasfuse.ir.loop_program import LoopProgram, Nest
-from pallasfuse.ir.ops import OPS
-from pallasfuse.ir.reducers import SUM, Reducer
-from pallasfuse.search.operators import (
+from benchmarks.variant_search.operators import (
     HOLE,
     WIDE,
     Contract,
@@ -21,6 +15,12 @@ from pallasfuse.search.operators import (
     Written,
     typed,
 )
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, rename_axes, substitute
+from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.reducers import SUM, Reducer
 
 
 class _Unreadable(Exception):

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from benchmarks.tree_search import expressions as ex
 from pallasfuse.ir.region import Region
-from pallasfuse.ir.tree import TreeKernel
-from pallasfuse.schedule import expressions as ex
-from pallasfuse.schedule import tiles
-from pallasfuse.schedule.candidates import ModelPrices, Space
+from pallasfuse.schedule.candidates import ModelPrices, Space, without_equal_trees, without_padding
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import Broken, place
-from pallasfuse.schedule.space import Signature, canonical, signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,6 @@ class Stage:
         return f"{self.rule}: {self.before:,} -> {self.after:,}"
 
 
-def _equal_trees(space: Space) -> Space:
-    found: dict[Signature, TreeKernel] = {}
-    for form in dict.fromkeys(canonical(space.region, tree) for tree in space.trees):
-        placement = place(space.region, form, space.may_fold)
-        if not isinstance(placement, Broken) and not placement.unread:
-            found.setdefault(signature(placement), form)
-    return replace(space, trees=tuple(found.values()))
-
-
 def _partial_tiles(space: Space) -> Space:
     read = ex.intermediates(space.region)
     kept = []
@@ -53,22 +43,13 @@ def _partial_tiles(space: Space) -> Space:
     return replace(space, trees=tuple(kept) or space.trees)
 
 
-def _padding(space: Space) -> Space:
-    axes = space.region.axes
-    fitting = {
-        a: tuple(s for s in sizes if sizes == (1,) or tiles.pads_little(axes[a].extent, s)) or sizes
-        for a, sizes in space.choices.items()
-    }
-    return replace(space, choices=fitting)
-
-
-EQUAL_TREES = PruningRule("equal trees", "of trees that do the same in each block, one is kept", _equal_trees)
+EQUAL_TREES = PruningRule("equal trees", "of trees that do the same in each block, one is kept", without_equal_trees)
 PARTIAL_TILES = PruningRule(
     "partial tiles", "no intermediate is reduced by a loop around one over an axis that it keeps, unless no other tree is legal",
     _partial_tiles,
 )  # fmt: skip
 PADDING = PruningRule(
-    "padding", "tiles divide an extent that is a power of two, and pad others by less than 5%", _padding
+    "padding", "tiles divide an extent that is a power of two, and pad others by less than 5%", without_padding
 )
 RULES = (EQUAL_TREES, PARTIAL_TILES, PADDING)
 """Those that judge trees and sizes apart, in order. The fourth, memory, judges candidates: `within_memory`."""
@@ -88,8 +69,8 @@ def prune(space: Space) -> tuple[Space, tuple[Stage, ...]]:
 def within_memory(space: Space, model: Model) -> Stage:
     """Counts the candidates whose tiles fit a block's shared memory and registers: the fourth rule."""
     prices, sizes = ModelPrices(space, model), space.all_sizes()
-    found = [prices.fitting(tree, sizes) for tree in range(len(space.trees))]
-    return Stage(MEMORY, space.count, sum(int(f.sum()) for f in found))
+    fitting = sum(int(np.isfinite(prices.of_tree(tree, sizes)).sum()) for tree in range(len(space.trees)))
+    return Stage(MEMORY, space.count, fitting)
 
 
 # --- the paper's own counts, over tiling expressions

@@ -5,16 +5,19 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.tree_search import moves
+from benchmarks.tree_search.search import MOST_EXHAUSTIVE, Evolution, by_model, each, search
 from pallasfuse.device import assumed
+from pallasfuse.ir.region import independent_axes
 from pallasfuse.ir.tree import parse, show
-from pallasfuse.schedule import moves, space, tiles
-from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space, each
-from pallasfuse.schedule.expressions import independent_axes
+from pallasfuse.schedule import space, tiles
+from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
 from pallasfuse.schedule.folds import derivable
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import Broken, place
-from pallasfuse.schedule.search import MOST_EXHAUSTIVE, Evolution, search
 from tests.schedule.regions import attention, chain, norm_product, random_region, three_products
+
+pytestmark = pytest.mark.any_jax  # no version of JAX changes it
 
 GPU = assumed("gpu")
 
@@ -29,15 +32,20 @@ def candidates_of(region, *, little_padding=True):
     )
 
 
+def least(found, model):
+    prices = ModelPrices(found, model)
+    return min(float(prices.of_every(tree).min()) for tree in range(len(found.trees)))
+
+
 @pytest.mark.sampled(30, cover=())
 @pytest.mark.parametrize("seed", range(60))
 def test_evolution_finds_what_trying_everything_finds(seed):
     region = random_region(seed)
     found = candidates_of(region)
     model = Model(region, GPU)
-    best, _ = ModelPrices(found, model).best()
+    best = least(found, model)
     assert math.isfinite(best)
-    by_evolution = search(found, ModelPrices(found, model), evolution=Evolution(seed=seed))
+    by_evolution = search(found, by_model(ModelPrices(found, model)), evolution=Evolution(seed=seed))
     assert best <= by_evolution.us <= 1.02 * best
     assert by_evolution.priced < max(found.count, 4000)
 
@@ -46,8 +54,8 @@ def test_tiles_of_every_multiple_are_a_space_too_large_to_try():
     region = three_products(256, 128, 192, 96, 256)
     found = candidates_of(region, little_padding=False)
     assert found.count > 10 * MOST_EXHAUSTIVE
-    best, _ = ModelPrices(found, Model(region, GPU)).best()
-    assert search(found, ModelPrices(found, Model(region, GPU))).us <= 1.02 * best
+    best = least(found, Model(region, GPU))
+    assert search(found, by_model(ModelPrices(found, Model(region, GPU)))).us <= 1.02 * best
 
 
 @pytest.mark.parametrize("region", [chain(128, 96, 64, 64), attention(2, 128, 96, 64, 64)], ids=["chain", "attention"])
@@ -63,10 +71,9 @@ def test_prices_on_a_share_of_a_device_are_those_that_it_has_alone(region):
 @pytest.mark.parametrize("region", [chain(128, 96, 64, 64), norm_product(64, 256, 512)], ids=["chain", "norm"])
 def test_a_small_space_is_tried_completely(region):
     found = candidates_of(region)
-    prices = ModelPrices(found, Model(region, GPU))
-    result = search(found, prices)
+    result = search(found, by_model(ModelPrices(found, Model(region, GPU))))
     assert result.priced == found.count <= MOST_EXHAUSTIVE
-    assert result.us == pytest.approx(prices.best()[0])
+    assert result.us == pytest.approx(least(found, Model(region, GPU)))
     assert [us for us, _ in result.best] == sorted(us for us, _ in result.best)
     assert len(result.best) == 10
     assert len({found.tree(c) for _, c in result.best}) == 10
@@ -75,7 +82,9 @@ def test_a_small_space_is_tried_completely(region):
 def test_equal_arguments_find_the_same():
     region = attention(2, 64, 64, 32, 32)
     found = candidates_of(region)
-    runs = [search(found, ModelPrices(found, Model(region, GPU)), evolution=Evolution(seed=3)) for _ in range(2)]
+    runs = [
+        search(found, by_model(ModelPrices(found, Model(region, GPU))), evolution=Evolution(seed=3)) for _ in range(2)
+    ]
     assert runs[0] == runs[1]
 
 
@@ -88,7 +97,7 @@ def test_what_is_measured_decides():
         measured.append(candidate)
         return 1.0 if candidate.sizes[0] == 32 else 2.0
 
-    result = search(found, ModelPrices(found, Model(region, GPU)), measure=measure)
+    result = search(found, by_model(ModelPrices(found, Model(region, GPU))), measure=measure)
     assert result.us == min(1.0 if c.sizes[0] == 32 else 2.0 for c in measured)
     assert len(set(measured)) == len(measured) < found.count / 2
 
