@@ -24,9 +24,6 @@ from benchmarks.schedule_regions import BLOCKS, workloads
 from benchmarks.tree_search import expressions, pruning
 from benchmarks.tree_search.search import by_model, search
 from benchmarks.variant_programs import PROGRAMS, program_of
-from benchmarks.variant_search.prefixes import Bounds, Prefixes
-from benchmarks.variant_search.variants import parts, variants
-from benchmarks.variant_search.written import written
 from pallasfuse.device import Device, assumed, find
 from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.ir.loop_program import LoopProgram
@@ -40,6 +37,9 @@ from pallasfuse.schedule.placement import Broken, MayFold, place, show
 from pallasfuse.schedule.snapshots import Snapshot, snapshots, snapshots_of_program
 from pallasfuse.schedule.space import all_trees
 from pallasfuse.search.found import shown
+from pallasfuse.search.prefixes import Bounds, Prefixes
+from pallasfuse.search.variants import parts, variants
+from pallasfuse.search.written import written
 
 SLOWDOWNS = {"published": published_slowdown, "rounds": rounds_of_blocks}
 

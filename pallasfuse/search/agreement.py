@@ -1,4 +1,4 @@
-"""Do two loop programs compute the same? Evaluated in float64, over short axes, on drawn inputs."""
+"""Do two loop programs compute the same? Evaluated in float64 and over finite fields, over short axes, on drawn inputs."""
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
@@ -8,14 +8,20 @@ import numpy as np
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.ir.evaluate import evaluate, evaluate_program
 from pallasfuse.ir.expr import rename_axes
-from pallasfuse.ir.loop_program import LoopProgram, Nest, verify
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.search.egraph import plain_name
+from pallasfuse.verification.compare import Comparison
+from pallasfuse.verification.domain import FiniteFields
+from pallasfuse.verification.field import tower
+from pallasfuse.verification.value import Value
 
 _TOLERANCE = 1e-9
 _MOST_ELEMENTS = 1 << 20
+_LEVELS, _TRIALS = 3, 8
+"""The levels of a tower of finite fields, one more than exponentials that may be nested, and how often inputs are drawn."""
 
 
 def agree(one: LoopProgram, other: LoopProgram, seed: int = 0) -> bool:
@@ -25,15 +31,15 @@ def agree(one: LoopProgram, other: LoopProgram, seed: int = 0) -> bool:
     and their copies, stay as long as they are over which the first program sums what it has not multiplied. Programs for which
     that would take too long count as different.
     """
-    axes = axes_of(one) | axes_of(other)
+    axes = _axes(one) | _axes(other)
     sums = (n for n in one.nests if isinstance(n, Nest) and n.precision is None)
     summed = {(plain_name(a), a.extent) for n in sums for a in n.reduced}
     whole = {a for a in axes if (plain_name(a), a.extent) in summed}
-    return _agree(one, other, short_axes(axes), seed) or _agree(one, other, short_axes(axes, whole), seed)
+    return _agree(one, other, _short(axes), seed) or _agree(one, other, _short(axes, whole), seed)
 
 
 def _agree(one: LoopProgram, other: LoopProgram, short: Mapping[Axis, Axis], seed: int) -> bool:
-    programs = [over_axes(p, short) for p in (one, other)]
+    programs = [_over(p, short) for p in (one, other)]
     try:
         for program in programs:
             verify(program)
@@ -48,21 +54,39 @@ def _agree(one: LoopProgram, other: LoopProgram, short: Mapping[Axis, Axis], see
     return all(np.allclose(first[n], second[n], rtol=_TOLERANCE, atol=_TOLERANCE) for n in one.outputs)
 
 
-def axes_of(program: LoopProgram) -> set[Axis]:
-    """Returns the axes of the inputs and nests of a program."""
+def agree_in_fields(one: LoopProgram, other: LoopProgram, seed: int = 0) -> bool:
+    """Are the outputs of two programs of the same inputs equal over finite fields, on drawn inputs over short axes?"""
+    short = _short(_axes(one) | _axes(other))
+    first, second = (_over(p, short) for p in (one, other))
+    fields = FiniteFields(tower(_LEVELS, _TRIALS, seed))
+    inputs = {t.name: fields.random([a.extent for a in t.axes], t.dtype) for t in first.inputs}
+    expected, found = (evaluate_program(p, inputs, fields, _external) for p in (first, second))
+    for name in one.outputs:
+        compared = Comparison()
+        compared.add(expected[name], found[name], _TRIALS)
+        if compared.mismatch is not None or compared.fewest == 0:
+            return False
+    return True
+
+
+def _external(nest: External, _: dict[str, Value]) -> Value:
+    raise InvalidProgramError(f"cannot evaluate {nest.name!r}: {nest.reason}")
+
+
+def _axes(program: LoopProgram) -> set[Axis]:
     axes = {a for t in program.inputs for a in t.axes}
     return axes | {a for n in program.nests if isinstance(n, Nest) for a in (*n.axes, *n.reduced)}
 
 
-def short_axes(axes: Set[Axis], whole: Set[Axis] = frozenset()) -> dict[Axis, Axis]:
-    """Returns a short axis for each, equally long ones for equally long ones; those in `whole` stay as they are."""
+def _short(axes: Set[Axis], whole: Set[Axis] = frozenset()) -> dict[Axis, Axis]:
+    """An axis of two or more elements for each, equally long ones for equally long ones, but for those that stay as they are."""
     lengths = count(2)
     of = {extent: extent if extent == 1 else next(lengths) for extent in sorted({a.extent for a in axes})}
     return {a: a if a in whole else Axis(a.name, of[a.extent]) for a in axes}
 
 
-def over_axes(program: LoopProgram, short: Mapping[Axis, Axis]) -> LoopProgram:
-    """Returns the program over other axes."""
+def _over(program: LoopProgram, short: Mapping[Axis, Axis]) -> LoopProgram:
+    """The program over other axes."""
 
     def over(axes: Iterable[Axis]) -> tuple[Axis, ...]:
         return tuple(short[a] for a in axes)

@@ -2,7 +2,10 @@
 
 import pytest
 
-from benchmarks.variant_search.abstract import (
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import add, apply, const, div, mul, read
+from pallasfuse.ir.reducers import MAX, SUM
+from pallasfuse.search.abstract import (
     LAWS,
     ONE,
     Abstraction,
@@ -12,9 +15,6 @@ from benchmarks.variant_search.abstract import (
     TooLongError,
     atom,
 )
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import add, apply, const, div, mul, read
-from pallasfuse.ir.reducers import MAX, SUM
 
 K, J = Axis("i", 3), Axis("j", 4)
 A, B, C, D = (atom(Tensor(name)) for name in "abcd")

@@ -1,54 +1,25 @@
 """Equal programs, by generating them: sequences of operators that compute the same, verified, with the one that costs least.
 
-`pallasfuse.search.rewriting` derives cheaper forms of sums and products by rules. Here nothing is derived: whatever sequence
-computes the output is found, with other functions in between, too, as long as it is short. It takes seconds, so planning does not
-do it.
+`rewriting` derives cheaper forms of sums and products by rules. Here nothing is derived: whatever sequence computes the output is
+found, with other functions in between, too, as long as it is short. It takes seconds, so planning does not do it.
 """
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from benchmarks.variant_search.abstract import LAWS, Law
-from benchmarks.variant_search.operators import Written
-from benchmarks.variant_search.prefixes import BOUNDS, Bounds, Counted, Prefixes
-from benchmarks.variant_search.written import written
-from pallasfuse.errors import InvalidProgramError, Refusal
-from pallasfuse.ir.evaluate import evaluate_program
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.loop_program import LoopProgram, Nest, verify
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.search.agreement import agree, axes_of, over_axes, short_axes
-from pallasfuse.verification.compare import Comparison
-from pallasfuse.verification.domain import FiniteFields
-from pallasfuse.verification.field import tower
-from pallasfuse.verification.value import Value
+from pallasfuse.search.abstract import LAWS, Law
+from pallasfuse.search.agreement import agree, agree_in_fields
+from pallasfuse.search.operators import Written
+from pallasfuse.search.prefixes import BOUNDS, Bounds, Counted, Prefixes
+from pallasfuse.search.written import written
 
 type Price = Callable[[LoopProgram], float]
 """Returns the predicted time of a program in microseconds; infinite where it cannot run."""
 type Check = Callable[[LoopProgram, LoopProgram], bool]
 """Returns whether two programs compute the same."""
-
-
-_LEVELS, _TRIALS = 3, 8
-"""The levels of a tower of finite fields, one more than exponentials that may be nested, and how often inputs are drawn."""
-
-
-def agree_in_fields(one: LoopProgram, other: LoopProgram, seed: int = 0) -> bool:
-    """Are the outputs of two programs of the same inputs equal over finite fields, on drawn inputs over short axes?"""
-    short = short_axes(axes_of(one) | axes_of(other))
-    first, second = (over_axes(p, short) for p in (one, other))
-    fields = FiniteFields(tower(_LEVELS, _TRIALS, seed))
-    inputs = {t.name: fields.random([a.extent for a in t.axes], t.dtype) for t in first.inputs}
-    expected, found = (evaluate_program(p, inputs, fields, _external) for p in (first, second))
-    for name in one.outputs:
-        compared = Comparison()
-        compared.add(expected[name], found[name], _TRIALS)
-        if compared.mismatch is not None or compared.fewest == 0:
-            return False
-    return True
-
-
-def _external(nest: External, _: dict[str, Value]) -> Value:
-    raise InvalidProgramError(f"cannot evaluate {nest.name!r}: {nest.reason}")
 
 
 def verified(one: LoopProgram, other: LoopProgram) -> bool:

@@ -3,7 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.variant_search.operators import (
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, rename_axes, substitute
+from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.ops import OPS
+from pallasfuse.ir.reducers import SUM, Reducer
+from pallasfuse.search.operators import (
     HOLE,
     WIDE,
     Contract,
@@ -15,12 +21,6 @@ from benchmarks.variant_search.operators import (
     Written,
     typed,
 )
-from pallasfuse.errors import Refusal
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, postorder, rename_axes, substitute
-from pallasfuse.ir.loop_program import LoopProgram, Nest
-from pallasfuse.ir.ops import OPS
-from pallasfuse.ir.reducers import SUM, Reducer
 
 
 class _Unreadable(Exception):

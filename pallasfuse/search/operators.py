@@ -14,7 +14,6 @@ from typing import Any, assert_never
 
 import numpy as np
 
-from benchmarks.variant_search.abstract import Abstraction, Polynomial, Tensor, TooLongError, atom
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.domain import FLOAT64, Array
@@ -33,6 +32,7 @@ from pallasfuse.ir.expr import (
 )
 from pallasfuse.ir.loop_program import LoopProgram, Nest, verify
 from pallasfuse.ir.reducers import SUM, Reducer
+from pallasfuse.search.abstract import Abstraction, Polynomial, Tensor, TooLongError, atom
 
 WIDE = "float64"
 """The type in which functions are written: numbers are real."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.variant_search.abstract import LAWS, Abstraction, Goal, Law
-from benchmarks.variant_search.operators import COMMUTATIVE, Abstracts, Contract, Join, Map, Operator, Reduce, Written
-from benchmarks.variant_search.written import Vocabulary
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.search.abstract import LAWS, Abstraction, Goal, Law
+from pallasfuse.search.operators import COMMUTATIVE, Abstracts, Contract, Join, Map, Operator, Reduce, Written
+from pallasfuse.search.written import Vocabulary
 
 _TOLERANCE = 1e-9
 

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.variant_search.abstract import LAWS, Law
-from benchmarks.variant_search.operators import Contract, Map
-from benchmarks.variant_search.prefixes import Bounds, Prefixes
-from benchmarks.variant_search.variants import agree_in_fields, parts, variants
-from benchmarks.variant_search.written import written
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.evaluate import evaluate
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.jaxpr_frontend.conversion import convert
-from pallasfuse.search.agreement import agree
+from pallasfuse.search.abstract import LAWS, Law
+from pallasfuse.search.agreement import agree, agree_in_fields
+from pallasfuse.search.operators import Contract, Map
+from pallasfuse.search.prefixes import Bounds, Prefixes
+from pallasfuse.search.variants import parts, variants
+from pallasfuse.search.written import written
 
 BATCH, WIDTH, OUT, RANK = 2, 8, 4, 3
 
