@@ -324,6 +324,16 @@ Lowered = dict[Tree, tuple[TileProgram, ...] | None]
 """The programs of trees as a target has them, but for warps and slots, which change nothing else; None where there are none."""
 
 
+def placed_by_tree(
+    group: Group, tree: Tree, target: Target, folds: FoldsOnDemand, lowered: Lowered | None = None
+) -> Placed | None:
+    """A group run as a tree says; None where the target cannot, or results would differ in ways that the group does not say.
+
+    folds: of the group's region, for many trees. lowered: of the same group and target; grows.
+    """
+    return _placed(group, tree, phases_of_tree(group, tree, target, folds, {} if lowered is None else lowered))
+
+
 def _placed(group: Group, tree: Tree, phases: tuple[Phase, ...] | None) -> Placed | None:
     """A group in the phases of a tree; None where there are none, or the target cannot run them."""
     if phases is None or any(problem_of(p) is not None for p in phases):
@@ -334,12 +344,7 @@ def _placed(group: Group, tree: Tree, phases: tuple[Phase, ...] | None) -> Place
 def phases_of_tree(
     group: Group, tree: Tree, target: Target, folds: FoldsOnDemand, lowered: Lowered
 ) -> tuple[Phase, ...] | None:
-    """The kernels of a tree, whether the target runs them or not.
-
-    None where it is not lowered, or where results would differ in ways that the group does not say.
-
-    folds: of the group's region, for many trees. lowered: of the same group and target; grows.
-    """
+    """The kernels of a tree, whether the target runs them or not; None where it is not lowered. Otherwise as `placed_by_tree`."""
     plain = tuple(replace(k, body=tuple(map(_one_slot, k.body)), launch=replace(k.launch, warps=0)) for k in tree)
     if plain not in lowered:
         lowered[plain] = _programs(group, plain, target, folds)

@@ -16,7 +16,7 @@ from pallasfuse.pallas_backend import interpret
 from pallasfuse.pipeline import ways
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.proof import PlannedKernel, prove
-from pallasfuse.searched import launched, phases_of_tree, searched
+from pallasfuse.searched import launched, placed_by_tree, searched
 from pallasfuse.targets import TRITON, XLA_CPU
 
 
@@ -81,8 +81,8 @@ def test_a_tree_with_other_warps_and_slots_is_the_same_program():
     changed = [tuple(launched(k, warps, slots) for k in tree) for tree in trees for warps in (4, 8) for slots in (1, 3)]
     lowered, folds = {}, FoldsOnDemand(region)
     for tree in changed:
-        alone = phases_of_tree(kernel.group, tree, TRITON, FoldsOnDemand(region), {})
-        assert phases_of_tree(kernel.group, tree, TRITON, folds, lowered) == alone
+        alone = placed_by_tree(kernel.group, tree, TRITON, FoldsOnDemand(region))
+        assert placed_by_tree(kernel.group, tree, TRITON, folds, lowered) == alone
     assert len(lowered) < len(set(changed)) / 2
 
 

@@ -5,6 +5,7 @@ The only room that imports SymPy.
 
 from pallasfuse.ir.fold import OLD
 from pallasfuse.repair.derive import Frame, derive
+from pallasfuse.repair.parsing import parse_expr
 from pallasfuse.repair.result import ROUNDING, Accumulator, Repair, accumulator_name
 from pallasfuse.repair.signs import Sign, infer_sign, reduction_sign
 
@@ -18,5 +19,6 @@ __all__ = [
     "accumulator_name",
     "derive",
     "infer_sign",
+    "parse_expr",
     "reduction_sign",
 ]

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -12,11 +12,12 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import Expr, Read, substitute
-from pallasfuse.ir.reducers import Reducer
+from pallasfuse.ir.reducers import REDUCERS, Reducer
 from pallasfuse.repair.canonical import Canonical, canonicalize, old
 from pallasfuse.repair.emission import NotEmittableError
 from pallasfuse.repair.expansion import NotExpandableError
 from pallasfuse.repair.laurent import TooManyTermsError
+from pallasfuse.repair.parsing import parse_expr
 from pallasfuse.repair.result import Accumulator, Repair, accumulator_name
 from pallasfuse.repair.rules import Problem, Solution, frames_read, solve, unchanged
 from pallasfuse.repair.signs import Sign
@@ -44,9 +45,9 @@ _solve_lock = Lock()  # SymPy does not promise to be thread-safe
 
 
 def derive(
-    body: Expr,
-    reducer: Reducer,
-    frames: Sequence[Frame],
+    body: Expr | str,
+    reducer: Reducer | str,
+    frames: Sequence[Frame | str],
     *,
     signs: Mapping[Expr, Sign] | None = None,
     over: Collection[Axis] = (),
@@ -58,8 +59,8 @@ def derive(
     that reads no frame is opaque: whatever it is, it is one symbol to the algebra. The result is proved, not assumed.
 
     Args:
-      body: what one element adds.
-      reducer: the fold.
+      body: an expression, or text that `parse_expr` reads (every name a float32 scalar).
+      reducer: the fold, or its name.
       frames: the predecessors' values, with what is known of their signs.
       signs: known signs of opaque subexpressions (as nodes of `body`).
       over: the reduced axes. When given, an opaque part that has none of them is one value for the whole reduction,
@@ -69,23 +70,61 @@ def derive(
     Returns:
       The repair, whose accumulator 0 has `body` itself as its term; or a Refusal with the reason.
     """
-    facts = {f.name: f.sign for f in frames}
-    shape = canonicalize(body, facts, signs or {}, over, invariant)
-    key = (*shape.key, reducer)
+    if isinstance(body, str):
+        return _derive_text(body, reducer, frames, signs, over, invariant)
+    return _derive(body, reducer, frames, signs, over, invariant)
+
+
+def _derive_text(
+    text: str,
+    reducer: Reducer | str,
+    frames: Sequence[Frame | str],
+    signs: Mapping[Expr, Sign] | None,
+    over: Collection[Axis],
+    invariant: Collection[str],
+) -> Repair | Refusal:
+    """Text does not say what varies along the reduced axis: a name may be taken as one value for the whole reduction.
+
+    Only one name, only when another one is left to vary, and only with a condition that says so.
+    """
+    body = parse_expr(text)
+    answer = _derive(body, reducer, frames, signs, over, invariant)
+    if isinstance(answer, Repair) or invariant:
+        return answer
+    opaque = sorted(body.tensors - {f if isinstance(f, str) else f.name for f in frames})
+    for name in opaque if len(opaque) > 1 else ():
+        again = _derive(body, reducer, frames, signs, over, (name,))
+        if isinstance(again, Repair):
+            return replace(again, conditions=(*again.conditions, f"{name} has one value for the whole reduction"))
+    return answer
+
+
+def _derive(
+    expr: Expr,
+    reducer: Reducer | str,
+    frames: Sequence[Frame | str],
+    signs: Mapping[Expr, Sign] | None,
+    over: Collection[Axis],
+    invariant: Collection[str],
+) -> Repair | Refusal:
+    fold = REDUCERS[reducer] if isinstance(reducer, str) else reducer
+    facts = {f.name: f.sign for f in (Frame(f) if isinstance(f, str) else f for f in frames)}
+    shape = canonicalize(expr, facts, signs or {}, over, invariant)
+    key = (*shape.key, fold)
     with _memo_lock:
         answer = _memo.get(key)
         if answer is not None:
             _memo.move_to_end(key)
     if answer is None:
         with _solve_lock:
-            answer = _memo.get(key) or _solve(Problem(shape.body, reducer, shape.roles, shape.signs))
+            answer = _memo.get(key) or _solve(Problem(shape.body, fold, shape.roles, shape.signs))
         with _memo_lock:
             _memo[key] = answer
             while len(_memo) > MEMO_SIZE:
                 _memo.popitem(last=False)
     if isinstance(answer, _Refused):
         return Refusal(answer.template.format(*(str(shape.instantiate(e)) for e in answer.expressions)))
-    return _instantiate(answer, shape, body)
+    return _instantiate(answer, shape, expr)
 
 
 def _solve(problem: Problem) -> Solution | _Refused:

@@ -32,9 +32,13 @@ class Lifetime:
     last: int
 
 
+def registers_needed(view: View) -> int:
+    """An upper bound of the registers that a thread would use if it had any number."""
+    return max(registers_by_loop(view).values(), default=OTHERS)
+
+
 def registers_by_loop(view: View) -> dict[LoopScope, int]:
-    """An upper bound of the registers that a thread would use if it had any number, for the statements of each loop, and for those
-    outside of loops."""
+    """The same bound for the statements of each loop, and for those outside of loops."""
     changes = [0.0] * (len(view.lines) + 1)
     for value in _values(view):
         changes[value.first] += value.registers

@@ -15,6 +15,7 @@ from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.region import Region, is_reduced
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import Do, Keep, Node, RangeLoop, TreeKernel, walk
+from pallasfuse.schedule.folds import with_inlined_maps
 from pallasfuse.schedule.placement import Broken, MayFold, no_folds, place
 from pallasfuse.schedule.space import computed
 
@@ -296,6 +297,13 @@ def _kept_at(
         for i, n in enumerate(body)
     )
     return (*(Keep(name, "global") for name in here), *inside)
+
+
+def with_maps_inlined(kernel: BlockKernel) -> BlockKernel:
+    """Returns a kernel whose maps that it does not store are computed by their readers, each in its own body."""
+    region = with_inlined_maps(kernel.region)
+    gone = kernel.region.by_name.keys() - region.by_name.keys()
+    return BlockKernel(region, replace(kernel.tree, body=without(kernel.tree.body, gone)))
 
 
 def problem(program: BlockProgram, may_fold: MayFold = no_folds) -> Broken | None:

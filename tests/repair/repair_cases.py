@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder, read, substitute
-from pallasfuse.repair import Frame
-from tests.repair.parsing import parse_expr
+from pallasfuse.repair import Frame, parse_expr
 
 J = Axis("j", 12)
 FIXED = ("s", "n")

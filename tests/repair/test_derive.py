@@ -10,9 +10,8 @@ from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.ir.expr import apply, const, convert, read
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import MAX, SUM
-from pallasfuse.repair import OLD, Frame, Repair
+from pallasfuse.repair import OLD, Frame, Repair, derive, parse_expr
 from pallasfuse.repair import derive as _derive_function
-from tests.repair.parsing import derive, parse_expr
 from tests.repair.repair_cases import ACCEPTED, FIXED, REFUSED, Accepted, J, R, Refused, over_j
 
 

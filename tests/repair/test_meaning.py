@@ -12,8 +12,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import Expr, Read, postorder, rename_axes
 from pallasfuse.ir.reducers import REDUCERS, SUM
-from pallasfuse.repair import OLD, Accumulator, Frame, Repair, accumulator_name
-from tests.repair.parsing import derive
+from pallasfuse.repair import OLD, Accumulator, Frame, Repair, accumulator_name, derive
 from tests.repair.repair_cases import ACCEPTED, FIXED, Accepted, J, L, M, R, V, over_j
 
 Array = np.ndarray[Any, Any]

@@ -9,8 +9,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import apply, convert, index, read
 from pallasfuse.ir.reducers import AND, MAX, MIN, PROD, SUM
-from pallasfuse.repair import Sign, infer_sign, reduction_sign
-from tests.repair.parsing import parse_expr
+from pallasfuse.repair import Sign, infer_sign, parse_expr, reduction_sign
 
 KNOWN: dict[str, Sign] = {"u": "positive", "z": "nonnegative", "n": "negative", "k": "nonpositive"}
 

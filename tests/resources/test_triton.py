@@ -25,7 +25,7 @@ from pallasfuse.ir.tile_program import (
     verify,
 )
 from pallasfuse.resources import triton
-from pallasfuse.resources.triton_registers import registers_by_loop
+from pallasfuse.resources.triton_registers import registers_needed
 from pallasfuse.resources.triton_view import View
 from pallasfuse.targets import find
 from tests.ir.nested_programs import EXAMPLES
@@ -152,7 +152,7 @@ def test_a_result_of_another_width_is_laid_out_anew():
 
 
 def needed(program):
-    return max(registers_by_loop(View(program, TRITON)).values())
+    return registers_needed(View(program, TRITON))
 
 
 def test_larger_tiles_need_more_registers():
@@ -222,7 +222,9 @@ def two_levels(window, tile, rows=64):
 
 def test_an_inner_loop_holds_tiles_of_its_own_size():
     """What it takes is what one loop over such tiles takes, and the sums that the outer loop carries."""
-    inner, flat, wide = (needed(p) for p in (two_levels(1024, 64), two_levels(64, 64), two_levels(1024, 1024)))
+    inner, flat, wide = (
+        registers_needed(View(p, TRITON)) for p in (two_levels(1024, 64), two_levels(64, 64), two_levels(1024, 1024))
+    )
     assert flat <= inner <= flat + 4
     assert inner < wide / 4
     assert (
@@ -253,10 +255,10 @@ def test_every_nested_program_has_an_estimate():
 
 
 def test_buffers_take_registers():
-    flat, kept = (needed(EXAMPLES[n].program("masked")) for n in ("flat", "kept"))
+    flat, kept = (registers_needed(View(EXAMPLES[n].program("masked"), TRITON)) for n in ("flat", "kept"))
     fewer = EXAMPLES["kept"].program("masked")
     larger = replace(fewer, body=(replace(fewer.body[0], sizes=(4, 4096)), *fewer.body[1:]))
-    assert needed(larger) >= kept + 4 * (4096 - 48) // (32 * fewer.warps)
+    assert registers_needed(View(larger, TRITON)) >= kept + 4 * (4096 - 48) // (32 * fewer.warps)
     assert flat > 0
 
 

@@ -1,7 +1,6 @@
 """Snapshots of programs: Blockbuster's examples step by step, and others; each computes what the program does."""
 
 from collections import Counter
-from dataclasses import replace
 from math import prod
 
 import jax
@@ -32,8 +31,7 @@ from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.region import region_of_program
 from pallasfuse.ir.tree import Keep, RangeLoop, walk
 from pallasfuse.jaxpr_frontend.conversion import convert
-from pallasfuse.schedule.block_program import problem, recomputed, without
-from pallasfuse.schedule.folds import with_inlined_maps
+from pallasfuse.schedule.block_program import problem, recomputed, with_maps_inlined
 from pallasfuse.schedule.model import Model
 from pallasfuse.schedule.placement import place
 from pallasfuse.schedule.rule import Legality
@@ -177,13 +175,6 @@ def test_what_an_extension_computes_again(name, again):
     for nest, axes in snapshots(EXAMPLES[name], stable=False).last.recomputed.items():
         found.setdefault("".join(axes), set()).add(nest)
     assert found == again
-
-
-def with_maps_inlined(kernel):
-    """Returns a kernel whose maps that it does not store are computed by their readers, each in its own body."""
-    region = with_inlined_maps(kernel.region)
-    gone = kernel.region.by_name.keys() - region.by_name.keys()
-    return replace(kernel, region=region, tree=replace(kernel.tree, body=without(kernel.tree.body, gone)))
 
 
 MULTIPLES = {

@@ -1,18 +1,12 @@
-"""Scalar expressions from text, `exp(c - r) * (w + b)`, and repairs of them."""
+"""Scalar expressions from text, for humans and tests: `exp(c - r) * (w + b)`."""
 
 import ast
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import Any
 
-from pallasfuse import repair
-from pallasfuse.errors import InvalidProgramError, Refusal
+from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, apply, const, convert, read
 from pallasfuse.ir.ops import OPS
-from pallasfuse.ir.reducers import REDUCERS, Reducer
-from pallasfuse.repair import Frame, Repair
 
 _BINARY: dict[type[ast.operator], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 _COMPARE: dict[type[ast.cmpop], str] = {
@@ -79,25 +73,3 @@ def _literal_int(node: ast.expr) -> int | None:
             return -value
         case _:
             return None
-
-
-def derive(
-    body: Expr | str, reducer: Reducer | str, frames: Sequence[Frame | str], *, invariant: Collection[str] = (), **facts: Any
-) -> Repair | Refusal:  # fmt: skip
-    """As `repair.derive`, also of text, with names for reducers and frames.
-
-    Text does not say what varies along the reduced axis: a name may be taken as one value for the whole reduction. Only one name,
-    only when another one is left to vary, and only with a condition that says so.
-    """
-    fold = REDUCERS[reducer] if isinstance(reducer, str) else reducer
-    given = [Frame(f) if isinstance(f, str) else f for f in frames]
-    expr = parse_expr(body) if isinstance(body, str) else body
-    answer = repair.derive(expr, fold, given, invariant=invariant, **facts)
-    if isinstance(answer, Repair) or invariant or not isinstance(body, str):
-        return answer
-    opaque = sorted(expr.tensors - {f.name for f in given})
-    for name in opaque if len(opaque) > 1 else ():
-        again = repair.derive(expr, fold, given, invariant=(name,), **facts)
-        if isinstance(again, Repair):
-            return replace(again, conditions=(*again.conditions, f"{name} has one value for the whole reduction"))
-    return answer
