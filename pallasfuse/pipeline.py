@@ -36,7 +36,7 @@ from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, conv
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import placements, promising_trees
-from pallasfuse.plan import Kernel, Plan, Step, Strategy, named_boundary
+from pallasfuse.plan import REORDERED_SUMS, Kernel, Plan, Step, Strategy, named_boundary
 from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.stored_at_boundary import boundary_prices
@@ -326,7 +326,7 @@ def _assembled(
         conditions |= {REORDERED: None}
         exceptions |= {ALL_FINITE: None}
     for kernel in kernels:
-        conditions |= dict.fromkeys(("reassociation only", *kernel.group.conditions))
+        conditions |= dict.fromkeys((REORDERED_SUMS, *kernel.group.conditions))
         for phase in kernel.phases:
             if phase.target.writes_kernels and arithmetic.takes_powers_of_two(phase.program):
                 conditions |= {arithmetic.CONDITION: None}

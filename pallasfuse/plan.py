@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pallasfuse.schedule.snapshots import Snapshots
     from pallasfuse.search.found import Rewriting
 
+REORDERED_SUMS = "reassociation only"
+"""The condition of every plan that computes sums in another order than the program."""
 Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled", "searched"]
 
 
@@ -182,6 +184,11 @@ class Plan(OfThisProcess):
         yield self
         for body in self.bodies:
             yield from body.plan.all()
+
+    def of_written_out(self) -> "Plan":
+        """The plan as one of a program with loops or operations written out: sums may have another order."""
+        conditions = dict.fromkeys((REORDERED_SUMS, *self.own_conditions))
+        return replace(self, written_out=True, own_conditions=tuple(conditions))
 
     @property
     def conditions(self) -> tuple[str, ...]:

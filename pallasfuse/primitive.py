@@ -81,8 +81,8 @@ class FusedCall:
             key = target.name, target.timed, target.one_device, left
             if key not in self.plans:
                 jaxpr, bodies = self.with_bodies(target, left)
-                plan = plan_of(jaxpr, target, self.options, self.boundary)
-                self.plans[key] = replace(plan, bodies=bodies, written_out=self.program(target) is not self.jaxpr)
+                plan = replace(plan_of(jaxpr, target, self.options, self.boundary), bodies=bodies)
+                self.plans[key] = plan if self.program(target) is self.jaxpr else plan.of_written_out()
             return self.plans[key]
 
     def program(self, target: Target) -> Jaxpr:
@@ -162,7 +162,7 @@ class FusedCall:
         if other is None:
             plan = self._settled_as_it_is(target, device, measure=measure)
         else:
-            plan = replace(other._settled_as_it_is(target, device, measure=measure), written_out=True)
+            plan = other._settled_as_it_is(target, device, measure=measure).of_written_out()
         return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
 
     def _written_out(self, target: Target, device: Any, *, measure: bool) -> "tuple[FusedCall | None, Verdict | None]":

@@ -92,8 +92,8 @@ class Fused(OfThisProcess):
         """Choose tiles and lower every group to a tile program; another target than the groups' regroups first."""
         if target is not None and target != self.target.name:
             return self.traced.fuse(target).tile()
-        plan = schedule_grouping(self.placements, self.grouping)
-        return Tiled(self.traced, replace(plan, bodies=self.bodies, written_out=self.written_out))
+        plan = replace(schedule_grouping(self.placements, self.grouping), bodies=self.bodies)
+        return Tiled(self.traced, plan.of_written_out() if self.written_out else plan)
 
     def __str__(self) -> str:
         return "\n".join(str(g) for g in self.grouping.groups) or "no group"

@@ -18,7 +18,6 @@ from pallasfuse.decompositions.writing import Writer, has_types_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
-from pallasfuse.price.xla import price_xla
 
 __all__ = ["Decomposer"]
 
@@ -39,6 +38,7 @@ _RULES: dict[str, dict[str, Rule]] = {
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), running.running),
         "dot_general": products.product,
         "pow": powers.power,
+        "rsqrt": powers.inverse_root,
     },
 }
 """The rules that may be worth it, by platform."""
@@ -143,6 +143,7 @@ class Decomposer:
 
     def _price_us(self, jaxpr: Jaxpr) -> float:
         """The microseconds that XLA is predicted to take for a jaxpr."""
-        with IMPORTS:
+        with IMPORTS:  # most programs have nothing to decompose
             from pallasfuse.jaxpr_frontend.conversion import convert
+            from pallasfuse.price.xla import price_xla
         return price_xla(convert(flatten(jaxpr)).program, self.device).us

@@ -1,6 +1,6 @@
-"""Powers with a constant exponent that is a whole number and a half, by a square root and products.
+"""Powers with a constant exponent that is a whole number and a half, by a square root, products and a quotient.
 
-XLA for CPUs calls a function of the C library for each element of another power.
+XLA for CPUs calls a function of the C library for each element of most powers, and of an inverse square root.
 """
 
 import math
@@ -37,3 +37,11 @@ def power(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return [found if value > 0 else 1 / found]
 
     return run
+
+
+def inverse_root(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """An inverse square root as a quotient by the root; None for other types than floats."""
+    if not jnp.issubdtype(_compat.dtype_of(eqn.invars[0]), jnp.floating):
+        return None
+    # no root is less than -1; without the maximum XLA would make one inverse root of both again
+    return lambda x: [1 / lax.max(lax.sqrt(x), jnp.asarray(-1, x.dtype))]

@@ -124,3 +124,32 @@ def test_a_failure_of_the_check_leaves_loops_as_they_are(monkeypatch, broken):
     fused = pf.fuse(decayed)
     with pytest.warns(UserWarning, match="forms could not be checked .ZeroDivisionError"):
         np.testing.assert_allclose(fused(X)[1], decayed(X)[1], rtol=1e-6)
+
+
+IMAGES, WEIGHTS = np.ones((2, 64, 256), "float32"), np.ones((15, 1, 256), "float32")
+
+
+def smoothed(x, w):
+    numbers = ("NWC", "WIO", "NWC")
+    return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=numbers, feature_group_count=256)
+
+
+@pytest.mark.parametrize("alone, whole", [(True, True), (True, False), (False, True)])
+def test_an_operation_is_timed_alone_and_then_in_the_whole(monkeypatch, alone, whole):
+    clock = Clock(2.0 if alone else 0.5, 2.0 if whole else 0.5)
+    monkeypatch.setattr(written_out, "compare", clock)
+    for _ in range(2):
+        fused = pf.fuse(lambda x, w: jax.numpy.tanh(smoothed(x, w)))
+        np.testing.assert_allclose(fused(IMAGES, WEIGHTS), np.tanh(smoothed(IMAGES, WEIGHTS)), rtol=1e-5)
+        plan = fused.explain(IMAGES, WEIGHTS)
+        assert plan.written_out == plan.fuses == (alone and whole)
+        assert plan.conditions == (("reassociation only",) if alone and whole else ())
+        kept = [e.primitive.name for e in plan.converted.original.eqns].count("conv_general_dilated")
+        assert kept == (not (alone and whole))
+    assert len(clock.compared) == 1 + alone
+
+
+def test_without_a_clock_an_operation_is_in_parts_by_its_price():
+    fused = pf.fuse(smoothed, options=FuseOptions(check=False, price=True))
+    assert fused.explain(IMAGES, WEIGHTS).written_out
+    assert not pf.fuse(smoothed, options=FuseOptions(check=False, price=False)).explain(IMAGES, WEIGHTS).written_out

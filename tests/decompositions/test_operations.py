@@ -93,3 +93,8 @@ def test_a_power_by_a_square_root(exponent):
 @pytest.mark.parametrize("exponent", [0.5, 1.25, 7.5])
 def test_other_powers_stay(exponent):
     assert decomposed(powers.power, lambda a: a**exponent, drawn((3,))) is None
+
+
+def test_an_inverse_root_by_a_quotient():
+    x = jnp.asarray([0.0, 1e-30, 0.3, 2.0, 1e30, jnp.inf, -jnp.inf, -2.0, jnp.nan], "float32")
+    np.testing.assert_allclose(decomposed(powers.inverse_root, lax.rsqrt, x), lax.rsqrt(x), rtol=1e-6)

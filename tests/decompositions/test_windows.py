@@ -72,21 +72,21 @@ def test_half_precision_is_summed_in_float32(preferred):
 
 
 @pytest.mark.parametrize(
-    "changed",
-    [{"lhs_dilation": (2,)}, {"batch_group_count": 2}, {"feature_group_count": 1, "channels": 64}],
+    "weights, changed",
+    [
+        ((5, 1, 8), {"lhs_dilation": (2,), "feature_group_count": 8}),
+        ((5, 8, 8), {"batch_group_count": 2}),
+        ((5, 64, 8), {}),
+    ],
     ids=["zeros between elements", "groups of images", "many channels"],
 )
-def test_what_is_left_to_the_library(changed):
-    channels = changed.pop("channels", 1)
-    groups = changed.pop("feature_group_count", 8 if "batch_group_count" not in changed else 1)
-    images, weights = drawn((2, 16, groups * channels)), drawn((5, channels, 8))
-
+def test_what_is_left_to_the_library(weights, changed):
     def convolution(x, w):
-        return lax.conv_general_dilated(
-            x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"), feature_group_count=groups, **changed
-        )
+        numbers = ("NWC", "WIO", "NWC")
+        return lax.conv_general_dilated(x, w, (1,), [(2, 2)], dimension_numbers=numbers, **changed)
 
-    (eqn,) = jax.make_jaxpr(convolution)(images, weights).eqns
+    channels = weights[1] * changed.get("feature_group_count", 1)
+    (eqn,) = jax.make_jaxpr(convolution)(drawn((2, 16, channels)), drawn(weights)).eqns
     assert windows.convolution(eqn) is None
 
 

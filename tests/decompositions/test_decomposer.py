@@ -1,0 +1,117 @@
+"""Which operations are decomposed, and where."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallasfuse as pf
+from pallasfuse import _compat
+from pallasfuse.decompositions import Decomposer
+from pallasfuse.device import assumed
+from pallasfuse.jaxpr_frontend import bodies, flatten
+from tests.decompositions.test_short_axes import OTHERS, POINTS, distances
+from tests.decompositions.test_windows import drawn
+
+IMAGES, WEIGHTS = drawn((2, 64, 256)), drawn((15, 1, 256))
+
+
+def smoothed(x, w=WEIGHTS):
+    numbers = ("NWC", "WIO", "NWC")
+    return lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=numbers, feature_group_count=x.shape[-1])
+
+
+def operations(jaxpr):
+    """The names of the operations of a jaxpr, those in bodies too."""
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for body in bodies(eqn):
+            yield from operations(body)
+
+
+def decomposed(function, *args, device="cpu", exclude=(), gain=1.25, clock=None):
+    """A function's program decomposed, which must compute the same; and whether it is another one."""
+    jaxpr = jax.make_jaxpr(function)(*args)
+    made = Decomposer(assumed(device), exclude, gain, clock).of(jaxpr)
+    found = _compat.eval_jaxpr(made, made.consts, *args)
+    for have, want in zip(found, jax.tree.leaves(function(*args)), strict=True):
+        assert (have.shape, have.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-4)
+    return made, made is not jaxpr
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_channels_one_by_one_are_shifted(device):
+    made, changed = decomposed(smoothed, IMAGES, device=device)
+    assert changed == ("conv_general_dilated" not in operations(flatten(made)))
+    assert changed or device == "gpu"
+
+
+def test_points_are_apart_on_a_cpu_only():
+    assert decomposed(lambda x, y: jnp.exp(-distances(x, y)).sum(1), POINTS, OTHERS, gain=1.0)[1]
+    assert not decomposed(distances, POINTS, OTHERS, device="gpu", gain=1.0)[1]
+
+
+def scanned(x):
+    return lax.scan(lambda c, _: (jnp.tanh(smoothed(c)), c[0, 0]), x, length=3)
+
+
+def until(x):
+    return lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, smoothed(c[1])), (0, x))[1]
+
+
+def branch(x):
+    return lax.cond(x[0, 0, 0] > 0, smoothed, lambda a: a + 1, x)
+
+
+def called(x):
+    return jax.jit(smoothed)(jax.checkpoint(smoothed)(x))
+
+
+@pytest.mark.parametrize("function", [scanned, until, branch, called])
+def test_operations_in_bodies_and_calls(function):
+    made, changed = decomposed(function, IMAGES)
+    assert changed and "conv_general_dilated" not in operations(flatten(made))
+
+
+@pf.leave
+def left(x):
+    return smoothed(x)
+
+
+@pytest.mark.parametrize(
+    "function, exclude",
+    [
+        (left, ()),
+        (jax.named_scope("kept")(smoothed), ("kept",)),
+        (lambda x: smoothed(x[:, :2, :8], WEIGHTS[..., :8]), ()),
+        (lambda x: lax.conv_general_dilated(x, x, (1,), "SAME", dimension_numbers=("NWC", "OWI", "NWC")), ()),
+    ],
+    ids=["left", "excluded", "too little to see", "many channels"],
+)
+def test_what_stays(function, exclude):
+    assert not decomposed(function, IMAGES, exclude=exclude)[1]
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_clock_overrules_the_price(faster):
+    asked = []
+
+    def clock(written, other):
+        asked.append((written, other))
+        return faster
+
+    _, changed = decomposed(smoothed, IMAGES, clock=clock)
+    assert changed == faster
+    ((written, other),) = asked
+    assert list(operations(written)) == ["conv_general_dilated"] and "conv_general_dilated" not in operations(other)
+
+
+def test_no_clock_is_asked_for_what_is_left():
+    decomposed(left, IMAGES, clock=lambda written, other: pytest.fail("asked"))
+
+
+def test_the_source_of_an_operation_is_that_of_what_it_stands_for():
+    made, _ = decomposed(smoothed, IMAGES)
+    assert {_compat.source_summary(e).split(":")[0].rsplit("/")[-1] for e in made.eqns} == {"test_decomposer.py"}
