@@ -17,7 +17,7 @@ def same(function, *arrays, exact=False):
     """Assert that the only operation of a function gives the same decomposed."""
     (eqn,) = jax.make_jaxpr(function)(*arrays).eqns
     rule = windows.convolution if eqn.primitive.name == "conv_general_dilated" else windows.pool
-    (found,) = rule(eqn)(*arrays)
+    (found,) = jax.jit(rule(eqn))(*arrays)
     wanted = function(*arrays)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     tolerance = 0 if exact else 2e-2 if found.dtype == jnp.bfloat16 else 2e-5
@@ -34,7 +34,7 @@ def drawn(shape, dtype="float32", seed=0):
 _LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW", "NCHW"), ("HWNC", "IHWO", "CNHW")]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     groups=st.integers(1, 3),
     channels=st.integers(1, 2),
@@ -42,7 +42,7 @@ _LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW",
     window=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     strides=st.tuples(st.integers(1, 2), st.integers(1, 3)),
     dilated=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    padding=st.sampled_from(["SAME", "VALID", ((1, 0), (2, 1)), ((-1, 1), (0, -1))]),
+    padding=st.sampled_from(["SAME", "VALID", ((1, 0), (2, 1)), ((-1, 0), (0, -1))]),
     layout=st.sampled_from(_LAYOUTS),
 )
 def test_any_convolution_of_few_channels(groups, channels, results, window, strides, dilated, padding, layout):
