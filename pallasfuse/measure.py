@@ -26,6 +26,9 @@ _CONFIRMED_S = 5e-3
 """Programs that take less must win in the time of their kernels alone, too: to start a call may take 100 microseconds."""
 _STARTS_S = 100e-6
 """Parts that take so much longer by the clock are not asked for the time of their kernels: starts do not take that."""
+_SURELY_S = 10 * _STARTS_S
+"""A program that is faster by more than this by the clock is faster, whatever its kernels take: no start of a call explains it. And
+of thousands of kernels some may be lost where they are counted."""
 _NOISE_OF_STARTS_S = 5e-6
 """By so much the starts of one call differ from process to process, and with what else the machine does."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
@@ -179,7 +182,10 @@ def _timed(
     if outcome.seconds[reference] < _CONFIRMED_S:  # starts of kernels may hide what the kernels take
         most = outcome.seconds[reference] + (_STARTS_S if parts else _NOISE_OF_STARTS_S)
         ahead |= outcome.tied | {n for n, s in outcome.seconds.items() if n != reference and s < most}
-    if not ahead or not _is_accelerator(device) or outcome.seconds[outcome.winner] >= _CONFIRMED_S:
+    fastest_s = outcome.seconds[outcome.winner]
+    gained_s = 0.0 if parts else outcome.seconds[reference] - fastest_s
+    is_sure = fastest_s >= _CONFIRMED_S or gained_s > _SURELY_S
+    if not ahead or not _is_accelerator(device) or is_sure:
         return outcome, {}
     left = {n: f for n, f in functions.items() if n == reference or n in ahead}
     single = {n: programs[n] for n in left} if times == 1 else _compiled(left, 1, avals, device, made)

@@ -214,6 +214,18 @@ def test_a_tie_of_longer_programs_stays_one(kernels, monkeypatch):
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    ("gained_s", "parts", "sure"), [(2e-3, False, True), (2e-3, True, False), (2e-4, False, False)]
+)
+def test_no_kernels_are_asked_where_no_start_explains_the_gain(kernels, monkeypatch, gained_s, parts, sure):
+    """Of thousands of kernels some are lost where they are counted."""
+    asked = kernels(1e-6, 2e-6)
+    won = timing.Outcome({"often": 1e-3 + gained_s, "once": 1e-3}, "once", frozenset({"once"}), 200)
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: won)
+    found = compare({"often": often, "once": once}, [SMALL], parts=parts)
+    assert (found.winner, bool(asked)) == (("once", False) if sure else ("often", True))
+
+
 def test_without_cupti_the_clock_decides(kernels):
     asked = kernels(None, None)
     found = compare({"often": often, "once": once}, [SMALL])

@@ -12,6 +12,8 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     foreign_science,
     foreign_statistics,
     foreign_vision,
+    fourth_models,
+    fourth_programs,
     haiku_modules,
     held_out,
     layers,
