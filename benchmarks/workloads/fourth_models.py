@@ -1,5 +1,7 @@
 """Networks and their losses, by an author who has seen no plan of the package: a fourth set."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -206,9 +208,9 @@ def _bart(size: Size) -> Built:
         x = norm(params["norm"], x)
         seen = jnp.broadcast_to(jnp.arange(t) <= at, (b, t))
         new = []
-        for p, (k, v), (ek, ev) in zip(params["layers"], cache, encoded, strict=True):
-            k = lax.dynamic_update_slice(k, dense(p["k"], x).reshape(b, 1, h, d), (0, at, 0, 0))
-            v = lax.dynamic_update_slice(v, dense(p["v"], x).reshape(b, 1, h, d), (0, at, 0, 0))
+        for p, (old_k, old_v), (ek, ev) in zip(params["layers"], cache, encoded, strict=True):
+            k = lax.dynamic_update_slice(old_k, dense(p["k"], x).reshape(b, 1, h, d), (0, at, 0, 0))
+            v = lax.dynamic_update_slice(old_v, dense(p["v"], x).reshape(b, 1, h, d), (0, at, 0, 0))
             new.append((k, v))
             x = norm(p["norm1"], x + dense(p["o"], attend(dense(p["q"], x), k, v, seen)))
             x = norm(p["norm2"], x + dense(p["co"], attend(dense(p["cq"], x), ek, ev, encoder_mask)))
@@ -267,7 +269,7 @@ def _lora(size: Size) -> Built:
 def _hypernetwork(size: Size) -> Built:
     """A hypernetwork writes the weights of a small network per task; the gradient of the fit of every task's points."""
     tasks, points, e, wide, hidden, i = pick(
-        size, (128, 512, 128, 256, 64, 3), (8, 128, 24, 48, 24, 3), (2, 5, 4, 6, 4, 2)
+        size, (128, 512, 128, 256, 64, 3), (24, 192, 24, 48, 24, 3), (2, 5, 4, 6, 4, 2)
     )
     dtype = half(size)
     shapes = {
@@ -331,7 +333,7 @@ def _siren(size: Size) -> Built:
         return jnp.mean(residual**2) + 10.0 * jnp.mean(edge**2)
 
     widths = [2 * features] + [hidden] * layers
-    stack = [(weight(i, o), normal(o, scale=0.1)) for i, o in zip(widths[:-1], widths[1:], strict=True)]
+    stack = [(weight(i, o), normal(o, scale=0.1)) for i, o in itertools.pairwise(widths)]
     params = {"frequencies": normal(2, features, scale=0.5), "layers": stack, "out": normal(hidden, scale=0.1)}
     return Built(jax.value_and_grad(loss), (params, normal(n, 2), normal(n), normal(max(1, n // 8), 2)))
 
@@ -339,7 +341,7 @@ def _siren(size: Size) -> Built:
 @program("pointnet2-sample-group-max", GROUP)
 def _pointnet(size: Size) -> Built:
     """A set abstraction of PointNet++: farthest points, balls around them, a shared network, the maximum of each group."""
-    b, n, m, k, c, wide = pick(size, (16, 2048, 128, 32, 64, 128), (2, 256, 24, 16, 16, 32), (1, 8, 3, 4, 3, 4))
+    b, n, m, k, c, wide = pick(size, (16, 2048, 128, 32, 64, 128), (2, 512, 32, 16, 16, 48), (1, 8, 3, 4, 3, 4))
     radius = 0.8
 
     def farthest(points):
@@ -379,15 +381,15 @@ def _pointnet(size: Size) -> Built:
 @program("multiscale-ssim-charbonnier-grad", GROUP)
 def _ssim(size: Size) -> Built:
     """The gradient of a restoration loss in the image: SSIM at several scales by Gaussian windows, and Charbonnier's norm."""
-    b, side, scales = pick(size, (8, 512, 4), (1, 72, 2), (1, 24, 2))
+    b, side, scales = pick(size, (8, 512, 4), (1, 48, 2), (1, 24, 2))
     taps = np.exp(-0.5 * (np.arange(11) - 5.0) ** 2 / 1.5**2)
     taps = (taps / taps.sum()).astype(np.float32)
     weights = np.array([0.0448, 0.2856, 0.3001, 0.2363, 0.1333], np.float32)[:scales]
 
     def blur(x):
         dims = ("NHWC", "HWIO", "NHWC")
-        for kernel in (taps[:, None], taps[None, :]):
-            kernel = jnp.tile(kernel[:, :, None, None], (1, 1, 1, 3))
+        for window in (taps[:, None], taps[None, :]):
+            kernel = jnp.tile(window[:, :, None, None], (1, 1, 1, 3))
             x = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=dims, feature_group_count=3)
         return x
 

@@ -373,7 +373,7 @@ def _option(size: Size) -> Built:
 @program("cardiac-aliev-panfilov-tissue", GROUP)
 def _cardiac(size: Size) -> Built:
     """Steps of Aliev and Panfilov's heart tissue: anisotropic diffusion with sealed edges, two ions, an electrode's signal."""
-    n, steps = pick(size, (1024, 16), (128, 6), (8, 2))
+    n, steps = pick(size, (1024, 16), (192, 8), (8, 2))
     a, k, mu1, mu2, eps, dt, dx = 0.15, 8.0, 0.2, 0.3, 0.002, 0.02, 0.6
     y, x = np.mgrid[:n, :n].astype(np.float32)
     lead = 1.0 / np.sqrt((x - n / 2) ** 2 + (y + 5.0) ** 2 + 9.0)
