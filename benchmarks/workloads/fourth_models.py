@@ -72,7 +72,7 @@ def _unet(size: Size) -> Built:
     """A training step's gradient for a small U-Net: max pooling down, transposed convolutions up, Dice and cross-entropy."""
     from flax import linen as nn
 
-    b, side, n, levels = pick(size, (4, 256, 32, 3), (1, 48, 8, 2), (1, 8, 2, 1))
+    b, side, n, levels = pick(size, (8, 256, 32, 2), (1, 48, 8, 2), (1, 8, 2, 2))
     dtype = half(size)
 
     class Double(nn.Module):
@@ -183,7 +183,7 @@ def _mixture_of_softmaxes(size: Size) -> Built:
 def _bart(size: Size) -> Built:
     """One decoding step of BART for a beam: post-norm layers with caches, the encoder's keys, a tied head, the best tokens."""
     b, t, s, n, h, layers, vocabulary = pick(
-        size, (32, 128, 256, 1024, 16, 3, 50265), (4, 32, 48, 128, 4, 2, 3000), (2, 5, 4, 8, 2, 1, 13)
+        size, (32, 128, 256, 1024, 16, 2, 50265), (4, 32, 48, 128, 4, 2, 3000), (2, 5, 4, 8, 2, 2, 13)
     )
     dtype, d = half(size), n // h
 
@@ -233,7 +233,7 @@ def _bart(size: Size) -> Built:
     return Built(step, (*arguments, [(enc, enc)] * layers, booleans(b, s), normal(b)))
 
 
-@program("lora-attention-classifier-grad", GROUP)
+@program("attention-with-lora-classifier-grad", GROUP)
 def _lora(size: Size) -> Built:
     """Gradients of the adapters alone: queries and values with LoRA and its dropout over frozen weights, a pooled classifier."""
     b, t, n, h, r, classes = pick(size, (8, 512, 1024, 16, 16, 20), (2, 64, 128, 4, 8, 5), (1, 5, 8, 2, 2, 3))
@@ -313,7 +313,7 @@ def _hypernetwork(size: Size) -> Built:
 @program("fourier-siren-poisson-grad", GROUP)
 def _siren(size: Size) -> Built:
     """A physics-informed fit of Poisson's equation: Fourier features, sine layers, the Laplacian forward over reverse."""
-    n, features, hidden, layers = pick(size, (16384, 64, 128, 3), (256, 16, 32, 2), (3, 2, 4, 1))
+    n, features, hidden, layers = pick(size, (16384, 64, 128, 2), (256, 16, 32, 2), (3, 2, 4, 2))
 
     def network(p, x):
         phase = 2 * jnp.pi * (x @ p["frequencies"])

@@ -410,7 +410,7 @@ def _cardiac(size: Size) -> Built:
 @program("crf-tagger-viterbi-loss-grad", GROUP)
 def _crf(size: Size) -> Built:
     """A tagger's conditional random field: the gradient of its loss over padded sentences, and the best path of each."""
-    b, t, tags, d = pick(size, (64, 96, 32, 768), (8, 32, 12, 64), (2, 4, 3, 5))
+    b, t, tags, d = pick(size, (64, 96, 32, 768), (16, 48, 12, 64), (2, 4, 3, 5))
     dtype = half(size)
 
     def emissions(p, x):

@@ -6,13 +6,13 @@ for the whole program (`written_out`). Values change as by another order of sums
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.decompositions import powers, products, running, short_axes, windows
 from pallasfuse.decompositions.writing import Writer, has_types_of
 from pallasfuse.device import Device
@@ -59,6 +59,8 @@ class Decomposer:
     exclude: tuple[str, ...]
     gain: float
     clock: Clock | None = None
+    _known: dict[str, bool] = field(default_factory=dict)
+    """Whether operations are faster in another way, each once: layers of a model have the same ones."""
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         """Returns the program with operations decomposed; itself where nothing is."""
@@ -130,6 +132,13 @@ class Decomposer:
 
     def _is_faster(self, eqn: JaxprEqn, run: Run) -> bool:
         """Is an operation faster in another way: by the clock, or where there is none, by so much by its price?"""
+        values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
+        key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values}"
+        if key not in self._known:
+            self._known[key] = self._found_faster(eqn, run)
+        return self._known[key]
+
+    def _found_faster(self, eqn: JaxprEqn, run: Run) -> bool:
         structs = [_compat.struct_of(a) for a in eqn.invars]
         written = jax.make_jaxpr(lambda *values: _compat.bind(eqn, values))(*structs)
         before_us = self._price_us(written)

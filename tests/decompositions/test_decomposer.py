@@ -115,3 +115,11 @@ def test_no_clock_is_asked_for_what_is_left():
 def test_the_source_of_an_operation_is_that_of_what_it_stands_for():
     made, _ = decomposed(smoothed, IMAGES)
     assert {_compat.source_summary(e).split(":")[0].rsplit("/")[-1] for e in made.eqns} == {"test_decomposer.py"}
+
+
+def test_equal_operations_are_asked_once():
+    asked = []
+    made, changed = decomposed(
+        lambda x: smoothed(smoothed(x)), IMAGES, clock=lambda written, other: not asked.append(written)
+    )
+    assert changed and len(asked) == 1 and "conv_general_dilated" not in operations(flatten(made))
