@@ -233,7 +233,7 @@ def _bart(size: Size) -> Built:
     return Built(step, (*arguments, [(enc, enc)] * layers, booleans(b, s), normal(b)))
 
 
-@program("attention-with-lora-classifier-grad", GROUP)
+@program("classifier-lora-attention-grad", GROUP)
 def _lora(size: Size) -> Built:
     """Gradients of the adapters alone: queries and values with LoRA and its dropout over frozen weights, a pooled classifier."""
     b, t, n, h, r, classes = pick(size, (8, 512, 1024, 16, 16, 20), (2, 64, 128, 4, 8, 5), (1, 5, 8, 2, 2, 3))
