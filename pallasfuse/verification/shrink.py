@@ -6,6 +6,7 @@ number that is taken for an extent by mistake is the same number everywhere.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import combinations, pairwise, product
@@ -154,9 +155,11 @@ def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: froz
     for extent in sorted(positional):
         extents[extent] = longest = max(extents[extent], min(extent, longest))
     integers: dict[int, int] = {n: n for n in cast} | extents
+    many = Counter(a.extent for a in sorted(axes))
     for spread in (2, 3):
-        for chosen in combinations(sorted(axes), spread):
-            stride, small = math.prod(a.extent for a in chosen), math.prod(extents[a.extent] for a in chosen)
+        # axes of one extent are alike, and a long program has hundreds of them
+        for chosen in combinations([e for e, count in many.items() for _ in range(min(count, spread))], spread):
+            stride, small = math.prod(chosen), math.prod(extents[e] for e in chosen)
             if integers.setdefault(stride, small) != small and uses.get(stride, _NOTHING) & _STRIDES:
                 return Refusal(f"{stride} is the product of different axes, which shrink differently")
     for a, b in combinations(sorted(extents), 2):
