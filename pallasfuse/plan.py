@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pallasfuse.search.found import Rewriting
 
 REORDERED_SUMS = "reassociation only"
-"""The condition of every plan that computes sums in another order than the program."""
+"""The condition of every plan that may compute sums in another order than the program."""
 Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled", "searched"]
 
 

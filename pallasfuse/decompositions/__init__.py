@@ -2,19 +2,17 @@
 
 For some operations XLA has neither a library nor a loop that uses the vector units (which, depends on the platform). What they
 compute can be said by operations for which it has. Whether that is faster, the price says, operation by operation, and then a clock
-for the whole program (`written_out`). Values change as by another order of sums, no more.
+for the whole program (`written_out`). Values change as by another order of sums, and by a rounding more in powers.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.decompositions import powers, products, running, short_axes, windows
-from pallasfuse.decompositions.writing import Writer, has_types_of
+from pallasfuse.decompositions.writing import Writer, has_types_of, traced_as
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
@@ -24,6 +22,7 @@ __all__ = ["Decomposer"]
 type Run = Callable[..., list[Any]]
 
 type Rule = Callable[[JaxprEqn], Run | None]
+"""Returns what computes an operation in another way; None where it knows none."""
 type Clock = Callable[[Jaxpr, Jaxpr], bool | None]
 """Is the second of two programs of one operation faster than the first? None: nobody knows."""
 
@@ -52,13 +51,15 @@ class Decomposer:
     """Decides which operations are decomposed, and does it.
 
     exclude: as of `FuseOptions`: what the user leaves to XLA stays as it is. gain: how many times as fast another way must be
-    predicted to be. clock: times operations instead, where there is one.
+    predicted to be. clock: times operations instead, where it can.
     """
 
     device: Device
     exclude: tuple[str, ...]
     gain: float
     clock: Clock | None = None
+    short_axes: bool = True
+    """Also arrays with a short last axis are written as one for each position."""
     _known: dict[str, bool] = field(default_factory=dict)
     """Whether operations are faster in another way, each once: layers of a model have the same ones."""
 
@@ -74,11 +75,23 @@ class Decomposer:
             else:
                 writer.keep(eqn)
         made = writer.written() if changed else flat
-        if self.device.platform == "cpu":
-            apart = short_axes.with_short_axes_apart(made, self._may)
+        if self._takes_axes_apart:
+            apart = self._with_short_axes_apart(made)
             if apart is not made and self.gain * self._price_us(apart) <= self._price_us(made):
                 made, changed = apart, True
         return made if changed else jaxpr
+
+    @property
+    def _takes_axes_apart(self) -> bool:
+        return self.short_axes and self.device.platform == "cpu"
+
+    def _with_short_axes_apart(self, jaxpr: Jaxpr) -> Jaxpr:
+        """As of that name; the jaxpr itself where something in it is not understood."""
+        try:
+            made = short_axes.with_short_axes_apart(jaxpr, self._may)
+        except Exception:  # a program must not fail because of a form of it
+            return jaxpr
+        return made if has_types_of(made.outvars, jaxpr.outvars) else jaxpr
 
     def _may(self, eqn: JaxprEqn) -> bool:
         return left_by_user(eqn, self.exclude) is None
@@ -87,13 +100,12 @@ class Decomposer:
         """Write an equation in another way; False where there is none that is faster."""
         name = eqn.primitive.name
         if name in _WITH_BODIES:
-            params = {key: self._parameter(value) for key, value in eqn.params.items()}
+            params = {key: self._parameter(value, eqn) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
                 return False
             writer.keep(_compat.with_params(eqn, params))
             return True
-        rule = _RULES.get(self.device.platform, {}).get(name)
-        run = None if rule is None else rule(eqn)
+        run = self._rule_for(eqn)
         if run is None or not self._is_faster(eqn, run):
             return False
         results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
@@ -101,13 +113,24 @@ class Decomposer:
             writer.name(var, atom)
         return True
 
-    def _parameter[T](self, value: T) -> T:
+    def _rule_for(self, eqn: JaxprEqn) -> Run | None:
+        """What computes an operation in another way; None where no rule does, or where it does not understand it."""
+        rule = _RULES.get(self.device.platform, {}).get(eqn.primitive.name)
+        try:
+            return None if rule is None else rule(eqn)
+        except Exception:  # a program must not fail because of a form of it
+            return None
+
+    def _parameter[T](self, value: T, eqn: JaxprEqn) -> T:
         """A parameter of a loop or a choice, with its bodies decomposed where they have the same types afterwards."""
         if isinstance(value, Jaxpr):
-            made = self.of(value)
-            return made if has_types_of(made.outvars, value.outvars) else value  # type: ignore[return-value]
+            inside = (
+                _compat.within_scopes_of(value, eqn) if self.exclude else value
+            )  # JAX names scopes anew in each body
+            made = self.of(inside)
+            return made if made is not inside and has_types_of(made.outvars, value.outvars) else value  # type: ignore[return-value]
         if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
-            found = [self._parameter(v) for v in value]
+            found = [self._parameter(v, eqn) for v in value]
             same = all(new is old for new, old in zip(found, value, strict=True))
             return value if same else type(value)(found)  # type: ignore[call-arg]
         return value
@@ -115,14 +138,14 @@ class Decomposer:
     def _may_have_some(self, jaxpr: Jaxpr) -> bool:
         """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""
         seen = set[int]()  # equal layers call one function
-        rules, axes = _RULES.get(self.device.platform, {}), self.device.platform == "cpu"
+        axes = self._takes_axes_apart
 
         def within(part: Jaxpr) -> bool:
             if id(part) in seen:
                 return False
             seen.add(id(part))
             return any(
-                (eqn.primitive.name in rules and rules[eqn.primitive.name](eqn) is not None)
+                self._rule_for(eqn) is not None
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns
@@ -139,12 +162,14 @@ class Decomposer:
         return self._known[key]
 
     def _found_faster(self, eqn: JaxprEqn, run: Run) -> bool:
-        structs = [_compat.struct_of(a) for a in eqn.invars]
-        written = jax.make_jaxpr(lambda *values: _compat.bind(eqn, values))(*structs)
+        written = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
         before_us = self._price_us(written)
         if before_us < _LEAST_US:
             return False
-        other = jax.make_jaxpr(run)(*structs)
+        try:
+            other = traced_as(eqn, run, eqn.invars)
+        except Exception:  # as above
+            return False
         if not has_types_of(other.outvars, eqn.outvars):
             return False
         timed = None if self.clock is None else self.clock(written, other)

@@ -12,16 +12,19 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn, Literal
+from pallasfuse.decompositions.writing import wide
 
 Array = Any
 
 _LARGEST = 4.5
+"""The largest exponent: each whole number in it is a product, and a rounding."""
 
 
 def power(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A power like x ** 1.5 by a square root; None for other exponents."""
-    exponent = eqn.invars[1]
-    if not isinstance(exponent, Literal) or not jnp.issubdtype(_compat.dtype_of(eqn.invars[0]), jnp.floating):
+    exponent, dtype = eqn.invars[1], _compat.dtype_of(eqn.invars[0])
+    computed = wide(dtype)
+    if not isinstance(exponent, Literal) or computed is None or not jnp.issubdtype(dtype, jnp.floating):
         return None
     value = float(exponent.val)
     whole = math.floor(abs(value))
@@ -29,19 +32,28 @@ def power(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return None
 
     def run(x: Array, _: Array) -> list[Array]:
-        found = lax.sqrt(x)
-        for _ in range(whole):
-            found = found * x
+        y = x.astype(computed)
+        root, factor = (lax.sqrt(y), y) if value > 0 else (_inverse_root(y), 1 / y)
+        for _ in range(
+            whole
+        ):  # by factors on the way to the result: nothing is too small or too large that the result is not
+            root = root * factor
         # a power of minus infinity is that of infinity, though a root has none, and that of minus zero has no sign
-        found = jnp.where(x == -jnp.inf, jnp.asarray(jnp.inf, x.dtype), lax.abs(found))
-        return [found if value > 0 else 1 / found]
+        at_infinity = jnp.asarray(jnp.inf if value > 0 else 0, computed)
+        return [jnp.where(y == -jnp.inf, at_infinity, lax.abs(root)).astype(dtype)]
 
     return run
 
 
 def inverse_root(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """An inverse square root as a quotient by the root; None for other types than floats."""
-    if not jnp.issubdtype(_compat.dtype_of(eqn.invars[0]), jnp.floating):
+    dtype = _compat.dtype_of(eqn.invars[0])
+    computed = wide(dtype)
+    if computed is None or not jnp.issubdtype(dtype, jnp.floating):
         return None
-    # no root is less than -1; without the maximum XLA would make one inverse root of both again
-    return lambda x: [1 / lax.max(lax.sqrt(x), jnp.asarray(-1, x.dtype))]
+    return lambda x: [_inverse_root(x.astype(computed)).astype(dtype)]
+
+
+def _inverse_root(x: Array) -> Array:
+    """One by the root: no root is less than -1, but without the maximum XLA would make one inverse root of both again."""
+    return 1 / lax.max(lax.sqrt(x), jnp.asarray(-1, x.dtype))

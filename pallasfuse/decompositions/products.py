@@ -14,6 +14,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.writing import wide
 
 Array = Any
 
@@ -46,14 +47,16 @@ class _Side:
 
 
 def product(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A product as sums of products element by element; None where a library has the better of it."""
+    """A product as sums of products element by element; None where it has many rows, or no floats of at least 16 bits."""
     (lhs, rhs), params = eqn.invars, eqn.params
     (summed, batch), result = params["dimension_numbers"], _compat.dtype_of(eqn.outvars[0])
     sides = [_Side(_compat.shape_of(a), tuple(b), tuple(s)) for a, b, s in zip((lhs, rhs), batch, summed, strict=True)]
-    floats = all(jnp.issubdtype(_compat.dtype_of(a), jnp.floating) for a in (lhs, rhs))
-    if not floats or min((*sides[0].shape, *sides[1].shape), default=0) < 1:
+    dtype = wide(result)
+    floats = all(jnp.issubdtype(_compat.dtype_of(a), jnp.floating) for a in (lhs, rhs, eqn.outvars[0]))
+    if not floats or dtype is None or any(wide(_compat.dtype_of(a)) is None for a in (lhs, rhs)):
         return None
-    dtype = jnp.promote_types(result, jnp.float32)
+    if min((*sides[0].shape, *sides[1].shape), default=0) < 1:
+        return None
     many, terms = sides[0].sizes(sides[0].batch), sides[0].sizes(sides[0].summed)
     if many >= _FEWEST and max(sides[0].rows, sides[1].rows, terms) <= MOST_TINY:
         return lambda x, y: [_tiny(x.astype(dtype), y.astype(dtype), sides).astype(result)]

@@ -14,6 +14,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.writing import wide
 
 Array = Any
 
@@ -34,10 +35,12 @@ def running(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     axis, backwards = eqn.params["axis"], eqn.params["reverse"]
     combine, shape = _COMBINED[eqn.primitive.name], _compat.shape_of(eqn.invars[0])
     rows, is_last = math.prod(shape) // max(1, shape[axis]), math.prod(shape[axis + 1 :]) == 1
-    if shape[axis] < 4 or min(shape) < 1 or (is_last and rows > _MOST_ROWS):
+    dtype = _compat.dtype_of(eqn.invars[0])
+    summed = wide(dtype)
+    if summed is None or shape[axis] < 4 or min(shape) < 1 or (is_last and rows > _MOST_ROWS):
         return None
 
-    return lambda x: [_along(x, axis, combine, backwards)]
+    return lambda x: [_along(x.astype(summed), axis, combine, backwards).astype(dtype)]
 
 
 def _along(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
@@ -47,7 +50,7 @@ def _along(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwa
     blocks = -(-length // block)
     if blocks <= 2:
         return _trips(x, axis, combine, backwards)
-    # the positions behind the end are read by nobody that matters: results of a block depend on what is before them only
+    # what is padded stands where no result that is kept depends on it: behind the last position, or before the first of a reverse
     missing = blocks * block - length
     outside = (missing, 0, 0) if backwards else (0, missing, 0)
     padding = [outside if d == axis else (0, 0, 0) for d in range(x.ndim)]

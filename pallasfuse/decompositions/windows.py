@@ -15,6 +15,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.writing import wide
 
 Array = Any
 
@@ -31,13 +32,16 @@ def pool(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A reduction over windows as one of shifted arrays, along one dimension after the other; None where it has too many."""
     window, strides, padding = (eqn.params[n] for n in ("window_dimensions", "window_strides", "padding"))
     dilated, combine = eqn.params["window_dilation"], _COMBINED[eqn.primitive.name]
+    dtype = _compat.dtype_of(eqn.invars[0])
+    summed = wide(dtype)
     if math.prod(eqn.params["base_dilation"]) != 1 or not 2 <= sum(n for n in window if n > 1) <= MOST_TERMS:
         return None
-    dtype = _compat.dtype_of(eqn.invars[0])
-    neutral = _neutral(eqn.primitive.name, dtype)
+    if summed is None or min(*_compat.shape_of(eqn.invars[0]), *_compat.shape_of(eqn.outvars[0])) < 1:
+        return None
+    neutral = _neutral(eqn.primitive.name, summed)
 
     def run(x: Array) -> list[Array]:
-        padded = lax.pad(x, jnp.asarray(neutral, dtype), [(low, high, 0) for low, high in padding])
+        padded = lax.pad(x.astype(summed), jnp.asarray(neutral, summed), [(low, high, 0) for low, high in padding])
         for d, (taps, stride, dilation) in enumerate(zip(window, strides, dilated, strict=True)):
             positions = (padded.shape[d] - (taps - 1) * dilation - 1) // stride + 1
             shifted = (
@@ -45,7 +49,7 @@ def pool(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
                 for t in range(taps)
             )
             padded = _folded(combine, shifted)
-        return [padded]
+        return [padded.astype(dtype)]
 
     return run
 
@@ -54,8 +58,6 @@ def _neutral(name: str, dtype: Any) -> Any:
     if name == "reduce_window_sum":
         return 0
     largest = name == "reduce_window_min"
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return largest
     if jnp.issubdtype(dtype, jnp.integer):
         limits = jnp.iinfo(dtype)
         return limits.max if largest else limits.min
@@ -77,10 +79,12 @@ def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     groups = params["feature_group_count"]
     if params["batch_group_count"] != 1 or math.prod(params["lhs_dilation"]) != 1 or min(shape, default=0) < 1:
         return None
-    if not 2 <= math.prod(window) * channels <= MOST_TERMS or results < 1:
+    if not 2 <= math.prod(window) * channels <= MOST_TERMS or min(_compat.shape_of(eqn.outvars[0])) < 1:
         return None
-    wide = _compat.dtype_of(eqn.outvars[0])
-    summed = jnp.promote_types(wide, jnp.float32) if jnp.issubdtype(wide, jnp.floating) else wide
+    dtype = _compat.dtype_of(eqn.outvars[0])
+    summed = wide(dtype)
+    if summed is None or any(wide(_compat.dtype_of(a)) is None for a in eqn.invars):
+        return None
     dilated, strides = params["rhs_dilation"], params["window_strides"]
 
     def run(images: Array, kernel: Array) -> list[Array]:
@@ -107,10 +111,11 @@ def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
                 [x.shape[0], *last, groups, channel + 1],
                 [1, *strides, 1, 1],
             )
-            return part * w[(*taps, channel)]  # over the results of the group, which stand where its channels stood
+            own = w[(*taps, channel)].reshape([1] * (part.ndim - 2) + [groups, results // groups])
+            return part * own  # over the results of the group, which stand where its channels stood
 
         terms = (term(taps, c) for taps in itertools.product(*map(range, window)) for c in range(channels))
-        found = _folded(lax.add, terms).reshape(x.shape[0], *positions, results).astype(wide)
+        found = _folded(lax.add, terms).reshape(x.shape[0], *positions, results).astype(dtype)
         batch, feature, *spatial = numbers.out_spec
         places = [0] * found.ndim
         for n, d in enumerate((batch, *spatial, feature)):

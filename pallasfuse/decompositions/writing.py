@@ -1,9 +1,11 @@
 """Equations of a jaxpr replaced by others that compute the same."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -36,7 +38,7 @@ class Writer:
 
     def emit(self, eqn: JaxprEqn, run: Callable[..., Sequence[Any]], atoms: Sequence[Atom]) -> list[Atom]:
         """Append the equations of `run` on atoms, with the source of an equation; returns the atoms of its results."""
-        traced = jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in atoms))
+        traced = traced_as(eqn, run, atoms)
         names: dict[Any, Atom] = dict(zip(traced.invars, atoms, strict=True))
         self._constvars += traced.constvars
         self._consts += traced.consts
@@ -54,6 +56,27 @@ class Writer:
         """The jaxpr as it is written."""
         outvars = [self.atom(a) for a in self.jaxpr.outvars]
         return _compat.replace_jaxpr(self.jaxpr, self._constvars, self._consts, self.eqns, outvars)
+
+
+def traced_as(eqn: JaxprEqn, run: Callable[..., Sequence[Any]], atoms: Sequence[Atom]) -> Jaxpr:
+    """Returns the jaxpr of `run` on atoms, traced as an equation was: its types do not depend on what the caller has configured."""
+    with ExitStack() as stack:
+        stack.enter_context(eqn.ctx.manager)
+        stack.enter_context(jax.numpy_dtype_promotion("standard"))
+        stack.enter_context(jax.numpy_rank_promotion("allow"))
+        return jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in atoms))
+
+
+def wide(dtype: Any) -> Any:
+    """The type in which numbers of a type are added up: float32 for half precision; None for types that are left as they are.
+
+    Those are what is no number, complex numbers, and floats of less than 16 bits.
+    """
+    if jnp.issubdtype(dtype, jnp.integer):
+        return dtype if jnp.iinfo(dtype).bits >= 8 else None
+    if not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits < 16:
+        return None
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.dtype("float32")
 
 
 def has_types_of(atoms: Sequence[Atom], others: Sequence[Atom]) -> bool:
