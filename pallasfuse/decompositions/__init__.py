@@ -124,9 +124,8 @@ class Decomposer:
     def _parameter[T](self, value: T, eqn: JaxprEqn) -> T:
         """A parameter of a loop or a choice, with its bodies decomposed where they have the same types afterwards."""
         if isinstance(value, Jaxpr):
-            inside = (
-                _compat.within_scopes_of(value, eqn) if self.exclude else value
-            )  # JAX names scopes anew in each body
+            # JAX names scopes anew in each body
+            inside = _compat.within_scopes_of(value, eqn) if self.exclude else value
             made = self.of(inside)
             return made if made is not inside and has_types_of(made.outvars, value.outvars) else value  # type: ignore[return-value]
         if isinstance(value, tuple | list) and any(isinstance(v, Jaxpr) for v in value):
@@ -162,6 +161,7 @@ class Decomposer:
         return self._known[key]
 
     def _found_faster(self, eqn: JaxprEqn, run: Run) -> bool:
+        """As `_is_faster`, which remembers it."""
         written = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
         before_us = self._price_us(written)
         if before_us < _LEAST_US:
