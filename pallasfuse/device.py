@@ -55,6 +55,10 @@ class Device:
     """Elements of a row that one of XLA's own kernels reduces and reads again."""
     page_gb_s: float = 1.0
     """Memory that the system hands out anew (CPUs)."""
+    call_us: float = 6.0
+    """One call of the library that reduces and multiplies, whatever its size (CPUs)."""
+    looped_call_us: float = 6.0
+    """The same in the body of a loop of XLA's, whose trips have no other work at the same time (CPUs)."""
     kept_bytes: int = 32 << 20
     """Larger buffers go back to the system when they are freed, and are made anew at every call (CPUs)."""
     library: dict[str, float] = field(default_factory=dict)
@@ -84,6 +88,10 @@ class Device:
         """
         share = 1.0 if self.platform != "gpu" else min(1.0, self.cache_bytes / max(total, 1.0))
         return self if share == self.found_share else replace(self, found_share=share)
+
+    def inside_loops(self) -> "Device":
+        """Returns the device as the bodies of loops find it."""
+        return self if self.call_us == self.looped_call_us else replace(self, call_us=self.looped_call_us)
 
     @property
     def found_bytes(self) -> float:

@@ -77,6 +77,8 @@ class FusedCall:
 
     def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
         """The plan for a target, made once. left: the bodies of loops, by their numbers, that stay with XLA."""
+        if self.boundary != NO_LOOP:
+            target = target.on(target.device.inside_loops())
         with self.lock:
             key = target.name, target.timed, target.one_device, left
             if key not in self.plans:

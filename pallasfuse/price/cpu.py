@@ -129,8 +129,6 @@ _CACHED_SHARE = 0.25
 """A block finds its tiles in the last cache again if they take at most this part of it: what is made from them is there, too."""
 _OWN_SHARE, _OWN_RATE = 1 / 16, 2.0
 """The part of the last cache that a core's own cache is, about, and how much faster that is."""
-_CALL_US = 6.0
-"""A call of the library that reduces, whatever its size."""
 _UNROUNDED = frozenset({"convert", "select", "max", "min", "neg", "abs", "sign"})
 """Operations whose results need no rounding, or are counted with it."""
 _PRODUCT_US = 20.0
@@ -152,7 +150,7 @@ def _fusion(fusion: LoopFusion, device: Device) -> Price:
     terms = (
         *_arithmetic(work, cores, device), _strided(strided, cores),
         Term("sums of lanes", sums, "", 1e-3 * _LAST_SUM_NS * sums / cores),
-        Term("library calls", fusion.calls, "", _CALL_US * fusion.calls),
+        Term("library calls", fusion.calls, "", device.call_us * fusion.calls),
         memory_term("memory", fusion.read_bytes + fusion.written_bytes, device),
     )  # fmt: skip
     own = thunk(cores, device)
@@ -248,7 +246,7 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
     thunks = work.blocks * (work.statements + 2)
     trips = Term("thunks of trips", thunks, "", thunks * (device.trip_us + (device.launch_us if cores > 1 else 0.0)))
     called = work.calls * work.blocks
-    calls = Term("library calls", called, "", _CALL_US * called)
+    calls = Term("library calls", called, "", device.call_us * called)
     elements = work.strided * work.blocks
     strided = Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements)
     arithmetic = product.us + packed.us + copied.us + strided.us + max(vector.us + special.us + sums.us, kept.us)

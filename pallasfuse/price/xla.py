@@ -139,7 +139,7 @@ def _of_work(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     """The price of an operation without a nest: of a loop, as often as it runs, the price of its body."""
     match work:
         case Trips(trips, body):
-            once, each = _of_loop(body, work.constants, device)
+            once, each = _of_loop(body, work.constants, device.inside_loops())
             return once + repeated(each + _between_trips(work, device), trips)
         case Branches(branches):
             return max((_of_body(b, device) for b in branches), key=lambda p: p.us, default=NOTHING)
