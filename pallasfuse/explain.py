@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from pallasfuse.errors import Refusal
+from pallasfuse.ir.statements import Buffer, Contract, Get, Let, Load, Loop, Reduce, Set, Statement, Store
+from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.ir.tree import Level
 from pallasfuse.ir.tree import show as show_tree
 from pallasfuse.overview import LINES, overview
@@ -16,10 +19,6 @@ from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT
 
 if TYPE_CHECKING:
     from pallasfuse.plan import Kernel, Plan
-from collections.abc import Iterable, Iterator
-
-from pallasfuse.ir.statements import Buffer, Contract, Get, Let, Load, Loop, Reduce, Set, Statement, Store
-from pallasfuse.ir.tile_program import TileProgram
 
 
 def _indent(text: str) -> str:

@@ -43,7 +43,7 @@ _RULES: dict[str, dict[str, Rule]] = {
 """The rules that may be worth it, by platform."""
 _WITH_BODIES = frozenset({"scan", "while", "cond"})
 _LEAST_US = 20.0
-"""What an operation must be predicted to take for another way to be looked for: nobody would see what less gains."""
+"""Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Decomposer:
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
     _known: dict[str, bool] = field(default_factory=dict)
-    """Whether operations are faster in another way, each once: layers of a model have the same ones."""
+    """The answers of `_is_faster`, by the texts of operations: the layers of a model have the same ones."""
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         """Returns the program with operations decomposed; itself where nothing is."""
@@ -86,7 +86,7 @@ class Decomposer:
         return self.short_axes and self.device.platform == "cpu"
 
     def _with_short_axes_apart(self, jaxpr: Jaxpr) -> Jaxpr:
-        """As of that name; the jaxpr itself where something in it is not understood."""
+        """Writes short axes out (`short_axes`); returns the jaxpr itself where that fails or changes the types of results."""
         try:
             made = short_axes.with_short_axes_apart(jaxpr, self._may)
         except Exception:  # a program must not fail because of a form of it
@@ -94,6 +94,7 @@ class Decomposer:
         return made if has_types_of(made.outvars, jaxpr.outvars) else jaxpr
 
     def _may(self, eqn: JaxprEqn) -> bool:
+        """May an equation be written in another way, or has the user left it to XLA?"""
         return left_by_user(eqn, self.exclude) is None
 
     def _write(self, writer: Writer, eqn: JaxprEqn) -> bool:
@@ -114,7 +115,7 @@ class Decomposer:
         return True
 
     def _rule_for(self, eqn: JaxprEqn) -> Run | None:
-        """What computes an operation in another way; None where no rule does, or where it does not understand it."""
+        """Returns the function that computes an operation in another way; None where no rule has one, or where the rule fails."""
         rule = _RULES.get(self.device.platform, {}).get(eqn.primitive.name)
         try:
             return None if rule is None else rule(eqn)

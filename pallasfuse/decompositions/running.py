@@ -1,8 +1,8 @@
 """Running sums, products and extremes, as a loop over positions of short blocks, all rows and blocks at once.
 
 XLA computes a running sum over windows of 16 elements, each anew. Here a trip of a loop adds one element to each block, with
-vectors; the totals of blocks are run in the same way, and combined with all elements of the blocks behind. Along the last axis that
-takes two transpositions, which cost more than is gained, unless the rows are few.
+vectors; the totals of blocks are run in the same way, and combined with all elements of the blocks behind. Along the last axis a
+trip takes one element from each cache line of a block: only few rows gain by it.
 """
 
 import math
@@ -25,13 +25,13 @@ _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
     "cummin": lax.min,
 }
 _MOST_ROWS = 8
-"""The most rows that are transposed: a cache line has an element of each."""
+"""The most rows along the last axis, whose neighbours no vector holds: an estimate from six shapes on two cores."""
 _LONGEST = 64
 """The longest block: its trips are few beside the elements that each computes."""
 
 
 def running(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A running reduction along one axis by blocks; None where the axis is too short."""
+    """A running reduction along one axis by blocks; None where the axis is too short, or the last one of many rows."""
     axis, backwards = eqn.params["axis"], eqn.params["reverse"]
     combine, shape = _COMBINED[eqn.primitive.name], _compat.shape_of(eqn.invars[0])
     rows, is_last = math.prod(shape) // max(1, shape[axis]), math.prod(shape[axis + 1 :]) == 1

@@ -168,7 +168,7 @@ def _map(writer: _Writer, eqn: JaxprEqn) -> bool:
     shape = _compat.shape_of(result)
     dim = next((d for a in (*eqn.invars, result) if (d := writer.dim_of(a)) is not None
                 and (a is result or len(_compat.shape_of(a)) == len(shape))), None)  # fmt: skip
-    if dim is None or shape[dim] > LONGEST or len(eqn.outvars) != 1:
+    if dim is None or shape[dim] > LONGEST:
         return False
     count = shape[dim]
     columns: list[tuple[Atom, ...]] = []

@@ -2,7 +2,7 @@
 
 XLA looks at the elements of a window one by one where it has no library for it: in pools, in convolutions in which each channel is
 a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. The order
-of sums changes, and nothing else.
+of sums changes, and a sum of nothing but minus zeros keeps its sign.
 """
 
 import itertools

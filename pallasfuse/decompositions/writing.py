@@ -23,7 +23,7 @@ class Writer:
         self._known: dict[Var, Atom] = {}
 
     def atom(self, atom: Atom) -> Atom:
-        """What an atom of the jaxpr is called in the one that is written."""
+        """Returns the atom that stands for one of the jaxpr in the one that is written."""
         return atom if isinstance(atom, Literal) else self._known.get(atom, atom)
 
     def keep(self, eqn: JaxprEqn) -> None:

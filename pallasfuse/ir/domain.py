@@ -57,7 +57,7 @@ def wide_type(dtype: str) -> Any:
 
 
 class Arrays:
-    """What domains have in common whose values are NumPy arrays."""
+    """The base class of domains whose values are NumPy arrays."""
 
     def finished(self, value: Array) -> Array:
         return value
