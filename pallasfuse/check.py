@@ -18,7 +18,7 @@ from typing import Any
 from pallasfuse.decisions import Placed
 from pallasfuse.execution import execute
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.forms import UNTIMED, in_faster_form
+from pallasfuse.forms import UNTIMED, in_another_form, in_faster_form
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
@@ -26,7 +26,7 @@ from pallasfuse.parts import primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
 from pallasfuse.subjects import XLA, Bench, Subject, comparison
-from pallasfuse.verdicts import FORM, WHOLE_CALL, Verdict
+from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
 """The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
@@ -96,14 +96,11 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
 
 def _in_another_form(plan: Plan, device: Any, measure: bool) -> Plan:
     """The plan, none of whose kernels was faster, or that of another form, which the kernels seemed to be better than."""
-    with IMPORTS:
-        from pallasfuse.pipeline import rewritten_plan
-    other = rewritten_plan(plan)
+    other, of_form = in_another_form(plan, device, measure=measure)
     if other is None:
-        return plan
+        return replace(plan, verdicts=(*plan.verdicts, *of_form))
     found = check(other, device, measure=measure)
-    known = any(v.subject == FORM for v in found.verdicts)
-    return replace(found, verdicts=(*plan.verdicts, *found.verdicts)) if known and found.rewritings else plan
+    return replace(found, verdicts=(*plan.verdicts, *found.verdicts))
 
 
 def unchecked(plan: Plan, device: Any) -> Plan:

@@ -1,16 +1,20 @@
 """The check of a rewritten program: XLA's program of the form that was found against that of the form as it is written."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr
 from pallasfuse.environment import environment
-from pallasfuse.execution import execute
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.isolation import apart
+from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.kept_plans import plan_of
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import primitives, whole_key
 from pallasfuse.plan import Plan
+from pallasfuse.search.found import Rewriting
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
 from pallasfuse.verdicts import FORM, Verdict
@@ -32,37 +36,49 @@ def in_faster_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan, tup
     """
     if not plan.rewritings:
         return plan, ()
-    verdict = _verdict(plan, device, measure)
+    verdict = _verdict(plan.converted, plan.rewritings, device, measure)
     if verdict is None:
         return plan, ()
     return (plan if verdict.kept else _as_written(plan)), (verdict,)
 
 
-def _as_written(plan: Plan) -> Plan:
+def in_another_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan | None, tuple[Verdict, ...]]:
+    """The plan of the form that the kernels of a plan were predicted to outdo, if it is faster without any; with what a clock said.
+
+    Only a form that has won is planned. None: there is none, or it has lost. measure: as of `in_faster_form`.
+    """
     with IMPORTS:
-        from pallasfuse.pipeline import make_plan
-    made = make_plan(plan.converted.original, plan.target, replace(plan.options, rewrite=False), plan.boundary)
+        from pallasfuse.pipeline import plan_of_form, rewritten_form
+    form = rewritten_form(plan)
+    verdict = None if form is None else _verdict(form.converted, form.rewritings, device, measure)
+    if form is None or verdict is None:
+        return None, ()
+    return (plan_of_form(plan, form) if verdict.kept else None), (verdict,)
+
+
+def _as_written(plan: Plan) -> Plan:
+    made = plan_of(plan.converted.original, plan.target, replace(plan.options, rewrite=False), plan.boundary)
     return replace(made, bodies=plan.bodies, written_out=plan.written_out)
 
 
-def _is_certain(plan: Plan) -> bool:
+def _is_certain(rewritings: tuple[Rewriting, ...]) -> bool:
     """Is the form so much faster by its price that no clock is needed?"""
-    before, after = sum(r.before.us for r in plan.rewritings), sum(r.after.us for r in plan.rewritings)
+    before, after = sum(r.before.us for r in rewritings), sum(r.after.us for r in rewritings)
     return before >= _CERTAIN * after
 
 
-def _verdict(plan: Plan, device: Any, measure: bool) -> Verdict | None:
-    written, rewritten = plan.converted.whole, plan.converted.jaxpr
-    assert written is not None
-    unfit = sorted(primitives(written) & UNTIMED)
+def _verdict(form: Converted, rewritings: tuple[Rewriting, ...], device: Any, measure: bool) -> Verdict | None:
+    assert form.whole is not None
+    unfit = sorted(primitives(form.whole) & UNTIMED)
     if unfit:
         reason = f"not measured: it has {', '.join(unfit)}"
-        return Verdict(FORM, _is_certain(plan), reason) if measure or not _is_certain(plan) else None
+        certain = _is_certain(rewritings)
+        return Verdict(FORM, certain, reason) if measure or not certain else None
     store = current()
-    identity = {**environment(device), "of": "form", "program": whole_key(written), "form": whole_key(rewritten)}
+    identity = {**environment(device), "of": "form", "program": whole_key(form.whole), "form": whole_key(form.jaxpr)}
     known, seconds = store.get(identity), 0.0
     if known is None and measure:
-        found = apart(lambda: _measured(plan, device), device)
+        found = apart(lambda: _measured(form, device), device)
         seconds = found.seconds
         error = {**found.uncompiled, **found.failed}.get(_REWRITTEN)
         if _REWRITTEN not in found.microseconds and error is None:
@@ -79,15 +95,9 @@ def _verdict(plan: Plan, device: Any, measure: bool) -> Verdict | None:
     return Verdict(FORM, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
 
 
-def _measured(plan: Plan, device: Any) -> Measured:
-    with IMPORTS:
-        from pallasfuse.pipeline import revised
-    free = replace(plan, options=replace(plan.options, strict=False, verify=None))
-    plain = revised(free, {k.name: "to compare" for k in plan.kernels})
-    original = plan.converted.original
-    functions = {
-        XLA: lambda *args: _compat.eval_jaxpr(original, original.consts, *args),
-        _REWRITTEN: lambda *args: execute(plain, [*plan.converted.jaxpr.consts, *args]),
-    }
-    avals = [v.aval for v in plan.converted.jaxpr.invars]
-    return compare(functions, avals, device, budget_s=_BUDGET_S)
+def _measured(form: Converted, device: Any) -> Measured:
+    def run(one: Jaxpr) -> Callable[..., Any]:
+        return lambda *args: _compat.eval_jaxpr(one, one.consts, *args)
+
+    avals = [v.aval for v in form.jaxpr.invars]
+    return compare({XLA: run(form.original), _REWRITTEN: run(form.jaxpr)}, avals, device, budget_s=_BUDGET_S)

@@ -142,7 +142,7 @@ def _written(plan: Plan) -> Record | None:
         from pallasfuse.pipeline import kernel_of
 
     in_parts = plan.converted.whole is not None and not plan.rewritings
-    if in_parts or plan.outdoes or any(k.original is None for k in plan.kernels):
+    if in_parts or any(k.original is None for k in plan.kernels):
         return None
     whole: dict[tuple[Original, Price], int] = {}
     kernels = []
@@ -169,6 +169,7 @@ def _written(plan: Plan) -> Record | None:
         "left": [[left.name, left.reason] for left in plan.grouping.left],
         "conditions": list(plan.own_conditions),
         "exceptions": list(plan.own_exceptions),
+        "outdoes": plan.outdoes,
         "rewritings": encode(_without_lines(plan.rewritings), _CLASSES, {}),
     }
     return {"plan": content, "sum": _sum(content)}
@@ -291,8 +292,9 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     left = Later(lambda: tuple(fallbacks_of(converted, grouped.value, steps, options)))
     conditions, exceptions = tuple(content["conditions"]), tuple(content["exceptions"])
     return Plan(
-        converted, target, grouped, kernels, left, conditions, exceptions, steps, options, rewritings=rewritings
-    )
+        converted, target, grouped, kernels, left, conditions, exceptions, steps, options, rewritings=rewritings,
+        outdoes=content["outdoes"],
+    )  # fmt: skip
 
 
 def _rewritten(converted: Converted, rewritings: tuple[Rewriting, ...], *, mixed: bool) -> Converted:

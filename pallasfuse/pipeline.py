@@ -205,14 +205,16 @@ def _rewritten(
     return Placements(made, target, options, rewritings=tuple(cheaper), planned=planned)
 
 
-def rewritten_plan(plan: Plan) -> Plan | None:
-    """The plan of a program with its sums and products in another order, whatever its kernels promise; None where it has none."""
+def rewritten_form(plan: Plan) -> Placements | None:
+    """The program of a plan with its sums and products in another order, whatever its kernels promise; None where it has none."""
     written = convert(plan.converted.original, exclude=plan.options.exclude, symbolic=True)
     found = _rewritings(written, plan.target, plan.options)
-    placements = _rewritten(written, plan.target, plan.options, found)
-    if placements is None:
-        return None
-    made = schedule_grouping(placements, choose_groups(placements), boundary=plan.boundary)
+    return _rewritten(written, plan.target, plan.options, found)
+
+
+def plan_of_form(plan: Plan, form: Placements) -> Plan:
+    """The plan of another form of the program of a plan."""
+    made = schedule_grouping(form, choose_groups(form), boundary=plan.boundary)
     return replace(made, bodies=plan.bodies, written_out=plan.written_out)
 
 

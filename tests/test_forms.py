@@ -170,6 +170,19 @@ def test_where_kernels_lose_another_form_that_they_seemed_to_outdo_is_tried(monk
     assert lost.rewritings and any(v.subject == FORM and v.kept for v in lost.verdicts)
 
 
+def test_a_form_that_loses_is_not_planned(monkeypatch, checked):
+    """To plan a form of a long program takes seconds: the clock is asked first."""
+    from pallasfuse import check, pipeline
+
+    monkeypatch.setattr(pipeline, "_is_covered", lambda *args: True)
+    plan = pf.fuse(gram, options=PRICED).explain(*GRAM)
+    assert plan.outdoes
+    monkeypatch.setattr(forms, "_measured", lambda form, device: measured(10.0, 10.0, False))
+    monkeypatch.setattr(pipeline, "choose_groups", lambda *args: pytest.fail("planned"))
+    lost = check._in_another_form(plan, jax.devices()[0], measure=True)
+    assert lost.kernels == plan.kernels and [v.kept for v in lost.verdicts if v.subject == FORM] == [False]
+
+
 def graph_layer(adjacency, x, w):
     connected = jnp.abs(adjacency) + jnp.eye(len(adjacency))
     scale = jnp.diag(connected.sum(1) ** -0.5)

@@ -88,6 +88,17 @@ def test_a_kept_plan_is_the_plan(name, target, kept, planned):
     assert equal_kernels(again.kernels, made.kernels)
 
 
+def test_a_plan_that_outdoes_another_form_is_kept(kept, planned, monkeypatch):
+    monkeypatch.setattr(pipeline, "_is_covered", lambda *args: True)
+    shapes = jax.ShapeDtypeStruct((768, 768), jnp.float32), jax.ShapeDtypeStruct((768,), jnp.float32)
+    options = FuseOptions(price=True, check=False)
+    made = plan_of(lambda a, x: a.T @ a @ x, *shapes, options=options)
+    planned.clear()
+    kept()
+    again = plan_of(lambda a, x: a.T @ a @ x, *shapes, options=options)
+    assert made.outdoes and again.outdoes and not planned
+
+
 def test_equal_layers_are_read_as_equal_kernels(kept, planned):
     shapes = arguments(8, length=96)
     made, again = plan_of(model, *shapes), (kept(), plan_of(model, *shapes))[1]
