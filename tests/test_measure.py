@@ -207,6 +207,25 @@ def test_the_kernels_of_short_parts_decide_whatever_the_clock_says(kernels, monk
     assert (found.winner, found.faster) == (("once", {"once"}) if wins else ("often", set()))
 
 
+@pytest.mark.parametrize(("taken_us", "wins"), [(334.0, True), (314.0, False)])
+def test_where_a_turn_counts_one_call_there_are_more_turns(kernels, monkeypatch, taken_us, wins):
+    """Three samples tell only what is far apart: a call with loops, whose kernels are counted one call at a time, would never win."""
+    kernels(0.0, 0.0)
+    noise, asked = (0.0, 1.5, -1.0, 0.5, 2.0, -2.0, 1.0, -0.5), []
+
+    def kernel_seconds(program, arguments, calls):
+        asked.append(program)
+        first = program is asked[0]
+        return [1e-6 * ((taken_us if first else 308.0) + noise[asked.count(program) - 1])]
+
+    monkeypatch.setattr(_compat, "kernel_seconds", kernel_seconds)
+    won = timing.Outcome({"often": 540e-6, "once": 501e-6}, "often", frozenset(), 10, tied=frozenset({"once"}))
+    monkeypatch.setattr(timing, "race", lambda samplers, **_: won)
+    found = compare({"often": often, "once": once}, [SMALL])
+    assert len(asked) == 2 * len(noise)
+    assert found.winner == ("once" if wins else "often")
+
+
 def test_a_tie_of_longer_programs_stays_one(kernels, monkeypatch):
     asked = kernels(2e-6, 1e-6)
     tie = timing.Outcome({"often": 9e-3, "once": 9e-3}, "often", frozenset(), 200, tied=frozenset({"once"}))
