@@ -209,7 +209,7 @@ def test_the_kernels_of_short_parts_decide_whatever_the_clock_says(kernels, monk
 
 @pytest.mark.parametrize(("taken_us", "wins"), [(334.0, True), (314.0, False)])
 def test_where_a_turn_counts_one_call_there_are_more_turns(kernels, monkeypatch, taken_us, wins):
-    """Three samples tell only what is far apart: a call with loops, whose kernels are counted one call at a time, would never win."""
+    """Three samples tell only what is far apart: a call whose kernels are counted one call at a time would never win."""
     kernels(0.0, 0.0)
     noise, asked = (0.0, 1.5, -1.0, 0.5, 2.0, -2.0, 1.0, -0.5), []
 

@@ -1,8 +1,10 @@
-"""Calls inlined, dead equations dropped: a jaxpr becomes one flat list of equations."""
+"""Calls inlined, repeated and dead equations dropped: a jaxpr becomes one flat list of equations."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -39,6 +41,9 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
     those that nothing uses are dropped. The arguments stay as they are.
 
+    Of equations that compute the same, the first stays: a derivative repeats what the function computes, and a kernel would store
+    it as often.
+
     An equation keeps the source of its own line, unless it belongs to a function of JAX: then it has the call's. Its scopes
     are those of all calls around it. A call that `pallasfuse.leave` has marked stays a call.
     """
@@ -54,6 +59,7 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
 
     eqns: list[JaxprEqn] = []
     env: dict[Var, Atom] = {}
+    known: dict[Hashable, list[Var]] = {}
     stack = [_Frame(jaxpr, iter(jaxpr.eqns), env, None, None, None)]
     while stack:
         frame = stack[-1]
@@ -74,9 +80,14 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
             of_call = None if _compat.is_user_function(body) else source
             stack.append(_Frame(body, iter(body.eqns), inner_env, eqn, of_call, scopes))
             continue
+        key = _what_it_computes(eqn, atoms)
+        if key in known:
+            frame.env.update(zip(eqn.outvars, known[key], strict=True))
+            continue
         outvars = [Var(v.aval) for v in eqn.outvars] if frame.call is not None else _bound(eqn.outvars)
-        for old, new in zip(eqn.outvars, outvars, strict=True):
-            frame.env[old] = new
+        if key is not None:
+            known[key] = outvars
+        frame.env.update(zip(eqn.outvars, outvars, strict=True))
         eqns.append(eqn.replace(invars=atoms, outvars=outvars, source_info=source))
     results = [_resolve(env, a) for a in jaxpr.outvars]
     needed, used = live(eqns, results)
@@ -85,6 +96,33 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     needed = [*(e for var, made in computed.items() for e in _computing(var, made, needed)), *needed]
     kept = [(var, value) for var, value in kept if var not in computed]
     return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], needed, results)
+
+
+_EACH_TIME_ANEW = frozenset(("optimization_barrier", "rng_uniform"))
+"""Operations that are meant to be repeated: barriers are there to keep what is computed again apart, and draws differ."""
+
+
+def _what_it_computes(eqn: JaxprEqn, atoms: Sequence[Atom]) -> Hashable | None:
+    """Returns what an equation computes, from which variables: equal for two of which one is enough. None where each one counts.
+
+    What is computed of no variable costs nothing, and stays: positions along two axes are two arrays.
+    """
+    from_nothing = all(isinstance(a, Literal) for a in atoms)
+    if from_nothing or eqn.effects or eqn.primitive.name in _EACH_TIME_ANEW or bodies(eqn):
+        return None
+    given = tuple(_value(a) if isinstance(a, Literal) else a for a in atoms)
+    key = (eqn.primitive, tuple(sorted(eqn.params.items())), given, eqn.ctx)
+    try:
+        hash(key)
+    except TypeError:  # a parameter without a hash
+        return None
+    return key
+
+
+def _value(literal: Literal) -> Hashable:
+    """Returns a literal's type and bits: 0.0 and -0.0 are two."""
+    value = np.asarray(literal.val)
+    return literal.aval, str(value.dtype), value.shape, value.tobytes()
 
 
 def _computing(var: Var, operations: Jaxpr, users: Sequence[JaxprEqn]) -> list[JaxprEqn]:

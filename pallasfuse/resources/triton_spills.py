@@ -3,18 +3,21 @@
 Some values have to be in registers whole: what products are accumulated in, what a loop carries, and a side that a product takes
 from registers. Others are tiles that are loaded, or computed element by element. The compiler loads and computes those piece by
 piece, and a piece at a time takes registers; but what was copied ahead to shared memory is loaded whole where that is fenced before
-it is read. Where warps hold the same results of a product, they hold the same of what is read beside them.
+it is read. Where warps hold the same results of a product, they hold the same of what is read beside them. No load moves past a
+store, as both may be of the same memory: what is loaded for several stores is whole in registers before the first of them, and
+what they have in common stays there from one to the next.
 
 The numbers below were fitted on what it reports of all of `benchmarks/workloads` and half of the other kernels of
 `scripts/resources_report.py`, and hold for the other half.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from math import prod
 
-from pallasfuse.ir.expr import Read
-from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, expressions
-from pallasfuse.resources.block import Spill
+from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, Store, expressions
+from pallasfuse.resources.block import WARP, Spill
 from pallasfuse.resources.triton_operands import stages_left_before
 from pallasfuse.resources.triton_registers import (
     Lifetime,
@@ -106,6 +109,8 @@ def _values(view: View) -> Iterator[Lifetime]:
                 size = registers_of(view, s.indices, s.dtype) * _copies_beside(view, line, readers)
                 whole = at in view.copied_ahead and _is_fenced(view, line, readers)
                 yield Lifetime(size if whole else PIECES * size, at, last)
+                if not whole:
+                    yield from _before_stores(view, line, readers, (1 - PIECES) * size)
             continue
         loop = line.scope.loop
         if loop is not None and any(c.next_name == s.name for c in loop.carries):
@@ -114,8 +119,43 @@ def _values(view: View) -> Iterator[Lifetime]:
         size = registers_of(view, s.axes, dtype_of(s)) * copies(view, line)
         yield Lifetime(size if whole else PIECES * size, begins.get(at, at), last)
     for scope in view.scopes:
+        yield from _between_stores(view, scope)
         if scope.loop is not None:
             yield from _carried(view, scope, begins)
+
+
+def _before_stores(view: View, line: Line, readers: list[Line], rest: float) -> Iterator[Lifetime]:
+    """Lists the rest of a tile that is loaded for a store, until there; or what is stored, if that is narrower: it is computed
+    before the next piece is loaded. What is on the way takes the place of what it is computed from."""
+    found = [(r, s) for r in readers if isinstance(s := r.statement, Store) and r.scope is line.scope]
+    if found:
+        first, store = found[0]
+        stored = registers_of(view, store.indices, view.stored_type(store))
+        yield Lifetime(max(0.0, min(rest, stored) - PIECES * on_the_way(view, first)), line.number, first.number)
+
+
+def _between_stores(view: View, scope: LoopScope) -> Iterator[Lifetime]:
+    """Lists what a scope's stores have in common: what is computed for one, or was loaded for it, is kept for the next that needs
+    it."""
+    stores = [x for x in view.lines if x.scope is scope and isinstance(x.statement, Store)]
+    loaded = {x.name for x in view.lines if x.scope is scope and isinstance(x.statement, Load)}
+    made: set[Expr] = set()
+    for number, (one, following) in enumerate(pairwise(stores), 1):
+        made |= {n for root in expressions(one.statement) for n in postorder(root)}
+        kept: dict[Expr, None] = {}
+        open_ends = [root for later in stores[number:] for root in expressions(later.statement)]
+        seen: set[Expr] = set()
+        while open_ends:
+            node = open_ends.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in made and (not isinstance(node, Read) or node.tensor in loaded):
+                kept[node] = None
+            else:
+                open_ends += node.args
+        tiles = [n for n in kept if view.elements(n.axes) > WARP * view.program.warps]
+        yield Lifetime(sum(registers_of(view, n.axes, n.dtype) for n in tiles), one.number, following.number)
 
 
 def _copies_beside(view: View, line: Line, readers: list[Line]) -> int:

@@ -266,12 +266,12 @@ def _for_gpu(group: Group, shape: Shape, target: Target) -> list[Schedule]:
     if fastest != group.rolled and fastest in group.parallel:
         tiles[fastest] = min(64, power_of_two(fastest.extent))
         inner *= tiles[fastest]
-    rolled_tile = n if power_of_two(n) * inner <= REGISTER_ELEMENTS else max(16, _power_below(8192 // inner))
+    rolled_tile = n if power_of_two(n) * inner <= REGISTER_ELEMENTS else max(1, _power_below(8192 // inner))
     again = any(group.rolled in o.axes for o in group.outputs) and rolled_tile < n
     row_bytes = n * inner * sum(dtypes.itemsize_bytes(r.dtype) for r in streams(group))
     if again and row_bytes * target.multiprocessors <= _CACHED_SHARE * target.cache_bytes:
         # one block for each multiprocessor, so that what it reads again is still in the cache
-        return [_schedule(group, tiles, max(16, _power_below(8192 // inner)), 16, 2)]
+        return [_schedule(group, tiles, max(1, _power_below(8192 // inner)), 16, 2)]
     if shape.pairs and shape.row is not None:
         return _pairs_on_gpu(group, shape, rolled_tile * inner)
     if rolled_tile < n and inner == 1:  # of rows: fewer warps wait less for each other at the end of every tile

@@ -280,3 +280,22 @@ def test_flax_modules_convert() -> None:
     module = nnx.MultiHeadAttention(num_heads=4, in_features=16, qkv_features=16, decode=False, rngs=nnx.Rngs(0))
     graph, state = nnx.split(module)
     assert reasons(converted(lambda s, x: nnx.merge(graph, s)(x), state, x)) == []
+
+
+def test_what_is_computed_twice_is_computed_once():
+    def twice(x):
+        positions = jnp.arange(4)[:, None] >= jnp.arange(4)[None, :]
+        return jnp.sin(x) * jnp.cos(x) + jnp.sin(x), x + 0.0, x + -0.0, jnp.where(positions, jnp.sin(x), 0)
+
+    names = [e.primitive.name for e in flatten(jax.make_jaxpr(twice)(jnp.ones((4, 4)))).eqns]
+    assert names.count("sin") == names.count("cos") == 1
+    assert names.count("iota") == 2, "positions along two axes are two arrays"
+    assert names.count("add") == 3, "0.0 and -0.0 are two literals"
+
+
+def test_what_is_meant_to_be_computed_again_stays_apart():
+    def recomputed(x):
+        return jnp.sin(x) + jnp.sin(jax.lax.optimization_barrier(x)) + jnp.sin(jax.lax.optimization_barrier(x))
+
+    names = [e.primitive.name for e in flatten(jax.make_jaxpr(recomputed)(jnp.ones(4))).eqns]
+    assert names.count("optimization_barrier") == 2 and names.count("sin") == 3

@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import pallasfuse as pf
 from benchmarks import kernels
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import add, const, mul, read, sub
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Reduce, Segment, Store, TileProgram
+from pallasfuse.options import FuseOptions
 from pallasfuse.resources import triton, triton_spills
 from pallasfuse.targets import find
 from tests.resources.test_triton import needed, plain, program_of, qkv
@@ -121,3 +123,32 @@ def pulls(number):
 def test_what_several_sums_are_computed_from_is_kept():
     """The differences of all pairs are computed once, and wider than what is loaded."""
     assert needed(pulls(2)) == needed(pulls(1)) + 4 * 32 * 64 // 128
+
+
+def normalised(results, dtype):
+    """The last kernel of a normalisation over rows of channels, by tiles of `positions` of 64 channels."""
+
+    def run(x, scale, bias):
+        wide = x.astype(jnp.float32)
+        centred = wide - wide.mean(1, keepdims=True)
+        y = (centred * jax.lax.rsqrt((wide * wide).mean(1, keepdims=True) + 1e-5) * scale + bias).astype(x.dtype)
+        return [{"result": jax.nn.relu(y), "centred": centred, "sign": y > 0}[r] for r in results.split()]
+
+    return run, (
+        kernels.array(8, 4096, 64, dtype=dtype),
+        kernels.array(64, dtype=dtype),
+        kernels.array(64, dtype=dtype),
+    )
+
+
+@pytest.mark.parametrize(("results", "dtype", "positions", "spills"), [
+    ("result", "bfloat16", 512, False), ("result", "float32", 256, False), ("result", "float32", 512, True),
+    ("sign", "float32", 512, False), ("result centred", "float32", 512, True), ("result centred sign", "bfloat16", 256, False),
+    ("result centred sign", "bfloat16", 512, True), ("result centred sign", "float32", 256, True),
+])  # fmt: skip
+def test_what_several_stores_need_is_kept_from_one_to_the_next(results, dtype, positions, spills):
+    """The compiler spills 16, 0, 13716, 0, 12992, 1160, 20720 and 9012 bytes of a thread."""
+    run, arguments = normalised(results, dtype)
+    options = FuseOptions(check=False, price=False, tiles=(("i", 1), ("k", 64), ("j", positions)), warps=4, stages=1)
+    (kernel,) = pf.fuse(run, options=options).explain(*arguments, target="triton").kernels
+    assert (spilled(kernel.phases[-1].program) > 500) == spills
