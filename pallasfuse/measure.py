@@ -32,8 +32,8 @@ of thousands of kernels some may be lost where they are counted."""
 _NOISE_OF_STARTS_S = 5e-6
 """By so much the starts of one call differ from process to process, and with what else the machine does."""
 _KERNEL_TURNS, _KERNEL_CALLS = 3, 10
-"""Turns, and calls in each, by which the kernels of such programs are compared."""
-_KERNEL_SAMPLES = 8
+"""Turns after a first one that does not count, and calls in each, by which the kernels of such programs are compared."""
+_KERNEL_SAMPLES = 20
 """So many samples of each program are needed, by more turns where a turn gives one: fewer tell only what is far apart."""
 _LITTLE_BYTES = 64 << 20
 """Nobody minds a program that takes so much more memory than another, however little that is."""
@@ -209,12 +209,12 @@ def _confirmed(
         return outcome, {}
     taken: dict[str, list[float]] = {n: [] for n in programs}
     turn = 0
-    while turn < _KERNEL_TURNS or min(map(len, taken.values())) < _KERNEL_SAMPLES:
+    while turn <= _KERNEL_TURNS or min(map(len, taken.values())) < _KERNEL_SAMPLES:
         for name in programs if turn % 2 == 0 else reversed(list(programs)):
             found = _compat.kernel_seconds(programs[name], arguments, _KERNEL_CALLS)
             if not found:
                 return outcome, {}
-            taken[name] += found
+            taken[name] += found if turn else []  # after a pause the device's clock is higher, for whoever comes first
         turn += 1
     faster = frozenset(n for n in ahead if timing.is_ahead(taken[n], taken[reference]))
     kernels = {n: 1e6 * statistics.median(s) for n, s in taken.items()}
