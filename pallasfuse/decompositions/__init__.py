@@ -5,7 +5,8 @@ compute can be said by operations for which it has. Whether that is faster, the 
 for the whole program (`written_out`). Values change as by another order of sums, and by a rounding more in powers.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,18 +27,18 @@ type Rule = Callable[[JaxprEqn], Run | None]
 type Clock = Callable[[Jaxpr, Jaxpr], bool | None]
 """Is the second of two programs of one operation faster than the first? None: nobody knows."""
 
-_WINDOWS: dict[str, Rule] = {
-    **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), windows.pool),
-    "conv_general_dilated": windows.convolution,
-}
-_RULES: dict[str, dict[str, Rule]] = {
-    "gpu": _WINDOWS,
+_POOLS: dict[str, tuple[Rule, ...]] = dict.fromkeys(
+    ("reduce_window_max", "reduce_window_min", "reduce_window_sum"), (windows.pool,)
+)
+_RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
+    "gpu": {**_POOLS, "conv_general_dilated": (windows.convolution, windows.patches)},
     "cpu": {
-        **_WINDOWS,
-        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), running.running),
-        "dot_general": products.product,
-        "pow": powers.power,
-        "rsqrt": powers.inverse_root,
+        **_POOLS,
+        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (running.running,)),
+        "conv_general_dilated": (windows.convolution,),
+        "dot_general": (products.product,),
+        "pow": (powers.power,),
+        "rsqrt": (powers.inverse_root,),
     },
 }
 """The rules that may be worth it, by platform."""
@@ -60,8 +61,8 @@ class Decomposer:
     clock: Clock | None = None
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
-    _known: dict[str, bool] = field(default_factory=dict)
-    """The answers of `_is_faster`, by the texts of operations: the layers of a model have the same ones."""
+    _known: dict[str, int | None] = field(default_factory=dict)
+    """The answers of `_fastest`, by the texts of operations: the layers of a model have the same ones."""
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         """Returns the program with operations decomposed; itself where nothing is."""
@@ -106,21 +107,21 @@ class Decomposer:
                 return False
             writer.keep(_compat.with_params(eqn, params))
             return True
-        run = self._rule_for(eqn)
-        if run is None or not self._is_faster(eqn, run):
+        run = self._faster_way(eqn)
+        if run is None:
             return False
         results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
         for var, atom in zip(eqn.outvars, results, strict=True):
             writer.name(var, atom)
         return True
 
-    def _rule_for(self, eqn: JaxprEqn) -> Run | None:
-        """Returns the function that computes an operation in another way; None where no rule has one, or where the rule fails."""
-        rule = _RULES.get(self.device.platform, {}).get(eqn.primitive.name)
-        try:
-            return None if rule is None else rule(eqn)
-        except Exception:  # a program must not fail because of a form of it
-            return None
+    def _ways(self, eqn: JaxprEqn) -> list[Run]:
+        """The functions that compute an operation in other ways: those of the rules that have one, and do not fail."""
+        found = []
+        for rule in _RULES.get(self.device.platform, {}).get(eqn.primitive.name, ()):
+            with contextlib.suppress(Exception):  # a program must not fail because of a form of it
+                found.append(rule(eqn))
+        return [run for run in found if run is not None]
 
     def _parameter[T](self, value: T, eqn: JaxprEqn) -> T:
         """A parameter of a loop or a choice, with its bodies decomposed where they have the same types afterwards."""
@@ -145,7 +146,7 @@ class Decomposer:
                 return False
             seen.add(id(part))
             return any(
-                self._rule_for(eqn) is not None
+                self._ways(eqn)
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns
@@ -153,28 +154,36 @@ class Decomposer:
 
         return within(jaxpr)
 
-    def _is_faster(self, eqn: JaxprEqn, run: Run) -> bool:
-        """Is an operation faster in another way: by the clock, or where there is none, by so much by its price?"""
+    def _faster_way(self, eqn: JaxprEqn) -> Run | None:
+        """A faster way to compute an operation: by the clock, or where there is none, by so much by its price; None if none is."""
+        ways = self._ways(eqn)
+        if not ways:
+            return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
         key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values}"
         if key not in self._known:
-            self._known[key] = self._found_faster(eqn, run)
-        return self._known[key]
+            self._known[key] = self._fastest(eqn, ways)
+        number = self._known[key]
+        return None if number is None else ways[number]
 
-    def _found_faster(self, eqn: JaxprEqn, run: Run) -> bool:
-        """As `_is_faster`, which remembers it."""
+    def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run]) -> int | None:
+        """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
         written = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
         before_us = self._price_us(written)
         if before_us < _LEAST_US:
-            return False
-        try:
-            other = traced_as(eqn, run, eqn.invars)
-        except Exception:  # as above
-            return False
-        if not has_types_of(other.outvars, eqn.outvars):
-            return False
-        timed = None if self.clock is None else self.clock(written, other)
-        return self.gain * self._price_us(other) <= before_us if timed is None else timed
+            return None
+        others: dict[int, Jaxpr] = {}
+        for number, run in enumerate(ways):
+            with contextlib.suppress(Exception):  # as above
+                other = traced_as(eqn, run, eqn.invars)
+                if has_types_of(other.outvars, eqn.outvars):
+                    others[number] = other
+        prices_us = {number: self._price_us(other) for number, other in others.items()}
+        for number in sorted(others, key=prices_us.__getitem__):
+            timed = None if self.clock is None else self.clock(written, others[number])
+            if self.gain * prices_us[number] <= before_us if timed is None else timed:
+                return number
+        return None
 
     def _price_us(self, jaxpr: Jaxpr) -> float:
         """The microseconds that XLA is predicted to take for a jaxpr."""

@@ -1,13 +1,15 @@
 """Windows that move along arrays, as shifted arrays added or multiplied element by element.
 
 XLA looks at the elements of a window one by one where it has no library for it: in pools, in convolutions in which each channel is
-a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. The order
-of sums changes, and a sum of nothing but minus zeros keeps its sign.
+a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. And its
+libraries take as long for a window with holes as for one without, and do not see that windows that do not overlap are rows of one
+product. The order of sums changes, and a sum of nothing but minus zeros keeps its sign.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,53 +75,141 @@ def _folded(combine: Callable[[Array, Array], Array], terms: Iterable[Array]) ->
 
 def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution whose groups have few channels, as a sum of shifted arrays times weights; None where it has too many terms."""
-    params, numbers = eqn.params, eqn.params["dimension_numbers"]
-    shape, weights = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.invars[1])
-    results, channels, *window = (weights[d] for d in numbers.rhs_spec)
-    groups = params["feature_group_count"]
-    if params["batch_group_count"] != 1 or math.prod(params["lhs_dilation"]) != 1 or min(shape, default=0) < 1:
+    of = _Convolution.of(eqn)
+    if of is None or not 2 <= math.prod(of.window) * of.channels <= MOST_TERMS:
         return None
-    if not 2 <= math.prod(window) * channels <= MOST_TERMS or min(_compat.shape_of(eqn.outvars[0])) < 1:
-        return None
-    dtype = _compat.dtype_of(eqn.outvars[0])
-    summed = wide(dtype)
-    if summed is None or any(wide(_compat.dtype_of(a)) is None for a in eqn.invars):
-        return None
-    dilated, strides = params["rhs_dilation"], params["window_strides"]
 
     def run(images: Array, kernel: Array) -> list[Array]:
-        batch, feature, *spatial = numbers.lhs_spec
-        x = jnp.transpose(images, (batch, *spatial, feature)).astype(summed)
-        of_results, of_channels, *of_window = numbers.rhs_spec
-        w = jnp.transpose(kernel, (*of_window, of_channels, of_results)).astype(summed)
-        x = lax.pad(
-            x, jnp.zeros((), summed), [(0, 0, 0), *((low, high, 0) for low, high in params["padding"]), (0, 0, 0)]
-        )
-        positions = [
-            (n - (taps - 1) * d - 1) // s + 1
-            for n, taps, d, s in zip(x.shape[1:-1], window, dilated, strides, strict=True)
-        ]
-        x = x.reshape(*x.shape[:-1], groups, channels)
-        w = w.reshape(*w.shape[:-1], groups, results // groups)
+        x, w = of.padded(images.astype(of.summed)), of.weights(kernel.astype(of.summed))
+        positions = of.positions(x)
+        x = x.reshape(*x.shape[:-1], of.groups, of.channels)
+        w = w.reshape(*w.shape[:-1], of.groups, of.results // of.groups)
 
         def term(taps: Sequence[int], channel: int) -> Array:
-            first = [t * d for t, d in zip(taps, dilated, strict=True)]
-            last = [f + (n - 1) * s + 1 for f, n, s in zip(first, positions, strides, strict=True)]
-            part = lax.slice(
-                x,
-                [0, *first, 0, channel],
-                [x.shape[0], *last, groups, channel + 1],
-                [1, *strides, 1, 1],
-            )
-            own = w[(*taps, channel)].reshape([1] * (part.ndim - 2) + [groups, results // groups])
+            part = of.shifted(x, taps, positions)[..., channel : channel + 1]
+            own = w[(*taps, channel)].reshape([1] * (part.ndim - 2) + [of.groups, of.results // of.groups])
             return part * own  # over the results of the group, which stand where its channels stood
 
-        terms = (term(taps, c) for taps in itertools.product(*map(range, window)) for c in range(channels))
-        found = _folded(lax.add, terms).reshape(x.shape[0], *positions, results).astype(dtype)
-        batch, feature, *spatial = numbers.out_spec
+        terms = (term(taps, c) for taps in itertools.product(*map(range, of.window)) for c in range(of.channels))
+        found = _folded(lax.add, terms)
+        return [of.placed(found.reshape(x.shape[0], *positions, of.results))]
+
+    return run
+
+
+def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution as one product of matrices, with the elements of a window in each row.
+
+    None where these rows would be many copies of the images: windows overlap, and have no holes, for which a library takes as
+    long as for windows without.
+    """
+    of = _Convolution.of(eqn)
+    if of is None or of.groups > 1 or len({_compat.dtype_of(a) for a in eqn.invars}) > 1:
+        return None
+    apart = all(n <= s for n, s in zip(of.window, of.strides, strict=True)) and max(of.dilated) == 1
+    with_holes = len(of.window) == 1 and of.dilated[0] > 1 and of.window[0] <= _MOST_COPIES
+    if not apart and not with_holes:
+        return None
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        x, w = of.padded(images), of.weights(kernel)
+        positions = of.positions(x)
+        rows = of.cut(x, positions) if apart else jnp.concatenate(
+            [of.shifted(x, taps, positions) for taps in itertools.product(*map(range, of.window))], axis=-1
+        )  # fmt: skip
+        found = lax.dot_general(
+            rows, w.reshape(-1, of.results), (((rows.ndim - 1,), (0,)), ((), ())),
+            precision=eqn.params["precision"], preferred_element_type=eqn.params["preferred_element_type"],
+        )  # fmt: skip
+        return [of.placed(found)]
+
+    return run
+
+
+_MOST_COPIES = 8
+"""The most times that an element of an image may stand in the rows of a product."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """A convolution of real numbers, with its dimensions in one order: images by positions and channels, weights by window,
+    channels and results."""
+
+    numbers: Any
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilated: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    groups: int
+    channels: int
+    """Of a group."""
+    results: int
+    """Of all groups."""
+    dtype: Any
+    summed: Any
+    """The type in which products are summed up."""
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn) -> "_Convolution | None":
+        """The convolution of an equation; None where it has batches as groups, zeros between the elements, or no elements."""
+        params, numbers = eqn.params, eqn.params["dimension_numbers"]
+        shape, weights = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.invars[1])
+        results, channels, *window = (weights[d] for d in numbers.rhs_spec)
+        if params["batch_group_count"] != 1 or math.prod(params["lhs_dilation"]) != 1 or min(shape, default=0) < 1:
+            return None
+        dtype = _compat.dtype_of(eqn.outvars[0])
+        summed = wide(dtype)
+        if summed is None or any(wide(_compat.dtype_of(a)) is None for a in eqn.invars):
+            return None
+        if not window or min(*_compat.shape_of(eqn.outvars[0]), *weights) < 1:
+            return None
+        return cls(
+            numbers, tuple(window), tuple(params["window_strides"]), tuple(params["rhs_dilation"]), tuple(params["padding"]),
+            params["feature_group_count"], channels, results, dtype, summed,
+        )  # fmt: skip
+
+    def padded(self, images: Array) -> Array:
+        """The images with their channels last, and with the zeros at their ends."""
+        batch, feature, *spatial = self.numbers.lhs_spec
+        x = jnp.transpose(images, (batch, *spatial, feature))
+        return lax.pad(
+            x, jnp.zeros((), x.dtype), [(0, 0, 0), *((low, high, 0) for low, high in self.padding), (0, 0, 0)]
+        )
+
+    def weights(self, kernel: Array) -> Array:
+        of_results, of_channels, *of_window = self.numbers.rhs_spec
+        return jnp.transpose(kernel, (*of_window, of_channels, of_results))
+
+    def positions(self, x: Array) -> list[int]:
+        """Counts the windows along each dimension of padded images."""
+        sizes = zip(x.shape[1:], self.window, self.dilated, self.strides, strict=False)
+        return [(n - (taps - 1) * d - 1) // s + 1 for n, taps, d, s in sizes]
+
+    def shifted(self, x: Array, taps: Sequence[int], positions: Sequence[int]) -> Array:
+        """One element of every window of padded images: that at `taps`."""
+        first = [t * d for t, d in zip(taps, self.dilated, strict=True)]
+        last = [f + (n - 1) * s + 1 for f, n, s in zip(first, positions, self.strides, strict=True)]
+        behind = x.shape[1 + len(first) :]
+        return lax.slice(
+            x, [0, *first, *(0 for _ in behind)], [x.shape[0], *last, *behind], [1, *self.strides, *(1 for _ in behind)]
+        )
+
+    def cut(self, x: Array, positions: Sequence[int]) -> Array:
+        """Windows that do not overlap, each with its elements as the last dimension."""
+        count = len(positions)
+        missing = [n * s - size for n, s, size in zip(positions, self.strides, x.shape[1:], strict=False)]
+        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, m, 0) for m in missing), (0, 0, 0)])
+        split = [length for pair in zip(positions, self.strides, strict=True) for length in pair]
+        x = x.reshape(x.shape[0], *split, x.shape[-1])
+        inside = [slice(0, taps) for taps in self.window]
+        x = x[(slice(None), *(part for taps in inside for part in (slice(None), taps)))]
+        x = jnp.transpose(x, (0, *range(1, 2 * count, 2), *range(2, 2 * count + 1, 2), 2 * count + 1))
+        return x.reshape(*x.shape[: count + 1], -1)
+
+    def placed(self, found: Array) -> Array:
+        """The results in the type and the order of dimensions that the operation has."""
+        batch, feature, *spatial = self.numbers.out_spec
         places = [0] * found.ndim
         for n, d in enumerate((batch, *spatial, feature)):
             places[d] = n
-        return [jnp.transpose(found, places)]
-
-    return run
+        return jnp.transpose(found.astype(self.dtype), places)

@@ -29,6 +29,8 @@ class Convolution:
     """Its windows are as long along one dimension as along another."""
     window: int = 1
     """The positions of a window."""
+    holes: float = 1.0
+    """How many times as long a window of one dimension is with its holes as without."""
 
     @property
     def flops(self) -> float:

@@ -1,7 +1,7 @@
 """Equations that have no nest, as records for the price (`ir.plain_work`): their shapes, types and parameters say it all."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallasfuse import _compat
@@ -82,8 +82,14 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     square = len(window) > 1 and len(set(window)) == 1
     return Convolution(
         groups, _size(result) // max(1, channels), max(1, of_results // groups), summed, dtype_of(images),
-        _bytes(images, weights, result), square, max(1, math.prod(window) // between),
+        _bytes(images, weights, result), square, max(1, math.prod(window) // between), _holes(window, params["rhs_dilation"]),
     )  # fmt: skip
+
+
+def _holes(window: Sequence[int], dilated: Sequence[int]) -> float:
+    if len(window) != 1 or window[0] < 1:
+        return 1.0
+    return ((window[0] - 1) * dilated[0] + 1) / window[0]
 
 
 def _is_last(axis: int, shape: tuple[int, ...]) -> bool:

@@ -97,8 +97,9 @@ def _convolution(work: Convolution, device: Device) -> Price:
     if work.groups > 1 and work.columns < CHANNELS and channelwise:
         matrix = Term("channels one by one", work.flops, "flop", 1e-6 * work.flops / channelwise)
         return Price(matrix.us, (matrix,)) + copy_on_gpu(work.moved_bytes, device)
+    summed = round(work.summed * work.holes)  # measured on an H100: the holes of windows along one dimension take part
     product = LibraryProduct(
-        work.groups, work.rows, work.columns, work.summed, work.operand_dtype, False, work.moved_bytes, 0.0, ()
+        work.groups, work.rows, work.columns, summed, work.operand_dtype, False, work.moved_bytes, 0.0, ()
     )
     price = product_on_gpu(product, device)
     return Price(price.us / share, tuple(Term(t.name, t.amount, t.unit, t.us / share) for t in price.terms))

@@ -78,10 +78,10 @@ def test_a_rule_that_fails_leaves_its_operation(monkeypatch):
     def broken(eqn):
         raise ValueError("a bug")
 
-    monkeypatch.setitem(decompositions._RULES["cpu"], "conv_general_dilated", broken)
+    monkeypatch.setitem(decompositions._RULES["cpu"], "conv_general_dilated", (broken,))
     assert "conv_general_dilated" in operations(forced(smoothed, IMAGES))
 
-    monkeypatch.setitem(decompositions._RULES["cpu"], "conv_general_dilated", lambda eqn: broken)
+    monkeypatch.setitem(decompositions._RULES["cpu"], "conv_general_dilated", (lambda eqn: broken,))
     assert "conv_general_dilated" in operations(forced(smoothed, IMAGES))
 
 

@@ -13,10 +13,10 @@ from jax import lax
 from pallasfuse.decompositions import windows
 
 
-def same(function, *arrays, exact=False):
+def same(function, *arrays, exact=False, rule=None):
     """Assert that the only operation of a function gives the same decomposed."""
     (eqn,) = jax.make_jaxpr(function)(*arrays).eqns
-    rule = windows.convolution if eqn.primitive.name == "conv_general_dilated" else windows.pool
+    rule = rule or (windows.convolution if eqn.primitive.name == "conv_general_dilated" else windows.pool)
     (found,) = jax.jit(rule(eqn))(*arrays)
     wanted = function(*arrays)
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
@@ -57,6 +57,58 @@ def test_any_convolution_of_few_channels(groups, channels, results, window, stri
             dimension_numbers=layout, feature_group_count=groups,
         ), images, weights,
     )  # fmt: skip
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    channels=st.integers(1, 3),
+    results=st.integers(1, 3),
+    window=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    between=st.tuples(st.integers(0, 1), st.integers(0, 2)),
+    padding=st.sampled_from(["SAME", "VALID", ((1, 0), (2, 1)), ((-1, 0), (0, -1))]),
+    layout=st.sampled_from(_LAYOUTS),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_windows_that_do_not_overlap_are_rows(channels, results, window, between, padding, layout, dtype):
+    sizes = {"N": 2, "C": channels, "H": 9, "W": 8, "O": results, "I": channels}
+    images = drawn([sizes[d] for d in layout[0]], dtype)
+    weights = drawn([{**sizes, "H": window[0], "W": window[1]}[d] for d in layout[1]], dtype, seed=1)
+    strides = tuple(n + apart for n, apart in zip(window, between, strict=True))
+    same(
+        functools.partial(lax.conv_general_dilated, window_strides=strides, padding=padding, dimension_numbers=layout),
+        images, weights, rule=windows.patches,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("taps", "dilation", "stride", "padding"), [(2, 4, 1, (4, 0)), (3, 2, 2, (2, 2)), (3, 7, 1, (3, 4))]
+)
+def test_windows_with_holes_are_rows(taps, dilation, stride, padding):
+    same(
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (stride,), [padding], rhs_dilation=(dilation,), dimension_numbers=("NWC", "WIO", "NWC")
+        ),
+        drawn((2, 32, 5)), drawn((taps, 5, 6), seed=1), rule=windows.patches,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "weights", "strides", "changed"),
+    [
+        ((2, 16, 16, 8), (3, 3, 8, 8), (1, 1), {}),  # windows overlap
+        ((2, 16, 16, 8), (3, 3, 8, 8), (2, 2), {}),
+        ((2, 16, 16, 8), (1, 1, 4, 8), (1, 1), {"feature_group_count": 2}),
+        ((2, 16, 16, 8), (1, 1, 8, 8), (1, 1), {"lhs_dilation": (2, 2)}),
+    ],
+)
+def test_other_convolutions_are_no_product_of_rows(shape, weights, strides, changed):
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x, w, strides, ((0, 0), (0, 0)), dimension_numbers=("NHWC", "HWIO", "NHWC"), **changed
+        )
+
+    (eqn,) = jax.make_jaxpr(run)(drawn(shape), drawn(weights)).eqns
+    assert windows.patches(eqn) is None
 
 
 @pytest.mark.parametrize("preferred", [None, "float32"])
