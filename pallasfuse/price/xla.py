@@ -139,7 +139,7 @@ def _of_work(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     """The price of an operation without a nest: of a loop, as often as it runs, the price of its body."""
     match work:
         case Trips(trips, body):
-            once, each = _of_loop(body, work.constants, device.inside_loops())
+            once, each = _of_loop(body, work.constants, _inside_loops(device))
             return once + repeated(each + _between_trips(work, device), trips)
         case Branches(branches):
             return max((_of_body(b, device) for b in branches), key=lambda p: p.us, default=NOTHING)
@@ -168,6 +168,8 @@ def _priced_loop(body: Later[LoopProgram], constants: int, device: Device) -> tu
 
 
 _of_loop = Recent(_priced_loop, most=64)
+_inside_loops = Recent(Device.inside_loops)
+"""Returns the same device each time, by which the prices of bodies are found again."""
 
 
 def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:
