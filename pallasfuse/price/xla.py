@@ -75,12 +75,14 @@ class XlaPrices:
         return total(copy_on_gpu(moved, self.device) for moved in turned_bytes(self.program, read))
 
     def _of_kernel(self, kernel: XlaKernel) -> Price:
-        if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
-            return of_kernel(kernel, self.device)
         key: object = kernel
         if isinstance(kernel, LoopFusion):
-            names = tuple(n.name for n in kernel.roots)
+            names = kernel.makes
             key = names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside
+            if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
+                tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
+                inside, in_order = kernel.inside.intersection(tensors), kernel.in_order.intersection(names)
+                key = names, tuple(kernel.bodies), inside, in_order, kernel.by_library, kernel.calls
         found = self._of_kernels.get(key)
         if found is None:
             found = self._of_kernels[key] = of_kernel(kernel, self.device)

@@ -304,6 +304,7 @@ def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
     return FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
 
 
+@lru_cache(1 << 12)
 def _computes(body: Expr) -> bool:
     """Is there an operation on tensors in it, and not only a change of shape or type?"""
     return bool(body.tensors) and any(isinstance(n, Apply) and n.op != "convert" for n in postorder(body))
