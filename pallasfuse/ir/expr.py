@@ -234,13 +234,30 @@ def rebuild(
 def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
     """`node` over other arguments."""
     if isinstance(node, Apply) and args != node.args:
-        return apply(node.op, *args, dtype=node.dtype)
+        known: Apply | None = _interned.get(("apply", node.op, args, node.dtype))
+        return apply(node.op, *args, dtype=node.dtype) if known is None else known
     return node
 
 
 def substitute(root: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     """Replace whole subexpressions, outermost first."""
-    return rebuild(root, with_args, dict(replacements)) if replacements else root
+    if not replacements:
+        return root
+    done = dict(replacements)  # as in `rebuild`, where leaves that are not replaced need no call
+    stack: list[Expr] = [root]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        args = node.args
+        if waiting := [arg for arg in args if arg not in done]:
+            waiting.reverse()
+            stack += waiting
+            continue
+        stack.pop()
+        done[node] = with_args(node, tuple([done[a] for a in args])) if args else node
+    return done[root]
 
 
 def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import dtypes
@@ -196,6 +197,13 @@ class _Block:
     operands: frozenset[str]
 
 
+@lru_cache(1 << 10)
+def _nodes_of(roots: tuple[Expr, ...]) -> tuple[tuple[Read, ...], tuple[Apply, ...]]:
+    """The reads of some expressions, and the operations: those of a program are the same with other tiles."""
+    nodes = tuple(postorder(*roots))
+    return tuple([n for n in nodes if isinstance(n, Read)]), tuple([n for n in nodes if isinstance(n, Apply)])
+
+
 def _read_block(
     body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, IterationDomain]
 ) -> _Block:
@@ -203,8 +211,7 @@ def _read_block(
     steps: list[_Step | _Rolled] = []
     for s in body:
         if not isinstance(s, Loop):
-            nodes = tuple(postorder(*expressions(s)))
-            reads = tuple(n for n in nodes if isinstance(n, Read))
+            reads, nodes = _nodes_of(expressions(s))
             stores = isinstance(s, Reduce) and not takes_all(s.value, frozenset(s.over))
             steps.append(_Step(s, reads, new_instructions(nodes, seen), stores))
             continue
@@ -334,8 +341,8 @@ class _Walk:
 
     def is_strided(self, indices: Sequence[Axis], tiles: Mapping[Axis, int]) -> bool:
         """Is the last dimension of a tile in memory another one than in the order of the program?"""
-        present = [a for a in indices if tiles[a] > 1]
-        return bool(present) and present[-1] != max(present, key=self.order.__getitem__)
+        present = [self.order[a] for a in indices if tiles[a] > 1]
+        return bool(present) and present[-1] != max(present)
 
     def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
         def held(axes: frozenset[Axis]) -> float:
