@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pallasfuse.decisions import Grouping, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
@@ -60,6 +61,13 @@ class Places:
         self._found: dict[int, tuple[Group, Placed | str]] = {}
         self._of_equal: dict[object, _Ranked] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
+
+    @cached_property
+    def judge(self) -> Judge:
+        """What XLA would take for parts of the whole program."""
+        price = self.price if self.options.price else None
+        graph = Graph(deduplicate(self.program))
+        return Judge(graph, self.target, price, None if price is None else self.reads)
 
     def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
         """The group's kernel on the first target that has one, or why there is none. most_us: as in `placement.placed_on`."""
@@ -196,5 +204,5 @@ def predicted_us(places: Places, groups: Sequence[Group]) -> float:
     """The time that a program takes with these groups as kernels, and XLA for the rest."""
     price = places.price if places.options.price else None
     kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
-    judge = Judge(Graph(deduplicate(places.program)), places.target, price, None if price is None else places.reads)
-    return judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * judge.margin for k in kernels)
+    margin = places.judge.margin
+    return places.judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * margin for k in kernels)

@@ -260,8 +260,20 @@ def substitute(root: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     return done[root]
 
 
-def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:
-    """Returns the expression with some axes replaced by others."""
+class Renamings:
+    """Expressions with axes replaced by others: what they have in common is renamed once."""
+
+    def __init__(self) -> None:
+        self._done: dict[frozenset[tuple[Axis, Axis]], dict[Expr, Expr]] = {}
+
+    def renamed(self, root: Expr, olds: Iterable[Axis], news: Iterable[Axis]) -> Expr:
+        """Returns the expression with each of the old axes replaced by the new one in its place."""
+        renaming = {a: b for a, b in zip(olds, news, strict=True) if a != b and a in root.axes}
+        return rename_axes(root, renaming, self._done.setdefault(frozenset(renaming.items()), {})) if renaming else root
+
+
+def rename_axes(root: Expr, renaming: Mapping[Axis, Axis], done: dict[Expr, Expr] | None = None) -> Expr:
+    """Returns the expression with some axes replaced by others. done: as of `rebuild`, of the same renaming."""
     if not any(a in renaming for a in root.axes):
         return root
 
@@ -274,7 +286,7 @@ def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:
             case _:
                 return with_args(node, args)
 
-    return rebuild(root, replace)
+    return rebuild(root, replace, done)
 
 
 _PRECEDENCE = {"|": 1, "^": 1, "&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3,
