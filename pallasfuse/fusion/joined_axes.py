@@ -24,7 +24,7 @@ def with_joined_axes(program: LoopProgram) -> LoopProgram | None:
     found = None
     while (pairs := _together(found or program)) is not None:
         found = _joined(found or program, pairs)
-    return found
+    return None if found is None else verify(found)
 
 
 def _together(program: LoopProgram) -> frozenset[Pair] | None:
@@ -123,4 +123,4 @@ def _joined(program: LoopProgram, pairs: frozenset[Pair]) -> LoopProgram:
         else:
             nests.append(replace(node, axes=joined(node.axes)))
     inputs = tuple(replace(t, axes=joined(t.axes)) for t in program.inputs)
-    return verify(replace(program, inputs=inputs, nests=tuple(nests)))
+    return replace(program, inputs=inputs, nests=tuple(nests))
