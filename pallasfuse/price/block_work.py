@@ -125,6 +125,7 @@ class Examiner:
         self._buffers = {
             s.name: dict(zip(s.axes, s.sizes, strict=True)) for s in every(program.body) if isinstance(s, Buffer)
         }
+        self._accesses: dict[_Place, Access] = {}
 
     def work(self, other: Mapping[Axis, int] | None = None) -> BlockWork:
         """Returns the work with the program's own tiles, but for the `other` ones."""
@@ -137,7 +138,7 @@ class Examiner:
         work = BlockWork(blocks, program.warps, program.stages)
         sizes = _Sizes({**dict(program.tiles), **other})
         lookups = {x.result.name: x for x in program.lookups}
-        walk = _Walk(self._tensors, lookups, self._order, self._buffers, work, other, self._spreads)
+        walk = _Walk(self._tensors, lookups, self._order, self._buffers, work, other, self._accesses, self._spreads)
         walk.block(self._body, 1.0, sizes, pipelined=False)
         return work
 
@@ -229,6 +230,10 @@ def _read_block(
     return _Block(tuple(steps), _operands_of_products(body))
 
 
+_Place = tuple[str, tuple[Axis, ...], tuple[int, ...], float, bool, int, bool]
+"""What an access depends on: the tensor, its axes and their tiles, how often, ahead of time or not, the loop, and if it stores."""
+
+
 @dataclass(slots=True)
 class _Walk:
     tensors: Mapping[str, Tensor]
@@ -241,6 +246,8 @@ class _Walk:
     work: BlockWork
     other: Mapping[Axis, int]
     """Tiles that differ from the program's."""
+    accesses: "dict[_Place, Access]"
+    """Of all tiles so far: most loads have tiles along few of the axes; grows."""
     spreads: bool = False
     """Tiles are spread over the threads of a block."""
     of_products: frozenset[str] = frozenset()
@@ -265,7 +272,8 @@ class _Walk:
             if isinstance(step, _Rolled):
                 self.loop(step, times, sizes, (*path, place))
                 continue
-            self.of_products |= _made_of(step.statement, self.of_products)
+            if self.of_products or isinstance(step.statement, Contract):
+                self.of_products |= _made_of(step.statement, self.of_products)
             match step.statement:
                 case Load(name, tensor, indices):
                     self.layouts[name] = indices
@@ -277,7 +285,7 @@ class _Walk:
                         self.work.statements += _LOOKED_UP * times
                         self.work.accesses += looked_up(self.lookups[tensor], indices, tiles, times, self.within)
                         continue
-                    self.work.accesses.append(access(self.tensors[tensor], indices, tiles, times, staged, self.within))
+                    self.access(tensor, indices, tiles, times, staged)
                 case Store(tensor, indices):
                     self.work.statements += times
                     self.pass_over(frozenset(indices), step, times, sizes)
@@ -285,9 +293,7 @@ class _Walk:
                     if self.is_strided(indices, tiles):
                         self.work.strided += times * math.prod(tiles[a] for a in indices)
                     self.operate(step, times, sizes)
-                    self.work.accesses.append(
-                        access(self.tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
-                    )
+                    self.access(tensor, indices, tiles, times, False, is_store=True)
                 case Let():
                     self.operate(step, times, sizes)
                 case Buffer(name, _, own):
@@ -319,6 +325,18 @@ class _Walk:
                     self.keep(product, sizes)
                     self.pass_over(frozenset(product.axes), step, times, sizes)
 
+    def access(
+        self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, staged: bool, *,
+        is_store: bool = False,
+    ) -> None:  # fmt: skip
+        """Note a load or a store of a tile."""
+        place = tensor, indices, tuple([tiles[a] for a in indices]), times, staged, self.within, is_store
+        found = self.accesses.get(place)
+        if found is None:
+            own = self.tensors[tensor]
+            found = self.accesses[place] = access(own, indices, tiles, times, staged, self.within, is_store=is_store)
+        self.work.accesses.append(found)
+
     def part_of(self, buffer: str, axes: Sequence[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
         """Note what is copied out of a buffer or into it; all of it is a value like any other."""
         if any(sizes.tiles[a] != n for a, n in self.buffers[buffer].items()):
@@ -345,6 +363,9 @@ class _Walk:
         return bool(present) and present[-1] != max(present)
 
     def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
+        if not step.instructions:
+            return
+
         def held(axes: frozenset[Axis]) -> float:
             return sizes.volume(axes) * self.copies.get(sizes.wide(axes), 1.0)
 
