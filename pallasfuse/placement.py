@@ -1,6 +1,5 @@
 """Which target runs a group, with which schedule: the first that has a kernel for it, with the fastest that it can run."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -23,7 +22,7 @@ from pallasfuse.price.kernel import price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.price.xla import price_gather
-from pallasfuse.searched import searched, with_others
+from pallasfuse.searched import Patience, searched, with_others
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
@@ -84,14 +83,14 @@ def _listed_and_smaller(group: Group, target: Target) -> Iterator[Schedule]:
 
 
 def placed_on(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, most_us: float = math.inf
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, patience: Patience | None = None
 ) -> Placed | str:
     """Places a group on the first of the targets that stand in for each other, or says why there is none.
 
-    most_us: where nothing is found near so many microseconds, no long search goes on.
+    patience: where nothing is found near so many microseconds, no long search goes on.
     """
     if not chosen.folds:
-        trees = list(_by_trees(chosen, target, tensors, options, most_us))
+        trees = list(_by_trees(chosen, target, tensors, options, patience))
         return with_others(trees) or "no target has a schedule for it"
     declined: list[str] = []
     refused: Placed | None = None
@@ -115,13 +114,13 @@ def placed_on(
 
 
 def _by_trees(
-    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, most_us: float = math.inf
+    chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions, patience: Patience | None = None
 ) -> Iterator[tuple[float, Placed]]:
     """Yields the trees of a group without folds with their prices in microseconds, for each target in turn the lowest first; none
     where tiles or the like are asked for."""
     declined: list[str] = []
     for candidate in () if _asks(options) else _in_turn(target):
-        found = searched(chosen, candidate, tensors, most_us)
+        found = searched(chosen, candidate, tensors, patience)
         yield from ((us, replace(placed, declined=tuple(declined))) for us, placed in found)
         declined.append(f"{candidate.name}: {'no tree that fits' if candidate.runs_trees else 'runs no trees'}")
 

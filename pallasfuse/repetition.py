@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from pallasfuse.decisions import Grouping, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
@@ -28,7 +29,7 @@ from pallasfuse.placement import looking_up, placed_on
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import ONE_KERNEL
-from pallasfuse.searched import with_rivals
+from pallasfuse.searched import Patience, with_rivals
 from pallasfuse.targets import Target
 
 
@@ -38,8 +39,12 @@ class Planned:
 
     segments: "dict[_Key, _Segment]" = field(default_factory=dict)
     """The plans of segments, in canonical names."""
-    groups: "dict[object, _Ranked]" = field(default_factory=dict)
-    """The places of groups, in canonical names, by what they may take where that matters (`placement.placed_on`)."""
+    groups: "dict[object, list[tuple[Patience, _Ranked]]]" = field(default_factory=dict)
+    """The places of groups, in canonical names, each with what it may take, where that has decided something."""
+
+    def place_of(self, form: object, most_us: float) -> "_Ranked | None":
+        """Returns where a group in canonical names runs, if a search for it would decide as one before."""
+        return next((found for patience, found in self.groups.get(form, ()) if patience.decides_as(most_us)), None)
 
 
 class Places:
@@ -61,8 +66,15 @@ class Places:
         self._of_equal: dict[object, _Ranked] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
+    @cached_property
+    def judge(self) -> Judge:
+        """What XLA would take for parts of the whole program."""
+        price = self.price if self.options.price else None
+        graph = Graph(deduplicate(self.program))
+        return Judge(graph, self.target, price, None if price is None else self.reads)
+
     def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
-        """The group's kernel on the first target that has one, or why there is none. most_us: as in `placement.placed_on`."""
+        """The group's kernel on the first target that has one, or why there is none. most_us: as in `Patience`."""
         if id(group) not in self._found:
             self._found[id(group)] = group, self._place(group, most_us)
         return self._found[id(group)][1]
@@ -80,7 +92,7 @@ class Places:
             return placed
 
     def price(self, group: Group, most_us: float = math.inf) -> Price | str:
-        """The price of the group's kernel, or why there is none. most_us: as in `placement.placed_on`."""
+        """The price of the group's kernel, or why there is none. most_us: as in `Patience`."""
         placed = self.placed(group, most_us)
         if isinstance(placed, str):
             return placed
@@ -124,14 +136,15 @@ class Places:
                 placed, known = self._of_equal[form]
                 return placed if known == tokens else restored(placed, dict(zip(known, tokens, strict=True)))
         except (UnknownNameError, KeyError):  # a text about it names something else
-            return placed_on(group, self.target, self._tensors, self.options, most_us)
-        key = form, None if group.folds else most_us
-        if key in self.planned.groups:
-            placed, known = self.planned.groups[key]
+            return placed_on(group, self.target, self._tensors, self.options, Patience(most_us))
+        found = self.planned.place_of(form, most_us)
+        if found is not None:
+            placed, known = found
             placed = placed if known == tokens else restored(placed, dict(zip(known, tokens, strict=True)))
         else:
-            placed = placed_on(group, self.target, self._tensors, self.options, most_us)
-            self.planned.groups[key] = placed, tokens
+            patience = Patience(most_us)
+            placed = placed_on(group, self.target, self._tensors, self.options, patience)
+            self.planned.groups.setdefault(form, []).append((patience, (placed, tokens)))
         if group.folds or isinstance(
             placed, Placed
         ):  # else it was given up early, and says nothing to who would wait longer
@@ -196,5 +209,5 @@ def predicted_us(places: Places, groups: Sequence[Group]) -> float:
     """The time that a program takes with these groups as kernels, and XLA for the rest."""
     price = places.price if places.options.price else None
     kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
-    judge = Judge(Graph(deduplicate(places.program)), places.target, price, None if price is None else places.reads)
-    return judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * judge.margin for k in kernels)
+    margin = places.judge.margin
+    return places.judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * margin for k in kernels)

@@ -68,21 +68,40 @@ _CLOSE, _FASTER = 1.05, 0.8
 _RIVALS = 2
 
 
+@dataclass(slots=True)
+class Patience:
+    """The microseconds near which a kernel has to be found for a long search to go on, and what they have decided so far."""
+
+    most_us: float = math.inf
+    decided: list[tuple[float, float, bool]] = field(default_factory=list)
+    """Times, the factors of the patience that they were compared with, and whether they were within."""
+
+    def allows(self, us: float, factor: float = 1.0) -> bool:
+        """Is a time within the patience, so many times over?"""
+        self.decided.append((us, factor, us <= factor * self.most_us))
+        return self.decided[-1][2]
+
+    def decides_as(self, most_us: float) -> bool:
+        """Would another patience have decided alike?"""
+        return all((us <= factor * most_us) == within for us, factor, within in self.decided)
+
+
 def searched(
-    group: Group, target: Target, tensors: Mapping[str, Tensor], most_us: float = math.inf
+    group: Group, target: Target, tensors: Mapping[str, Tensor], patience: Patience | None = None
 ) -> list[tuple[float, Placed]]:
     """The kernels of the best trees of a group that a target can run, with their prices in microseconds, the lowest first.
 
     Empty where the target runs no trees, where the model is not of its kind of device, where the space is too large, and where
     the group has no product: what only reads rows has few schedules, all of which are listed (`tiling/choose.py`).
 
-    most_us: where the first kernels take much longer than that, they are all.
+    patience: where the first kernels take much longer than that, they are all.
     """
+    patience = Patience() if patience is None else patience
     if not target.runs_trees or target.platform != "gpu" or not examine(group).has_products:
         return []
     region = region_of_group(group, tensors)
     model = Model(region, target.device)
-    if model.matrix_bound_us > most_us:
+    if not patience.allows(model.matrix_bound_us):
         return []
     space = _space(region, strict=group.strict)
     if space is None:
@@ -91,13 +110,14 @@ def searched(
     prices = ModelPrices(space, model)
     whole_us, starts = _leaders(prices)
     share_us, shared = _leaders(prices.on(target.device.share(_SHARES)), shares=_SHARES)
-    if min(whole_us, share_us / _SHARES) > most_us:
+    if not patience.allows(min(whole_us, share_us / _SHARES)):
         return []
     starts = [tried.with_best_warps(p) for p in (*tried.running(starts), *tried.running(shared))]
     starts.sort(key=tried.us)
-    best_us = _WORSE * most_us
+    best_us: float | None = None
     for point in starts[:_DESCENTS]:
-        if tried.us(point) <= best_us:
+        us = tried.us(point)
+        if patience.allows(us, _WORSE) if best_us is None else us <= best_us:
             best_us = _NEAR * tried.descend(point)
     return tried.best()
 
@@ -134,7 +154,7 @@ def with_rivals(
     found: Sequence[tuple[float, Placed]] = ()
     runner: Target | None = target
     while runner is not None and not found:
-        found = searched(group, runner, tensors, _CLOSE * own_us)
+        found = searched(group, runner, tensors, Patience(_CLOSE * own_us))
         runner = runner.fallback
     trees = with_others(found, _CLOSE * own_us)
     if trees is None:

@@ -4,7 +4,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, postorder, read, rename_axes, substitute
+from pallasfuse.ir.expr import Expr, Renamings, read, reads_in, substitute
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import Reducer
 from pallasfuse.ir.simplify import simplify
@@ -25,7 +25,7 @@ def deduplicate(program: LoopProgram) -> LoopProgram:
         if isinstance(nest, Nest) and nest.is_reduction:
             renamed: dict[Expr, Expr] = {
                 n: read(same[n.tensor].name, n.indices, n.dtype)
-                for n in postorder(bodies[nest.name]) if isinstance(n, Read) and n.tensor in same
+                for n in reads_in(bodies[nest.name]) if n.tensor in same
             }  # fmt: skip
             body = substitute(bodies[nest.name], renamed)
             key = (nest.axes, nest.reduced, nest.reducer, nest.dtype, nest.precision, body)
@@ -50,6 +50,7 @@ class Known:
     """By the body as it is written and those of the maps that it reads."""
     simplified: dict[Expr, Expr] = field(default_factory=dict)
     """Shared: a body contains those before it, and would be walked once for each."""
+    renamings: Renamings = field(default_factory=Renamings)
 
 
 def inline_maps(
@@ -68,10 +69,10 @@ def inline_maps(
         key = nest.body, tuple((t, bodies[t]) for t in nest.reads if t in axes)
         if key not in known.bodies:
             replacements: dict[Expr, Expr] = {}
-            for node in postorder(nest.body):
-                if isinstance(node, Read) and node.tensor in axes:
-                    renaming = {a: b for a, b in zip(axes[node.tensor], node.indices, strict=True) if a != b}
-                    replacements[node] = rename_axes(bodies[node.tensor], renaming)
+            for node in reads_in(nest.body):
+                if node.tensor in axes:
+                    inner = bodies[node.tensor]
+                    replacements[node] = known.renamings.renamed(inner, axes[node.tensor], node.indices)
             known.bodies[key] = simplify(substitute(nest.body, replacements), known.simplified)
         bodies[nest.name] = known.bodies[key]
         if not nest.is_reduction and nest.name not in keep:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, rebuild, with_args
+from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, reads_in, rebuild, with_args
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.tensors import Tensor
 
@@ -24,7 +24,7 @@ def with_joined_axes(program: LoopProgram) -> LoopProgram | None:
     found = None
     while (pairs := _together(found or program)) is not None:
         found = _joined(found or program, pairs)
-    return found
+    return None if found is None else verify(found)
 
 
 def _together(program: LoopProgram) -> frozenset[Pair] | None:
@@ -49,11 +49,11 @@ def _sequences(program: LoopProgram) -> Iterator[tuple[Axis, ...]]:
     for node in program.definitions():
         yield node.axes
         if isinstance(node, Nest):
-            yield from (x.indices for x in postorder(node.body) if isinstance(x, Read))
+            yield from (x.indices for x in reads_in(node.body))
 
 
 def _neighbours(nest: Nest) -> Iterator[Pair]:
-    yield from (p for x in postorder(nest.body) if isinstance(x, Read) for p in pairwise(x.indices))
+    yield from (p for x in reads_in(nest.body) for p in pairwise(x.indices))
 
 
 def _told_apart(program: LoopProgram) -> Iterator[Pair]:
@@ -93,9 +93,9 @@ def _classes(program: LoopProgram) -> dict[Pair, frozenset[Pair]]:
     own = {node.name: node.axes for node in program.definitions()}
     classes: dict[Pair, frozenset[Pair]] = {p: frozenset((p,)) for s in _sequences(program) for p in pairwise(s)}
     for node in program.nests:
-        for x in postorder(node.body) if isinstance(node, Nest) else ():
-            if isinstance(x, Read):
-                for one, other in zip(pairwise(own[x.tensor]), pairwise(x.indices), strict=True):
+        for x in reads_in(node.body) if isinstance(node, Nest) else ():
+            for one, other in zip(pairwise(own[x.tensor]), pairwise(x.indices), strict=True):
+                if classes[one] is not classes[other]:
                     both = classes[one] | classes[other]
                     classes |= dict.fromkeys(both, both)
     return classes
@@ -113,11 +113,14 @@ def _joined(program: LoopProgram, pairs: frozenset[Pair]) -> LoopProgram:
         return read(node.tensor, joined(node.indices), node.dtype) if isinstance(node, Read) else with_args(node, args)
 
     nests: list[Nest | External] = []
+    done: dict[Expr, Expr] = {}
+    changed = second | one.keys()
     for node in program.nests:
         if isinstance(node, Nest):
-            body, reduced = rebuild(node.body, step), joined(node.reduced)
+            body = node.body if changed.isdisjoint(node.body.axes) else rebuild(node.body, step, done)
+            reduced = joined(node.reduced)
             nests.append(replace(node, axes=joined(node.axes), reduced=reduced, body=body))
         else:
             nests.append(replace(node, axes=joined(node.axes)))
     inputs = tuple(replace(t, axes=joined(t.axes)) for t in program.inputs)
-    return verify(replace(program, inputs=inputs, nests=tuple(nests)))
+    return replace(program, inputs=inputs, nests=tuple(nests))

@@ -234,17 +234,46 @@ def rebuild(
 def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
     """`node` over other arguments."""
     if isinstance(node, Apply) and args != node.args:
-        return apply(node.op, *args, dtype=node.dtype)
+        known: Apply | None = _interned.get(("apply", node.op, args, node.dtype))
+        return apply(node.op, *args, dtype=node.dtype) if known is None else known
     return node
 
 
 def substitute(root: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     """Replace whole subexpressions, outermost first."""
-    return rebuild(root, with_args, dict(replacements)) if replacements else root
+    if not replacements:
+        return root
+    done = dict(replacements)  # as in `rebuild`, where leaves that are not replaced need no call
+    stack: list[Expr] = [root]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        args = node.args
+        if waiting := [arg for arg in args if arg not in done]:
+            waiting.reverse()
+            stack += waiting
+            continue
+        stack.pop()
+        done[node] = with_args(node, tuple([done[a] for a in args])) if args else node
+    return done[root]
 
 
-def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:
-    """Returns the expression with some axes replaced by others."""
+class Renamings:
+    """Expressions with axes replaced by others: what they have in common is renamed once."""
+
+    def __init__(self) -> None:
+        self._done: dict[frozenset[tuple[Axis, Axis]], dict[Expr, Expr]] = {}
+
+    def renamed(self, root: Expr, olds: Iterable[Axis], news: Iterable[Axis]) -> Expr:
+        """Returns the expression with each of the old axes replaced by the new one in its place."""
+        renaming = {a: b for a, b in zip(olds, news, strict=True) if a != b and a in root.axes}
+        return rename_axes(root, renaming, self._done.setdefault(frozenset(renaming.items()), {})) if renaming else root
+
+
+def rename_axes(root: Expr, renaming: Mapping[Axis, Axis], done: dict[Expr, Expr] | None = None) -> Expr:
+    """Returns the expression with some axes replaced by others. done: as of `rebuild`, of the same renaming."""
     if not any(a in renaming for a in root.axes):
         return root
 
@@ -257,7 +286,7 @@ def rename_axes(root: Expr, renaming: Mapping[Axis, Axis]) -> Expr:
             case _:
                 return with_args(node, args)
 
-    return rebuild(root, replace)
+    return rebuild(root, replace, done)
 
 
 _PRECEDENCE = {"|": 1, "^": 1, "&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3,

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.expr import Expr, reads_in
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
@@ -137,11 +137,10 @@ def verify(program: LoopProgram) -> LoopProgram:
                 fail(node.name, f"its body uses axes {sorted(node.body.axes - set(space))} that it does not loop over")
             if bool(node.reduced) != node.is_reduction:
                 fail(node.name, "a reduction has a reducer and reduced axes, a map has neither")
-            for sub in postorder(node.body):
-                if isinstance(sub, Read):
-                    have, want = [a.extent for a in sub.indices], [a.extent for a in defined[sub.tensor]]
-                    if have != want:
-                        fail(node.name, f"reads {sub} with extents {have}, but the tensor has {want}")
+            for sub in reads_in(node.body):
+                have, want = [a.extent for a in sub.indices], [a.extent for a in defined[sub.tensor]]
+                if have != want:
+                    fail(node.name, f"reads {sub} with extents {have}, but the tensor has {want}")
         defined[node.name] = node.axes
     for name in program.outputs:
         if name not in defined:

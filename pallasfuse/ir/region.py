@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.expr import Expr, reads_in
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
@@ -50,8 +50,8 @@ def verify(region: Region) -> Region:
     known: dict[str, tuple[Axis, ...]] = {}
     inputs = {t.name for t in region.inputs}
     for nest in region.nests:
-        for node in postorder(nest.body):
-            if not isinstance(node, Read) or node.tensor in inputs:
+        for node in reads_in(nest.body):
+            if node.tensor in inputs:
                 continue
             if known.get(node.tensor) != node.indices:
                 raise InvalidProgramError(
@@ -107,12 +107,7 @@ def independent_axes(region: Region) -> tuple[Axis, ...]:
     """Returns the axes that every nest keeps and every input is read at: blocks along them share nothing, like those of a batch."""
     inputs = {t.name for t in region.inputs}
     kept = [frozenset(n.axes) for n in region.nests]
-    read = {
-        frozenset(node.indices)
-        for n in region.nests
-        for node in postorder(n.body)
-        if isinstance(node, Read) and node.tensor in inputs
-    }
+    read = {frozenset(node.indices) for n in region.nests for node in reads_in(n.body) if node.tensor in inputs}
     found = tuple(a for a in region.axes.values() if all(a in axes for axes in (*kept, *read)))
     return found if any(a not in found and not is_reduced(region, a) for a in region.axes.values()) else ()
 

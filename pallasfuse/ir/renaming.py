@@ -8,6 +8,7 @@ order in which tensors and axes first appear: where a pass sorts by name, equal 
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from pallasfuse.ir.axes import Axis
@@ -145,6 +146,12 @@ def ranked[T](value: T) -> tuple[T, tuple[str, ...]]:
     return restored(value, names), tokens
 
 
+@lru_cache(1 << 8)
+def _fields_of(kind: type[Any]) -> tuple[str, ...]:
+    """The names of the fields of a dataclass, of which there are few."""
+    return tuple(f.name for f in fields(kind))
+
+
 class _Tokens:
     """Finds the tokens in what `restored` would rename."""
 
@@ -172,6 +179,10 @@ class _Tokens:
             self._found.update(_tokens(text))
 
     def _value(self, value: Any) -> None:
+        if type(value) is tuple:  # most values are
+            for part in value:
+                self._value(part)
+            return
         match value:
             case str():
                 self._text(value)
@@ -181,7 +192,7 @@ class _Tokens:
                 self._text(value.name)
             case Const() | Index() | Read() | Apply():
                 self._expressions[value] = None
-            case tuple() | frozenset():
+            case tuple() | frozenset():  # and tuples with names
                 for part in value:
                     self._value(part)
             case dict():
@@ -190,8 +201,8 @@ class _Tokens:
                     self._value(part)
             case _ if not isinstance(value, type) and is_dataclass(value) and id(value) not in self._nodes:
                 self._nodes[id(value)] = value
-                for f in fields(value):
-                    self._value(getattr(value, f.name))
+                for name in _fields_of(value.__class__):
+                    self._value(getattr(value, name))
 
 
 def _tokens(text: str) -> list[str]:
@@ -256,7 +267,7 @@ class _Restoring:
         if isinstance(value, type) or not is_dataclass(value):
             return value
         if id(value) not in self._nodes:
-            old = {f.name: getattr(value, f.name) for f in fields(value)}
+            old = {name: getattr(value, name) for name in _fields_of(value.__class__)}
             new = {name: self.value(part) for name, part in old.items()}
             same = all(new[name] is part for name, part in old.items())
             make: Any = type(value)

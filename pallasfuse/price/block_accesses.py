@@ -45,13 +45,14 @@ def access(
 ) -> Access:  # fmt: skip
     """The load or store of tiles of a tensor. loop: the number of the loop that it is in."""
     size = dtypes.itemsize_bytes(tensor.dtype)
-    run = 1
+    run = tile = 1
+    together = True
     for axis in reversed(indices):
-        run *= min(tiles[axis], axis.extent)
-        if tiles[axis] < axis.extent:
-            break
-    tile = math.prod(min(tiles[a], a.extent) for a in indices)
-    unique = math.prod(a.extent for a in frozenset(indices))
+        extent, window = axis.extent, tiles[axis]
+        tile *= min(window, extent)
+        if together:
+            run, together = tile, window >= extent
+    unique = math.prod([a.extent for a in frozenset(indices)])
     return Access(tensor.name, tile * size, run * size, unique * size, times, pipelined, is_store, loop)
 
 

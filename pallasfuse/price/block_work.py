@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import dtypes
@@ -124,6 +125,7 @@ class Examiner:
         self._buffers = {
             s.name: dict(zip(s.axes, s.sizes, strict=True)) for s in every(program.body) if isinstance(s, Buffer)
         }
+        self._accesses: dict[_Place, Access] = {}
 
     def work(self, other: Mapping[Axis, int] | None = None) -> BlockWork:
         """Returns the work with the program's own tiles, but for the `other` ones."""
@@ -136,7 +138,7 @@ class Examiner:
         work = BlockWork(blocks, program.warps, program.stages)
         sizes = _Sizes({**dict(program.tiles), **other})
         lookups = {x.result.name: x for x in program.lookups}
-        walk = _Walk(self._tensors, lookups, self._order, self._buffers, work, other, self._spreads)
+        walk = _Walk(self._tensors, lookups, self._order, self._buffers, work, other, self._accesses, self._spreads)
         walk.block(self._body, 1.0, sizes, pipelined=False)
         return work
 
@@ -196,6 +198,13 @@ class _Block:
     operands: frozenset[str]
 
 
+@lru_cache(1 << 10)
+def _nodes_of(roots: tuple[Expr, ...]) -> tuple[tuple[Read, ...], tuple[Apply, ...]]:
+    """The reads of some expressions, and the operations: those of a program are the same with other tiles."""
+    nodes = tuple(postorder(*roots))
+    return tuple([n for n in nodes if isinstance(n, Read)]), tuple([n for n in nodes if isinstance(n, Apply)])
+
+
 def _read_block(
     body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, IterationDomain]
 ) -> _Block:
@@ -203,8 +212,7 @@ def _read_block(
     steps: list[_Step | _Rolled] = []
     for s in body:
         if not isinstance(s, Loop):
-            nodes = tuple(postorder(*expressions(s)))
-            reads = tuple(n for n in nodes if isinstance(n, Read))
+            reads, nodes = _nodes_of(expressions(s))
             stores = isinstance(s, Reduce) and not takes_all(s.value, frozenset(s.over))
             steps.append(_Step(s, reads, new_instructions(nodes, seen), stores))
             continue
@@ -222,6 +230,10 @@ def _read_block(
     return _Block(tuple(steps), _operands_of_products(body))
 
 
+_Place = tuple[str, tuple[Axis, ...], tuple[int, ...], float, bool, int, bool]
+"""What an access depends on: the tensor, its axes and their tiles, how often, ahead of time or not, the loop, and if it stores."""
+
+
 @dataclass(slots=True)
 class _Walk:
     tensors: Mapping[str, Tensor]
@@ -234,6 +246,8 @@ class _Walk:
     work: BlockWork
     other: Mapping[Axis, int]
     """Tiles that differ from the program's."""
+    accesses: "dict[_Place, Access]"
+    """Of all tiles so far: most loads have tiles along few of the axes; grows."""
     spreads: bool = False
     """Tiles are spread over the threads of a block."""
     of_products: frozenset[str] = frozenset()
@@ -258,7 +272,8 @@ class _Walk:
             if isinstance(step, _Rolled):
                 self.loop(step, times, sizes, (*path, place))
                 continue
-            self.of_products |= _made_of(step.statement, self.of_products)
+            if self.of_products or isinstance(step.statement, Contract):
+                self.of_products |= _made_of(step.statement, self.of_products)
             match step.statement:
                 case Load(name, tensor, indices):
                     self.layouts[name] = indices
@@ -270,7 +285,7 @@ class _Walk:
                         self.work.statements += _LOOKED_UP * times
                         self.work.accesses += looked_up(self.lookups[tensor], indices, tiles, times, self.within)
                         continue
-                    self.work.accesses.append(access(self.tensors[tensor], indices, tiles, times, staged, self.within))
+                    self.access(tensor, indices, tiles, times, staged)
                 case Store(tensor, indices):
                     self.work.statements += times
                     self.pass_over(frozenset(indices), step, times, sizes)
@@ -278,9 +293,7 @@ class _Walk:
                     if self.is_strided(indices, tiles):
                         self.work.strided += times * math.prod(tiles[a] for a in indices)
                     self.operate(step, times, sizes)
-                    self.work.accesses.append(
-                        access(self.tensors[tensor], indices, tiles, times, False, self.within, is_store=True)
-                    )
+                    self.access(tensor, indices, tiles, times, False, is_store=True)
                 case Let():
                     self.operate(step, times, sizes)
                 case Buffer(name, _, own):
@@ -312,6 +325,18 @@ class _Walk:
                     self.keep(product, sizes)
                     self.pass_over(frozenset(product.axes), step, times, sizes)
 
+    def access(
+        self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, staged: bool, *,
+        is_store: bool = False,
+    ) -> None:  # fmt: skip
+        """Note a load or a store of a tile."""
+        place = tensor, indices, tuple([tiles[a] for a in indices]), times, staged, self.within, is_store
+        found = self.accesses.get(place)
+        if found is None:
+            own = self.tensors[tensor]
+            found = self.accesses[place] = access(own, indices, tiles, times, staged, self.within, is_store=is_store)
+        self.work.accesses.append(found)
+
     def part_of(self, buffer: str, axes: Sequence[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
         """Note what is copied out of a buffer or into it; all of it is a value like any other."""
         if any(sizes.tiles[a] != n for a, n in self.buffers[buffer].items()):
@@ -334,10 +359,13 @@ class _Walk:
 
     def is_strided(self, indices: Sequence[Axis], tiles: Mapping[Axis, int]) -> bool:
         """Is the last dimension of a tile in memory another one than in the order of the program?"""
-        present = [a for a in indices if tiles[a] > 1]
-        return bool(present) and present[-1] != max(present, key=self.order.__getitem__)
+        present = [self.order[a] for a in indices if tiles[a] > 1]
+        return bool(present) and present[-1] != max(present)
 
     def operate(self, step: _Step, times: float, sizes: _Sizes) -> None:
+        if not step.instructions:
+            return
+
         def held(axes: frozenset[Axis]) -> float:
             return sizes.volume(axes) * self.copies.get(sizes.wide(axes), 1.0)
 

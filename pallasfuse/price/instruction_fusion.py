@@ -6,13 +6,13 @@ not what reads more memory than it makes, unless all of its readers end up in on
 `InstructionFusion` of XLA; a nest of one operation is an instruction.)
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import volume
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.loop_program import External, Nest
 
@@ -86,7 +86,7 @@ def _graph(nodes: Sequence[Nest | External], loops: Collection[str], results: Co
         if node.name not in loops:
             graph.read_elsewhere |= node.reads
             continue
-        one = _of_nest(node, cheap) if isinstance(node, Nest) else _of_external(node)
+        one = _of_nest(node, cheap & node.reads) if isinstance(node, Nest) else _of_external(node)
         graph.instructions[node.name] = one
         graph.loops[node.name] = _Loop(set(one.operands), set(one.repeats))
         for operand in one.operands:
@@ -100,16 +100,26 @@ def _of_external(node: External) -> _Instruction:
     )
 
 
-def _of_nest(nest: Nest, repetitions: Collection[str]) -> _Instruction:
-    space = frozenset(a for a in (*nest.axes, *nest.reduced) if a.extent > 1)
-    reads = [n for n in postorder(nest.body) if isinstance(n, Read)]
+def _of_nest(nest: Nest, repetitions: Set[str]) -> _Instruction:
+    """The instruction of a nest. repetitions: those of what it reads."""
+    repeats = _is_repetition(nest)
+    return _instruction(nest.body, nest.axes, nest.reduced, nest.dtype, frozenset(repetitions), is_repetition=repeats)
+
+
+@lru_cache(1 << 12)
+def _instruction(
+    body: Expr, kept: tuple[Axis, ...], reduced: tuple[Axis, ...], dtype: str, repetitions: frozenset[str], *,
+    is_repetition: bool,
+) -> _Instruction:  # fmt: skip
+    space = frozenset(a for a in (*kept, *reduced) if a.extent > 1)
+    reads = [n for n in postorder(body) if isinstance(n, Read)]
     own = {n.tensor: frozenset(a for a in n.indices if a.extent > 1) for n in reads}
-    rank = sum(a.extent > 1 for a in nest.axes)
+    rank = sum(a.extent > 1 for a in kept)
     large = [n for n in reads if n.tensor not in repetitions and len(own[n.tensor]) >= rank]
-    more = len(large) > 1 and sum(volume(axes) for axes in own.values()) > volume(nest.axes)
+    more = len(large) > 1 and sum(volume(axes) for axes in own.values()) > volume(kept)
     return _Instruction(
-        tuple(own), frozenset(t for t, axes in own.items() if axes < space), _is_expensive(nest.body, nest.dtype),
-        is_widening=_is_repetition(nest) or _widens(nest.body), reads_more=more,
+        tuple(own), frozenset(t for t, axes in own.items() if axes < space), _is_expensive(body, dtype),
+        is_widening=is_repetition or _widens(body), reads_more=more,
     )  # fmt: skip
 
 
@@ -126,7 +136,6 @@ def _widens(body: Expr) -> bool:
     return dtypes.itemsize_bytes(body.args[0].dtype) < dtypes.itemsize_bytes(body.dtype)
 
 
-@lru_cache(1 << 12)
 def _is_expensive(body: Expr, dtype: str) -> bool:
     return any(_costs(n) for n in postorder(body) if isinstance(n, Apply)) or (
         dtype == "bfloat16" and body.dtype == "float32"

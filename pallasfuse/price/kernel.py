@@ -1,9 +1,11 @@
 """The price of a lowered kernel: its tile programs, each on the target that runs it."""
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import batched, groupby
+from typing import Any
 
 from pallasfuse.device import Device
+from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import LoopProgram
@@ -43,8 +45,13 @@ def price_kernel(phases: Sequence[tuple[TileProgram, Target]]) -> Price:
 
     Masks over data that bound a loop count as if they hid nothing, and the pass that finds what they leave is added.
     """
+    return _priced(*(x for phase in phases for x in phase))
+
+
+def _found(*parts: Any) -> Price:
+    """As `price_kernel`, of each program and its target in turn."""
     found = []
-    for target, own in groupby(phases, key=lambda phase: phase[1]):
+    for target, own in groupby(batched(parts, 2), key=lambda phase: phase[1]):
         bounded = [program for program, _ in own]
         programs = [hiding_nothing(p) for p in bounded]
         if target.platform == "cpu":
@@ -58,6 +65,9 @@ def price_kernel(phases: Sequence[tuple[TileProgram, Target]]) -> Price:
         if passes:
             found.append(Price(sum(passes), (Term(FINDING_RANGES, len(passes), "passes", sum(passes)),)))
     return total(found)
+
+
+_priced = Recent(_found, most=16)
 
 
 # --- tile programs as loops of XLA on a GPU: every trip is a few kernels, among them the library's products

@@ -75,12 +75,14 @@ class XlaPrices:
         return total(copy_on_gpu(moved, self.device) for moved in turned_bytes(self.program, read))
 
     def _of_kernel(self, kernel: XlaKernel) -> Price:
-        if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
-            return of_kernel(kernel, self.device)
         key: object = kernel
         if isinstance(kernel, LoopFusion):
-            names = tuple(n.name for n in kernel.roots)
+            names = kernel.makes
             key = names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside
+            if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
+                tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
+                inside, in_order = kernel.inside.intersection(tensors), kernel.in_order.intersection(names)
+                key = names, tuple(kernel.bodies), inside, in_order, kernel.by_library, kernel.calls
         found = self._of_kernels.get(key)
         if found is None:
             found = self._of_kernels[key] = of_kernel(kernel, self.device)
@@ -139,7 +141,7 @@ def _of_work(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     """The price of an operation without a nest: of a loop, as often as it runs, the price of its body."""
     match work:
         case Trips(trips, body):
-            once, each = _of_loop(body, work.constants, device.inside_loops())
+            once, each = _of_loop(body, work.constants, _inside_loops(device))
             return once + repeated(each + _between_trips(work, device), trips)
         case Branches(branches):
             return max((_of_body(b, device) for b in branches), key=lambda p: p.us, default=NOTHING)
@@ -168,6 +170,8 @@ def _priced_loop(body: Later[LoopProgram], constants: int, device: Device) -> tu
 
 
 _of_loop = Recent(_priced_loop, most=64)
+_inside_loops = Recent(Device.inside_loops)
+"""Returns the same device each time, by which the prices of bodies are found again."""
 
 
 def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:

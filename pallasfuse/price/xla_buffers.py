@@ -1,7 +1,9 @@
 """The memory that XLA needs for what a program computes on the way: one block, as large as all that lives at once."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 
@@ -44,8 +46,16 @@ def temporary_bytes(kernels: Sequence[XlaKernel], results: Iterable[str]) -> flo
     for buffer in (b for b in buffers if not b.holds_result):
         fits = (at for host, at in guests if host.bytes >= buffer.bytes and not any(buffer.meets(b) for b in at))
         next(fits, others).append(buffer)
-    begun = {b.first for b in others}
-    return max((sum(b.bytes for b in others if b.first <= n <= b.last) for n in begun), default=0.0)
+    return _most_at_once(others)
+
+
+def _most_at_once(buffers: Iterable[_Buffer]) -> float:
+    """The most bytes that are in memory at one step."""
+    changes = defaultdict[int, float](float)
+    for buffer in buffers:
+        changes[buffer.first] += buffer.bytes
+        changes[buffer.last + 1] -= buffer.bytes
+    return max(accumulate(changes[n] for n in sorted(changes)), default=0.0)
 
 
 def _buffers(steps: Sequence[_Step], results: frozenset[str]) -> list[_Buffer]:

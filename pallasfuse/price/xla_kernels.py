@@ -14,7 +14,7 @@ from functools import lru_cache
 from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder, read, rename_axes, substitute
+from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
@@ -45,6 +45,7 @@ class Known:
 
     bodies: dict[tuple[Expr, tuple[tuple[str, Expr], ...]], Expr] = field(default_factory=dict)
     """Of nests, with maps inlined, by the body as it is written and those of the maps that it reads."""
+    renamings: Renamings = field(default_factory=Renamings)
     programs: dict[frozenset[str], LoopProgram] = field(default_factory=dict)
     """Without repetitions, by those of the nests that equal earlier ones which are kept."""
 
@@ -76,7 +77,7 @@ def xla_kernels(
     kept = _stored_maps(program, needed, habits, read) | (joins & needed)
     bodies = _inline(program, needed, kept, known)
     kernels: list[XlaKernel] = []
-    fusions: list[LoopFusion] = []
+    fusions = _Fusions(habits)
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
     read_by = Counter(t for n in program.nests if n.name in needed for t in n.reads)
@@ -126,9 +127,9 @@ def xla_kernels(
             if terms is not None:
                 above[terms.name] = above[node.name]
                 above[node.name] |= {terms.name}
-                _fuse(terms, terms.body, fusions, habits, above)
+                fusions.take(terms, terms.body, above)
                 body = Read(terms.name, terms.axes, terms.dtype)
-            _fuse(node, body, fusions, habits, above)
+            fusions.take(node, body, above)
             continue
         inside = prologues(node, operands, given, habits) if shared.isdisjoint(node.reads) else frozenset()
         for operand in operands:
@@ -138,15 +139,16 @@ def xla_kernels(
                 stored = Nest(f"{node.name}.operand{len(stored_operands) + 1}", axes, core, core.dtype)
                 stored_operands[core] = stored.name
                 above[stored.name] = _with_ancestors(core.tensors, above)
-                _fuse(stored, core, fusions, habits, above)
+                fusions.take(stored, core, above)
         layouts = product_operands(node.reduced, node.body) or operands
         kernels.append(library_product(node, operands, layouts, stored_operands, inside, given, habits))
+    found = fusions.all
     if habits.fuses_moves:
         outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
-        fusions = with_short_reductions(fusions, outside)
-    for fusion in fusions:
+        found = with_short_reductions(found, outside)
+    for fusion in found:
         fusion.in_order = read.union(program.outputs)
-    return [*kernels, *fusions]
+    return [*kernels, *found]
 
 
 def _sizes_of(program: LoopProgram) -> tuple[dict[str, int], dict[str, float]]:
@@ -304,6 +306,7 @@ def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
     return FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
 
 
+@lru_cache(1 << 12)
 def _computes(body: Expr) -> bool:
     """Is there an operation on tensors in it, and not only a change of shape or type?"""
     return bool(body.tensors) and any(isinstance(n, Apply) and n.op != "convert" for n in postorder(body))
@@ -319,10 +322,10 @@ def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], 
         key = nest.body, tuple((t, bodies[t]) for t in nest.reads if t in axes)
         if key not in known.bodies:
             replacements: dict[Expr, Expr] = {}
-            for node in postorder(nest.body):
-                if isinstance(node, Read) and node.tensor in axes:
-                    renaming = {a: b for a, b in zip(axes[node.tensor], node.indices, strict=True) if a != b}
-                    replacements[node] = rename_axes(bodies[node.tensor], renaming)
+            for node in reads_in(nest.body):
+                if node.tensor in axes:
+                    inner = bodies[node.tensor]
+                    replacements[node] = known.renamings.renamed(inner, axes[node.tensor], node.indices)
             known.bodies[key] = substitute(nest.body, replacements)
         bodies[nest.name] = known.bodies[key]
         if not nest.is_reduction and nest.name not in kept:
@@ -348,31 +351,39 @@ def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
     return None
 
 
-def _fuse(node: Nest, body: Expr, fusions: list[LoopFusion], habits: Habits, above: dict[str, frozenset[str]]) -> None:
-    """Add a nest to the last fusion that can take it, or begin one."""
-    reads = dict(places(body))
-    space = frozenset((*node.axes, *node.reduced))
-    for fusion in reversed(fusions) if habits.shares_reads or habits.longest_row else ():
-        if _shares_kernel(node, body, reads, space, fusion, habits, above):
-            made = {n.name for n in fusion.roots}
-            fusion.is_row = fusion.is_row or bool(made & body.tensors)
-            fusion.roots.append(node)
-            fusion.bodies.append(body)
-            fusion.reads |= reads
-            return
-    is_product = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
-    fusions.append(
-        LoopFusion([node], [body], reads, streams_matrix=is_product and volume(space) >= habits.smallest_product)
-    )
+class _Fusions:
+    """The loops so far, in order, and those over each space of points."""
+
+    def __init__(self, habits: Habits) -> None:
+        self.habits = habits
+        self.all: list[LoopFusion] = []
+        self._over: dict[frozenset[Axis], list[LoopFusion]] = {}
+
+    def take(self, node: Nest, body: Expr, above: Mapping[str, frozenset[str]]) -> None:
+        """Add a nest to the last fusion that can take it, or begin one. above: as in `xla_kernels`."""
+        habits, reads = self.habits, dict(places(body))
+        space = frozenset((*node.axes, *node.reduced))
+        over = self._over.setdefault(space, [])
+        for fusion in reversed(over) if habits.shares_reads or habits.longest_row else ():
+            if _shares_kernel(node, body, reads, space, fusion, habits, above):
+                made = {n.name for n in fusion.roots}
+                fusion.is_row = fusion.is_row or bool(made & body.tensors)
+                fusion.roots.append(node)
+                fusion.bodies.append(body)
+                fusion.reads |= reads
+                return
+        is_product = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+        streams = is_product and volume(space) >= habits.smallest_product
+        over.append(LoopFusion([node], [body], reads, streams_matrix=streams))
+        self.all.append(over[-1])
 
 
 def _shares_kernel(
     node: Nest, body: Expr, reads: dict[Place, float], space: frozenset[Axis], fusion: LoopFusion, habits: Habits,
-    above: dict[str, frozenset[str]],
+    above: Mapping[str, frozenset[str]],
 ) -> bool:  # fmt: skip
+    """May a nest be computed in a loop over the same space?"""
     first = fusion.roots[0]
-    if frozenset((*first.axes, *first.reduced)) != space:
-        return False
     made = {n.name for n in fusion.roots}
     largest = {p for p in reads if frozenset(p[1]) == space}
     together = bool(largest & fusion.reads.keys()) or (

@@ -7,6 +7,7 @@ is computed of it) is left to loops, as are operations that the library lacks.
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import replace
+from functools import lru_cache
 
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Const, Expr, postorder
@@ -34,11 +35,14 @@ def takes_reduction(nest: Nest) -> bool:
 
 def takes_all(body: Expr, along: frozenset[Axis] | None = None) -> bool:
     """Does the library have every operation of an expression? along: only of those that vary along one of these axes."""
-    return all(
-        _takes_operation(n)
-        for n in postorder(body)
-        if isinstance(n, Apply) and (along is None or not along.isdisjoint(n.axes))
-    )
+    if along is None:
+        return _takes_everything(body)
+    return all(_takes_operation(n) for n in postorder(body) if isinstance(n, Apply) and not along.isdisjoint(n.axes))
+
+
+@lru_cache(1 << 12)
+def _takes_everything(body: Expr) -> bool:
+    return all(_takes_operation(n) for n in postorder(body) if isinstance(n, Apply))
 
 
 def _takes_operation(node: Apply) -> bool:

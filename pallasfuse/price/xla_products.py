@@ -19,6 +19,7 @@ def without_casts(expr: Expr) -> Expr:
     return expr
 
 
+@lru_cache(1 << 12)
 def product_operands(reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr] | None:
     """The operands where a sum is a matrix product: of two factors, each of which keeps an axis that the other lacks."""
     if not isinstance(body, Apply) or body.op != "mul":

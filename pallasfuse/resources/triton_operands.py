@@ -162,6 +162,13 @@ def _behind(view: View, root: Expr) -> set[str]:
 
 def _sum(view: View, product: Product) -> tuple[Line, Expr] | None:
     """The line where a product is added to something, and to what, if nothing else reads it."""
+    at = product.line.number
+    if at not in view.sums:
+        view.sums[at] = _found_sum(view, product)
+    return view.sums[at]
+
+
+def _found_sum(view: View, product: Product) -> tuple[Line, Expr] | None:
     readers = view.readers(product.line)
     parents: dict[Expr, None] = {}
     for reader in readers:

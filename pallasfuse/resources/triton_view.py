@@ -82,11 +82,8 @@ class Line:
     number: int
     statement: Statement
     scope: LoopScope
-
-    @property
-    def name(self) -> str | None:
-        """The tile that it defines; None for a store, and for a buffer and what is set in it."""
-        return tile_name(self.statement)
+    name: str | None
+    """The tile that it defines; None for a store, and for a buffer and what is set in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +115,8 @@ class View:
         self.lines = _lines(program)
         self._readers = _readers(self.lines)
         self._needs: dict[int, frozenset[str]] = {}
+        self.sums: dict[int, tuple[Line, Expr] | None] = {}
+        """Where products are added to something, by the numbers of their lines, as far as that is known."""
         found = (_product(program, self._tiles, target, line) for line in self.lines)
         self.products: Mapping[int, Product] = {p.line.number: p for p in found if p is not None}
         self.copied_ahead = self._copied_ahead()
@@ -220,7 +219,7 @@ def _lines(program: TileProgram) -> list[Line]:
         scope = LoopScope(loop, segment, repeats, at, at + size(body) - 1, around, path)
         for place, s in enumerate(body):
             if not isinstance(s, Loop):
-                found.append(Line(len(found), s, scope))
+                found.append(Line(len(found), s, scope, tile_name(s)))
                 continue
             for n, g in enumerate(s.segments):
                 trips = _trips(program, g)

@@ -166,6 +166,8 @@ def _factored(graph: EGraph, node: Node) -> Iterator[int]:
 def _common(graph: EGraph, one: int, other: int) -> Iterator[int]:
     for left in _products(graph, one):
         for right in _products(graph, other):
+            if not any(factor in right for factor in left):
+                continue
             shared = Counter(left) & Counter(right)
             for factor in shared:
                 yield graph.times([factor, graph.plus([_without(graph, left, factor), _without(graph, right, factor)])])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.ir.expr import Read, reads_in
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.schedule import Schedule
@@ -34,7 +34,7 @@ class Shape:
 def streams(group: Group) -> list[Read]:
     """Reads of inputs that vary along the rolled axis."""
     nests = [*(f.nest for f in group.folds), *group.inner, *group.outputs]
-    reads = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read)}
+    reads = {n for nest in nests for n in reads_in(nest.body)}
     return sorted((r for r in reads if r.tensor in group.inputs and group.rolled in r.indices), key=str)
 
 
@@ -107,7 +107,7 @@ def _calls_library(group: Group, shape: Shape, target: Target) -> bool:
     rows, products = frozenset(group.parallel), [n for n in group.inner if _is_product(n)]
     if target.platform != "cpu" or len(products) != 1 or any(_is_product(f.nest) for f in group.folds):
         return False
-    streams = [r for r in postorder(products[0].body) if isinstance(r, Read) and group.rolled in r.indices]
+    streams = [r for r in reads_in(products[0].body) if group.rolled in r.indices]
     return bool(streams) and shape.row is not None and not any(rows & frozenset(r.indices) for r in streams)
 
 
@@ -326,7 +326,7 @@ def _products_on_gpu(group: Group, shape: Shape, row: Axis, target: Target) -> l
         options = _FEW_ROWS_TILES
     elif not target.warpgroup_rows:  # no more warps than there are rows for
         options = tuple(t for t in options if t.rows <= max(64, power_of_two(rows))) or options
-    operands = {n for nest in nests for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in group.inputs}
+    operands = {n for nest in nests for n in reads_in(nest.body) if n.tensor in group.inputs}
 
     def shared_bytes(rows: int, rolled_tile: int, stages: int) -> int:
         total = 0

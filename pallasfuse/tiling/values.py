@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, postorder, read, substitute
+from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, read, reads_in, substitute
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.reducers import SUM, Reducer
@@ -94,10 +94,9 @@ class Values:
         """`root` over values of this kernel: loads and inner reductions are emitted on first use."""
         root = simplify(substitute(root, dict(scope.fixed)))
         replacements: dict[Expr, Expr] = {}
-        for node in postorder(root):
-            if isinstance(node, Read):
-                known = self._find(node, scope)
-                replacements[node] = known if known is not None else self._emit_read(node, scope)
+        for node in reads_in(root):
+            known = self._find(node, scope)
+            replacements[node] = known if known is not None else self._emit_read(node, scope)
         return substitute(root, replacements)
 
     def _let(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: Scope, *, pinned: bool = False) -> Expr:
@@ -153,7 +152,7 @@ class Values:
         return apply("select", inside, value, const(identity, value.dtype))
 
     def _expr_with(self, root: Expr, replacements: dict[Expr, Expr], scope: Scope) -> Expr:
-        for node in postorder(root):
-            if isinstance(node, Read) and node not in replacements:
+        for node in reads_in(root):
+            if node not in replacements:
                 replacements[node] = self._expr(node, scope)
         return substitute(root, replacements)
