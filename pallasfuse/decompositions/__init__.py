@@ -31,7 +31,7 @@ _POOLS: dict[str, tuple[Rule, ...]] = dict.fromkeys(
     ("reduce_window_max", "reduce_window_min", "reduce_window_sum"), (windows.pool,)
 )
 _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
-    "gpu": {**_POOLS, "conv_general_dilated": (windows.convolution, windows.patches)},
+    "gpu": {**_POOLS, "conv_general_dilated": (windows.convolution, windows.patches, windows.few_positions)},
     "cpu": {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (running.running,)),

@@ -127,7 +127,34 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 _MOST_COPIES = 8
-"""The most times that an element of an image may stand in the rows of a product."""
+"""The most times that an element of an image may stand in the rows of a product; also the most products of one convolution."""
+
+
+def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution with long windows at a few positions as one product of matrices for each: what weights of windows with holes
+    become as gradients. None elsewhere."""
+    of = _Convolution.of(eqn)
+    if of is None or of.groups > 1 or len({_compat.dtype_of(a) for a in eqn.invars}) > 1:
+        return None
+    count = _compat.shape_of(eqn.outvars[0])[of.numbers.out_spec[2]] if len(of.window) == 1 else 0
+    if not 1 <= count <= _MOST_COPIES < of.window[0] or of.strides[0] == 1:
+        return None
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        x, w = of.padded(images), of.weights(kernel)
+
+        def product(position: int) -> Array:
+            first = position * of.strides[0]
+            last = first + (of.window[0] - 1) * of.dilated[0] + 1
+            part = lax.slice_in_dim(x, first, last, of.dilated[0], axis=1)
+            return lax.dot_general(
+                part, w, (((1, 2), (0, 1)), ((), ())), precision=eqn.params["precision"],
+                preferred_element_type=eqn.params["preferred_element_type"],
+            )  # fmt: skip
+
+        return [of.placed(jnp.stack([product(p) for p in range(count)], axis=1))]
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,32 @@ def test_windows_with_holes_are_rows(taps, dilation, stride, padding):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(("taps", "dilation", "stride"), [(2, 4, 1), (3, 2, 2), (3, 7, 1)])
+def test_gradients_of_windows_with_holes_are_products(taps, dilation, stride):
+    """One for each position in the window, of all images: and one over the rows for the images where these are not strided."""
+
+    def convolved(x, w):
+        return lax.conv_general_dilated(
+            x, w, (stride,), [(dilation, dilation)], rhs_dilation=(dilation,), dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    x, w = drawn((2, 48, 5)), drawn((taps, 5, 6), seed=1)
+    of_results = drawn(convolved(x, w).shape, seed=2)
+    for n, rule in enumerate([windows.patches, windows.few_positions]):
+        if n == 0 and stride > 1:
+            continue
+        *_, eqn = [
+            e for e in jax.make_jaxpr(lambda g, n=n: jax.vjp(convolved, x, w)[1](g)[n])(of_results).eqns
+            if e.primitive.name == "conv_general_dilated" and rule(e) is not None
+        ]  # fmt: skip
+        shapes = [v.aval.shape for v in eqn.invars]
+        params = {k: v for k, v in eqn.params.items() if k != "out_sharding"}
+        same(
+            lambda a, b, params=params: lax.conv_general_dilated_p.bind(a, b, out_sharding=None, **params),
+            drawn(shapes[0]), drawn(shapes[1], seed=3), rule=rule,
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("shape", "weights", "strides", "changed"),
     [
