@@ -299,3 +299,19 @@ def test_what_is_meant_to_be_computed_again_stays_apart():
 
     names = [e.primitive.name for e in flatten(jax.make_jaxpr(recomputed)(jnp.ones(4))).eqns]
     assert names.count("optimization_barrier") == 2 and names.count("sin") == 3
+
+
+def test_what_only_arranges_elements_stays_where_it_is_read():
+    """A kernel would store it for another one; and yet what is computed of it is computed once."""
+
+    def twice(x, gain):
+        return jnp.sin(x * gain[None]), jnp.cos(x * gain[None])
+
+    names = [e.primitive.name for e in flatten(jax.make_jaxpr(twice)(jnp.ones((4, 4)), jnp.ones(4))).eqns]
+    assert names.count("mul") == 1
+
+    def of_each(x, y, gain):
+        return x * gain[None], y * gain[None]
+
+    names = [e.primitive.name for e in flatten(jax.make_jaxpr(of_each)(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.ones(4))).eqns]
+    assert names.count("broadcast_in_dim") == 2
