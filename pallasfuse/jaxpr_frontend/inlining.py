@@ -59,7 +59,7 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
 
     eqns: list[JaxprEqn] = []
     env: dict[Var, Atom] = {}
-    computed = _Computed()
+    known = _Known()
     stack = [_Frame(jaxpr, iter(jaxpr.eqns), env, None, None, None)]
     while stack:
         frame = stack[-1]
@@ -80,10 +80,10 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
             of_call = None if _compat.is_user_function(body) else source
             stack.append(_Frame(body, iter(body.eqns), inner_env, eqn, of_call, scopes))
             continue
-        outvars = computed.before(eqn, atoms)
+        outvars = known.before(eqn, atoms)
         if outvars is None:
             outvars = [Var(v.aval) for v in eqn.outvars] if frame.call is not None else _bound(eqn.outvars)
-            computed.add(eqn, atoms, outvars)
+            known.add(eqn, atoms, outvars)
             eqns.append(eqn.replace(invars=atoms, outvars=outvars, source_info=source))
         frame.env.update(zip(eqn.outvars, outvars, strict=True))
     results = [_resolve(env, a) for a in jaxpr.outvars]
@@ -102,7 +102,7 @@ _FREE = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "tra
 """Operations that only arrange elements anew or convert them: who reads what they make does that as well, at no cost."""
 
 
-class _Computed:
+class _Known:
     """The values that the equations of a flat jaxpr have computed so far, to find those that compute one again."""
 
     def __init__(self) -> None:
