@@ -97,9 +97,10 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
 
 _EACH_TIME_ANEW = frozenset(("optimization_barrier", "rng_uniform"))
 """Operations that are meant to be repeated: barriers are there to keep what is computed again apart, and draws differ."""
-_FREE = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "slice", "convert_element_type",
-                   "stop_gradient", "copy"))  # fmt: skip
-"""Operations that only arrange elements anew or convert them: who reads what they make does that as well, at no cost."""
+_FREE = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "slice", "dynamic_slice", "gather",
+                   "convert_element_type", "stop_gradient", "copy"))  # fmt: skip
+"""Operations that only arrange elements anew, look them up or convert them: who reads what they make does that as well, at no
+cost."""
 
 
 class _Known:

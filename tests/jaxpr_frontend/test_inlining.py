@@ -313,5 +313,7 @@ def test_what_only_arranges_elements_stays_where_it_is_read():
     def of_each(x, y, gain):
         return x * gain[None], y * gain[None]
 
-    names = [e.primitive.name for e in flatten(jax.make_jaxpr(of_each)(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.ones(4))).eqns]
+    names = [
+        e.primitive.name for e in flatten(jax.make_jaxpr(of_each)(jnp.ones((4, 4)), jnp.ones((4, 4)), jnp.ones(4))).eqns
+    ]
     assert names.count("broadcast_in_dim") == 2
