@@ -77,7 +77,7 @@ class Patience:
     """Times, the factors of the patience that they were compared with, and whether they were within."""
 
     def allows(self, us: float, factor: float = 1.0) -> bool:
-        """Is a time within the patience, so many times over?"""
+        """Is a time within the patience, so many times over? The answer is noted, for `decides_as`."""
         self.decided.append((us, factor, us <= factor * self.most_us))
         return self.decided[-1][2]
 

@@ -232,8 +232,8 @@ def test_other_ways_are_measured_over_the_same_inputs():
     assert all(lookups_of(p.phases).keys() == kernel.lookups.keys() for p in ways(plan, kernel))
     (subject,) = Bench(plan, jax.devices("cpu")[0]).subjects
     stored = replace(kernel, phases=indirect.with_lookups(kernel.phases, ()))
-    by_name = {n: given[i] for n, i in (("q", 0), ("length", 1), ("k_pages", 2), ("v_pages", 3), ("t3", 4), ("t6", 4))}
-    by_name |= {n: by_name[n][..., None] for n in ("t3", "t6")}
+    by_name = {n: given[i] for n, i in (("q", 0), ("length", 1), ("k_pages", 2), ("v_pages", 3), ("t3", 4), ("t9", 4))}
+    by_name |= {n: by_name[n][..., None] for n in ("t3", "t9")}
     arrays = [by_name[n] for n in subject.part.input_names]
     for own in (kernel, stored):
         (got,) = jax.jit(subject.function(own))(*arrays)

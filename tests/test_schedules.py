@@ -205,21 +205,18 @@ def test_an_argument_may_be_called_out():
 
 
 def sums(x):
-    def one():  # equal equations are one already; each call has positions of its own
-        return jnp.sum(x + jnp.arange(6.0), -1)
-
-    return one(), one() + 1, one()
+    return jnp.sum(x, -1), jnp.sum(x, -1) + 1, jnp.sum(x, -1)
 
 
-@pytest.mark.parametrize("name", ["t7", "out.2"])
+@pytest.mark.parametrize("name", ["t1", "out.2"])
 def test_a_reduction_that_is_computed_twice_is_named_where_it_comes_first(name):
     (x,) = arrays((8, 6))
-    with pytest.raises(ScheduleError, match=rf"{name} is the same reduction as t3, which comes first"):
+    with pytest.raises(ScheduleError, match=rf"{name} is the same reduction as t0, which comes first"):
         by_schedule(sums, f"k {{ x.0:4@grid x.1:3 ( {name} ) }}")(x)
-    fused = by_schedule(sums, f"k {{ x.0:4@grid ( x.1:3 ( t3 ) {name} out.1 ) }}")
+    fused = by_schedule(sums, f"k {{ x.0:4@grid ( x.1:3 ( t0 ) {name} out.1 ) }}")
     for have, want in zip(fused(x), sums(x), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-5)
-    left = by_schedule(sums, "k { x.0:4@grid x.1:3 ( t3 ) }").explain(x).fallbacks
+    left = by_schedule(sums, "k { x.0:4@grid x.1:3 ( t0 ) }").explain(x).fallbacks
     assert [f.reason for f in left if f.operation == "reduce_sum"] == ["the schedule does not name it"] * 2
 
 

@@ -104,7 +104,7 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     long as for windows without.
     """
     of = _Convolution.of(eqn)
-    if of is None or of.groups > 1 or len({_compat.dtype_of(a) for a in eqn.invars}) > 1:
+    if of is None or not of.is_of_matrices:
         return None
     apart = all(n <= s for n, s in zip(of.window, of.strides, strict=True)) and max(of.dilated) == 1
     with_holes = len(of.window) == 1 and of.dilated[0] > 1 and of.window[0] <= _MOST_COPIES
@@ -127,17 +127,19 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 _MOST_COPIES = 8
-"""The most times that an element of an image may stand in the rows of a product; also the most products of one convolution."""
+"""The most times that an element of an image may stand in the rows of a product."""
+_MOST_POSITIONS = 8
+"""The most products that a convolution becomes; it needs a longer window than that."""
 
 
 def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution with long windows at a few positions as one product of matrices for each: what weights of windows with holes
     become as gradients. None elsewhere."""
     of = _Convolution.of(eqn)
-    if of is None or of.groups > 1 or len({_compat.dtype_of(a) for a in eqn.invars}) > 1:
+    if of is None or not of.is_of_matrices:
         return None
     count = _compat.shape_of(eqn.outvars[0])[of.numbers.out_spec[2]] if len(of.window) == 1 else 0
-    if not 1 <= count <= _MOST_COPIES < of.window[0] or of.strides[0] == 1:
+    if not 1 <= count <= _MOST_POSITIONS < of.window[0] or of.strides[0] == 1:
         return None
 
     def run(images: Array, kernel: Array) -> list[Array]:
@@ -175,6 +177,8 @@ class _Convolution:
     dtype: Any
     summed: Any
     """The type in which products are summed up."""
+    is_of_matrices: bool
+    """It has one group, and both operands have one type."""
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> "_Convolution | None":
@@ -193,6 +197,7 @@ class _Convolution:
         return cls(
             numbers, tuple(window), tuple(params["window_strides"]), tuple(params["rhs_dilation"]), tuple(params["padding"]),
             params["feature_group_count"], channels, results, dtype, summed,
+            params["feature_group_count"] == 1 and len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
         )  # fmt: skip
 
     def padded(self, images: Array) -> Array:

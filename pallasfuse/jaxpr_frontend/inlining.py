@@ -1,10 +1,8 @@
-"""Calls inlined, repeated and dead equations dropped: a jaxpr becomes one flat list of equations."""
+"""Calls inlined, dead equations dropped: a jaxpr becomes one flat list of equations."""
 
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -41,9 +39,6 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
     those that nothing uses are dropped. The arguments stay as they are.
 
-    Of equations that compute the same, the first stays: a derivative repeats what the function computes, and a kernel would store
-    it as often. What only arranges elements anew stays where it is.
-
     An equation keeps the source of its own line, unless it belongs to a function of JAX: then it has the call's. Its scopes
     are those of all calls around it. A call that `pallasfuse.leave` has marked stays a call.
     """
@@ -59,7 +54,6 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
 
     eqns: list[JaxprEqn] = []
     env: dict[Var, Atom] = {}
-    known = _Known()
     stack = [_Frame(jaxpr, iter(jaxpr.eqns), env, None, None, None)]
     while stack:
         frame = stack[-1]
@@ -80,12 +74,10 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
             of_call = None if _compat.is_user_function(body) else source
             stack.append(_Frame(body, iter(body.eqns), inner_env, eqn, of_call, scopes))
             continue
-        outvars = known.before(eqn, atoms)
-        if outvars is None:
-            outvars = [Var(v.aval) for v in eqn.outvars] if frame.call is not None else _bound(eqn.outvars)
-            known.add(eqn, atoms, outvars)
-            eqns.append(eqn.replace(invars=atoms, outvars=outvars, source_info=source))
-        frame.env.update(zip(eqn.outvars, outvars, strict=True))
+        outvars = [Var(v.aval) for v in eqn.outvars] if frame.call is not None else _bound(eqn.outvars)
+        for old, new in zip(eqn.outvars, outvars, strict=True):
+            frame.env[old] = new
+        eqns.append(eqn.replace(invars=atoms, outvars=outvars, source_info=source))
     results = [_resolve(env, a) for a in jaxpr.outvars]
     needed, used = live(eqns, results)
     kept = [(var, value) for var, value in zip(constvars, consts, strict=True) if var in used]
@@ -93,55 +85,6 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     needed = [*(e for var, made in computed.items() for e in _computing(var, made, needed)), *needed]
     kept = [(var, value) for var, value in kept if var not in computed]
     return _compat.replace_jaxpr(jaxpr, [v for v, _ in kept], [c for _, c in kept], needed, results)
-
-
-_EACH_TIME_ANEW = frozenset(("optimization_barrier", "rng_uniform"))
-"""Operations that are meant to be repeated: barriers are there to keep what is computed again apart, and draws differ."""
-_FREE = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "rev", "slice", "dynamic_slice", "gather",
-                   "convert_element_type", "stop_gradient", "copy"))  # fmt: skip
-"""Operations that only arrange elements anew, look them up or convert them: who reads what they make does that as well, at no
-cost."""
-
-
-class _Known:
-    """The values that the equations of a flat jaxpr have computed so far, to find those that compute one again."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, list[Var]] = {}
-        self._first: dict[Var, Var] = {}
-        """The first variable with the value of a later one, of those that stay apart."""
-
-    def before(self, eqn: JaxprEqn, atoms: Sequence[Atom]) -> list[Var] | None:
-        """The variables that have what an equation computes; None where it has to be computed."""
-        return None if eqn.primitive.name in _FREE else self._known.get(self._key(eqn, atoms))
-
-    def add(self, eqn: JaxprEqn, atoms: Sequence[Atom], outvars: list[Var]) -> None:
-        """Note what an equation computes."""
-        key = self._key(eqn, atoms)
-        if key is not None:
-            self._first.update(zip(outvars, self._known.setdefault(key, outvars), strict=True))
-
-    def _key(self, eqn: JaxprEqn, atoms: Sequence[Atom]) -> Hashable | None:
-        """Returns what an equation computes, from which values: equal for two of which one is enough. None where each one counts.
-
-        What is computed of no variable costs nothing, and stays: positions along two axes are two arrays.
-        """
-        from_nothing = all(isinstance(a, Literal) for a in atoms)
-        if from_nothing or eqn.effects or eqn.primitive.name in _EACH_TIME_ANEW or bodies(eqn):
-            return None
-        given = tuple(_value(a) if isinstance(a, Literal) else self._first.get(a, a) for a in atoms)
-        key = (eqn.primitive, tuple(sorted(eqn.params.items())), given, eqn.ctx)
-        try:
-            hash(key)
-        except TypeError:  # a parameter without a hash
-            return None
-        return key
-
-
-def _value(literal: Literal) -> Hashable:
-    """Returns a literal's type and bits: 0.0 and -0.0 are two."""
-    value = np.asarray(literal.val)
-    return literal.aval, str(value.dtype), value.shape, value.tobytes()
 
 
 def _computing(var: Var, operations: Jaxpr, users: Sequence[JaxprEqn]) -> list[JaxprEqn]:

@@ -87,6 +87,8 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
 
 
 def _holes(window: Sequence[int], dilated: Sequence[int]) -> float:
+    """How many times as long a window is with its holes as without; 1 for windows of several dimensions, whose holes cost a library
+    nothing."""
     if len(window) != 1 or window[0] < 1:
         return 1.0
     return ((window[0] - 1) * dilated[0] + 1) / window[0]

@@ -58,8 +58,7 @@ class Structure(Arrays):
 def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
     """A hash of the term of each result, over hashes of the inputs; calls are taken apart.
 
-    Two equations are the same function when they hold equal parameters (or, where these have no hash, the same ones), two held
-    arrays when they are the same object.
+    Two equations are the same function when they hold the same parameters, two held arrays when they are the same object.
     """
     values: dict[Var, int] = dict(zip(jaxpr.invars, inputs, strict=True))
     for var, constant in zip(jaxpr.constvars, jaxpr.consts, strict=True):
@@ -77,14 +76,6 @@ def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
         if body is not None:
             found = terms(body, operands)
         else:
-            function = hash((eqn.primitive.name, _parameters(eqn), *operands))
-            found = [hash((function, n)) for n in range(len(eqn.outvars))]
+            found = [hash((eqn.primitive.name, id(eqn.params), *operands, n)) for n in range(len(eqn.outvars))]
         values.update(zip(eqn.outvars, found, strict=True))
     return [term(a) for a in jaxpr.outvars]
-
-
-def _parameters(eqn: Any) -> int:
-    try:
-        return hash(tuple(sorted(eqn.params.items())))
-    except TypeError:  # one of them has no hash
-        return id(eqn.params)

@@ -58,13 +58,13 @@ fold t6[i] over j, pass 1 of 1
   frame t6.frame0 = t0[i]
   t6.acc0 sum= exp(x[i, j] - t6.frame0[i]); repaired t6.acc0 = t6.acc0[i] * exp(t6.frame0.old[i] - t6.frame0[i])
   t6 = t6.acc0[i]
-fold t13[i] over j, pass 1 of 1
-  frame t13.frame0 = log(t6[i])
-  frame t13.frame1 = t0[i]
-  t13.acc0 sum= exp(x[i, j] - t13.frame1[i]) * (x[i, j] - t13.frame1[i] - t13.frame0[i]); repaired t13.acc0 = t13.acc0[i] * exp(t13.frame1.old[i] - t13.frame1[i]) + t13.acc1[i] * ((t13.frame1.old[i] - t13.frame1[i] + (t13.frame0.old[i] - t13.frame0[i])) * exp(t13.frame1.old[i] - t13.frame1[i]))
-  t13.acc1 sum= exp(x[i, j] - t13.frame1[i]); repaired t13.acc1 = t13.acc1[i] * exp(t13.frame1.old[i] - t13.frame1[i])
-  t13 = t13.acc0[i] / t6[i]
-store t14[i] = -t13[i]""",
+fold t20[i] over j, pass 1 of 1
+  frame t20.frame0 = log(t6[i])
+  frame t20.frame1 = t0[i]
+  t20.acc0 sum= exp(x[i, j] - t20.frame1[i]) * (x[i, j] - t20.frame1[i] - t20.frame0[i]); repaired t20.acc0 = t20.acc0[i] * exp(t20.frame1.old[i] - t20.frame1[i]) + t20.acc1[i] * ((t20.frame1.old[i] - t20.frame1[i] + (t20.frame0.old[i] - t20.frame0[i])) * exp(t20.frame1.old[i] - t20.frame1[i]))
+  t20.acc1 sum= exp(x[i, j] - t20.frame1[i]); repaired t20.acc1 = t20.acc1[i] * exp(t20.frame1.old[i] - t20.frame1[i])
+  t20 = t20.acc0[i] / t6[i]
+store t21[i] = -t20[i]""",
     "norm_dot": """\
 fold t1[i] over j, pass 1 of 1
   t1.acc0 sum= x[i, j] * x[i, j]

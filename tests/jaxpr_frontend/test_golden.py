@@ -205,14 +205,15 @@ t4[i, j]: float32 = square(t3[i, j])
 t5[i]: float32 sum[j:6]= t4[i, j]
 t6[i]: float32 = t5[i]
 t7[i]: float32 = t6[i] / 6
-t8[i]: float32 = t7[i] + 9.999999974752427e-07
-t9[i]: float32 = rsqrt(t8[i])
-t10[i, j]: float32 = t3[i, j] * t9[i]
-t11[j]: float32 = scale[j]
-t12[i, j]: float32 = t10[i, j] * t11[j]
-t13[j]: float32 = bias[j]
-t14[i, j]: float32 = t12[i, j] + t13[j]
-return t14
+t8[i, j]: float32 = x[i, j] - t2[i]
+t9[i]: float32 = t7[i] + 9.999999974752427e-07
+t10[i]: float32 = rsqrt(t9[i])
+t11[i, j]: float32 = t8[i, j] * t10[i]
+t12[j]: float32 = scale[j]
+t13[i, j]: float32 = t11[i, j] * t12[j]
+t14[j]: float32 = bias[j]
+t15[i, j]: float32 = t13[i, j] + t14[j]
+return t15
 """,
     ),
     "library_attention": (

@@ -75,7 +75,7 @@ SUBJECTS = {
     "d": Subject(chain, ((100, 72), (72, 300), (300, 150)), "C E", "m k n h"),
     "D": Subject(chain, ((100, 72), (72, 300), (300, 40)), "C E", "m k n h"),
     "e": Subject(gated, ((5, 300), (300,), (300, 150), (300, 150), (150, 100)), "q a c o", "m k f n"),
-    "E": Subject(gated, ((5, 300), (300,), (300, 150), (300, 150), (150, 100)), "q a c u o", "m k f n", kept="t14"),
+    "E": Subject(gated, ((5, 300), (300,), (300, 150), (300, 150), (150, 100)), "q a c u o", "m k f n", kept="t16"),
     "f": Subject(adapted, ((5, 300), (300, 100), (300, 6), (6, 100)), "y t u z", "m k n r"),
     "g": Subject(lambda x: jax.nn.softmax(x, -1), ((2, 40_000),), "m l y"),
     "h": Subject(with_sinks, ((2, 150, 24), (2, 150, 24), (2, 150, 40), (2,)), "s m l o out", "h i e j d"),

@@ -109,7 +109,7 @@ def test_text_evaluation_and_emission_agree(tile):
 
 LOOKUPS = [
     "k_pages[t3[i, a2 / 6] * 6 + a2 % 6, j, k]",
-    "v_pages[t6[i, a2 / 6] * 6 + a2 % 6, j, a8]",
+    "v_pages[t9[i, a2 / 6] * 6 + a2 % 6, j, a8]",
 ]
 
 
@@ -182,7 +182,7 @@ def test_each_of_a_batch_has_rows_of_its_own(grid, rolled):
 def test_what_would_have_been_stored():
     given = arguments()
     kernel, _, _ = kernel_of(by_pages(), *given)
-    arrays = {"k_pages": given[2], "v_pages": given[3], "t3": given[4], "t6": given[4]}
+    arrays = {"k_pages": given[2], "v_pages": given[3], "t3": given[4], "t9": given[4]}
     found = stored([*kernel.lookups.values()], arrays)
     for pages, array in zip(given[2:4], found.values(), strict=True):
         assert np.array_equal(np.asarray(array).ravel(), np.asarray(pages[given[4]]).ravel())
