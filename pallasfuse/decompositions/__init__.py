@@ -174,7 +174,7 @@ class Decomposer:
             return None
         others: dict[int, Jaxpr] = {}
         for number, run in enumerate(ways):
-            with contextlib.suppress(Exception):  # as above
+            with contextlib.suppress(Exception):  # a way that fails when it is traced is none
                 other = traced_as(eqn, run, eqn.invars)
                 if has_types_of(other.outvars, eqn.outvars):
                     others[number] = other

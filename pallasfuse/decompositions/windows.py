@@ -2,8 +2,8 @@
 
 XLA looks at the elements of a window one by one where it has no library for it: in pools, in convolutions in which each channel is
 a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. And its
-libraries take as long for a window with holes as for one without, and do not see that windows that do not overlap are rows of one
-product. The order of sums changes, and a sum of nothing but minus zeros keeps its sign.
+libraries take as long for a window with holes as if the holes were elements, and do not see that windows that do not overlap are
+rows of one product. The order of sums changes, and a sum of nothing but minus zeros keeps its sign.
 """
 
 import itertools
@@ -100,8 +100,8 @@ def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution as one product of matrices, with the elements of a window in each row.
 
-    None where these rows would be many copies of the images: windows overlap, and have no holes, for which a library takes as
-    long as for windows without.
+    None where these rows would be many copies of the images: windows overlap, and have no holes that a library would
+    compute with.
     """
     of = _Convolution.of(eqn)
     if of is None or not of.is_of_matrices:
@@ -171,9 +171,9 @@ class _Convolution:
     padding: tuple[tuple[int, int], ...]
     groups: int
     channels: int
-    """Of a group."""
+    """The channels of one group."""
     results: int
-    """Of all groups."""
+    """The results of all groups together."""
     dtype: Any
     summed: Any
     """The type in which products are summed up."""

@@ -241,23 +241,7 @@ def with_args(node: Expr, args: tuple[Expr, ...]) -> Expr:
 
 def substitute(root: Expr, replacements: Mapping[Expr, Expr]) -> Expr:
     """Replace whole subexpressions, outermost first."""
-    if not replacements:
-        return root
-    done = dict(replacements)  # as in `rebuild`, where leaves that are not replaced need no call
-    stack: list[Expr] = [root]
-    while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
-            continue
-        args = node.args
-        if waiting := [arg for arg in args if arg not in done]:
-            waiting.reverse()
-            stack += waiting
-            continue
-        stack.pop()
-        done[node] = with_args(node, tuple([done[a] for a in args])) if args else node
-    return done[root]
+    return rebuild(root, with_args, dict(replacements)) if replacements else root
 
 
 class Renamings:

@@ -30,7 +30,8 @@ class Convolution:
     window: int = 1
     """The positions of a window."""
     holes: float = 1.0
-    """How many times as long a window of one dimension is with its holes as without."""
+    """The length of a window of one dimension, holes counted, over the number of its elements; 1 where it has several
+    dimensions."""
 
     @property
     def flops(self) -> float:

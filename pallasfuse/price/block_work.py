@@ -231,7 +231,8 @@ def _read_block(
 
 
 _Place = tuple[str, tuple[Axis, ...], tuple[int, ...], float, bool, int, bool]
-"""What an access depends on: the tensor, its axes and their tiles, how often, ahead of time or not, the loop, and if it stores."""
+"""An access depends on this alone: the tensor, its axes, their tiles, how often it runs, whether it runs ahead, its loop, and
+whether it stores."""
 
 
 @dataclass(slots=True)
@@ -247,7 +248,8 @@ class _Walk:
     other: Mapping[Axis, int]
     """Tiles that differ from the program's."""
     accesses: "dict[_Place, Access]"
-    """Of all tiles so far: most loads have tiles along few of the axes; grows."""
+    """The accesses that were found so far, for any tiles of the program: most loads vary with few of its axes. The walk adds to
+    it."""
     spreads: bool = False
     """Tiles are spread over the threads of a block."""
     of_products: frozenset[str] = frozenset()
