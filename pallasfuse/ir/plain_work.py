@@ -4,6 +4,7 @@ A library or a loop of XLA's own does the work of such operations. The frontend 
 only: nothing that decides what is computed looks at it.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,13 +26,29 @@ class Convolution:
     operand_dtype: str
     moved_bytes: float
     """The bytes of both operands and the result."""
-    square: bool = False
-    """Its windows are as long along one dimension as along another."""
-    window: int = 1
-    """The positions of a window."""
+    window: tuple[int, ...] = ()
+    """The lengths of a window, one for each dimension along which it moves."""
+    images: int = 1
+    """The images of the result, each of which has the same share of the rows."""
+    channels: int = 1
+    """The channels of a group, all of which are summed at each position of a window."""
+    apart: int = 1
+    """Of the positions of a window, one in so many is looked at for a result: between the elements are as many zeros."""
     holes: float = 1.0
     """The length of a window of one dimension, holes counted, over the number of its elements; 1 where it has several
     dimensions."""
+    of_weights: bool = False
+    """Its windows have more positions than its results, as in the gradient of weights: its images stand for their channels."""
+
+    @property
+    def positions(self) -> int:
+        """The elements of one channel that are looked at for one result."""
+        return max(1, math.prod(self.window) // self.apart)
+
+    @property
+    def square(self) -> bool:
+        """Is a window as long along one dimension as along another?"""
+        return len(self.window) > 1 and len(set(self.window)) == 1
 
     @property
     def flops(self) -> float:

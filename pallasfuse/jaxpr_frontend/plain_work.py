@@ -76,13 +76,13 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     of_results, of_channels, *window = (shape_of(weights)[d] for d in numbers.rhs_spec)
     groups = params["feature_group_count"] * params["batch_group_count"]
     # where zeros stand between the elements, a library computes as many smaller convolutions without them
-    between = math.prod(params["lhs_dilation"])
-    summed = max(1, math.prod(window) * of_channels // between)
-    channels = shape_of(result)[numbers.out_spec[1]]
-    square = len(window) > 1 and len(set(window)) == 1
+    apart = math.prod(params["lhs_dilation"])
+    summed = max(1, math.prod(window) * of_channels // apart)
+    count, _, *made = (shape_of(result)[d] for d in numbers.out_spec)
     return Convolution(
-        groups, _size(result) // max(1, channels), max(1, of_results // groups), summed, dtype_of(images),
-        _bytes(images, weights, result), square, max(1, math.prod(window) // between), _holes(window, params["rhs_dilation"]),
+        groups, count * math.prod(made), max(1, of_results // groups), summed, dtype_of(images),
+        _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart, _holes(window, params["rhs_dilation"]),
+        math.prod(made) < math.prod(window) and max(params["window_strides"], default=1) == 1,
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The times of a library's kernels on GPUs, and of the traffic with memory, as XLA's own kernels have it, too."""
 
 import math
+from collections.abc import Sequence
 
 from pallasfuse.device import Device
 from pallasfuse.price.terms import Price, Term
@@ -58,28 +59,43 @@ def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
 
 def product_us(p: LibraryProduct, device: Device) -> float:
     """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
-    dtype = "tf32" if p.operand_dtype == "float32" and not p.precise else p.operand_dtype
-    rate = (
-        device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * 1e6 / device.multiprocessors
-    )  # flop/us for each
-    best = math.inf
+    rate = matrix_rate(p.operand_dtype, device, p.precise)
     size = 4.0 if p.operand_dtype == "float32" else 2.0
-    rows, columns = (p.rows, p.columns) if p.rows <= p.columns else (p.columns, p.rows)
-    for high, wide in _TILES:
+    best = tiled_us(p.batch, p.rows, p.columns, p.summed, size, rate, device, _TILES, _SHARED_LOADS)
+    aligned = all(extent * size % 16 == 0 for extent in (p.columns, p.summed))
+    return best if aligned else best / _UNALIGNED
+
+
+def matrix_rate(operand_dtype: str, device: Device, precise: bool = False) -> float:
+    """The operations in a microsecond of all matrix units; float32 is rounded to tf32 on its way, but where it is to be precise."""
+    dtype = "tf32" if operand_dtype == "float32" and not precise else operand_dtype
+    return device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * 1e6
+
+
+def tiled_us(
+    batch: int, rows: int, columns: int, summed: float, size: float, rate: float, device: Device,
+    tiles: Sequence[tuple[int, int]], together: float, splits: bool = True,
+) -> float:  # fmt: skip
+    """The time of a product without what it moves from and to memory, in the best of the tiles of its result.
+
+    size: the bytes of an element of the operands. rate: the operations in a microsecond of all matrix units. together: how many
+    multiprocessors take a tile of an operand from the cache at once. splits: the sum may be split among blocks.
+    """
+    best = math.inf
+    for high, wide in tiles:
         for a, b in ((high, wide), (wide, high)):
-            for shares in _SHARES:
-                if shares > 1 and p.summed / shares < 64:
+            for shares in _SHARES if splits else (1,):
+                if shares > 1 and summed / shares < 64:
                     continue
-                blocks = p.batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
+                blocks = batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
                 rounds = math.ceil(blocks / device.multiprocessors)
                 tile = max(a, 64) * b if min(a, b) >= 64 else 64 * max(a, b)
                 efficiency = 1.0 if tile >= 128 * 128 else 0.85 if tile >= 64 * 128 else 0.6
-                steps = p.summed / shares
-                busy = 2.0 * tile * steps / (rate * efficiency)
-                feed = steps * (a + b) * size / (1e3 * _SHARED_LOADS * device.cache_gb_s / device.multiprocessors)
+                steps = summed / shares
+                busy = 2.0 * tile * steps / (rate / device.multiprocessors * efficiency)
+                feed = steps * (a + b) * size / (1e3 * together * device.cache_gb_s / device.multiprocessors)
                 chain = device.latency_us + steps / 64 * 0.04
-                sums = 4.0 * p.batch * rows * columns * (shares + 1)
+                sums = 4.0 * batch * rows * columns * (shares + 1)
                 split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
                 best = min(best, rounds * max(busy, feed) + chain + split)
-    aligned = all(extent * size % 16 == 0 for extent in (p.columns, p.summed))
-    return best if aligned else best / _UNALIGNED
+    return best

@@ -98,9 +98,9 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
     rates = device.matmul_tflop_s
     rate = 1e6 * rates.get(work.operand_dtype, rates["float32"]) * device.multiprocessors
     product = Term("products", work.flops, "flop", work.flops / (rate * device.library.get("convolution", 1.0)))
-    if work.window == 1:
+    if work.positions == 1:
         return _priced(product, moved, device)
-    copied = _term("positions of windows", float(work.groups * work.rows * work.window), "patches_gop_s", device)
+    copied = _term("positions of windows", float(work.groups * work.rows * work.positions), "patches_gop_s", device)
     priced = _priced(product, moved, device)
     return Price(priced.us + copied.us, (copied, *priced.terms))
 

@@ -2,7 +2,6 @@
 
 Rates of a library are numbers of the device (`Device.library`):
 
-- `convolution`: of the rate of products, the share that convolutions reach, which are products of windows.
 - `channelwise_tflop_s`: convolutions in which each channel is a group of its own, where no kernel is made for that: for windows
   that are no squares.
 - `compared_gop_s`: positions of 4 bytes that pass one step of a network that sorts, inside blocks.
@@ -28,10 +27,11 @@ from pallasfuse.ir.plain_work import (
     Unknown,
     Windows,
 )
-from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us, product_on_gpu
+from pallasfuse.price.gpu_convolutions import convolution_on_gpu
+from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
 from pallasfuse.price.terms import NOTHING, Price, Term, total
-from pallasfuse.price.xla_forms import LibraryProduct, Opaque
-from pallasfuse.price.xla_habits import CHANNELS, ISSUED, RUN
+from pallasfuse.price.xla_forms import Opaque
+from pallasfuse.price.xla_habits import ISSUED, RUN
 
 _TILE = 1 << 11
 """Positions of 4 bytes that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
@@ -52,7 +52,7 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     library = device.library
     match work:
         case Convolution():
-            return _convolution(work, device)
+            return convolution_on_gpu(work, device)
         case Ordering() if _by_keeping(work) and "kept_gop_s" in library:
             return _kept(work, device)
         case Ordering():
@@ -84,25 +84,6 @@ def _pass(moved: float, cached: float, device: Device) -> Price:
     cache = Term("cache sectors", cached, "B", 1e-3 * cached / device.cache_gb_s)
     one = launch(device)
     return Price(max(memory.us, cache.us) + one.us, (memory, cache, one))
-
-
-def _convolution(work: Convolution, device: Device) -> Price:
-    share = device.library.get("convolution", 1.0)
-    channelwise = device.library.get("channelwise_tflop_s")
-    if work.groups > 1 and work.columns < CHANNELS and work.square:
-        added = work.flops / 2
-        vector = Term("vector units", added, "op", 1e-3 * added / (ISSUED * device.vector_gop_s))
-        moved = copy_on_gpu(work.moved_bytes, device)
-        return Price(max(vector.us, moved.us), (vector, *moved.terms))
-    if work.groups > 1 and work.columns < CHANNELS and channelwise:
-        matrix = Term("channels one by one", work.flops, "flop", 1e-6 * work.flops / channelwise)
-        return Price(matrix.us, (matrix,)) + copy_on_gpu(work.moved_bytes, device)
-    summed = round(work.summed * work.holes)  # measured on an H100: the holes of windows along one dimension take part
-    product = LibraryProduct(
-        work.groups, work.rows, work.columns, summed, work.operand_dtype, False, work.moved_bytes, 0.0, ()
-    )
-    price = product_on_gpu(product, device)
-    return Price(price.us / share, tuple(Term(t.name, t.amount, t.unit, t.us / share) for t in price.terms))
 
 
 def _by_keeping(work: Ordering) -> bool:

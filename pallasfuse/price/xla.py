@@ -175,10 +175,14 @@ _inside_loops = Recent(Device.inside_loops)
 
 
 def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:
-    """What XLA adds to each trip: it counts, and takes and stores slices where no kernel of the body does."""
+    """What XLA adds to each trip: it counts, and takes and stores slices where no kernel of the body does.
+
+    On a GPU kernels of the body do, and wait for the number of the trip before they know where a slice is.
+    """
     if device.platform == "gpu":
         one = launch(device)
-        return Price(one.us, (one,))
+        asked = Term("positions of slices", work.slices, "", work.slices * device.cache_latency_us)
+        return Price(one.us + asked.us, (one, asked))
     thunks = Term("thunks", 2 + work.slices, "", (2 + work.slices) * device.kernel_us)
     return Price(thunks.us, (thunks,))
 

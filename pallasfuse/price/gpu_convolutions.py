@@ -1,0 +1,72 @@
+"""Prices on a GPU of convolutions, which a library computes as products of the windows' positions without writing these down.
+
+Found on an H100 with 126 convolutions and their gradients of one, two and three dimensions, in bfloat16 and float32 (0.6 to 1.6
+times what was measured for four of five).
+"""
+
+import math
+
+from pallasfuse.device import Device
+from pallasfuse.ir.plain_work import Convolution
+from pallasfuse.price.gpu_library import KEPT_OPERANDS, STREAMED, copy_on_gpu, launch, matrix_rate, memory_us, tiled_us
+from pallasfuse.price.terms import Price, Term
+from pallasfuse.price.xla_habits import CHANNELS, ISSUED
+
+_TILES = ((256, 128), (256, 64), (256, 32), (128, 128), (64, 128), (128, 32), (64, 64), (64, 32))
+_SHARED_LOADS = 1.2
+"""How many multiprocessors take a tile of an operand from the cache together: hardly any, as each gathers its own windows."""
+_STEP = 32
+"""Channels that are summed in one step, at one position of a window: fewer take as long."""
+_DIRECT = 0.25
+"""Of the rate of the vector units, what kernels reach that use no matrix units: they win where there are very few channels."""
+_LONGEST_WINDOW = 32
+"""Of a window with holes, the most elements that the matrix units are used for, holes counted."""
+_TURNED = 2
+"""How often what windows of three dimensions read and write is copied to another order: by XLA, and by the library."""
+
+
+def convolution_on_gpu(work: Convolution, device: Device) -> Price:
+    """Returns the price of a convolution, or of a gradient of one, with what is copied around it."""
+    if work.groups > 1 and work.columns < CHANNELS:
+        return _channel_by_channel(work, device)
+    size = 4.0 if work.operand_dtype == "float32" else 2.0
+    rate = matrix_rate(work.operand_dtype, device)
+    if (
+        work.of_weights
+    ):  # its rows are channels, and it sums over positions; tf32 has to be turned in registers for that
+        turned = 2.0 if work.operand_dtype == "float32" else 1.0
+        rows = math.ceil(work.images / _STEP) * _STEP * work.rows // work.images
+        product_us = _tiled(work, rows, work.summed, turned * size, rate / turned, device)
+    else:  # measured: the holes of windows along one dimension take part
+        summed = work.positions * work.holes * math.ceil(work.channels / _STEP) * _STEP
+        product_us = _tiled(work, work.rows, summed, size, rate, device)
+    if work.holes > 1.0 and work.positions * work.holes > _LONGEST_WINDOW:
+        product_us = math.inf
+    direct_us = 1e-3 * work.flops * work.holes / 2 / (_DIRECT * device.vector_gop_s)
+    matrix = Term("matrix units", work.flops, "flop", min(product_us, direct_us))
+    memory = Term("device memory", work.moved_bytes, "B", memory_us(work.moved_bytes, device, STREAMED, KEPT_OPERANDS))
+    one = launch(device)
+    price = Price(matrix.us + memory.us + one.us, (matrix, memory, one))
+    if len(work.window) < 3:
+        return price + Price(one.us, (one,))  # the order of the weights
+    times = _TURNED if work.positions > 1 else 1
+    for _ in range(times):
+        price += copy_on_gpu(2 * work.moved_bytes, device)
+    return price
+
+
+def _tiled(work: Convolution, rows: int, summed: float, size: float, rate: float, device: Device) -> float:
+    splits = work.of_weights
+    return tiled_us(work.groups, rows, work.columns, summed, size, rate, device, _TILES, _SHARED_LOADS, splits)
+
+
+def _channel_by_channel(work: Convolution, device: Device) -> Price:
+    """Each channel, or few of them, with windows of its own: no product of matrices."""
+    slowly = device.library.get("channelwise_tflop_s")
+    if work.square or not slowly:
+        added = work.flops / 2
+        vector = Term("vector units", added, "op", 1e-3 * added / (ISSUED * device.vector_gop_s))
+        moved = copy_on_gpu(work.moved_bytes, device)
+        return Price(max(vector.us, moved.us), (vector, *moved.terms))
+    matrix = Term("channels one by one", work.flops, "flop", 1e-6 * work.flops / slowly)
+    return Price(matrix.us, (matrix,)) + copy_on_gpu(work.moved_bytes, device)
