@@ -35,7 +35,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
     "cpu": {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (running.running,)),
-        "conv_general_dilated": (windows.convolution,),
+        "conv_general_dilated": (windows.convolution, windows.few_positions),
         "dot_general": (products.product,),
         "pow": (powers.power,),
         "rsqrt": (powers.inverse_root,),

@@ -128,33 +128,40 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 _MOST_COPIES = 8
 """The most times that an element of an image may stand in the rows of a product."""
-_MOST_POSITIONS = 8
-"""The most products that a convolution becomes; it needs a longer window than that."""
+_MOST_POSITIONS = 16
+"""The most products that a convolution becomes; its windows have more elements than that."""
 
 
 def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A convolution with long windows at a few positions as one product of matrices for each: what weights of windows with holes
-    become as gradients. None elsewhere."""
-    of = _Convolution.of(eqn)
+    """A convolution with long windows at a few positions as one product of matrices for each of these.
+
+    What weights become as gradients, where XLA does not see that it is one: those of windows with holes along one dimension, and
+    those of transposed convolutions. None elsewhere.
+    """
+    of = _Convolution.of(eqn, zeros_between=True)
     if of is None or not of.is_of_matrices:
         return None
-    count = _compat.shape_of(eqn.outvars[0])[of.numbers.out_spec[2]] if len(of.window) == 1 else 0
-    if not 1 <= count <= _MOST_POSITIONS < of.window[0] or of.strides[0] == 1:
+    params, (batch, feature, *spatial) = eqn.params, of.numbers.lhs_spec
+    results, channels, *window = of.numbers.rhs_spec
+    counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
+    unseen = max(of.between) > 1 or (len(counts) == 1 and of.strides[0] > 1)
+    if not unseen or not 1 <= math.prod(counts) <= _MOST_POSITIONS < math.prod(of.window):
         return None
+    summed = sorted(zip((feature, *spatial), (channels, *window), strict=True))  # in the order in which the images lie
+
+    def product(images: Array, kernel: Array, position: Sequence[int]) -> Array:
+        for n, (of_image, of_window) in enumerate(zip(spatial, window, strict=True)):
+            inside, taps = of.meeting(n, position[n], images.shape[of_image])
+            images = lax.slice_in_dim(images, inside.start, inside.stop, inside.step, axis=of_image)
+            kernel = lax.slice_in_dim(kernel, taps.start, taps.stop, taps.step, axis=of_window)
+        return lax.dot_general(
+            images, kernel, (tuple(zip(*summed, strict=True)), ((), ())), precision=params["precision"],
+            preferred_element_type=params["preferred_element_type"],
+        )  # fmt: skip
 
     def run(images: Array, kernel: Array) -> list[Array]:
-        x, w = of.padded(images), of.weights(kernel)
-
-        def product(position: int) -> Array:
-            first = position * of.strides[0]
-            last = first + (of.window[0] - 1) * of.dilated[0] + 1
-            part = lax.slice_in_dim(x, first, last, of.dilated[0], axis=1)
-            return lax.dot_general(
-                part, w, (((1, 2), (0, 1)), ((), ())), precision=eqn.params["precision"],
-                preferred_element_type=eqn.params["preferred_element_type"],
-            )  # fmt: skip
-
-        return [of.placed(jnp.stack([product(p) for p in range(count)], axis=1))]
+        found = [product(images, kernel, p) for p in itertools.product(*map(range, counts))]
+        return [of.placed(jnp.stack(found, axis=1).reshape(images.shape[batch], *counts, kernel.shape[results]))]
 
     return run
 
@@ -169,6 +176,8 @@ class _Convolution:
     strides: tuple[int, ...]
     dilated: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
+    between: tuple[int, ...]
+    """How many times as far apart the elements of an image are, for zeros between them."""
     groups: int
     channels: int
     """The channels of one group."""
@@ -181,12 +190,17 @@ class _Convolution:
     """It has one group, and both operands have one type."""
 
     @classmethod
-    def of(cls, eqn: JaxprEqn) -> "_Convolution | None":
-        """The convolution of an equation; None where it has batches as groups, zeros between the elements, or no elements."""
+    def of(cls, eqn: JaxprEqn, zeros_between: bool = False) -> "_Convolution | None":
+        """The convolution of an equation; None where it has batches as groups, no elements, or zeros between them.
+
+        zeros_between: also where there are zeros between the elements of the images.
+        """
         params, numbers = eqn.params, eqn.params["dimension_numbers"]
         shape, weights = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.invars[1])
         results, channels, *window = (weights[d] for d in numbers.rhs_spec)
-        if params["batch_group_count"] != 1 or math.prod(params["lhs_dilation"]) != 1 or min(shape, default=0) < 1:
+        if params["batch_group_count"] != 1 or min(shape, default=0) < 1:
+            return None
+        if math.prod(params["lhs_dilation"]) != 1 and not zeros_between:
             return None
         dtype = _compat.dtype_of(eqn.outvars[0])
         summed = wide(dtype)
@@ -196,7 +210,7 @@ class _Convolution:
             return None
         return cls(
             numbers, tuple(window), tuple(params["window_strides"]), tuple(params["rhs_dilation"]), tuple(params["padding"]),
-            params["feature_group_count"], channels, results, dtype, summed,
+            tuple(params["lhs_dilation"]), params["feature_group_count"], channels, results, dtype, summed,
             params["feature_group_count"] == 1 and len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
         )  # fmt: skip
 
@@ -211,6 +225,25 @@ class _Convolution:
     def weights(self, kernel: Array) -> Array:
         of_results, of_channels, *of_window = self.numbers.rhs_spec
         return jnp.transpose(kernel, (*of_window, of_channels, of_results))
+
+    def meeting(self, dimension: int, position: int, extent: int) -> tuple[range, range]:
+        """The elements of an image along a dimension that a window at a position looks at, and those of the window that look at
+        them, in the same order.
+
+        Tap t is at t * dilated + position * stride - padding, where an image of so many elements has one in `between`.
+        """
+        taps, dilated = self.window[dimension], self.dilated[dimension]
+        between, start = self.between[dimension], position * self.strides[dimension] - self.padding[dimension][0]
+        found = [
+            t
+            for t in range(taps)
+            if (start + t * dilated) % between == 0 and 0 <= start + t * dilated < extent * between
+        ]
+        apart = between // math.gcd(between, dilated)
+        if not found:
+            return range(0, 0, 1), range(0, 0, apart)
+        first, last = ((start + t * dilated) // between for t in (found[0], found[-1]))
+        return range(first, last + 1, apart * dilated // between), range(found[0], found[-1] + 1, apart)
 
     def positions(self, x: Array) -> list[int]:
         """Counts the windows along each dimension of padded images."""

@@ -38,7 +38,7 @@ class Convolution:
     """The length of a window of one dimension, holes counted, over the number of its elements; 1 where it has several
     dimensions."""
     of_weights: bool = False
-    """Its windows have more positions than its results, as in the gradient of weights: its images stand for their channels."""
+    """Its windows have more elements than it has results in an image: the gradient of weights, whose images stand for channels."""
 
     @property
     def positions(self) -> int:

@@ -75,10 +75,10 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
     numbers, params = eqn.params["dimension_numbers"], eqn.params
     of_results, of_channels, *window = (shape_of(weights)[d] for d in numbers.rhs_spec)
     groups = params["feature_group_count"] * params["batch_group_count"]
+    count, _, *made = (shape_of(result)[d] for d in numbers.out_spec)
     # where zeros stand between the elements, a library computes as many smaller convolutions without them
     apart = math.prod(params["lhs_dilation"])
     summed = max(1, math.prod(window) * of_channels // apart)
-    count, _, *made = (shape_of(result)[d] for d in numbers.out_spec)
     return Convolution(
         groups, count * math.prod(made), max(1, of_results // groups), summed, dtype_of(images),
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart, _holes(window, params["rhs_dilation"]),

@@ -31,18 +31,21 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
         return _channel_by_channel(work, device)
     size = 4.0 if work.operand_dtype == "float32" else 2.0
     rate = matrix_rate(work.operand_dtype, device)
+    direct_us = 1e-3 * work.flops * work.holes / 2 / (_DIRECT * device.vector_gop_s)
     if (
-        work.of_weights
-    ):  # its rows are channels, and it sums over positions; tf32 has to be turned in registers for that
+        work.of_weights and work.apart == 1
+    ):  # rows are channels, sums are over positions: tf32 is turned in registers for that
         turned = 2.0 if work.operand_dtype == "float32" else 1.0
         rows = math.ceil(work.images / _STEP) * _STEP * work.rows // work.images
         product_us = _tiled(work, rows, work.summed, turned * size, rate / turned, device)
+    elif work.of_weights:  # of a transposed convolution: it is not seen that it is one, and zeros are multiplied
+        product_us = _tiled(work, work.rows, work.summed * work.apart, size, rate, device)
+        direct_us = math.inf
+    elif work.holes > 1.0 and work.positions * work.holes > _LONGEST_WINDOW:
+        product_us = math.inf
     else:  # measured: the holes of windows along one dimension take part
         summed = work.positions * work.holes * math.ceil(work.channels / _STEP) * _STEP
         product_us = _tiled(work, work.rows, summed, size, rate, device)
-    if work.holes > 1.0 and work.positions * work.holes > _LONGEST_WINDOW:
-        product_us = math.inf
-    direct_us = 1e-3 * work.flops * work.holes / 2 / (_DIRECT * device.vector_gop_s)
     matrix = Term("matrix units", work.flops, "flop", min(product_us, direct_us))
     memory = Term("device memory", work.moved_bytes, "B", memory_us(work.moved_bytes, device, STREAMED, KEPT_OPERANDS))
     one = launch(device)
@@ -56,7 +59,7 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
 
 
 def _tiled(work: Convolution, rows: int, summed: float, size: float, rate: float, device: Device) -> float:
-    splits = work.of_weights
+    splits = work.of_weights and work.apart == 1
     return tiled_us(work.groups, rows, work.columns, summed, size, rate, device, _TILES, _SHARED_LOADS, splits)
 
 

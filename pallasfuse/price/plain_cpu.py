@@ -97,7 +97,10 @@ def _convolution(work: Convolution, moved: float, device: Device) -> Price:
         return _priced(_term("elements of windows", elements, "window_gop_s", device), moved, device)
     rates = device.matmul_tflop_s
     rate = 1e6 * rates.get(work.operand_dtype, rates["float32"]) * device.multiprocessors
-    product = Term("products", work.flops, "flop", work.flops / (rate * device.library.get("convolution", 1.0)))
+    done = work.flops * (
+        work.apart if work.of_weights else 1
+    )  # that of a transposed convolution multiplies the zeros, too
+    product = Term("products", done, "flop", done / (rate * device.library.get("convolution", 1.0)))
     if work.positions == 1:
         return _priced(product, moved, device)
     copied = _term("positions of windows", float(work.groups * work.rows * work.positions), "patches_gop_s", device)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from pallasfuse import _compat
 from pallasfuse.decompositions import windows
 
 
@@ -116,6 +117,43 @@ def test_gradients_of_windows_with_holes_are_products(taps, dilation, stride):
             lambda a, b, params=params: lax.conv_general_dilated_p.bind(a, b, out_sharding=None, **params),
             drawn(shapes[0]), drawn(shapes[1], seed=3), rule=rule,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("window", "strides", "padding", "numbers"),
+    [
+        ((2, 2), (2, 2), "SAME", ("NHWC", "HWIO", "NHWC")),
+        ((4, 4), (2, 2), "SAME", ("NCHW", "OIHW", "NCHW")),
+        ((3, 2), (2, 3), "VALID", ("NHWC", "OIHW", "NCHW")),
+        ((2, 2), (2, 2), ((0, 2), (1, 0)), ("HWNC", "IHWO", "CNHW")),
+        ((5,), (4,), "SAME", ("NWC", "WIO", "NWC")),
+        ((2, 2, 2), (2, 2, 2), "SAME", ("NDHWC", "DHWIO", "NDHWC")),
+    ],
+)
+def test_gradients_of_weights_of_transposed_convolutions_are_products(window, strides, padding, numbers):
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([{"I": 5, "O": 4}.get(d) or dims[d] for d in numbers[1]], seed=1)
+    images = drawn([{"N": 3, "C": 5}.get(d) or 6 for d in numbers[0]])
+
+    def convolved(w):
+        return lax.conv_transpose(images, w, strides, padding, dimension_numbers=numbers)
+
+    gradient = jax.make_jaxpr(lambda g: jax.vjp(convolved, kernel)[1](g)[0])(convolved(kernel))
+    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.few_positions(e)]
+    same(lambda a, b: _compat.bind(eqn, [a, b])[0], *(drawn(v.aval.shape, seed=3) for v in eqn.invars),
+         rule=windows.few_positions)  # fmt: skip
+
+
+def test_few_positions_where_windows_lie_beside_the_image():
+    """A window that looks only at zeros between and beside the elements gives zeros."""
+
+    def run(x, w):
+        return lax.conv_general_dilated(x, w, (1,), [(5, 0)], lhs_dilation=(3,), rhs_dilation=(3,),
+                                        dimension_numbers=("NWC", "WIO", "NWC"))  # fmt: skip
+
+    (eqn,) = jax.make_jaxpr(run)(drawn((2, 18, 3)), drawn((17, 3, 4))).eqns
+    assert windows.few_positions(eqn) is not None
+    same(run, drawn((2, 18, 3)), drawn((17, 3, 4), seed=1), rule=windows.few_positions)
 
 
 @pytest.mark.parametrize(
