@@ -34,7 +34,7 @@ from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.verdicts import Verdict
-from pallasfuse.written_out import fastest, forms, surely_faster
+from pallasfuse.written_out import fastest, forms, is_faster_as_it_is, may_lose_kernels, surely_faster
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -94,8 +94,14 @@ class FusedCall:
             own = self.options
             asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
-            self.programs[key] = surely_faster(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
+            program = surely_faster(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
+            if program is not self.jaxpr and self._may_lose_kernels(program, target):
+                program = self.jaxpr
+            self.programs[key] = program
         return self.programs[key]
+
+    def _may_lose_kernels(self, form: Jaxpr, target: Target) -> bool:
+        return may_lose_kernels(self.jaxpr, form, lambda one: plan_of(one, target, self.options, self.boundary))
 
     def with_bodies(self, target: Target, left: frozenset[int] = frozenset()) -> tuple[Jaxpr, tuple[Body, ...]]:
         """Plans the bodies of loops and branches for a target, and returns the jaxpr with those of which something is fused."""
@@ -165,6 +171,10 @@ class FusedCall:
             plan = self._settled_as_it_is(target, device, measure=measure)
         else:
             plan = other._settled_as_it_is(target, device, measure=measure).of_written_out()
+            if self._may_lose_kernels(other.jaxpr, self.judged(target, device)):
+                own = self._settled_as_it_is(target, device, measure=measure)
+                if is_faster_as_it_is(own, plan, verdict):
+                    plan, verdict = own, None
         return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
 
     def _written_out(self, target: Target, device: Any, *, measure: bool) -> "tuple[FusedCall | None, Verdict | None]":

@@ -6,6 +6,7 @@ program is used, a clock decides, for the call as a whole, once; what is planned
 clock, only what is predicted to be faster beyond the error of the price is written out.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,19 +17,24 @@ from pallasfuse.check import BUDGET_S
 from pallasfuse.decompositions import Decomposer
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
 from pallasfuse.isolation import apart
+from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import primitives, whole_key
+from pallasfuse.plan import Plan
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
 from pallasfuse.unrolled_loops import unrolled_surely, unrollings
-from pallasfuse.verdicts import WRITTEN_OUT, Verdict
+from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT, Verdict
 
 _MORE_MEMORY = 1.1
 """A form may take so many times as much memory: who computes in chunks has a reason for it."""
 _WORTH_A_CLOCK = 1.05
 """An operation must be predicted to be so many times as fast for a clock to be asked."""
+_OF_KERNELS = ("concatenate", "dot_general")
+"""Kernels join parts of axes and products; choices and sums that stand for these they only compute."""
 _OPERATIONS = "operations in parts"
 _OPERATION_S = 0.1
 """The seconds for which one operation is timed, at most."""
@@ -115,6 +121,44 @@ def fastest(
     reason = f"{known['way']}: {'they are used' if used else 'all is as it was'}"
     verdict = Verdict(WRITTEN_OUT, used, reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
     return (known["way"] if used else None), verdict
+
+
+def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -> bool:
+    """Are kernels predicted to gain more in a program as it is than in a form of it that XLA runs faster? plan: makes plans."""
+    before, after = (Counter(e.primitive.name for e in flatten(p).eqns) for p in (jaxpr, form))
+    if all(after[name] >= before[name] for name in _OF_KERNELS):
+        return False
+    return _predicted_us(plan(jaxpr)) < _predicted_us(plan(form))
+
+
+def _predicted_us(plan: Plan) -> float:
+    """The microseconds that a program is predicted to take with the kernels of its plan, but for those in bodies of loops."""
+    with IMPORTS:  # few programs have such forms
+        from pallasfuse.price.xla import price_xla
+    saved = sum(k.replaced.us - k.price.us for k in plan.kernels)
+    return price_xla(plan.converted.program, plan.target.device).us - saved
+
+
+def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
+    """Does the plan of a program as it is win over the plan of a form of it that XLA runs faster?
+
+    By the clock where it has seen both, and by the price elsewhere. verdict: what the clock said of the form, as XLA runs both.
+    """
+    if verdict is not None and verdict.ours_us is not None and verdict.xla_us is not None:
+        times = _measured_us(own, verdict.xla_us), _measured_us(other, verdict.ours_us)
+        if times[0] is not None and times[1] is not None:
+            return times[0] < times[1]
+    return _predicted_us(own) < _predicted_us(other)
+
+
+def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
+    """The microseconds of a call with the kernels that it has kept, by the clock; None where it has not seen them."""
+    if not plan.kernels:
+        return by_xla_us
+    whole = next((v for v in plan.verdicts if v.subject == WHOLE_CALL), None)
+    if whole is None or whole.ours_us is None:
+        return None
+    return whole.ours_us if whole.kept else by_xla_us
 
 
 def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float) -> Measured:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
-from pallasfuse.decompositions import powers, products, running, short_axes, windows
+from pallasfuse.decompositions import joins, powers, products, running, short_axes, windows
 from pallasfuse.decompositions.writing import Writer, has_types_of, traced_as
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
@@ -31,7 +31,12 @@ _POOLS: dict[str, tuple[Rule, ...]] = dict.fromkeys(
     ("reduce_window_max", "reduce_window_min", "reduce_window_sum"), (windows.pool,)
 )
 _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
-    "gpu": {**_POOLS, "conv_general_dilated": (windows.convolution, windows.patches, windows.few_positions)},
+    "gpu": {
+        **_POOLS,
+        "concatenate": (joins.choice,),
+        "conv_general_dilated": (windows.convolution, windows.patches, windows.few_positions),
+        "dot_general": (products.aligned,),
+    },
     "cpu": {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (running.running,)),

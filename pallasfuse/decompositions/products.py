@@ -1,4 +1,4 @@
-"""Products of few rows or of tiny matrices, as products element by element and their sums.
+"""Products of few rows or of tiny matrices as products element by element and their sums, and those of uneven rows with even ones.
 
 A library copies the operands of a product to an order that it likes, and starts anew for each matrix of a batch. Where a matrix has
 few elements, or meets few rows, that takes longer than the product. Sums of products element by element read both as they are.
@@ -22,6 +22,8 @@ MOST_ROWS = 4
 """The most rows of the smaller operand, each of which is a sum over the larger one."""
 MOST_TINY = 8
 """The longest side of a tiny matrix: each position of the sum is an operation of its own."""
+_ROW_BYTES = 16
+"""The rows of operands begin at multiples of so many bytes, where their length is one."""
 _FEWEST = 16
 """The fewest tiny matrices of a batch."""
 
@@ -71,6 +73,45 @@ def product(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
             first = tuple(range(shared + rows, found.ndim))
             found = lax.transpose(found, (*range(shared), *first, *range(shared, shared + rows)))
         return [found.astype(result)]
+
+    return run
+
+
+def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A product of operands whose rows are not whole 16 bytes, with zeros behind these rows. None for others, and for batches.
+
+    The units that move tiles do not load such rows, and the library's best kernels do without them. A batch of small products
+    gains nothing: copies of its operands take longer.
+    """
+    params = eqn.params
+    (summed, batch), result = params["dimension_numbers"], _compat.shape_of(eqn.outvars[0])
+    types = {jnp.dtype(_compat.dtype_of(a)) for a in eqn.invars}
+    if batch[0] or len(types) > 1 or not all(jnp.issubdtype(t, jnp.floating) and t.itemsize >= 2 for t in types):
+        return None
+    shapes = [_compat.shape_of(a) for a in eqn.invars]
+    wanted, of_row = [list(shape) for shape in shapes], _ROW_BYTES // types.pop().itemsize
+    for n, shape in enumerate(shapes):
+        last = len(shape) - 1
+        of_sum = [d in summed[n] for d in range(len(shape))]
+        row = [d for d in range(len(shape)) if len(set(of_sum[d:])) == 1]
+        if math.prod(shape[d] for d in row) % of_row == 0:
+            continue
+        if math.prod(shape[d] for d in row[:-1]) > 1:  # of several dimensions, none of which can be longer
+            return None
+        wanted[n][last] = math.ceil(shape[last] / of_row) * of_row
+        if last in summed[n]:
+            wanted[1 - n][summed[1 - n][summed[n].index(last)]] = wanted[n][last]
+    if min((*shapes[0], *shapes[1]), default=0) < 1 or wanted == [list(shape) for shape in shapes]:
+        return None
+
+    def run(*operands: Array) -> list[Array]:
+        x, y = [
+            lax.pad(x, jnp.zeros((), x.dtype), [(0, to - n, 0) for n, to in zip(x.shape, sizes, strict=True)])
+            for x, sizes in zip(operands, wanted, strict=True)
+        ]
+        found = lax.dot_general(x, y, (summed, batch), precision=params["precision"],
+                                preferred_element_type=params["preferred_element_type"])  # fmt: skip
+        return [found if found.shape == result else lax.slice(found, [0] * len(result), result)]
 
     return run
 

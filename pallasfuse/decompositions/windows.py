@@ -147,7 +147,8 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     unseen = max(of.between) > 1 or (len(counts) == 1 and of.strides[0] > 1)
     if not unseen or not 1 <= math.prod(counts) <= _MOST_POSITIONS < math.prod(of.window):
         return None
-    summed = sorted(zip((feature, *spatial), (channels, *window), strict=True))  # in the order in which the images lie
+    # in the order in which the images lie
+    of_images, of_kernel = zip(*sorted(zip((feature, *spatial), (channels, *window), strict=True)), strict=True)
 
     def product(images: Array, kernel: Array, position: Sequence[int]) -> Array:
         for n, (of_image, of_window) in enumerate(zip(spatial, window, strict=True)):
@@ -155,7 +156,7 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
             images = lax.slice_in_dim(images, inside.start, inside.stop, inside.step, axis=of_image)
             kernel = lax.slice_in_dim(kernel, taps.start, taps.stop, taps.step, axis=of_window)
         return lax.dot_general(
-            images, kernel, (tuple(zip(*summed, strict=True)), ((), ())), precision=params["precision"],
+            images, kernel, ((of_images, of_kernel), ((), ())), precision=params["precision"],
             preferred_element_type=params["preferred_element_type"],
         )  # fmt: skip
 

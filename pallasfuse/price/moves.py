@@ -8,8 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from math import gcd
 
 from pallasfuse.first_time import Recent
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
@@ -67,6 +69,56 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
 stored_joins = Recent(_stored_joins)
 """Returns the large joins, and the maps of one, that are written to memory: a kernel writes one join, and maps of it, and neither
 reduces them nor joins them with others. So is a join that several nests read."""
+
+
+def _padded(program: LoopProgram) -> dict[str, float]:
+    known = {d.name: d for d in program.definitions()}
+    found: dict[str, float] = {}
+    for node in program.nests:
+        if isinstance(node, External) and node.form == "elements" and len(node.operands) > 0:
+            source = known[node.operands[0]]
+            if volume(source.axes) < volume(node.axes):
+                found[source.name] = float(volume(source.axes) * dtypes.itemsize_bytes(source.dtype))
+    return found
+
+
+padded = Recent(_padded)
+"""Returns the bytes of tensors that are padded: no more of them is read, though their maps run over all of the results."""
+
+
+def _threads_of_joins(program: LoopProgram) -> dict[str, float]:
+    known = {d.name: d for d in program.definitions()}
+    stored, found = stored_joins(program), dict[str, float]()
+    for node in program.nests:
+        if isinstance(node, External):
+            if node.form == "join":
+                found[node.name] = _threads(node, known)
+        elif not node.is_reduction:
+            carried = max((found.get(t, 0.0) for t in node.reads if t not in stored), default=0.0)
+            if carried:
+                found[node.name] = carried
+    return found
+
+
+threads_of_joins = Recent(_threads_of_joins)
+"""Returns the threads of the kernels that write joins, or maps of one, by the names of these."""
+_MOST_AT_ONCE = 8
+"""The elements of each operand that one thread of a join moves, at most."""
+
+
+def _threads(join: External, known: dict[str, Tensor | Nest | External]) -> float:
+    """XLA's kernel has a thread for each element of the largest operand, or for so many as divide the lengths of all of them.
+
+    Measured on an H100 for 19 joins of two and three operands.
+    """
+    operands = [known[t].axes for t in join.operands]
+    largest = max(map(volume, operands), default=0)
+    if any(len(axes) != len(join.axes) for axes in operands):  # there are some of length 1
+        return float(largest)
+    lengths = (
+        a.extent for axes in operands for a, r in zip(axes, join.axes, strict=True) if a.extent != r.extent
+    )  # fmt: skip
+    return largest / min(max(1, gcd(*lengths)), _MOST_AT_ONCE)
 
 
 def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:

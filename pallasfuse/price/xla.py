@@ -78,7 +78,7 @@ class XlaPrices:
         key: object = kernel
         if isinstance(kernel, LoopFusion):
             names = kernel.makes
-            key = names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside
+            key = names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
                 inside, in_order = kernel.inside.intersection(tensors), kernel.in_order.intersection(names)
@@ -200,8 +200,10 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     special = Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
     column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
+    started_us = fusion.threads / (1e3 * device.multiprocessors * device.clock_ghz)  # one in each clock
+    joins = Term("threads of a join", fusion.threads, "", started_us)
     one = launch(device)
-    terms = (memory, vector, special, idle, column)
+    terms = (memory, vector, special, idle, column, joins)
     busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
     wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
     return Price(busy + one.us + wait, (*terms, one))

@@ -80,6 +80,8 @@ class LoopFusion:
     """It is no loop, but part of a library's call."""
     calls: int = 0
     """Calls of the library that are counted here: each once, in one of its parts."""
+    threads: float = 0.0
+    """The threads of a kernel that writes a join; 0 where as many are started as are needed."""
     streams_matrix: bool = False
     """Its first nest is the product of a vector and a matrix that a library's kernel streams, whatever its layout."""
 

@@ -19,7 +19,15 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.moves import FEW, MOST_REPEATED, moves_as_maps, read_otherwise, stored_joins
+from pallasfuse.price.moves import (
+    FEW,
+    MOST_REPEATED,
+    moves_as_maps,
+    padded,
+    read_otherwise,
+    stored_joins,
+    threads_of_joins,
+)
 from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
@@ -70,8 +78,11 @@ def xla_kernels(
     """
     known = Known() if known is None else known
     joins: frozenset[str] = frozenset()
+    threads: Mapping[str, float] = {}
+    whole: Mapping[str, float] = {}
     if habits.fuses_moves:
-        joins, program = stored_joins(program), moves_as_maps(program)
+        joins, threads, whole = stored_joins(program), threads_of_joins(program), padded(program)
+        program = moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
     needed = _needed(program, made, read)
     kept = _stored_maps(program, needed, habits, read) | (joins & needed)
@@ -131,7 +142,8 @@ def xla_kernels(
                 body = Read(terms.name, terms.axes, terms.dtype)
             fusions.take(node, body, above)
             continue
-        inside = prologues(node, operands, given, habits) if shared.isdisjoint(node.reads) else frozenset()
+        alone = shared.isdisjoint(node.reads) and whole.keys().isdisjoint(body.tensors)
+        inside = prologues(node, operands, given, habits) if alone else frozenset()
         for operand in operands:
             core = without_casts(operand)
             if not isinstance(core, Read) and core not in stored_operands and core not in inside:
@@ -148,6 +160,9 @@ def xla_kernels(
         found = with_short_reductions(found, outside)
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
+        if not whole.keys().isdisjoint(t for t, _ in fusion.reads):
+            fusion.reads = {p: min(moved, whole.get(p[0], moved)) for p, moved in fusion.reads.items()}
+        fusion.threads = max((threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
 
 

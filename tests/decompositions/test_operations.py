@@ -98,3 +98,37 @@ def test_other_powers_stay(exponent):
 def test_an_inverse_root_by_a_quotient():
     x = jnp.asarray([0.0, 1e-30, 0.3, 2.0, 1e30, jnp.inf, -jnp.inf, -2.0, jnp.nan], "float32")
     np.testing.assert_allclose(decomposed(powers.inverse_root, lax.rsqrt, x), lax.rsqrt(x), rtol=1e-6)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    sizes=st.tuples(*[st.integers(1, 19)] * 3),
+    left=st.permutations("mk"),
+    right=st.permutations("kn"),
+    dtype=st.sampled_from(["float32", "bfloat16"]),
+)
+def test_uneven_rows_are_longer_with_zeros(sizes, left, right, dtype):
+    size = dict(zip("mkn", sizes, strict=True))
+    x, y = drawn([size[n] for n in left], dtype), drawn([size[n] for n in right], dtype, 1)
+    dims = (((left.index("k"),), (right.index("k"),)), ((), ()))
+    found = decomposed(products.aligned, lambda a, b: lax.dot_general(a, b, dims), x, y)
+    per_row = 4 if dtype == "float32" else 8
+    assert (found is None) == (size[left[-1]] % per_row == 0 and size[right[-1]] % per_row == 0)
+    if found is not None:
+        np.testing.assert_allclose(
+            found.astype("float32"), lax.dot_general(x, y, dims).astype("float32"), rtol=2e-2, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dims"),
+    [
+        (((3, 5, 7), (3, 7, 9)), (((2,), (1,)), ((0,), (0,)))),  # a batch
+        (((5, 7), (7, 3, 5)), (((1,), (0,)), ((), ()))),  # rows of two dimensions
+        (((5, 8), (8, 2, 4)), (((1,), (0,)), ((), ()))),  # which are even together
+        (((0, 7), (7, 9)), (((1,), (0,)), ((), ()))),
+    ],
+)
+def test_products_whose_rows_stay(shapes, dims):
+    x, y = (jnp.zeros(s) for s in shapes)
+    assert decomposed(products.aligned, lambda a, b: lax.dot_general(a, b, dims), x, y) is None

@@ -1,0 +1,70 @@
+"""Concatenations as choices between padded arrays, and when that is faster."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallasfuse.decompositions import joins
+from pallasfuse.device import find
+from pallasfuse.jaxpr_frontend import convert, flatten
+from pallasfuse.price.xla import price_xla
+from tests.decompositions.test_operations import decomposed
+from tests.decompositions.test_windows import drawn
+
+H100 = find("NVIDIA H100 80GB HBM3", "gpu")
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    axis=st.integers(0, 2),
+    dtype=st.sampled_from(["float32", "bfloat16", "int8", "uint32", "bool", "complex64"]),
+)
+def test_a_choice_is_exact(lengths, axis, dtype):
+    shapes = [[n if d == axis else d + 2 for d in range(3)] for n in lengths]
+    arrays = [(100 * drawn(shape, seed=n)).astype(dtype) for n, shape in enumerate(shapes)]
+    arrays[0] = arrays[0].at[0].set(-0.0 if dtype in ("float32", "bfloat16") else 1)
+    found = decomposed(joins.choice, lambda *a: jnp.concatenate(a, axis), *arrays)
+    wanted = np.concatenate(arrays, axis)
+    np.testing.assert_array_equal(found, wanted, strict=True)
+    if wanted.dtype.kind == "f":
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype"), [([(2, 3)] * 5, "float32"), ([(2, 0), (2, 3)], "float32"), ([(2, 3)] * 2, "key<fry>")]
+)
+def test_other_joins_stay(shapes, dtype):
+    structs = [jax.ShapeDtypeStruct(s, jax.random.key(0).dtype if "key" in dtype else dtype) for s in shapes]
+    (eqn,) = [
+        e for e in jax.make_jaxpr(lambda *a: jnp.concatenate(a, 1))(*structs).eqns
+        if e.primitive.name == "concatenate"
+    ] or [None]  # fmt: skip
+    assert eqn is None or joins.choice(eqn) is None
+
+
+MEASURED = [
+    ((16384,), (1, 26), (128,), "bfloat16", 257.2, 80.1),
+    ((16384,), (13, 14), (128,), "bfloat16", 139.6, 79.7),
+    ((16384,), (16, 16), (128,), "bfloat16", 89.2, 94.0),
+    ((16384,), (1, 26), (128,), "float32", 258.1, 151.5),
+    ((16384,), (2, 24), (64,), "bfloat16", 60.4, 40.0),
+    ((64,), (1, 576), (1024,), "bfloat16", 178.5, 54.4),
+    ((32,), (1000, 48), (1024,), "bfloat16", 47.2, 50.1),
+    ((16384,), (128, 351), (), "bfloat16", 28.1, 10.5),
+    ((8,), (3, 64), (128, 128), "float32", 40.8, 24.5),
+    ((100000,), (100, 100, 100), (), "float32", 84.1, 83.4),
+]
+"""What XLA took on an H100 for a concatenation, and for the choice, in microseconds."""
+
+
+@pytest.mark.parametrize(("before", "lengths", "behind", "dtype", "joined_us", "chosen_us"), MEASURED)
+def test_the_price_knows_what_lengths_cost(before, lengths, behind, dtype, joined_us, chosen_us):
+    structs = [jax.ShapeDtypeStruct((*before, n, *behind), dtype) for n in lengths]
+    jaxpr = jax.make_jaxpr(lambda *a: jnp.concatenate(a, len(before)))(*structs)
+    chosen = jax.make_jaxpr(joins.choice(jaxpr.eqns[0]))(*structs)
+    for one, measured in ((jaxpr, joined_us), (chosen, chosen_us)):
+        assert price_xla(convert(flatten(one)).program, H100).us == pytest.approx(measured, rel=0.2)
