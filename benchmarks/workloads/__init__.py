@@ -5,6 +5,8 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     chains,
     decoder,
     equinox_modules,
+    fifth_models,
+    fifth_programs,
     flax_modules,
     foreign_attention,
     foreign_language,
