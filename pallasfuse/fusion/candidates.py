@@ -23,14 +23,15 @@ from pallasfuse.fusion.candidate import (
     unsupported,
     with_body,
 )
-from pallasfuse.fusion.cost import apart, product_operands, sliced, together
+from pallasfuse.fusion.cost import apart, product_operands, sliced, tensor_bytes, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Read, reads_in
+from pallasfuse.ir.expr import Expr, Read, applied_in, reads_in
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.price.operations import of_node
 from pallasfuse.targets import Target
 
 
@@ -340,10 +341,13 @@ def _absorb(
 
 
 def _stored_before(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
-    """Yields sets of maps that a group may read from memory instead of strided tensors: they lie along the rolled axis.
+    """Yields sets of maps that a group may read from memory, instead of computing them.
 
-    First the transposes of these tensors, then what is stored for others anyway, should there be such maps.
+    First the operands of its products that take much to compute. Then what it may read instead of strided tensors, which lies along
+    the rolled axis: the transposes of these tensors, and what is stored for others anyway, should there be such maps.
     """
+    costly = [name for name, axes in _costly_operands(graph, group) if axes < {group.rolled, *group.parallel}]
+    yield from dict.fromkeys(frozenset(maps) for maps in (costly, *([n] for n in costly)) if maps)
     strided = {node.tensor for nest in (*(f.nest for f in group.folds), *group.inner, *group.outputs)
                for node in reads_in(nest.body) if _is_strided(node, group)}  # fmt: skip
     if not strided:
@@ -358,6 +362,25 @@ def _stored_before(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
     transposed = frozenset(n for n, nest in along.items() if _is_transpose(nest) and isinstance(bodies[n], Read))
     stored = frozenset(along) & graph.outputs
     yield from dict.fromkeys(maps for maps in (transposed, stored) if maps)
+
+
+def _costly_operands(graph: Graph, group: Group) -> Iterator[tuple[str, frozenset[Axis]]]:
+    """The maps that products read whose elements are computed of several others, or by special functions.
+
+    Each with those of its axes that blocks or trips run over: a kernel computes an element anew for each position on the others.
+    """
+    own = frozenset((group.rolled, *group.parallel))
+    bodies = graph.inlined()
+    for nest in dict.fromkeys(n.name for n in (*(f.nest for f in group.folds), *group.inner) if product_operands(n)):
+        for node in reads_in(graph.nests[nest].body):
+            made = graph.nests.get(node.tensor)
+            if made is None or made.is_reduction:
+                continue
+            body = bodies[made.name]
+            read = sum(tensor_bytes(n.indices, n.dtype) for n in reads_in(body))
+            slow = any(n.op != "convert" and n.axes - own and of_node(n).special for n in applied_in(body))
+            if slow or read > 2 * tensor_bytes(made.axes, made.dtype):
+                yield made.name, own & frozenset(node.indices)
 
 
 def _is_strided(node: Read, group: Group) -> bool:
