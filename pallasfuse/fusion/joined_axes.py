@@ -9,10 +9,10 @@ Arrays of a kernel are reshaped to the axes of its tensors, which moves nothing.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, reads_in, rebuild, with_args
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Expr, Index, Read, Renamings, postorder, read, reads_in, rebuild, with_args
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.tensors import Tensor
 
@@ -21,10 +21,67 @@ Pair = tuple[Axis, Axis]
 
 def with_joined_axes(program: LoopProgram) -> LoopProgram | None:
     """Returns the program with neighbouring axes as one that some reduction sums over together; None where there are none."""
-    found = None
-    while (pairs := _together(found or program)) is not None:
-        found = _joined(found or program, pairs)
-    return None if found is None else verify(found)
+    found, changed = program, False
+    while True:
+        pairs = _together(found)
+        if pairs is None:
+            found, pairs = next(_with_repetitions_left(found), (found, None))
+        if pairs is None:
+            return verify(found) if changed else None
+        found, changed = _joined(found, pairs), True
+
+
+def _with_repetitions_left(program: LoopProgram) -> Iterator[tuple[LoopProgram, frozenset[Pair]]]:
+    """Yields the program with some small repetitions left to XLA, and the pairs of axes that are then one.
+
+    A table that is repeated along an axis of its own (cosines for both halves of a head) would cut all arrays that it meets.
+    """
+    for pair in sorted(_summed_together(program), key=lambda p: (p[0].name, p[1].name)):
+        largest = max(volume(d.axes) for d in program.definitions() if set(pair) <= {*d.axes})
+        nests = tuple(
+            External(n.name, n.axes, n.dtype, tuple(sorted(n.reads)), _REASON, n.source, form="elements")
+            if isinstance(n, Nest) and _repeats(n, pair) and _SMALLER * volume(n.axes) <= largest else n
+            for n in program.nests
+        )  # fmt: skip
+        if nests != program.nests:
+            changed = _with_own_axes(replace(program, nests=nests), pair)
+            pairs = _together(changed)
+            if pairs is not None and pair in pairs:
+                yield changed, pairs
+
+
+def _with_own_axes(program: LoopProgram, pair: Pair) -> LoopProgram:
+    """Gives axes of their own to the arrays that have one axis of a pair without the other: those that are repeated."""
+    names = {a.name for d in program.definitions() for a in d.axes}
+    own = {a: Axis(next(n for n in map(f"{a.name}{{}}".format, count(1)) if n not in names), a.extent) for a in pair}
+    renamings = Renamings()
+
+    def renamed(axes: Sequence[Axis]) -> tuple[Axis, ...]:
+        return tuple(own.get(a, a) for a in axes)
+
+    def apart(axes: Iterable[Axis]) -> bool:
+        return len({*pair} & {*axes}) == 1
+
+    nests: list[Nest | External] = []
+    for node in program.nests:
+        if isinstance(node, Nest) and apart((*node.axes, *node.reduced)):
+            body = renamings.renamed(node.body, pair, renamed(pair))
+            nests.append(replace(node, axes=renamed(node.axes), reduced=renamed(node.reduced), body=body))
+        else:
+            nests.append(node)
+    inputs = tuple(replace(t, axes=renamed(t.axes)) if apart(t.axes) else t for t in program.inputs)
+    return replace(program, inputs=inputs, nests=tuple(nests))
+
+
+_REASON = "it repeats a small array along an axis that is none elsewhere"
+_SMALLER = 8
+"""How many times smaller than the largest array an array is that may be stored for the axes of that one."""
+
+
+def _repeats(nest: Nest, pair: Pair) -> bool:
+    """Does a nest only copy a tensor, for each position along one axis of a pair?"""
+    body = nest.body
+    return isinstance(body, Read) and set(pair) <= {*nest.axes} and len({*pair} & {*body.indices}) == 1
 
 
 def _together(program: LoopProgram) -> frozenset[Pair] | None:
@@ -32,8 +89,7 @@ def _together(program: LoopProgram) -> frozenset[Pair] | None:
 
     None where there are none, or where no reduction sums over them.
     """
-    several = [n for n in program.nests if isinstance(n, Nest) and len(n.reduced) > 1]
-    wanted = {p for n in several for p in _neighbours(n) if set(p) <= set(n.reduced)}
+    wanted = _summed_together(program)
     if not wanted:
         return None
     apart = {*_told_apart(program)}
@@ -42,6 +98,12 @@ def _together(program: LoopProgram) -> frozenset[Pair] | None:
         if classes[pair].isdisjoint(apart):
             return classes[pair]
     return None
+
+
+def _summed_together(program: LoopProgram) -> set[Pair]:
+    """The neighbouring axes that some reduction sums over both."""
+    several = [n for n in program.nests if isinstance(n, Nest) and len(n.reduced) > 1]
+    return {p for n in several for p in _neighbours(n) if set(p) <= set(n.reduced)}
 
 
 def _sequences(program: LoopProgram) -> Iterator[tuple[Axis, ...]]:
