@@ -100,7 +100,7 @@ def convexity_violation(
 ) -> tuple[str, str] | None:
     """A group must not feed a value through something outside and back."""
     for nest in [*members, *inner]:
-        outside = [n for n in graph.ancestors[nest.name] - inside if n in graph.order and _is_opaque(graph, n)]
+        outside = [n for n in graph.ancestors[nest.name] - inside if n in graph.order and is_opaque(graph, n)]
         for name in sorted(outside, key=graph.order.__getitem__):
             if graph.depends(name, inside):
                 culprit = next(
@@ -110,7 +110,7 @@ def convexity_violation(
     return None
 
 
-def _is_opaque(graph: Graph, name: str) -> bool:
+def is_opaque(graph: Graph, name: str) -> bool:
     """No map: it is not inlined into what reads it."""
     return name not in graph.nests or graph.nests[name].is_reduction
 

@@ -5,7 +5,7 @@ A candidate starts from reductions over one axis (the folds), takes in the reduc
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pallasfuse.errors import Refusal
@@ -17,13 +17,14 @@ from pallasfuse.fusion.candidate import (
     Context,
     as_store,
     convexity_violation,
+    is_opaque,
     materialized_maps,
     moved_reads,
     needed,
     unsupported,
     with_body,
 )
-from pallasfuse.fusion.cost import apart, product_operands, sliced, tensor_bytes, together
+from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir import dtypes
@@ -31,7 +32,6 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, applied_in, reads_in
 from pallasfuse.ir.fold import Fold, Group
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.price.operations import of_node
 from pallasfuse.targets import Target
 
 
@@ -133,6 +133,7 @@ def _build(
             for n in inner
         )
         refused = next(((n, why) for n, why in whys if why is not None), None)
+        refused = refused or _needed_outside(graph, members, inner)
         if refused is None:
             break
         nest, why = refused
@@ -343,11 +344,11 @@ def _absorb(
 def _stored_before(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
     """Yields sets of maps that a group may read from memory, instead of computing them.
 
-    First the operands of its products that take much to compute. Then what it may read instead of strided tensors, which lies along
+    First the computed operands of its products. Then what it may read instead of strided tensors, which lies along
     the rolled axis: the transposes of these tensors, and what is stored for others anyway, should there be such maps.
     """
-    costly = [name for name, axes in _costly_operands(graph, group) if axes < {group.rolled, *group.parallel}]
-    yield from dict.fromkeys(frozenset(maps) for maps in (costly, *([n] for n in costly)) if maps)
+    again = [name for name, axes in _computed_operands(graph, group) if axes < {group.rolled, *group.parallel}]
+    yield from dict.fromkeys(frozenset(maps) for maps in (again, *([n] for n in again)) if maps)
     strided = {node.tensor for nest in (*(f.nest for f in group.folds), *group.inner, *group.outputs)
                for node in reads_in(nest.body) if _is_strided(node, group)}  # fmt: skip
     if not strided:
@@ -364,22 +365,27 @@ def _stored_before(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
     yield from dict.fromkeys(maps for maps in (transposed, stored) if maps)
 
 
-def _costly_operands(graph: Graph, group: Group) -> Iterator[tuple[str, frozenset[Axis]]]:
-    """The maps that products read whose elements are computed of several others, or by special functions.
+def _needed_outside(graph: Graph, members: Sequence[Nest], inner: Sequence[Nest]) -> tuple[Nest, str] | None:
+    """The first inner nest that something outside of the kernel, which the kernel reads, is computed from: so it is before."""
+    inside = {n.name for n in (*members, *inner)}
+    for nest in inner:
+        for name in sorted(frozenset().union(*(graph.ancestors[n] for n in inside)) - inside, key=str):
+            if is_opaque(graph, name) and name in graph.order and graph.depends(name, [nest.name]):
+                return nest, f"{name} is computed outside the kernel from it"
+    return None
 
-    Each with those of its axes that blocks or trips run over: a kernel computes an element anew for each position on the others.
+
+def _computed_operands(graph: Graph, group: Group) -> Iterator[tuple[str, frozenset[Axis]]]:
+    """The maps that products read, each with those of its axes that blocks or trips run over.
+
+    A kernel computes an element of it anew for each position on the other ones, before each of its products.
     """
     own = frozenset((group.rolled, *group.parallel))
     bodies = graph.inlined()
     for nest in dict.fromkeys(n.name for n in (*(f.nest for f in group.folds), *group.inner) if product_operands(n)):
         for node in reads_in(graph.nests[nest].body):
             made = graph.nests.get(node.tensor)
-            if made is None or made.is_reduction:
-                continue
-            body = bodies[made.name]
-            read = sum(tensor_bytes(n.indices, n.dtype) for n in reads_in(body))
-            slow = any(n.op != "convert" and n.axes - own and of_node(n).special for n in applied_in(body))
-            if slow or read > 2 * tensor_bytes(made.axes, made.dtype):
+            if made is not None and not made.is_reduction and any(n.axes - own for n in applied_in(bodies[made.name])):
                 yield made.name, own & frozenset(node.indices)
 
 

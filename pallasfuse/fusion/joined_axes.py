@@ -34,7 +34,8 @@ def with_joined_axes(program: LoopProgram) -> LoopProgram | None:
 def _with_repetitions_left(program: LoopProgram) -> Iterator[tuple[LoopProgram, frozenset[Pair]]]:
     """Yields the program with some small repetitions left to XLA, and the pairs of axes that are then one.
 
-    A table that is repeated along an axis of its own (cosines for both halves of a head) would cut all arrays that it meets.
+    A table that is repeated along an axis of its own (cosines for both halves of a head) would cut all arrays that it meets. Signs
+    that are made of positions may meet them, too.
     """
     for pair in sorted(_summed_together(program), key=lambda p: (p[0].name, p[1].name)):
         largest = max(volume(d.axes) for d in program.definitions() if set(pair) <= {*d.axes})
@@ -73,15 +74,17 @@ def _with_own_axes(program: LoopProgram, pair: Pair) -> LoopProgram:
     return replace(program, inputs=inputs, nests=tuple(nests))
 
 
-_REASON = "it repeats a small array along an axis that is none elsewhere"
+_REASON = "it is a small array, repeated along an axis that is none elsewhere"
 _SMALLER = 8
 """How many times smaller than the largest array an array is that may be stored for the axes of that one."""
 
 
 def _repeats(nest: Nest, pair: Pair) -> bool:
-    """Does a nest only copy a tensor, for each position along one axis of a pair?"""
+    """Does a nest only copy a tensor, for each position along one axis of a pair, or ask for positions along it?"""
     body = nest.body
-    return isinstance(body, Read) and set(pair) <= {*nest.axes} and len({*pair} & {*body.indices}) == 1
+    if isinstance(body, Read):
+        return set(pair) <= {*nest.axes} and len({*pair} & {*body.indices}) == 1
+    return not nest.is_reduction and any(isinstance(x, Index) and x.axis in pair for x in postorder(body))
 
 
 def _together(program: LoopProgram) -> frozenset[Pair] | None:

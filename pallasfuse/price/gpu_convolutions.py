@@ -17,6 +17,8 @@ _SHARED_LOADS = 1.2
 """How many multiprocessors take a tile of an operand from the cache together: hardly any, as each gathers its own windows."""
 _STEP = 32
 """Channels that are summed in one step, at one position of a window: fewer take as long."""
+_MOST_SHARES, _MOST_SHARES_OF_GRADIENTS = 8, 128
+"""Among so many blocks a sum is split at most; that of a gradient of weights, which is over all positions, among more."""
 _DIRECT = 0.25
 """Of the rate of the vector units, what kernels reach that use no matrix units: they win where there are very few channels."""
 _LONGEST_WINDOW = 32
@@ -59,8 +61,8 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
 
 
 def _tiled(work: Convolution, rows: int, summed: float, size: float, rate: float, device: Device) -> float:
-    splits = work.of_weights and work.apart == 1
-    return tiled_us(work.groups, rows, work.columns, summed, size, rate, device, _TILES, _SHARED_LOADS, splits)
+    shares = _MOST_SHARES if not work.of_weights else _MOST_SHARES_OF_GRADIENTS if work.apart == 1 else 1
+    return tiled_us(work.groups, rows, work.columns, summed, size, rate, device, _TILES, _SHARED_LOADS, shares)
 
 
 def _channel_by_channel(work: Convolution, device: Device) -> Price:

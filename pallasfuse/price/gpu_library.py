@@ -84,18 +84,18 @@ def matrix_rate(operand_dtype: str, device: Device, precise: bool = False) -> fl
 
 def tiled_us(
     batch: int, rows: int, columns: int, summed: float, size: float, rate: float, device: Device,
-    tiles: Sequence[tuple[int, int]], together: float, splits: bool = True,
+    tiles: Sequence[tuple[int, int]], together: float, most_shares: int = _SHARES[-1],
 ) -> float:  # fmt: skip
     """The time of a product without what it moves from and to memory, in the best of the tiles of its result.
 
     size: the bytes of an element of the operands. rate: the operations in a microsecond of all matrix units. together: how many
-    multiprocessors take a tile of an operand from the cache at once. splits: the sum may be split among blocks.
+    multiprocessors take a tile of an operand from the cache at once. most_shares: among so many blocks the sum may be split.
     """
     best = math.inf
     for high, wide in tiles:
         for a, b in ((high, wide), (wide, high)):
-            for shares in _SHARES if splits else (1,):
-                if shares > 1 and summed / shares < 64:
+            for shares in _SHARES:
+                if shares > most_shares or (shares > 1 and summed / shares < 64):
                     continue
                 blocks = batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
                 rounds = math.ceil(blocks / device.multiprocessors)
