@@ -348,7 +348,8 @@ def _stored_before(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
     the rolled axis: the transposes of these tensors, and what is stored for others anyway, should there be such maps.
     """
     again = [name for name, axes in _computed_operands(graph, group) if axes < {group.rolled, *group.parallel}]
-    yield from dict.fromkeys(frozenset(maps) for maps in (again, *([n] for n in again)) if maps)
+    if again:
+        yield frozenset(again)
     strided = {node.tensor for nest in (*(f.nest for f in group.folds), *group.inner, *group.outputs)
                for node in reads_in(nest.body) if _is_strided(node, group)}  # fmt: skip
     if not strided:
