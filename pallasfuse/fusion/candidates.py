@@ -77,10 +77,10 @@ def candidates(
             names = frozenset(n.name for n in chosen)
             if names in seen:
                 break
-            seen.add(names)
             parallel = tuple(a for a in chosen[0].axes if a in core)
             built = _build(graph, axis, chosen, parallel, target)
             if isinstance(built, Candidate):
+                seen.add(names)  # what other axes prevent may be legal with these
                 others = [n for n in whole if n.name not in names]
                 if not legal and len(others) > 1:
                     waiting.append((core, others))
