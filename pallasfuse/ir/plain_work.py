@@ -6,7 +6,7 @@ only: nothing that decides what is computed looks at it.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pallasfuse.first_time import Later
 
@@ -101,15 +101,23 @@ class Fourier:
     moved_bytes: float
 
 
+type EliminationKind = Literal["factored", "pivoted", "reflected", "solved"]
+"""Without a choice of rows, with one, by reflections, or the solution of a triangular system."""
+
+
 @dataclass(frozen=True, slots=True)
 class Elimination:
-    """A factorisation of matrices, or the solution of a triangular system: one panel of columns after the other."""
+    """A factorisation of matrices, or the solution of triangular systems: one column after the other."""
 
     size: int
     """The columns that are eliminated, of each matrix."""
     operations: float
     """Multiplications and additions, of all matrices together."""
     moved_bytes: float
+    kind: EliminationKind = "pivoted"
+    matrices: int = 1
+    right_sides: int = 0
+    """Of each system that is solved."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from pallasfuse.ir.plain_work import (
     Convolution,
     Drawn,
     Elimination,
+    EliminationKind,
     Fourier,
     Nothing,
     Ordering,
@@ -140,21 +141,24 @@ def _transform(eqn: JaxprEqn) -> PlainWork:
     return Fourier(arrays, lengths, _bytes(operand, result))
 
 
-def _factorisation(operations: Callable[[int, int], float]) -> Callable[[JaxprEqn], PlainWork]:
+def _factorisation(kind: EliminationKind, operations: Callable[[int, int], float]) -> Callable[[JaxprEqn], PlainWork]:
     """Returns what makes the record of a factorisation, from the number of operations for a matrix of m rows and n columns."""
 
     def of(eqn: JaxprEqn) -> PlainWork:
         *batch, m, n = shape_of(eqn.invars[0])
         matrices = math.prod(batch)
-        return Elimination(min(m, n), matrices * operations(m, n), _bytes(eqn.invars[0], *eqn.outvars))
+        moved = _bytes(eqn.invars[0], *eqn.outvars)
+        return Elimination(min(m, n), matrices * operations(m, n), moved, kind, matrices)
 
     return of
 
 
 def _triangular(eqn: JaxprEqn) -> PlainWork:
     matrix, right = eqn.invars
-    size = shape_of(matrix)[-2]
-    return Elimination(size, 2.0 * size * _size(right), _bytes(matrix, right, *eqn.outvars))
+    *batch, size, _ = shape_of(matrix)
+    matrices, moved = math.prod(batch), _bytes(matrix, right, *eqn.outvars)
+    sides = _size(right) // max(1, size * matrices)
+    return Elimination(size, 2.0 * size * _size(right), moved, "solved", matrices, sides)
 
 
 def _drawn(eqn: JaxprEqn) -> PlainWork:
@@ -175,10 +179,10 @@ _WORK: dict[str, Callable[[JaxprEqn], PlainWork]] = {
     "top_k": _largest,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _running),
     "fft": _transform,
-    "cholesky": _factorisation(lambda m, n: n**3 / 3),
-    "lu": _factorisation(lambda m, n: 2 * m * n * min(m, n) / 3),
+    "cholesky": _factorisation("factored", lambda m, n: n**3 / 3),
+    "lu": _factorisation("pivoted", lambda m, n: 2 * m * n * min(m, n) / 3),
     **dict.fromkeys(
-        ("geqrf", "qr", "householder_product"), _factorisation(lambda m, n: 2 * max(m, n) * min(m, n) ** 2)
+        ("geqrf", "qr", "householder_product"), _factorisation("reflected", lambda m, n: 2 * max(m, n) * min(m, n) ** 2)
     ),
     "triangular_solve": _triangular,
     **dict.fromkeys(("random_bits", "random_seed", "random_split", "random_fold_in", "threefry2x32"), _drawn),

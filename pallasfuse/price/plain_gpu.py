@@ -6,7 +6,8 @@ Rates of a library are numbers of the device (`Device.library`):
   that are no squares.
 - `compared_gop_s`: positions of 4 bytes that pass one step of a network that sorts, inside blocks.
 - `kept_gop_s`: positions looked at, times how many of each row are kept.
-- `panel_us`: one panel of a factorisation, which waits for the one before; `panel`: its columns.
+- `factored_us`, `pivoted_us`, `reflected_us`, `solved_us`: one column of a factorisation or of a triangular system, which waits
+  for the one before (`Elimination`); `solved_one_us`: where there is one right side; `.._many_us`: of many small matrices at once.
 """
 
 import math
@@ -131,9 +132,13 @@ def _running(work: Running, device: Device) -> Price:
 
 
 def _eliminated(work: Elimination, device: Device) -> Price:
-    """Panels one after the other, and between them products, at the rate of full precision."""
-    library = device.library
-    panels = math.ceil(work.size / library.get("panel", 32))
-    waits = Term("panels", panels, "", panels * library.get("panel_us", 10 * device.kernel_us))
+    """Columns one after the other, those of many matrices at a time, and products at the rate of full precision."""
+    key = f"{work.kind}_us"
+    if work.matrices > 1:
+        key = f"{work.kind}_many_us"
+    elif work.kind == "solved" and work.right_sides == 1:
+        key = "solved_one_us"
+    each_us = device.library.get(key, 10 * device.kernel_us)
+    waits = Term("columns", work.size, "", work.size * each_us)
     products = Term("matrix units", work.operations, "flop", 1e-6 * work.operations / device.matmul_tflop_s["float32"])
     return Price(waits.us + products.us, (waits, products)) + copy_on_gpu(work.moved_bytes, device)
