@@ -61,10 +61,21 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # workers and child processes inherit it
 
 
+def _compile_with_least_effort() -> bool:
+    """With `--quick`, and as soon as JAX is imported."""
+    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ or "jax" not in sys.modules:
+        return False
+    quick.install()
+    return True
+
+
+def pytest_pycollect_makemodule() -> None:
+    _compile_with_least_effort()  # some modules compute their arrays when they are imported
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ and "jax" in sys.modules:
-        quick.install()
+    if _compile_with_least_effort():
         sys.modules["jax"].config.update("jax_disable_most_optimizations", not item.get_closest_marker("optimized"))
 
 
@@ -102,6 +113,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Modules and collected tests live until the end. Looking for garbage among them takes a tenth of the time of the tests."""
     gc.freeze()
     gc.set_threshold(200_000, 20, 20)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    gc.freeze()  # the end of the process takes what lives until then, and pytest need not look through it for garbage
 
 
 @cache

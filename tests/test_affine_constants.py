@@ -67,7 +67,7 @@ def test_a_window_of_the_library_bounds_its_loop():
     small = pf.fuse(window, target="xla", options=FuseOptions(tiles=((rolled, 8), (rows, 8))))
     assert small.explain(*arrays).kernels[0].visited_share < 0.6
     np.testing.assert_allclose(small(*arrays), jax.jit(window)(*arrays), rtol=2e-5, atol=2e-6)
-    assert pf.verify(small, *arrays).equivalent
+    assert pf.verify(small, *arrays, delta=1e-4).equivalent
 
 
 def test_constants_that_are_read_elsewhere_keep_their_values():

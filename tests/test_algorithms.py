@@ -37,6 +37,7 @@ def test_float16_attention_of_jax_runs_on_a_cpu(options, attention):
     np.testing.assert_allclose(pf.fuse(attention, options=options)(*QKV), reference, atol=4e-3)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.filterwarnings("ignore:.*differentiating a fused function")
 @pytest.mark.parametrize("outside", [True, False], ids=["gradient of the fused", "fused gradient"])
 def test_its_gradient_is_the_plain_one(outside):

@@ -64,6 +64,7 @@ def test_a_function_whose_name_is_not_its_own():
     same(found(X, 0, power=2), jax.nn.softmax(X, axis=0) ** 2)
 
 
+@pytest.mark.sampled(3, cover=())
 @COPIES
 def test_options_and_static_arguments_are_kept(again):
     options = pf.FuseOptions(tiles=(("i", 4),), verify="stages")
@@ -90,10 +91,10 @@ def test_a_function_of_no_module_is_refused_as_pickle_refuses_functions():
 
 
 def test_another_process_finds_it():
-    code = "import pickle, sys; f = pickle.loads(sys.stdin.buffer.read()); print(f.__name__, type(f).__name__)"
-    for fused, name in ((named.decorated, "decorated"), (pf.fuse(named.softmax), "softmax")):
-        ran = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(fused), capture_output=True, check=True)
-        assert ran.stdout.decode().split() == [name, "FusedFunction"]
+    code = "import pickle, sys; [print(f.__name__, type(f).__name__) for f in pickle.load(sys.stdin.buffer)]"
+    both = pickle.dumps([named.decorated, pf.fuse(named.softmax)])
+    ran = subprocess.run([sys.executable, "-c", code], input=both, capture_output=True, check=True)
+    assert ran.stdout.decode().split() == ["decorated", "FusedFunction", "softmax", "FusedFunction"]
 
 
 def test_a_copy_of_a_callable_object_has_a_state_of_its_own():
@@ -111,6 +112,7 @@ def test_a_copy_of_a_callable_object_has_a_state_of_its_own():
 # --- methods
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("instance", [named.Layer(0.5), named.Weights(jnp.float32(0.5))], ids=["object", "pytree"])
 @pytest.mark.parametrize("again", [copy.deepcopy, pickled])
 def test_a_bound_method(instance, again):
@@ -227,6 +229,7 @@ def test_stages_are_shared_by_copies_and_stay_in_their_process():
             pickle.dumps(stage)
 
 
+@pytest.mark.sampled(3, cover=())
 @COPIES
 def test_a_fold(again):
     folded = again(pf.fold(named.normalizer, axis=1))

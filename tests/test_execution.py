@@ -84,7 +84,7 @@ def test_operations_in_modules_of_flax_are_in_their_scopes():
     assert all("/layer_" in name for name in rest)  # a kernel may compute parts of two layers
 
 
-@pytest.mark.sampled(2, cover=("target",))
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("layers", [2, 12])
 @pytest.mark.parametrize("target", ["triton", "mosaic_gpu"])
 def test_kernels_for_gpus_are_in_the_scopes_that_they_replace(target, layers):

@@ -112,6 +112,7 @@ def test_nothing_is_said_where_there_would_be_no_kernel():
     assert not calls_kernels(program)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("target", ["triton", "mosaic_gpu"])
 def test_a_target_by_name_is_lowered_for_the_gpu_of_its_plan(target):
     arrays = [jax.ShapeDtypeStruct((512, 64), "float16")] * 3

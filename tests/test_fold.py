@@ -161,14 +161,14 @@ CUTS = {
 }
 
 
-@pytest.mark.sampled(12, cover=("cuts",))
+@pytest.mark.sampled(60, cover=())
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_chunks(name, cuts):
     check(name, stream(name, CUTS[cuts]))
 
 
-@pytest.mark.sampled(12, cover=())
+@pytest.mark.sampled(24, cover=())
 @pytest.mark.parametrize("name", CASES)
 def test_states_combine_in_any_order(name):
     f = folded(name)

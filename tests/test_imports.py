@@ -16,9 +16,11 @@ def run(code):
     return ran.stdout
 
 
-def test_what_makes_plans_is_not_imported_with_the_package():
-    """Nor by what a program does before its first call."""
-    loaded = run("""
+def test_what_makes_plans_is_imported_at_the_first_call_and_only_what_it_needs():
+    """Neither with the package nor by what a program does before its first call. Pallas for GPUs takes longer to import than
+    a kernel on the CPU to plan: a call on the CPU does not need it.
+    """
+    before, after = run("""
 import sys
 import pallasfuse as pf
 
@@ -31,9 +33,17 @@ class Layer:
 
 Layer().method
 print(*sys.modules)
-""").split()
-    assert "pallasfuse.api" in loaded
-    assert not set(LATER) & set(loaded)
+
+import jax.numpy as jnp
+
+f = pf.fuse(lambda x: x / x.sum(-1, keepdims=True), target="xla")
+f(jnp.ones((4, 64))).block_until_ready()
+print(*sys.modules)
+""").splitlines()
+    assert "pallasfuse.api" in before.split()
+    assert not set(LATER) & set(before.split())
+    assert "pallasfuse.execution" in after.split()
+    assert not {"jax.experimental.pallas", "jax.experimental.mosaic", "sympy"} & set(after.split())
 
 
 @pytest.mark.deep  # `test_all_names_together` asks for most of them in one process
@@ -42,23 +52,19 @@ def test_every_name_is_found_when_it_is_asked_for(name):
     assert run(f"import pallasfuse; print(bool(pallasfuse.{name}), '{name}' in dir(pallasfuse))").endswith("True\n")
 
 
-def test_names_of_jaxprs_are_those_of_jax_extend():
-    """They are imported from another place, which takes less time."""
-    run("""
-from jax.extend import core
-from pallasfuse import _compat
-for name in ("Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"):
-    assert getattr(core, name) is getattr(_compat, name)
-""")
-
-
 def test_all_names_together():
+    """Those of jaxprs are the same as in `jax.extend`, which takes more time to import than the place that they come from."""
     run("""
 import pallasfuse
 assert not hasattr(pallasfuse, "no_such_name")
 assert {"fold", "FoldState", "Plan", "repair", "tune", "tuning", "verify"} <= set(dir(pallasfuse))
 from pallasfuse import *
 fold, tune, tuning, verify, Kernel, Report, StreamedFunction, Tuned
+
+from jax.extend import core
+from pallasfuse import _compat
+for name in ("Jaxpr", "JaxprEqn", "Literal", "Primitive", "Var"):
+    assert getattr(core, name) is getattr(_compat, name)
 """)
 
 
@@ -101,21 +107,6 @@ with ThreadPoolExecutor(len(calls)) as pool:
     for done in [pool.submit(call) for call in calls]:
         done.result(timeout=120)
 """)
-
-
-def test_a_call_imports_no_backend_but_its_own():
-    """Pallas for GPUs takes longer to import than a kernel on the CPU to plan."""
-    loaded = run("""
-import sys
-import jax, jax.numpy as jnp
-import pallasfuse as pf
-
-f = pf.fuse(lambda x: x / x.sum(-1, keepdims=True), target="xla")
-f(jnp.ones((4, 64))).block_until_ready()
-print(*sys.modules)
-""").split()
-    assert "pallasfuse.execution" in loaded
-    assert not {"jax.experimental.pallas", "jax.experimental.mosaic", "sympy"} & set(loaded)
 
 
 CALL = """

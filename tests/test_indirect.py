@@ -70,6 +70,7 @@ WRONG = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("mistake", WRONG)
 def test_a_wrong_lookup_is_refuted(mistake):
     plan = planned(by_pages(), *arguments())

@@ -69,7 +69,7 @@ def equal_kernels(ours, theirs):
     return all(getattr(a, f) == getattr(b, f) for a, b in zip(ours, theirs, strict=True) for f in fields)
 
 
-@pytest.mark.sampled(6, cover=("target",))
+@pytest.mark.sampled(12, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_a_kept_plan_is_the_plan(name, target, kept, planned):

@@ -57,6 +57,7 @@ def by_keyword(step, x, y):
 LOOPS = [by_fori, by_while, by_scan, by_keyword]
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
 def test_what_does_not_change_is_handed_over(loop):
     whole = jax.jit(lambda x, y: loop(pf.fuse(step), x, y))

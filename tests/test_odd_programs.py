@@ -163,7 +163,7 @@ def same(got, want, **close):
         np.testing.assert_allclose(*[np.asarray(x, "complex128") for x in values], **close)
 
 
-@pytest.mark.sampled(4, cover=("price",))
+@pytest.mark.sampled(8, cover=("price",))
 @pytest.mark.parametrize("price", [False, True])
 @pytest.mark.parametrize("function", BESIDE + INSIDE, ids=lambda f: f.__name__)
 def test_the_rest_is_planned(function, price):
@@ -180,7 +180,7 @@ def test_the_rest_is_planned(function, price):
     assert function in BESIDE or not outer, plan.fallbacks
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("function", BESIDE + INSIDE, ids=lambda f: f.__name__)
 def test_results(function):
     args = arguments(function)
@@ -196,7 +196,7 @@ def test_results(function):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("function", [heads_without_elements, own_rule_for_batches, masked_heads, constrained],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_transformed(function):

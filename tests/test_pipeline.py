@@ -187,6 +187,7 @@ def test_warps_and_stages_override_the_hints():
 # --- execution
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("target", [XLA_CPU, INTERPRET], ids=lambda t: t.name)
 def test_a_plan_runs_steps_in_order(target):
     def function(x, y):

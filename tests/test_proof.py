@@ -57,7 +57,7 @@ def with_body(part, body):
 # --- what is right
 
 
-@pytest.mark.sampled(12, cover=("target",))
+@pytest.mark.sampled(40, cover=("target",))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_is_proven(name, target, monkeypatch):
@@ -75,7 +75,7 @@ def test_every_program_is_proven(name, target, monkeypatch):
     assert len(found.kernels) >= 1
 
 
-@pytest.mark.sampled(7, cover=())
+@pytest.mark.sampled(30, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_split_program_is_proven(name):
     proof = prove_plan(plan(name, "triton", parts=2), delta=1e-2)
@@ -84,7 +84,7 @@ def test_every_split_program_is_proven(name):
     assert proof.holds
 
 
-@pytest.mark.sampled(9, cover=("target",))
+@pytest.mark.sampled(30, cover=())
 @pytest.mark.parametrize("target", ["xla", "triton"])
 @pytest.mark.parametrize("case", all_cases(), ids=lambda c: c.name)
 def test_every_example_is_proven_at_full_size(case, target):
@@ -219,7 +219,7 @@ def negated(update):
     return apply("neg", update, dtype=update.dtype)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("change", [negated, doubled, swapped])
 @pytest.mark.parametrize("name", ["softmax", "attention", "variance"])
 def test_a_wrong_repair_is_refuted_at_the_folds(name, change):

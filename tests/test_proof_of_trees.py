@@ -36,7 +36,7 @@ def proved(subject, tree, target=INTERPRET):
     return prove(converted, [PlannedKernel(group, placed.schedule, placed.phases)])
 
 
-@pytest.mark.sampled(12, cover=("target",))
+@pytest.mark.sampled(24, cover=("target",))
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", NAMES)
 def test_random_trees(name, target):
@@ -162,7 +162,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants(name, monkeypatch):
     program, text, spoil, place = MUTANTS[name]

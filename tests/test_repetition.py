@@ -75,6 +75,7 @@ def test_more_equal_layers_derive_and_price_nothing_more(calls):
     assert made(4) == made(8) == made(20)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
 def test_equal_layers_get_equal_plans(target):
     count, length = 6, 4096
@@ -135,7 +136,7 @@ def same_plans(monkeypatch):
     return check
 
 
-@pytest.mark.sampled(8, cover=("target",))
+@pytest.mark.sampled(16, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "triton", "mosaic_gpu"])
 @pytest.mark.parametrize("name", SMALL)
 def test_a_plan_in_canonical_names_is_the_same(name, target, same_plans):
@@ -143,7 +144,7 @@ def test_a_plan_in_canonical_names_is_the_same(name, target, same_plans):
     same_plans(case.function, [jax.ShapeDtypeStruct(s, jnp.dtype(case.dtype)) for s in case.shapes], target)
 
 
-@pytest.mark.sampled(40, cover=("target",))
+@pytest.mark.sampled(80, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "triton"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_users_plan_in_canonical_names_is_the_same(name, target, same_plans):

@@ -29,6 +29,7 @@ def causal(q, k, v):
 # --- what is right
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(("function", "arrays"), [(attention, QKV), (causal, QKV), (variance, (X,)), (softmax, (X,))],
                          ids=["attention", "causal", "variance", "softmax"])  # fmt: skip
 def test_examples_are_equivalent(function, arrays):
@@ -106,6 +107,7 @@ def test_what_the_exceptions_of_a_plan_allow_is_no_counterexample():
     assert pf.verify(pf.fuse(deviation, options=replace(options, strict=True)), x).equivalent
 
 
+@pytest.mark.deep  # `test_shapes_are_enough` verifies without arrays, too
 def test_huge_shapes_do_not_allocate():
     shapes = [jax.ShapeDtypeStruct((8192, 64), jnp.float32)] * 3
     fused = pf.fuse(causal)
@@ -173,6 +175,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_wrong_result_is_a_counterexample_of_the_execution(monkeypatch, name):
     change, index = CHANGES[name]

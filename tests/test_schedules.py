@@ -46,7 +46,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(20, cover=())
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_function_runs_by_the_schedule_that_is_given(name, target):
@@ -59,7 +59,7 @@ def test_a_function_runs_by_the_schedule_that_is_given(name, target):
     (kernel,) = plan.kernels
     assert kernel.strategy == "scheduled"
     assert len(kernel.phases) == text.count("{")
-    proof = pf.verify(fused, *given).proof
+    proof = pf.verify(fused, *given, delta=1e-4).proof
     assert proof.holds, (proof.uncovered, proof.counterexample)
     assert proof.trials > 0
 
@@ -108,7 +108,7 @@ def test_masks_that_fill_in_numbers_bound_the_loops_of_trees_and_the_plan_says_s
     plan = fused.explain(*given)
     assert plan.kernels[0].visited_share < 1
     assert any("stands -1e+09" in e for e in plan.exceptions)
-    report = pf.verify(fused, *given)
+    report = pf.verify(fused, *given, delta=1e-4)
     assert report.equivalent, str(report)
 
 

@@ -51,6 +51,7 @@ def kernel_of(function, shapes, dtype="float16"):
     return kernel, {d.name: Tensor(d.name, d.axes, d.dtype) for d in plan.program.definitions()}
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_found_computes_what_the_function_does(name):
     function, shapes = PROGRAMS[name]
@@ -107,7 +108,7 @@ def test_tuning_tries_the_trees_that_are_predicted_to_be_faster():
     assert 0 < len(trees) <= 4
     assert all(price_kernel([(p.program, p.target) for p in t.phases]).us < first_us for t in trees)
     assert all(p.schedule.tree for p in trees)
-    proof = prove(plan.converted, [PlannedKernel(kernel.group, trees[0].schedule, trees[0].phases)])
+    proof = prove(plan.converted, [PlannedKernel(kernel.group, trees[0].schedule, trees[0].phases)], delta=1e-4)
     assert proof.holds
 
 

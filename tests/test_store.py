@@ -134,6 +134,7 @@ for n in range(100):
 """
 
 
+@pytest.mark.deep  # a long race; damaged files are read by the tests above
 def test_processes_write_at_once_and_nobody_reads_half_a_file(tmp_path):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], cwd=ROOT) for _ in range(2)]
     deadline, read = time.monotonic() + 60, 0

@@ -124,6 +124,7 @@ class TestQuick:
         assert least.env_option_overrides == options.env_option_overrides
         assert least.executable_build_options.debug_options.xla_llvm_disable_expensive_passes
 
+    @pytest.mark.deep  # children with these flags are tests/sharding
     def test_flags_say_the_same(self):
         """A process that has them in `XLA_FLAGS` makes the options that `least_effort` makes."""
         code = "from jax._src.lib import xla_client; print(xla_client.CompileOptions().SerializeAsString().hex())"

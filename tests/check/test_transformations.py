@@ -17,6 +17,7 @@ from tests.check.clock import Clock, X, kernels_run, same
 from tests.programs_by_name import softmax, variance
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("transform", ["jit", "vmap", "scan", "nested", "x64", "nans", "device", "promotion", "ensure"])
 def test_it_is_checked_inside(transform):
     fused = pf.fuse(softmax)
@@ -214,6 +215,7 @@ def test_bodies_that_win_are_used(clock):
     assert made.compared
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("faster", [True, False])
 def test_the_clock_decides_about_the_whole_call_with_its_loops(clock, monkeypatch, faster):
     """A body that wins alone, in a loop that wins or loses by it; the verdict is kept."""
@@ -278,6 +280,7 @@ def test_what_could_not_be_timed_is_tried_once_in_a_process(clock, monkeypatch):
     assert len(whole.compared) == 1
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("faster", [True, False])
 def test_of_two_loops_the_one_that_loses_alone_is_left_before_the_whole_is_timed(clock, monkeypatch, faster):
     """What `explain` shows then is what the call runs."""

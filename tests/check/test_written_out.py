@@ -134,6 +134,7 @@ def smoothed(x, w):
     return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=numbers, feature_group_count=256)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("alone, whole", [(True, True), (True, False), (False, True)])
 def test_an_operation_is_timed_alone_and_then_in_the_whole(monkeypatch, alone, whole):
     clock = Clock(2.0 if alone else 0.5, 2.0 if whole else 0.5)

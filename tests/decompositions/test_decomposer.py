@@ -41,6 +41,7 @@ def decomposed(function, *args, device="cpu", exclude=(), gain=1.25, clock=None)
     return made, made is not jaxpr
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("device", ["cpu", "gpu"])
 def test_channels_one_by_one_are_shifted(device):
     made, changed = decomposed(smoothed, IMAGES, device=device)
@@ -69,6 +70,7 @@ def called(x):
     return jax.jit(smoothed)(jax.checkpoint(smoothed)(x))
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("function", [scanned, until, branch, called])
 def test_operations_in_bodies_and_calls(function):
     made, changed = decomposed(function, IMAGES)

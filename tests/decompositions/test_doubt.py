@@ -85,6 +85,7 @@ def test_a_rule_that_fails_leaves_its_operation(monkeypatch):
     assert "conv_general_dilated" in operations(forced(smoothed, IMAGES))
 
 
+@pytest.mark.sampled(3, cover=("dtype",))
 @pytest.mark.parametrize("exponent", [-1.5, -2.5, -4.5, 1.5, 2.5, 4.5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_no_power_overflows_on_its_way(exponent, dtype):

@@ -66,6 +66,7 @@ def apart(function, *args):
     return jaxpr, with_short_axes_apart(jaxpr)
 
 
+@pytest.mark.sampled(3, cover=("dtype",))
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_results_are_the_same(function, dtype):

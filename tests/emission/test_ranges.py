@@ -44,7 +44,7 @@ def tensors(seed):
     }  # fmt: skip
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", PREDICATES)
 def test_ends_are_those_of_the_nests(name):
     found = range_of(PREDICATES[name], J, number=0, all_if_none=False)

@@ -26,7 +26,7 @@ QUICKLY = {"xla_backend_optimization_level": 0}
 """How references in float64 are compiled: of their errors nothing is seen."""
 
 
-RUN_ELSEWHERE = {"quickstart", "attention_variants", "linear_cross_entropy", "cross_entropy", "moments"}
+RUN_ELSEWHERE = {"quickstart", "attention_variants", "linear_cross_entropy", "cross_entropy", "moments", "decoder"}
 """Their functions, or what they print, are compared below or in `tests/xla_backend/test_picking.py`."""
 
 
@@ -85,7 +85,7 @@ def assert_as_accurate_as_plain(case, length, dtype, **sizes):
         assert ours <= max(1.5 * first, 1.5 * second, 2 * ulp)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("length",))
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))
 def test_one_kernel_and_nothing_left_to_xla(case, length):
@@ -95,7 +95,7 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
 
 
 @pytest.mark.optimized
-@pytest.mark.sampled(12, cover=("dtype", "length"))
+@pytest.mark.sampled(18, cover=("dtype", "length"))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -111,7 +111,7 @@ def test_mapped_and_looped(case):
 
 
 @pytest.mark.optimized
-@pytest.mark.sampled(6, cover=("lengths",))
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("lengths", [(61, 96), (1, 61)], ids=["61-queries-96-keys", "1-query-61-keys"])
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_error_against_float64_with_fewer_queries_than_keys(case, lengths):

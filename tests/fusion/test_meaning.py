@@ -7,7 +7,7 @@ from tests.fusion.group_interpreter import GroupRun
 from tests.programs_by_name import PROGRAMS, close, grouping, program, values
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("split", [False, True], ids=["rolling", "split"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_groups_equal_the_program(name, split):

@@ -74,7 +74,7 @@ def found(program, target=DEVICE, **options):
     return list(candidates(Graph(deduplicate(program), **options), target))
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_group_computes_what_the_program_says(name):
     function, shapes, counts = PROGRAMS[name]
@@ -90,7 +90,7 @@ def test_every_group_computes_what_the_program_says(name):
         kernels = searched(group, DEVICE, tensors)
         assert kernels
         for _, placed in kernels[:: max(1, len(kernels) // 2)][:2]:
-            proof = prove(whole, [PlannedKernel(group, placed.schedule, placed.phases)])
+            proof = prove(whole, [PlannedKernel(group, placed.schedule, placed.phases)], delta=1e-4)
             assert proof.holds
             assert not proof.uncovered
             if set(group.inputs) <= {t.name for t in whole.program.inputs}:

@@ -65,6 +65,7 @@ def transposes_of_bias(found):
     )
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     ("function", "shapes"),
     [(gathered_bias, [(32, HEADS), (LENGTH, LENGTH)]), (stored_bias, [(LENGTH, LENGTH, HEADS)])],
@@ -113,6 +114,7 @@ def test_what_is_stored_for_others_may_be_read_as_it_lies():
     assert "bias" in whole[0].group.inputs and {"bias", "t0"}.isdisjoint(whole[2].group.inputs)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("function", [gathered_bias, stored_bias])
 def test_the_numbers_are_those_of_the_plain_function(function):
     length = 256
@@ -124,6 +126,6 @@ def test_the_numbers_are_those_of_the_plain_function(function):
     found = make_plan(jax.make_jaxpr(function)(*arguments), MANY_CORES, FuseOptions(price=True))
     (kernel,) = found.kernels
     assert neighbours(kernel, length) == {True}
-    assert prove_plan(found).holds
+    assert prove_plan(found, delta=1e-4).holds
     (result,) = execute(found, arguments)
     np.testing.assert_allclose(result, jax.jit(function)(*arguments), rtol=2e-5, atol=2e-5)

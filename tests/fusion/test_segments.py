@@ -138,6 +138,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("seed", range(12))
 def test_any_mixture_of_repetitions_is_cut(seed):
     """Short runs at the beginning, at the end, inside one another, and none: every nest is in one segment, in order."""

@@ -79,6 +79,7 @@ def test_results_that_are_scalars_or_nothing():
     as_jit(lambda: softmax(jnp.arange(5.0)))
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("argument", [3, True, 2.5, np.float64(2), [1.0, 2.0], (X, 2), None, [], {}], ids=str)
 def test_arguments_that_are_scalars_lists_or_nothing(argument):
     as_jit(lambda a: softmax(jnp.ones((3, 4)) * sum(jnp.sum(x) for x in jax.tree.leaves(a))), argument)
@@ -224,6 +225,7 @@ def test_callables_of_every_kind():
 # --- element types
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     "dtype",
     ["int8", "uint8", "int16", "uint32", "bool", "int4", "uint4", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz",
@@ -234,6 +236,7 @@ def test_every_element_type_in_and_out(dtype):
     as_jit(lambda x: (x, softmax(x.real.astype(jnp.float32)).astype(dtype)), x)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "complex64", "float8_e5m2", "int4"])
 def test_reductions_of_types_that_are_not_fused(dtype):
     x = jnp.asarray(np.random.default_rng(0).integers(0, 3, size=(4, 24)), dtype)

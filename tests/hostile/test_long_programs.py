@@ -63,12 +63,12 @@ def test_a_chain_of_thousands_of_operations():
 
 def test_planning_time_of_repeated_layers_is_about_linear():
     seconds(repeated(3))
-    times = {n: seconds(repeated(n))[0] for n in (5, 20)}
-    assert times[20] < 10 * times[5] + 1  # quadratic would be 16 times
+    times = {n: seconds(repeated(n))[0] for n in (4, 12)}
+    assert times[12] < 6 * times[4] + 0.5  # quadratic would be 9 times
 
 
 def test_repeated_layers_are_right():
-    same(repeated(5))
+    same(repeated(3))
 
 
 def test_a_mask_is_part_of_every_segment():
@@ -141,7 +141,7 @@ def divided(x):
     return y.sum(-1)
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(7, cover=())
 @pytest.mark.parametrize(
     "function",
     [squares, doublings, doubled_positions, nested_masks, negated_masks, nested_selects, divided],
@@ -187,6 +187,7 @@ def test_deep_pytrees():
     np.testing.assert_allclose(jax.tree.leaves(got)[0], softmax(X), rtol=1e-5)
 
 
+@pytest.mark.deep  # `test_deep_pytrees` and the workloads have many arguments
 def test_many_arguments_and_results():
     arrays = [X + n for n in range(60)]
     got = pf.fuse(lambda arrays: [a - a.max() for a in arrays])(arrays)

@@ -148,6 +148,7 @@ def test_an_exception_while_tracing_passes_and_leaves_nothing(error):
     same(fused(x), softmax(x))
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
 @pytest.mark.parametrize("after_s", [0.002, 0.01, 0.03, 0.06, 0.12])
 def test_an_interrupt_while_planning_leaves_the_next_call_working(after_s):

@@ -57,6 +57,7 @@ def in_loops(program) -> list[str]:
     ]
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("function", PROGRAMS)
 def test_the_results_are_the_same(function):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, COLUMNS)), jnp.float32)

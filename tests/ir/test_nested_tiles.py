@@ -31,6 +31,7 @@ from tests.ir.nested_programs import EXAMPLES, ZERO, F, I, J, X, Y, over, start,
 from tests.verification.values import agree, finite_fields
 
 
+@pytest.mark.sampled(2, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nested_programs_in_float64(name, tails):
@@ -42,7 +43,7 @@ def test_nested_programs_in_float64(name, tails):
             np.testing.assert_allclose(got[output], expected, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.sampled(4, cover=("tails",))
+@pytest.mark.sampled(8, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nested_programs_over_finite_fields(name, tails):

@@ -56,7 +56,7 @@ def programs(function, length, target="interpret"):
     return [phase.program for k in plan.kernels for phase in k.phases]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("length",))
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 @pytest.mark.parametrize("function", PROGRAMS)
 def test_the_results_are_the_same(function, length):
@@ -134,6 +134,7 @@ def test_several_axes_make_few_copies():
     np.testing.assert_allclose(fused(a, b), far(a, b), rtol=1e-4)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
 def test_two_axes_at_once(dtype):
     def widest(x, y):

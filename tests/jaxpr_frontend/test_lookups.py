@@ -45,6 +45,7 @@ def lookups(function, *arguments):
     return [n.lookup for n in program.nests if isinstance(n, External) and n.lookup is not None]
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("case", FOUND)
 def test_what_is_gathered_may_be_looked_up(case):
     """The values are those of the gather, wherever the table points; a wrong axis gives other ones."""

@@ -198,7 +198,7 @@ LEFT_TO_XLA = {
 HAS_FLOAT32 = {"grouped"}  # it casts to float32 on the way, which the evaluator does not round
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(10, cover=())
 @pytest.mark.parametrize("name", OTHER)
 def test_program(name: str) -> None:
     function, *args = OTHER[name]

@@ -54,7 +54,7 @@ def picks(result):
     return [n for n in result.program.nests if isinstance(n, Nest) and n.picks]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("labels", LABELS)
 @pytest.mark.parametrize("x", [X, SPECIAL], ids=["finite", "special"])
 @pytest.mark.parametrize("name", PICKS)
@@ -65,6 +65,7 @@ def test_it_is_what_jax_takes(name, x, labels):
     assert not any("gather" in reason for reason in reasons(result))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64])
 @pytest.mark.parametrize("name", ["take_along_axis", "position and index", "vmap", "gather, fill"])
 def test_types_of_indices(name, dtype):

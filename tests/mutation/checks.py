@@ -85,7 +85,7 @@ def _planning(check: Callable[[_Planned, str], tuple[str, str]], target: Target)
 
 def _prove(planned: _Planned, name: str) -> tuple[str, str]:
     parts = [proof.PlannedKernel(k.group, k.schedule, k.phases) for k in planned.plan.kernels]
-    found = proof.prove(planned.converted, parts)
+    found = proof.prove(planned.converted, parts, delta=1e-4)
     if found.holds:
         return "", ""
     if found.counterexample is not None:

@@ -31,10 +31,10 @@ def summary() -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.sampled(30, cover=("room", "check"))
+@pytest.mark.sampled(12, cover=("room", "check"))
 @pytest.mark.parametrize(
     ("room", "check", "mutant"),
-    [pytest.param(m.room, m.check, m, id=f"{m.room.replace('/', '.')}-{m.name}") for m in MUTANTS],
+    [pytest.param(m.room.partition("/")[0], m.check, m, id=f"{m.room.replace('/', '.')}-{m.name}") for m in MUTANTS],
 )
 def test_is_rejected(room: str, check: str, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     unspoiled = baseline(mutant.subject, check)
@@ -46,7 +46,7 @@ def test_is_rejected(room: str, check: str, mutant: Mutant, monkeypatch: pytest.
     assert outcome.evidence != unspoiled.evidence, "the mutant changes nothing"
     assert outcome.rejected_by, f"{check} accepts the mutant on {mutant.subject}"
     assert outcome.rejected_by != NOTHING_SHOWN, f"rejected for want of evidence only: {outcome.reason}"
-    _killed[mutant.name] = room, outcome.rejected_by
+    _killed[mutant.name] = mutant.room, outcome.rejected_by
 
 
 def test_names_are_unique() -> None:

@@ -76,6 +76,7 @@ def test_tiles_that_are_asked_for(heads_tile):
     assert len({tuple(block_starts(kernel.program, n).values()) for n in range(blocks)}) == blocks
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("together", [1, 2, 8, 32])
 def test_numbers_and_starts_of_blocks_correspond(together):
     program, _ = program_of("causal", 2048)

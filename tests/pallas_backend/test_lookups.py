@@ -23,7 +23,7 @@ def compare(function, *given, **options):
     return len(kernel.lookups), np.asarray(got)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("tile", [1, 4, 16, 30])
 def test_tiles_of_pages(tile):
     """Tiles begin and end inside of pages; the last one reaches past the end of the axis, and of the table."""
@@ -36,7 +36,7 @@ def test_parts(parts):
     assert compare(by_pages(), *arguments(), parts=parts, tiles=(("a2", 8),))[0] == 2
 
 
-@pytest.mark.sampled(4, cover=("mode",))
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize("index", [np.int8, np.uint8, np.int32, np.uint32])
 @pytest.mark.parametrize("mode", ["clip", "fill"])
 def test_entries_that_are_out_of_range(mode, index):
@@ -49,6 +49,7 @@ def test_entries_that_are_out_of_range(mode, index):
     assert np.isfinite(got[0]).all()
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("tile", [8, 30])
 def test_pages_of_each_head(tile):
     """The rows are no first dimension of the source."""
@@ -57,6 +58,7 @@ def test_pages_of_each_head(tile):
     assert compare(heads_first, q, length, *pages, table, tiles=(("a2", tile),))[0] == 2
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("tiles", [(), (("n", 2), ("o", 4)), (("n", 4), ("o", 5), ("p", 8))])
 def test_each_of_a_batch_has_rows_of_its_own(tiles):
     random = np.random.default_rng(2)
@@ -68,6 +70,7 @@ def test_each_of_a_batch_has_rows_of_its_own(tiles):
     assert compare(function, jnp.asarray(x), jnp.asarray(table), tiles=tiles)[0] == 1
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("tiles", [(), (("j", 2), ("k", 4), ("l", 4)), (("i", 2), ("l", 16))])
 def test_rows_by_a_table_of_positions(tiles):
     random = np.random.default_rng(1)

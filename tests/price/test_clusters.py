@@ -49,6 +49,7 @@ FEW_ROWS = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", FEW_ROWS)
 def test_few_rows_in_clusters_as_measured(name):
     """Microseconds on an H200 of kernels of whole programs with these shapes, schedules and results (the last one is the same, the

@@ -412,6 +412,7 @@ def test_what_another_kernel_reads_is_still_computed():
     assert term(with_product, "matrix units").amount == 2 * 4096 * 4096 * 512
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("device", [H100, XLA_CPU.device], ids=["gpu", "cpu"])
 def test_many_prices_of_one_program_are_those_that_it_has_alone(device):
     def function(x, w, v):

@@ -19,7 +19,7 @@ def loaded(name):
     return case, what
 
 
-@pytest.mark.sampled(32, cover=("emitter",))
+@pytest.mark.sampled(64, cover=("emitter",))
 @pytest.mark.parametrize(("name", "emitter"), CASES)
 def test_program_that_was_once_wrong(name, emitter):
     case, what = loaded(name)

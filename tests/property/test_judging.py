@@ -51,6 +51,7 @@ def problems(fn, args, got, plain=None):
     return findings.problems
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("fn", CHAINS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("dropped", [0, 5, 12])
 def test_a_dropped_element_is_caught(fn, dropped):

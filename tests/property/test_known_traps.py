@@ -78,7 +78,7 @@ def compare(got, shape, truth, ulps):
 # --- layout
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_softmax_over_another_axis(axis):
     x = normal(9, 13, 7)
@@ -86,6 +86,7 @@ def test_softmax_over_another_axis(axis):
     check(lambda x: jax.nn.logsumexp(x, axis=axis), x, run_on=("interpret",) if axis == 1 else ())
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("axes", [(0, 1), (1, 2), (0, 2)], ids=str)
 def test_softmax_over_two_axes(axes):
     check(lambda x: jax.nn.softmax(x, axis=axes), normal(5, 13, 7), run_on=("xla",))
@@ -116,6 +117,7 @@ def causal(q, k):
     return jnp.arange(k.shape[0]) <= jnp.arange(q.shape[0])[:, None] + (k.shape[0] - q.shape[0])
 
 
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("hidden", [-np.inf, -1e30, "min", -1e3])
 def test_mask_plus_scores(hidden):
     """An additive mask skips tiles, also when it is finite but far from every score."""
@@ -150,7 +152,7 @@ SCALES = {
 }
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(9, cover=())
 @pytest.mark.parametrize("name", SCALES)
 def test_scale(name):
     run_on = {"mul": TARGETS, "div": TARGETS, "negated": ("xla",), "twice": ("xla",)}.get(name, ())
@@ -201,7 +203,7 @@ def test_mask_with_one_query_row():
     check(lambda q, k, v, m: weigh(jnp.where(m, k @ q, -jnp.inf), v), Q[0], K, V, padding, run_on=("interpret",))
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("shape", [(19, 37), (1, 3, 19, 37), (2, 1, 19, 37), (2, 1, 1, 37)], ids=str)
 def test_bias_shared_over_batch(shape):
     q, k, v = normal(2, 3, 19, 4), normal(2, 3, 37, 4, seed=1), normal(2, 3, 37, 5, seed=2)
@@ -236,6 +238,7 @@ def test_moments_that_are_also_returned():
     check(fn, normal(35, 37) + 3, run_on=("interpret",))
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("returned", ["scores", "weights", "probabilities"])
 def test_an_intermediate_is_returned(returned):
     def fn(q, k, v):
@@ -291,7 +294,7 @@ def test_score_function_with_captured_arrays():
 # --- types
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.bool_])
 def test_integer_and_boolean_inputs(dtype):
     x = np.random.default_rng(0).integers(0, 2 if dtype == np.bool_ else 50, (35, 37)).astype(dtype)
@@ -363,7 +366,7 @@ IN_FLOAT64 = {
 }
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("name", IN_FLOAT64)
 def test_float64(name):
     """Under x64, float64 inputs are computed in float64 throughout: errors are of its size (1e-16), not float32's (1e-7)."""

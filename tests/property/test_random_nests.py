@@ -89,7 +89,7 @@ def inputs_of(sums):
     return np.random.default_rng(1).normal(size=[a.extent for a in (sums.rows, sums.along)])
 
 
-@pytest.mark.sampled(8, cover=("tails",))
+@pytest.mark.sampled(16, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("seed", range(60))
 def test_random_windows_sum_up_to_whole_rows(seed, tails):
@@ -99,7 +99,7 @@ def test_random_windows_sum_up_to_whole_rows(seed, tails):
     np.testing.assert_allclose(found, x.sum(1), rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.sampled(16, cover=("backend",))
+@pytest.mark.sampled(32, cover=("backend",))
 @pytest.mark.parametrize("backend", ["xla", "interpret"])
 @pytest.mark.parametrize("seed", range(60))
 def test_random_windows_as_kernels(seed, backend):

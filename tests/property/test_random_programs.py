@@ -44,12 +44,13 @@ def _check(choices, emitters):
         jax.clear_caches()
 
 
-# Several tests of one kind, so that the workers of pytest-xdist share the examples, and one stays in the default tier.
+# Several tests of one kind, so that the workers of pytest-xdist share the examples, and one stays in the default tier:
+# the first one, which is shorter.
 @pytest.mark.sampled(32, cover=())
 @pytest.mark.parametrize("part", range(32))
 def test_random_programs_on_xla(part):
     @seed(part)
-    @settings(common, max_examples=5)
+    @settings(common, max_examples=5 if part else 3)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["xla", *INTERPRETED])
@@ -61,7 +62,7 @@ def test_random_programs_on_xla(part):
 @pytest.mark.parametrize("part", range(14))
 def test_random_programs_on_interpret(part):
     @seed(100 + part)
-    @settings(common, max_examples=3)
+    @settings(common, max_examples=3 if part else 2)
     @given(CHOICES)
     def run(choices):
         _check(choices, ["interpret"])

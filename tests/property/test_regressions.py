@@ -33,6 +33,7 @@ def masked_softmax_dot(mask):
     return fn
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_lower_bound_of_a_mask_inside_a_tile(target):
     """The first tile of `j >= 9` is partly masked: it must not be treated as unmasked."""
@@ -45,6 +46,7 @@ def test_lower_bound_of_a_mask_inside_a_tile(target):
     check(fn, normal(3, 37), target=target)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_left_padding_with_default_tiles(target):
     def fn(q, k, v):
@@ -56,7 +58,7 @@ def test_left_padding_with_default_tiles(target):
     check(fn, normal(64, 16), keys, normal(1000, 16, seed=2), target=target, tiles=())
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(6, cover=("target",))
 @TARGETS
 @pytest.mark.parametrize("k", [1, 3, 4, 5, 36, 37])
 def test_every_lower_bound(k, target):
@@ -74,14 +76,14 @@ WRAPPING = {
 }
 
 
-@pytest.mark.sampled(4, cover=())
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize("name", WRAPPING)
 def test_mask_arithmetic_that_wraps(name):
     """Mask intervals are computed in unbounded integers; the program's integers wrap around."""
     check(masked_softmax_dot(WRAPPING[name]), normal(2, 37), normal(2, 37, seed=1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("size", [1.0, 1e22, 1e-25])
 @pytest.mark.parametrize("square", ["product", "power", "square"])
 def test_scaling_that_prevents_overflow_is_not_hoisted(square, size):
@@ -108,6 +110,7 @@ def test_frame_that_underflows_to_zero():
     check(fn, x)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_variance_far_from_zero(target):
     """The frame of the terms and the frame of the repair must be the same float (XLA contracts `x - s * c` to an fma)."""
@@ -119,6 +122,7 @@ def test_variance_far_from_zero(target):
     check(fn, normal(11, 24, scale=0.1, offset=100.0), target=target)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (1, 1, 7)], ids=str)
 def test_interpret_reduces_to_one_element(shape):
     def fn(x):

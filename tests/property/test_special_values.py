@@ -8,8 +8,6 @@ import pytest
 from tests.property.judging import compare, exact, fuse_for, judge_function
 from tests.property.programs import AXIS_NAMES
 
-pytestmark = pytest.mark.optimized
-
 INF, NAN = np.inf, np.nan
 TILES = tuple((name, 4) for name in AXIS_NAMES)
 LENGTH = 13
@@ -172,7 +170,7 @@ CHAINS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(8, cover=("target",))
+@pytest.mark.sampled(16, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda f: f.__name__)
 def test_special_rows(chain, target):
@@ -206,7 +204,7 @@ def judge_rows(chain, x, names, target, tiles=TILES):
     return found
 
 
-@pytest.mark.sampled(8, cover=("target", "dtype"))
+@pytest.mark.sampled(16, cover=("dtype",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
@@ -226,7 +224,7 @@ def test_half_types_near_overflow(chain, dtype, target):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.sampled(16, cover=("target", "shape"))
+@pytest.mark.sampled(32, cover=("target", "shape"))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("shape", [(3, 1), (1, 1), (1, 5), (5,), (1,), (1, 1, 7)], ids=str)
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ import pytest
 import pallasfuse as pf
 from tests.property.programs import AXIS_NAMES
 
-pytestmark = pytest.mark.optimized
-
 INF, NAN = np.inf, np.nan
 # XLA compiles loops over less than 1 KiB in another way, and rounds their products otherwise: two passes over tiles of four keys
 # would not have the same scores. No price takes a kernel of that size.
@@ -187,7 +185,7 @@ def judge(name, dtype, target, strict):
     return plan, problems
 
 
-@pytest.mark.sampled(12, cover=("strict",))
+@pytest.mark.sampled(24, cover=("strict",))
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_attention(name, strict):
@@ -197,7 +195,7 @@ def test_attention(name, strict):
     assert set(plan.exceptions) <= set(plan.conditions)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize("name", ["causal", "middle_rows_masked"])
 def test_attention_in_interpret_mode(name, strict):
@@ -205,7 +203,7 @@ def test_attention_in_interpret_mode(name, strict):
     assert not problems, "\n".join(problems)
 
 
-@pytest.mark.sampled(6, cover=("strict",))
+@pytest.mark.sampled(12, cover=("strict",))
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 @pytest.mark.parametrize(
     ("name", "dtype"),

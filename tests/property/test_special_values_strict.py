@@ -8,8 +8,6 @@ import pytest
 import pallasfuse as pf
 from tests.property.test_special_values import CHAINS, INF, LENGTH, NAN, ROWS, TILES
 
-pytestmark = pytest.mark.optimized
-
 X = np.stack(list(ROWS.values()))
 QUICKLY = {"xla_backend_optimization_level": 0}
 
@@ -91,7 +89,7 @@ ON_BOTH_TARGETS = [
 ]
 
 
-@pytest.mark.sampled(8, cover=("target",))
+@pytest.mark.sampled(16, cover=("target",))
 @pytest.mark.parametrize(
     ("chain", "target"),
     [*((c, "xla") for c in (*CHAINS, *MORE)), *((c, "interpret") for c in ON_BOTH_TARGETS)],
@@ -104,7 +102,7 @@ def test_rows(chain, target):
     assert differing_rows(chain, X, list(ROWS), compiled) <= ROUNDING_DECIDES.get(chain.__name__, set())
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("chain", MORE, ids=lambda f: f.__name__)
 def test_rows_by_default(chain):
     """As above, but for rows that an exception names."""
@@ -131,7 +129,7 @@ HALF = {
 }
 
 
-@pytest.mark.sampled(4, cover=("dtype",))
+@pytest.mark.sampled(8, cover=("dtype",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     "name", ["softmax_by_hand", "logsumexp", "weighted_sum", "cross_entropy", "largest_exponential"]
@@ -173,7 +171,7 @@ EMPTY = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(8, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", EMPTY)
 def test_axes_without_elements(name, target):
@@ -196,7 +194,7 @@ def test_axes_without_elements(name, target):
 ONE = [[(1, 4), (1, 4), (1, 3)], [(5, 1), (7, 1), (7, 1)], [(1, 4), (7, 4), (7, 1)], [(5, 4), (1, 4), (1, 3)]]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("shapes", ONE, ids=str)
 def test_axes_with_one_element(shapes, target):

@@ -41,6 +41,7 @@ def close(have, want, tolerance=3e-6):
 Q, K, V = normal(5, 6), normal(11, 6, seed=1), normal(11, 3, seed=2)
 
 
+@pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_eager_jit_and_nested_jit(target):
     f = fused(attention, target)
@@ -54,7 +55,7 @@ def test_eager_jit_and_nested_jit(target):
 IN_AXES = [(0, 0, 0), (1, 0, 2), (0, None, None), (None, 0, 0), (None, None, 0), (-1, None, 1), 0]
 
 
-@pytest.mark.sampled(4, cover=("target",))
+@pytest.mark.sampled(7, cover=("target",))
 @TARGETS
 @pytest.mark.parametrize("in_axes", IN_AXES, ids=str)
 def test_vmap(in_axes, target):
@@ -261,7 +262,7 @@ def test_donation_and_outer_jit():
     close(step(q), attention(Q, K, V[:, :1]) + Q)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.deep  # tests/hostile/test_threads.py calls from threads, too
 @pytest.mark.parametrize("rounds", range(2))
 def test_eight_threads_at_once(rounds):
     f = fused(attention)

@@ -200,20 +200,20 @@ def test_threads_agree() -> None:
 def test_the_same_text_twice_gives_the_same_answer() -> None:
     """No dependence on hashes of interned objects: derive again after the memo and the nodes are gone."""
     module = __import__(_derive_function.__module__, fromlist=["_memo"])
-    before = [str(derive(c.text, c.reducer, c.frames)) for c in ACCEPTED[::4]]
+    before = [str(derive(c.text, c.reducer, c.frames)) for c in ACCEPTED[::8]]
     module._memo.clear()
     gc.collect()
     noise = [read(f"noise{n}", (), "float32") for n in range(100)]
-    assert before == [str(derive(c.text, c.reducer, c.frames)) for c in ACCEPTED[::4]]
+    assert before == [str(derive(c.text, c.reducer, c.frames)) for c in ACCEPTED[::8]]
     assert len(noise) == 100
 
 
 def test_speed() -> None:
-    """Half a second of CPU for each case (typically 10 ms); SymPy is imported already."""
+    """Half a second of CPU for each case (typically 10 ms), of which every third is derived anew; SymPy is imported already."""
     module = __import__(_derive_function.__module__, fromlist=["_memo"])
     derived("cosh(c-r)")
     slow = {}
-    for case in (*ACCEPTED, *REFUSED):
+    for case in (*ACCEPTED, *REFUSED)[::3]:
         module._memo.clear()
         start = time.process_time()
         derive(over_j(case.text, case.frames), case.reducer, case.frames, over=(J,))

@@ -67,7 +67,7 @@ def sample(body: Expr, frames: tuple[Frame, ...], seed: int) -> tuple[dict[str, 
     return data, path, np.split(random.permutation(J.extent), cuts)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(8, cover=("case",))
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_fold_in_random_chunks_equals_the_reduction(case: Accepted, seed: int) -> None:
@@ -82,7 +82,7 @@ def test_fold_in_random_chunks_equals_the_reduction(case: Accepted, seed: int) -
         np.testing.assert_allclose(value, target, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("case", [c for c in ACCEPTED if c.matrix != "[[1]]"], ids=str)
 def test_leaving_the_repair_out_is_noticed(case: Accepted) -> None:
     """The property above can fail: an update that moves nothing, or moves the wrong way, gives another value."""
@@ -127,7 +127,7 @@ _FACTORS = st.sampled_from(
 _BODIES = st.lists(st.lists(_FACTORS, min_size=1, max_size=3).map("*".join), min_size=1, max_size=2).map(" - ".join)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(text=_BODIES, seed=st.integers(0, 10**6))
 def test_random_separable_bodies(text: str, seed: int) -> None:
     frames = (R, L, V, M)

@@ -185,6 +185,7 @@ MULTIPLES = {
 """The axes in whose blocks the last forms load and store each tensor again (Blockbuster, section 5)."""
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_last_forms_move_what_the_paper_says(name):
     """By evaluation of the kernels that they are lowered to, at two numbers of blocks along each axis; the model agrees."""
@@ -283,7 +284,7 @@ def test_what_xla_computes_has_none():
 # --- all programs
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("stable",))
 @pytest.mark.parametrize("stable", [True, False])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_snapshots_are_legal_and_compute_what_the_program_does(name, stable):
@@ -297,7 +298,7 @@ def test_snapshots_of_random_contractions(seed):
     assert check(region, inputs_of(region), {a.name: 16 for a in region.axes.values()}) >= 2
 
 
-@pytest.mark.sampled(4, cover=("maps",))
+@pytest.mark.sampled(15, cover=())
 @pytest.mark.parametrize("maps", ["inlined", "kept"])
 @pytest.mark.parametrize("name", SMALL)
 def test_snapshots_of_small_programs(name, maps):
@@ -331,6 +332,7 @@ def check(region, inputs, sizes, *, stable=True):
     return compared
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_peeling_instead_of_extending(name):
     """Rule 7 computes nothing twice: the other trips read what the first one has stored."""
@@ -373,6 +375,7 @@ def lowered_and_run(snapshot, inputs, sizes):
     return known
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_snapshot_has_a_price(name):
     found = snapshots(PROGRAMS[name])

@@ -99,6 +99,7 @@ def form(function, shapes):
     return len(found.found), len(found.last.kernels), loops, sorted(moved)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_ten_spellings_have_the_same_loops_loads_and_stores(name):
     functions, shapes = PROGRAMS[name]

@@ -37,7 +37,7 @@ def lowered(region, tree):
     return lower_tree(region, (tree,), FoldsOnDemand(region), Tiles("exact"))
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("name", REGIONS)
 def test_every_tree_lowers_and_computes_the_same_with_the_bytes_of_its_placement(name):
     region, fold, draw = REGIONS[name], derivable(REGIONS[name]), random.Random(name)
@@ -67,7 +67,7 @@ def test_every_tree_lowers_and_computes_the_same_with_the_bytes_of_its_placement
         assert {n: float(b) for n, b in found.items()} == pytest.approx(dict(by_program)), str(tiled)
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("name", REGIONS)
 def test_both_refuse_the_same_trees(name):
     """Of the trees that are one move away, legal or not, in which no nest stands twice."""

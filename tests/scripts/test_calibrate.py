@@ -123,6 +123,7 @@ def test_factors_are_symmetric_and_cover_the_share():
 # --- the CPU
 
 
+@pytest.mark.deep  # the others see what is made of measurements
 @pytest.mark.any_jax
 def test_all_numbers_of_a_cpu_are_measured_and_sensible():
     found, missing = measure(cpu.steps(clock.Clock(0.05), TINY), seconds=60)

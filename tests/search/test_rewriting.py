@@ -60,6 +60,7 @@ def with_nests(program: LoopProgram, nests) -> LoopProgram:
     return LoopProgram(program.inputs, (*program.nests[:at], *nests, *program.nests[at + 1 :]), program.outputs)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_best_form_is_found_and_computes_the_same(name):
     function, avals, sums = PROGRAMS[name]

@@ -81,6 +81,7 @@ def programs_of_one_law():
     yield Law.EXPONENTIALS, program(lambda a, b: jnp.exp(a) * jnp.exp(b) + a + b, square, square), 3
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     "source",
     [two_products, scaled_rows, *(pytest.param(f, marks=pytest.mark.deep) for f in (norm_product, low_rank, gated))],
@@ -99,6 +100,7 @@ def test_without_a_law_a_variant_is_lost(law, source, most):
     assert forms(found(source, LAWS - {law}, most)) < forms(found(source, most=most))
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("source", [low_rank, gated, norm_product, weighted_mean], ids=lambda f: f.__name__)
 def test_variants_compute_the_same(source):
     result = found(source(), most=5)

@@ -23,7 +23,8 @@ DEEP = pytest.mark.deep
 @pytest.mark.parametrize(
     ("cases", "devices", "which"),
     [
-        ("on_devices", 4, "some"), pytest.param("on_devices", 4, "all", marks=DEEP),
+        ("on_devices", 4, "few"),
+        pytest.param("on_devices", 4, "some", marks=DEEP), pytest.param("on_devices", 4, "all", marks=DEEP),
         pytest.param("on_devices", 8, "all", marks=DEEP), pytest.param("on_explicit_axes", 4, "some", marks=DEEP),
         pytest.param("on_explicit_axes", 4, "all", marks=DEEP), pytest.param("on_explicit_axes", 8, "all", marks=DEEP),
     ],

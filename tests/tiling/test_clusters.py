@@ -17,6 +17,7 @@ def planned(name, rows, columns, target, dtype="float16", **options):
     return kernel
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(
     ("name", "columns", "dtype", "blocks", "tile"),
     [
@@ -87,7 +88,7 @@ def test_one_target_stands_in_for_the_next():
     assert [MOSAIC_GPU.otherwise, find(MOSAIC_GPU.otherwise).otherwise] == ["mosaic_cluster", "triton"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", ["softmax", "layer norm", "several", "three passes", "cross entropy"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_phases_are_proved(name, parts):

@@ -47,7 +47,7 @@ def kernels(name, grid_tile, rolled_tile, tails):
         yield lower(chosen, schedule_of(chosen, grid_tile, rolled_tile), tails, tensors_of(program(name)))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(20, cover=())
 @pytest.mark.parametrize(("grid_tile", "rolled_tile"), [(1, 3), (2, 5), (4, 3), (99, 99)])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_tiles_in_multiples(name, grid_tile, rolled_tile):
@@ -59,7 +59,7 @@ def test_tiles_in_multiples(name, grid_tile, rolled_tile):
         check(name, verify(rewrite(units.rewrite(kernel, coarse_values(kernel)), pins=True)))
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20, cover=("tails", "back", "grid_tile", "rolled_tile", "parts"))
 @pytest.mark.parametrize(("tails", "back"), MACHINES)
 @pytest.mark.parametrize(("grid_tile", "rolled_tile", "parts"), [(1, 1, 2), (2, 3, 2), (3, 2, 4), (2, 1, 99)])
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -84,7 +84,7 @@ def check(name, kernel, *, back=False):
         close(value, want[tensor], message=f"{tensor} of\n{kernel}")
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(30, cover=("tails", "back", "schedule"))
 @pytest.mark.parametrize(
     ("tails", "back"), MACHINES, ids=lambda p: str(p) if hasattr(p, "dtype") or isinstance(p, (str, int, tuple)) else ""
 )
@@ -97,7 +97,7 @@ def test_tile_programs_equal_the_loop_program(name, schedule, tails, back):
         check(name, kernel, back=back)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize(
     "schedule",
@@ -123,7 +123,7 @@ def spoiled(name, value):
         return evaluate(loops, inputs)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12, cover=("value",))
 @pytest.mark.parametrize(
     "value",
     [0.0, np.inf, -np.inf, np.nan],

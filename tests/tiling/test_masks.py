@@ -119,7 +119,7 @@ def blocks(random: np.random.Generator):
     return [Block(s, size) for s in range(0, I.extent - size + 1, size)]
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(5, cover=())
 @pytest.mark.parametrize("seed", range(150))
 def test_possible_contains_and_certain_is_contained(seed):
     random = np.random.default_rng(seed)
@@ -133,6 +133,7 @@ def test_possible_contains_and_certain_is_contained(seed):
             assert not (positions(got.certain) & ~inside.all((0, 2))).any(), predicate
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("seed", range(150))
 def test_a_single_comparison_is_exact(seed):
     random = np.random.default_rng(1000 + seed)
@@ -247,6 +248,7 @@ def sizes(random):
     return int(random.integers(2, 6)), int(random.integers(1, 9))
 
 
+@pytest.mark.sampled(3, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("seed", range(60))
 def test_loops_of_random_predicates(seed, tails):
@@ -262,6 +264,7 @@ def rows_only(random: np.random.Generator) -> Expr:
     return apply(op, mul(index(J), whole(k)), add(mul(index(I), whole(row)), whole(random.integers(-20, 21))))
 
 
+@pytest.mark.sampled(3, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("seed", range(60))
 def test_loops_of_one_comparison_visit_no_tile_in_vain(seed, tails):
@@ -289,7 +292,7 @@ def test_masks_that_start_inside_a_tile(predicate, row_tile, tile, tails):
     check_plan(predicate, row_tile, tile, tails, minimal=True)
 
 
-@pytest.mark.sampled(2, cover=("tails",))
+@pytest.mark.sampled(4, cover=("tails",))
 @pytest.mark.parametrize("tails", ["exact", "masked"])
 @pytest.mark.parametrize("seed", range(40))
 def test_loops_of_blocks_of_one_row(seed, tails):

@@ -52,6 +52,7 @@ def test_operations_that_a_target_lacks(name):
         np.testing.assert_allclose(evaluate_tiles(rewritten, inputs)[output], expected, rtol=1e-9)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", [XLA_CPU, TRITON, MOSAIC_GPU], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_rewrite_keeps_the_meaning(name, target):

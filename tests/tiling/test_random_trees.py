@@ -47,11 +47,13 @@ def test_there_are_many_programs():
     assert len(SUBJECTS) >= 30
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("seed", range(0, 5 * len(NAMES), 8))
 def test_in_float64(seed):
     judged(seed, ())
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("seed", range(1, len(NAMES), 9))
 def test_on_machines(seed):
     judged(seed, MACHINES)

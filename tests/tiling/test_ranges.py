@@ -214,7 +214,7 @@ def edges(mask, rows, columns, fill):
     return found
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12, cover=("shape",))
 @pytest.mark.parametrize("tiles", [(1, 1), (2, 2), (3, 4)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["hidden", "filled", "hidden_where", "added"])

@@ -81,6 +81,7 @@ def test_more_parts_move_more_states():
     assert times[0] < times[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_lengths_at_run_time_bound_the_loop(target, parts):
@@ -115,6 +116,7 @@ def test_a_length_of_zero_is_not_a_number_where_the_program_says_so():
         np.testing.assert_allclose(fused(x, n), chain(x, n), rtol=1e-6)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("n", [2**31 - 1, -(2**31), 2**27 + 1])
 def test_huge_lengths(n):
     """A bound that might overflow is none."""

@@ -57,7 +57,7 @@ def merged(name, parts):
     return found
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8, cover=("target",))
 @pytest.mark.parametrize("target", [t for t in TARGETS.values() if not t.cluster], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", NAMES)
 def test_states(name, target):

@@ -111,7 +111,7 @@ KERNELS = {
 HAVE_PARTS_OF_BUFFERS = ("d chain, flat", "g long rows")
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("tiles", TILES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_in_float64(name, tiles):
@@ -121,7 +121,7 @@ def test_in_float64(name, tiles):
     in_float64(subject, programs, TILES[tiles])
 
 
-@pytest.mark.sampled(6, cover=("machine",))
+@pytest.mark.sampled(12, cover=("machine",))
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", KERNELS)
 def test_on_machines(name, machine):
@@ -129,7 +129,7 @@ def test_on_machines(name, machine):
     on_machine(subject, subject.lowered(KERNELS[name], tiles), run)
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", KERNELS)
 def test_lowered_for_triton(name):
     """Kernels whose tiles Triton holds become one call each; of the others it is said what they are."""

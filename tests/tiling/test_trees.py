@@ -71,7 +71,7 @@ LEGAL = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=("tails",))
 @pytest.mark.parametrize(
     "tails", [Tiles("exact"), Tiles("masked"), Tiles("masked", 16)], ids=["exact", "masked", "dots"]
 )

@@ -12,7 +12,7 @@ from tests.pallas_backend.variants import VARIANTS
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.deep  # tests/property/test_finite_fills.py computes with such masks
 @pytest.mark.parametrize("name", ["finite mask", "deep finite mask"])
 def test_equal_masked_scores_cancel(monkeypatch, name):
     """exp2(a L - b L) of two equal scores of -1e9 is not 1 when one of the products is contracted into the difference."""

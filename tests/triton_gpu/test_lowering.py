@@ -38,7 +38,7 @@ def named(cases):
     return [pytest.param(case, id=case.name.replace(" ", "-")) for case in cases]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(13, cover=("dtype", "length"))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [61, 1000])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -48,7 +48,7 @@ def test_every_case_is_one_kernel(case, length, dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6, cover=("dtype",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", named(all_cases()))
 def test_a_reduced_axis_of_one_element(case, dtype):
@@ -56,7 +56,7 @@ def test_a_reduced_axis_of_one_element(case, dtype):
     assert calls == sum(len(k.phases) for k in plan.kernels)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18, cover=("dtype",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize("case", named(ATTENTION))
@@ -66,7 +66,7 @@ def test_head_dimensions(case, head_dim, dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
-@pytest.mark.sampled(6, cover=("lengths",))
+@pytest.mark.sampled(12, cover=("lengths",))
 @pytest.mark.parametrize("lengths", [(1, 1000), (8, 1000), (61, 96)], ids=str)
 @pytest.mark.parametrize("case", named(ATTENTION))
 def test_fewer_queries_than_keys(case, lengths):
@@ -76,7 +76,7 @@ def test_fewer_queries_than_keys(case, lengths):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4, cover=("dtype",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("axis", [0, 1, 2, (1, 2), (0, 2)], ids=str)
 def test_softmax_over_any_axis(axis, dtype):
@@ -96,7 +96,7 @@ ROWS = {
 }
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(18, cover=())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(7, 61), (7, 1000), (2, 50257)], ids=str)
 @pytest.mark.parametrize("name", list(ROWS))
@@ -126,6 +126,7 @@ SCORES = {
 }
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", list(SCORES))
 def test_operands_of_scores(name):
     change, operand = SCORES[name]
@@ -141,7 +142,7 @@ def test_reductions_of_other_types(dtype):
     assert (len(plan.kernels), calls) == (1, len(plan.kernels[0].phases))
 
 
-@pytest.mark.sampled(6, cover=("dtype",))
+@pytest.mark.sampled(12, cover=("dtype",))
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", list(ELEMENTWISE))
 def test_an_operation_is_fused_or_left_to_xla_but_never_an_error(name, dtype):
@@ -159,6 +160,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("length", [130, 50257])
 @pytest.mark.parametrize("name", list(REDUCTIONS))
 def test_a_reduction_is_fused_or_left_to_xla_but_never_an_error(name, length):
@@ -186,7 +188,7 @@ def axes_of(arguments):
 TILES = [(16, 16), (64, 32), (128, 128), (100, 48), (8, 8), (1, 64)]
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 def test_options_override_the_schedule(tiles):
     arguments = [array(1000, 64)] * 3
@@ -213,7 +215,7 @@ def test_the_triton_target_is_refused_on_a_cpu():
         pf.fuse(jax.nn.softmax, target="triton").trace(x).fuse().tile().lower()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8, cover=())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 4, 16, 24])
 def test_pages_of_a_cache_are_read_in_the_kernel(size, dtype):

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.any_jax
 ODD = {"one prime": (17,), "a fraction": (Fraction(19, 23),), "several": (17, 19, 23), "small ones too": (2, 3, 5, 17)}
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("levels", [1, 2, 3])
 @pytest.mark.parametrize("name", ODD)
 def test_a_chain_is_a_chain_of_primes_of_which_all_are_squares(name, levels):
@@ -32,6 +33,7 @@ def test_a_chain_is_a_chain_of_primes_of_which_all_are_squares(name, levels):
     assert STANDARD.primes[0] // 2 < chain.primes[0] < 2**31
 
 
+@pytest.mark.deep  # `test_a_chain_is_a_chain_of_primes_of_which_all_are_squares` has chains of fewer numbers
 def test_there_is_none_for_too_many_numbers():
     assert chain_of_squares(frozenset(Fraction(p) for p in sympy.primerange(3, 200)), 3) is None
 

@@ -43,6 +43,7 @@ def mismatches(group, name, *, split, seed=0):
     return {n: c.mismatch for n, c in found.items() if c.mismatch is not None}
 
 
+@pytest.mark.sampled(2, cover=("split",))
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_folds_are_the_reductions_that_they_replace(name, split):

@@ -76,7 +76,7 @@ def exact(function, *given):
         return np.asarray(function(*wide))
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(12, cover=())
 @pytest.mark.parametrize("tile", [1, 2, 3, 5, 6, 7, 12, 18, 24, 29, 30])
 def test_tiles_of_pages(tile):
     """Whole pages, parts of one, and tiles that begin and end inside of pages."""
@@ -113,7 +113,7 @@ LOOKUPS = [
 ]
 
 
-@pytest.mark.sampled(7, cover=("mode",))
+@pytest.mark.sampled(10, cover=())
 @pytest.mark.parametrize("mode", [None, "clip", "fill", "wrap"])
 @pytest.mark.parametrize("index", [np.int8, np.uint8, np.int16, np.int32, np.uint32, np.int64, np.uint64])
 def test_entries_that_are_out_of_range(mode, index):
@@ -130,7 +130,7 @@ def test_entries_that_are_out_of_range(mode, index):
     assert (mode != "fill") or np.isnan(got).any()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6, cover=())
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_types_and_parts(dtype, parts):
@@ -142,6 +142,7 @@ def test_types_and_parts(dtype, parts):
     np.testing.assert_allclose(got, exact(by_pages(), *given), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("tile", [6, 7, 30])
 def test_pages_of_each_head(tile):
     q, length, k, v, table = arguments()
@@ -151,6 +152,7 @@ def test_pages_of_each_head(tile):
     np.testing.assert_allclose(got, exact(heads_first, *given), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize(("grid", "rolled"), [(None, None), (2, 3), (1, 7), (3, 9)])
 def test_rows_by_a_table_of_positions(grid, rolled):
     """A small table of biases by the distance of positions: only the numbers of its rows are stored."""
@@ -166,6 +168,7 @@ def test_rows_by_a_table_of_positions(grid, rolled):
     np.testing.assert_allclose(got, exact(biased, x, biases), rtol=2e-6, atol=2e-6)
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(("grid", "rolled"), [(None, None), (2, 5), (3, 16)])
 def test_each_of_a_batch_has_rows_of_its_own(grid, rolled):
     random = np.random.default_rng(2)

@@ -13,7 +13,7 @@ def moment(power):
     return lambda x: jnp.mean((x - jnp.mean(x, -1, keepdims=True)) ** power, -1)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("tile", [256, 512, 1000, 8192])
 @pytest.mark.parametrize("power", [2, 3])

@@ -16,7 +16,7 @@ from pallasfuse.xla_backend import loops
 from tests.ir.nested_programs import EXAMPLES, ZERO, F, I, J, X, Y, kernel, over, tile_of
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nested_programs(name):
     example = EXAMPLES[name]

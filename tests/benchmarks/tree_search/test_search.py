@@ -37,7 +37,7 @@ def least(found, model):
     return min(float(prices.of_every(tree).min()) for tree in range(len(found.trees)))
 
 
-@pytest.mark.sampled(30, cover=())
+@pytest.mark.sampled(60, cover=())
 @pytest.mark.parametrize("seed", range(60))
 def test_evolution_finds_what_trying_everything_finds(seed):
     region = random_region(seed)
@@ -50,6 +50,7 @@ def test_evolution_finds_what_trying_everything_finds(seed):
     assert by_evolution.priced < max(found.count, 4000)
 
 
+@pytest.mark.deep  # `test_evolution_finds_what_trying_everything_finds` is the same on a smaller space
 def test_tiles_of_every_multiple_are_a_space_too_large_to_try():
     region = three_products(256, 128, 192, 96, 256)
     found = candidates_of(region, little_padding=False)
@@ -58,6 +59,7 @@ def test_tiles_of_every_multiple_are_a_space_too_large_to_try():
     assert search(found, by_model(ModelPrices(found, Model(region, GPU)))).us <= 1.02 * best
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("region", [chain(128, 96, 64, 64), attention(2, 128, 96, 64, 64)], ids=["chain", "attention"])
 def test_prices_on_a_share_of_a_device_are_those_that_it_has_alone(region):
     found = candidates_of(region)
