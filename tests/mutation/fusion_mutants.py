@@ -147,7 +147,7 @@ MUTANTS = (
     Mutant(
         "inlined_map_keeps_its_axes",
         "fusion/inline",
-        value_at(f"{_FUSION}.inline:rename_axes", lambda root, _: root),
+        value_at("pallasfuse.ir.expr:Renamings.renamed", lambda _, root, *axes: root),
         "weighted_copy",
     ),
     Mutant(

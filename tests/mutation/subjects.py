@@ -458,7 +458,7 @@ OWN: dict[str, Subject] = {
     "far_from_zero": Subject(lambda x: jnp.var(x, -1), (), data=_shifted(1000.0, 1e-2)),
     "two_grid_axes": Subject(lambda x: jax.nn.softmax(x, axis=-1), ((3, 5, 7),), tiles={"i": 1}),
     "two_contracted_axes": Subject(
-        lambda q, k: jnp.sum(jax.nn.softmax(jnp.einsum("ide,jde->ij", q, k), axis=-1) ** 2, -1), ((5, 3, 2), (13, 3, 2))
+        lambda q, k: jnp.sum(jax.nn.softmax(jnp.einsum("ide,jed->ij", q, k), axis=-1) ** 2, -1), ((5, 6, 5), (13, 5, 6))
     ),
     "captured": Subject(captured, ((5, 13),)),
     "pages": Subject(total_of_pages, (), data=_pages),

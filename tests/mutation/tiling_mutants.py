@@ -177,9 +177,9 @@ def _other_direction(negated: Expr | None, *_: Any) -> Expr | None:
     return None if negated is None else renamed("le", "ge")(negated)
 
 
-def _whole_tiles(real: Any, loop: Loop, program: Any, schedule: Any) -> float:
-    segments = tuple(replace(g, tile=schedule.rolled_tile) for g in loop.segments)
-    return real(replace(loop, segments=segments), program, schedule)
+def _whole_tiles(real: Any, loop: Loop, program: Any) -> float:
+    segments = tuple(replace(g, tile=max(s.tile for s in loop.segments)) for g in loop.segments)
+    return real(replace(loop, segments=segments), program)
 
 
 # --- products and arithmetic
