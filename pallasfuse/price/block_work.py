@@ -56,12 +56,15 @@ class Product:
     """The right operand is more than what was loaded."""
     laid_out_anew: float = 0.0
     """Elements of the operands, and of the result for each, that have several axes of their own: for a product they are one."""
+    uneven: bool = False
+    """The rows of an operand do not begin at multiples of 16 bytes in memory."""
 
     @property
     def flops(self) -> float:
         return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
 
 
+_ROW_BYTES = 16
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
 
@@ -466,7 +469,13 @@ def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tup
         is_precise(s.precision), times, _is_contracted_first(s.lhs, s.rhs, over, layouts),
         _is_contracted_first(s.rhs, s.lhs, over, layouts), _is_turned(s.rhs, s.lhs, over, layouts),
         not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts), anew,
+        any(_is_uneven(r, layouts) for r in postorder(s.lhs, s.rhs) if isinstance(r, Read)),
     )  # fmt: skip
+
+
+def _is_uneven(load: Read, layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
+    axes = [a for a in layouts.get(load.tensor, ()) if a.extent > 1]
+    return len(axes) > 1 and axes[-1].extent * dtypes.itemsize_bytes(load.dtype) % _ROW_BYTES != 0
 
 
 def _is_contracted_first(

@@ -48,6 +48,9 @@ _MATRIX_ROWS = 64
 _OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.35, 0.45
 """The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
 which wait for the rounding, and where rows do not fill the unit."""
+_UNEVEN, _UNEVEN_LOADS = 0.42, 0.6
+"""Of that share, and of the memory's bandwidth, what is reached where rows of operands do not begin at multiples of 16 bytes: as of
+XLA's kernels by Triton (`gpu_library`), not measured for others."""
 _WARP_COLUMNS = 8
 """Of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
@@ -140,6 +143,8 @@ def _one(
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
         loaded = sum(m.memory for w in moved for m in w if not m.is_store)
         memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
+    if by_warps and any(p.uneven for w in works for p in w.products):
+        memory_us /= _UNEVEN_LOADS
     again = sum(max(0.0, m.ahead * blocks - m.memory) for w in moved for m in w) if by_warps else 0.0
     cache_us = device.from_cache_us(sectors - again, again)
 
@@ -370,6 +375,7 @@ def _matrix_clocks(p: Product, emission: Emission, device: Device) -> float:
     of_others = _OF_LIBRARY_ROUNDED if kind == "tf32" else OF_LIBRARY
     share = _OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else of_others
     share = share if wide else min(share, _OF_LIBRARY_NARROW)
+    share *= _UNEVEN if p.uneven and not emission.warpgroups else 1.0
     columns = math.ceil(p.columns / 8) * 8
     summed = math.ceil(p.summed / 16) * 16
     return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
