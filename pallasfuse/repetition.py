@@ -210,4 +210,4 @@ def predicted_us(places: Places, groups: Sequence[Group]) -> float:
     price = places.price if places.options.price else None
     kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
     margin = places.judge.margin
-    return places.judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * margin for k in kernels)
+    return places.judge.apart_us(groups) + sum(math.inf if isinstance(k, str) else k.us * margin for k in kernels)
