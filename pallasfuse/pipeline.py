@@ -252,7 +252,9 @@ def schedule_grouping(
             return again(without_group(grouping, chosen, placed))
         replaced = grouping.replaced[number] if grouping.replaced else NOTHING
         try:
-            kernels.append(kernel_of(chosen, placed, replaced, *placements.original(chosen)))
+            price = placements.price(chosen)  # where there is none, `kernel_of` raises what the reason is made of
+            own = None if isinstance(price, str) else price
+            kernels.append(kernel_of(chosen, placed, replaced, *placements.original(chosen), own))
         except Exception as error:
             reason = f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
             if options.schedule is not None:
@@ -450,8 +452,9 @@ def kernel_of(
     replaced: Price,
     original: Original | None = None,
     names: Mapping[str, str] | None = None,
+    price: Price | None = None,
 ) -> Kernel:
-    """The kernel of a group, run in one way. replaced, original, names: as in `Kernel`."""
+    """The kernel of a group, run in one way. replaced, original, names: as in `Kernel`. price: of it, where that is known."""
     schedule, program = placed.schedule, placed.phases[0].program
     share = visited_share([p.program for p in placed.phases])
     inside = {f.name: chosen.passes for f in chosen.folds} | {n.name: chosen.passes for n in chosen.inner}
@@ -464,7 +467,7 @@ def kernel_of(
         chosen.name, strategy, {a.name: a.extent for a in program.order if a in own},
         {a.name: t for a, t in program.tiles if a in own}, repaired, work.flops, work.bytes_read, work.bytes_written,
         share, chosen, schedule, placed.phases, placed.declined,
-        price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {}, placed.rivals,
+        price or price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {}, placed.rivals,
     )  # fmt: skip
 
 

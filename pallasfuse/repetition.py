@@ -13,6 +13,7 @@ from functools import cached_property
 
 from pallasfuse.decisions import Grouping, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
+from pallasfuse.first_time import Later, known
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.grouping import group_segment, joined
 from pallasfuse.fusion.inline import deduplicate
@@ -62,7 +63,7 @@ class Places:
         self._lookups = lookups_in(program) if looks_up else {}
         self._readers = Counter(name for nest in program.nests for name in nest.reads)
         self._tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()}
-        self._found: dict[int, tuple[Group, Placed | str]] = {}
+        self._found: dict[int, _Found] = {}
         self._of_equal: dict[object, _Ranked] = {}
         self._originals: dict[int, tuple[Original, Mapping[str, str]]] = {}
 
@@ -75,9 +76,12 @@ class Places:
 
     def placed(self, group: Group, most_us: float = math.inf) -> Placed | str:
         """The group's kernel on the first target that has one, or why there is none. most_us: as in `Patience`."""
+        return self._find(group, most_us).placed.value
+
+    def _find(self, group: Group, most_us: float = math.inf) -> "_Found":
         if id(group) not in self._found:
-            self._found[id(group)] = group, self._place(group, most_us)
-        return self._found[id(group)][1]
+            self._found[id(group)] = self._place(group, most_us)
+        return self._found[id(group)]
 
     def settled(self, group: Group) -> Placed | str:
         """Returns what `placed` does for a group that was chosen, with its rivals, where there are some."""
@@ -93,22 +97,28 @@ class Places:
 
     def price(self, group: Group, most_us: float = math.inf) -> Price | str:
         """The price of the group's kernel, or why there is none. most_us: as in `Patience`."""
-        placed = self.placed(group, most_us)
-        if isinstance(placed, str):
-            return placed
-        try:
-            return price_kernel([(p.program, p.target) for p in placed.phases])
-        except Exception as error:
-            return f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
+        return self._find(group, most_us).price.value
+
+    def price_of(self, group: Group, placed: Placed | str) -> "Later[Price | str]":
+        """The price of the group in some place, for later: what is known of it already is not found again."""
+        found = self._find(group)
+        return found.price if placed is found.placed.value else Later(lambda: _price(placed))
 
     def reads(self, group: Group) -> tuple[str, ...]:
         """The names of what the group's kernel reads; before it is placed, as if it looked up whatever may be."""
-        placed = self._found[id(group)][1] if id(group) in self._found else None
+        if not self._lookups or id(group) not in self._found:
+            return reads_of(group.inputs, self._lookups)
+        placed = self.placed(group)
         return reads_of(group.inputs, placed.lookups if isinstance(placed, Placed) else self._lookups)
 
-    def adopt(self, group: Group, placed: Placed | str, original: Original | None, names: Mapping[str, str]) -> None:
-        """Take it that a group runs there. original: what it was renamed from, by `names`."""
-        self._found[id(group)] = group, placed
+    def adopt(
+        self, group: Group, placed: Placed | str, original: Original | None, names: Mapping[str, str],
+        price: "Later[Price | str] | None" = None,
+    ) -> None:  # fmt: skip
+        """Take it that a group runs there. original: what it was renamed from, by `names`. price: of that."""
+        if price is None or isinstance(placed, str):
+            price = Later(lambda: _price(placed))
+        self._found[id(group)] = _Found(group, known(placed), price)
         if original is not None:
             self._originals[id(group)] = original, names
 
@@ -116,44 +126,97 @@ class Places:
         """Returns what a group and its place were renamed from, and the names; None where it was planned in its own names."""
         return self._originals.get(id(group), (None, {}))
 
-    def _place(self, group: Group, most_us: float) -> Placed | str:
+    def _place(self, group: Group, most_us: float) -> "_Found":
+        found = self._searched(group, most_us)
+        if not any(name in self._lookups for name in group.inputs):
+            return found
+        placed = Later(lambda: self._looking_up(group, found.placed.value))
+        return _Found(group, placed, Later(lambda: _price(placed.value)))
+
+    def _looking_up(self, group: Group, placed: Placed | str) -> Placed | str:
+        if isinstance(placed, str):
+            return placed
         try:
-            placed = self._searched(group, most_us)
-            if isinstance(placed, str) or not self._lookups:
-                return placed
             return looking_up(placed, group.inputs, self._lookups, self._readers, price=self.options.price)
         except (InvalidProgramError, AssertionError) as error:
-            # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
-            return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
+            return _not_built(error)
 
-    def _searched(self, group: Group, most_us: float) -> Placed | str:
-        """As `placed_on`, once for groups of the program that are equal up to canonical names."""
+    def _searched(self, group: Group, most_us: float) -> "_Found":
+        """As `placed_on`, once for groups of the program that are equal up to canonical names, and their price."""
         try:
             form, tokens = ranked(
                 (group, tuple(self._tensors[t] for t in (*group.inputs, *(n.name for n in group.outputs))))
             )
-            if form in self._of_equal:
-                placed, known = self._of_equal[form]
-                return placed if known == tokens else restored(placed, dict(zip(known, tokens, strict=True)))
         except (UnknownNameError, KeyError):  # a text about it names something else
-            return placed_on(group, self.target, self._tensors, self.options, Patience(most_us))
-        found = self.planned.place_of(form, most_us)
-        if found is not None:
-            placed, known = found
-            placed = placed if known == tokens else restored(placed, dict(zip(known, tokens, strict=True)))
-        else:
+            placed = self._placed_on(group, Patience(most_us))
+            return _Found(group, known(placed), Later(lambda: _price(placed)))
+        found = self._of_equal.get(form) or self.planned.place_of(form, most_us)
+        if found is None:
             patience = Patience(most_us)
-            placed = placed_on(group, self.target, self._tensors, self.options, patience)
-            self.planned.groups.setdefault(form, []).append((patience, (placed, tokens)))
-        if group.folds or isinstance(
-            placed, Placed
-        ):  # else it was given up early, and says nothing to who would wait longer
-            self._of_equal[form] = placed, tokens
+            placed = self._placed_on(group, patience)
+            found = _Ranked(placed, tokens, Later(lambda: _price(placed)))
+            self.planned.groups.setdefault(form, []).append((patience, found))
+        if group.folds or isinstance(found.placed, Placed):
+            # else it was given up early, and says nothing to who would wait longer
+            self._of_equal[form] = found
+        if isinstance(found.placed, str) or found.tokens == tokens:
+            text = self._renamed(group, found, tokens, most_us)
+            return _Found(group, known(text), found.price if isinstance(text, Placed) else known(text))
+        equal = found
+        return _Found(group, Later(lambda: self._renamed(group, equal, tokens, most_us)), equal.price)
+
+    def _renamed(self, group: Group, found: "_Ranked", tokens: tuple[str, ...], most_us: float) -> Placed | str:
+        """Where an equal group runs, in the names of this one."""
+        if found.tokens == tokens:
+            return found.placed
+        try:
+            return restored(found.placed, dict(zip(found.tokens, tokens, strict=True)))
+        except (UnknownNameError, KeyError):
+            return self._placed_on(group, Patience(most_us))
+
+    def _placed_on(self, group: Group, patience: Patience) -> Placed | str:
+        try:
+            return placed_on(group, self.target, self._tensors, self.options, patience)
+        except (InvalidProgramError, AssertionError) as error:
+            # never wrong: a kernel that breaks an invariant is a bug of ours, and its part stays with XLA
+            return _not_built(error)
+
+
+def _not_built(error: Exception) -> str:
+    return f"a kernel was derived but could not be built ({error}): a bug in pallasfuse, please report it"
+
+
+def _price(placed: Placed | str) -> Price | str:
+    """The price of a kernel, or why there is none."""
+    if isinstance(placed, str):
         return placed
+    try:
+        return price_kernel([(p.program, p.target) for p in placed.phases])
+    except Exception as error:
+        return (
+            f"its kernel could not be priced ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
+        )
 
 
-_Ranked = tuple[Placed | str, tuple[str, ...]]
-"""Where a group runs, and the canonical names that this has, in order."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A group, where it runs, and the price of that or why there is none: each is found when it is asked for."""
+
+    group: Group
+    placed: Later[Placed | str]
+    price: Later[Price | str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """Where a group runs, and the canonical names that this has, in order.
+
+    The price is that of all groups which are equal up to names: it depends on none, as names that sort alike stand for each other.
+    """
+
+    placed: Placed | str
+    tokens: tuple[str, ...]
+    price: Later[Price | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +226,8 @@ class _Segment:
     grouping: Grouping
     placed: tuple[Placed | str, ...]
     originals: tuple[Original | None, ...]
+    prices: tuple[Later[Price | str], ...]
+    """The prices of the kernels in all parts that are equal up to names, as of `_Ranked`."""
 
 
 def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = frozenset()) -> Grouping:
@@ -191,12 +256,14 @@ def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], kno
             placed = tuple(own.settled(g) for g in groups.groups)
             pairs = zip(groups.groups, placed, strict=True)
             originals = tuple(None if isinstance(p, str) else Original(g, p) for g, p in pairs)
-            known[key] = _Segment(groups, placed, originals)
+            prices = tuple(map(own.price_of, groups.groups, placed))
+            known[key] = _Segment(groups, placed, originals, prices)
         grouping, placed = restored((known[key].grouping, known[key].placed), form.names)
     except UnknownNameError:
         return _group(part, places, along)
-    for group, place, original in zip(grouping.groups, placed, known[key].originals, strict=True):
-        places.adopt(group, place, original, form.names)
+    segment = known[key]
+    for group, place, original, price in zip(grouping.groups, placed, segment.originals, segment.prices, strict=True):
+        places.adopt(group, place, original, form.names, price)
     return grouping
 
 
@@ -210,4 +277,4 @@ def predicted_us(places: Places, groups: Sequence[Group]) -> float:
     price = places.price if places.options.price else None
     kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
     margin = places.judge.margin
-    return places.judge.apart(groups).us + sum(math.inf if isinstance(k, str) else k.us * margin for k in kernels)
+    return places.judge.apart_us(groups) + sum(math.inf if isinstance(k, str) else k.us * margin for k in kernels)

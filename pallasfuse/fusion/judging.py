@@ -22,6 +22,9 @@ nobody wants a better one."""
 KernelReads = Callable[[Group], tuple[str, ...]]
 """The names of what the kernel reads, as far as is known: at first as little as it may be."""
 
+_Beside = tuple[frozenset[str], frozenset[str]]
+"""The names of what kernels of ours make, and of what they read."""
+
 
 class Judge:
     """The savings of candidates: what XLA would take for what they replace, less their kernels. Without prices, every kernel
@@ -34,25 +37,41 @@ class Judge:
         self.graph, self.device, self.price = graph, target.device, price
         self.margin = target.margin if price is not None else 1.0
         self._xla = XlaPrices(graph.program, target.device)
-        self._apart: dict[tuple[frozenset[str], frozenset[str]], Price] = {}
+        self._apart: dict[_Beside, Price] = {}
+        self._apart_us: dict[_Beside, float] = {}
         self._kernels: dict[int, tuple[Group, Price | str]] = {}
 
     def apart(self, groups: Sequence[Group]) -> Price:
         """XLA's price of everything that these groups do not compute, what they read among it."""
-        made = frozenset(n.name for g in groups for n in g.outputs)
-        read = frozenset(t for g in groups for t in self.reads(g))
-        if (made, read) not in self._apart:
-            self._apart[made, read] = (
-                self._xla.price(made, read)
+        beside = self._beside(groups)
+        if beside not in self._apart:
+            self._apart[beside] = (
+                self._xla.price(*beside)
                 if self.price is not None
-                else count_xla(self.graph.program, self.device, made, read)
+                else count_xla(self.graph.program, self.device, *beside)
             )
-        return self._apart[made, read]
+        return self._apart[beside]
+
+    def apart_us(self, groups: Sequence[Group]) -> float:
+        """The time of what `apart` returns."""
+        if self.price is None:
+            return self.apart(groups).us
+        beside = self._beside(groups)
+        if beside not in self._apart_us:
+            self._apart_us[beside] = self._xla.us(*beside)
+        return self._apart_us[beside]
+
+    def _beside(self, groups: Sequence[Group]) -> "_Beside":
+        made = frozenset([n.name for g in groups for n in g.outputs])
+        return made, frozenset([t for g in groups for t in self.reads(g)])
 
     def replaced(self, group: Group, others: Sequence[Group] = ()) -> Price:
         """Returns the price of XLA's kernels for the work of a group, beside these others."""
-        without, with_it = self.apart(others), self.apart([*others, group])
-        return replace(without, us=max(0.0, without.us - with_it.us))
+        return replace(self.apart(others), us=self.replaced_us(group, others))
+
+    def replaced_us(self, group: Group, others: Sequence[Group] = ()) -> float:
+        """The time of what `replaced` returns."""
+        return max(0.0, self.apart_us(others) - self.apart_us([*others, group]))
 
     def is_shared(self, groups: Iterable[Group]) -> bool:
         """Does XLA's program for the rest pay for memory once that several of its kernels need?"""
@@ -73,7 +92,7 @@ class Judge:
         # a margin below one is only hoped for, as in `saving`
         kernels = [(self.kernel(c), max(1.0, self.margin_of(c))) for c in chosen]
         ours = sum(math.inf if isinstance(k, str) else k.us * margin for k, margin in kernels)
-        return self.apart([c.group for c in chosen]).us + ours
+        return self.apart_us([c.group for c in chosen]) + ours
 
     def kernel(self, candidate: Candidate) -> Price | str:
         """The price of its kernel, or why there is none."""
@@ -88,7 +107,7 @@ class Judge:
 
     def _most_us(self, candidate: Candidate) -> float:
         """The time with which a kernel would save nothing."""
-        return math.inf if self.is_asked(candidate) else self.replaced(candidate.group).us / self.margin_of(candidate)
+        return math.inf if self.is_asked(candidate) else self.replaced_us(candidate.group) / self.margin_of(candidate)
 
     def margin_of(self, candidate: Candidate) -> float:
         """The factor by which XLA's price must exceed a candidate's.
@@ -113,7 +132,7 @@ class Judge:
             return _ASKED * len(candidate.covers) - candidate.least_us
         if self.price is None:
             return self.saving(candidate, others)
-        return self.replaced(candidate.group, others).us - candidate.least_us * self.margin_of(candidate)
+        return self.replaced_us(candidate.group, others) - candidate.least_us * self.margin_of(candidate)
 
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.
@@ -126,7 +145,7 @@ class Judge:
             return -math.inf
         if self.is_asked(candidate):
             return _ASKED * len(candidate.covers) - price.us
-        apart_us, margin = self.replaced(candidate.group, others).us, self.margin_of(candidate)
+        apart_us, margin = self.replaced_us(candidate.group, others), self.margin_of(candidate)
         saved_us, hoped_us = apart_us - price.us * max(1.0, margin), apart_us - price.us * margin
         return saved_us if saved_us > 0.0 or hoped_us <= 0.0 else _HOPED * hoped_us
 
@@ -146,8 +165,8 @@ def why_not(judge: Judge, candidate: Candidate) -> str:
     price = judge.kernel(candidate) if judge.bound(candidate) > 0 else Price(candidate.least_us, ())
     if isinstance(price, str):
         return price
-    apart = judge.replaced(candidate.group)
-    return f"one kernel would not be faster: {price.us:.3g} us predicted, {apart.us:.3g} us apart"
+    apart_us = judge.replaced_us(candidate.group)
+    return f"one kernel would not be faster: {price.us:.3g} us predicted, {apart_us:.3g} us apart"
 
 
 def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> list[Candidate]:
@@ -156,7 +175,7 @@ def worth_it(judge: Judge, chosen: list[Candidate], reasons: dict[str, str]) -> 
         losses = []
         for candidate in chosen:
             price = judge.kernel(candidate)
-            apart = judge.replaced(candidate.group, others_than(chosen, candidate.group)).us
+            apart = judge.replaced_us(candidate.group, others_than(chosen, candidate.group))
             if isinstance(price, str):
                 losses.append((math.inf, candidate, price))
             elif not judge.is_asked(candidate) and apart <= price.us * judge.margin_of(candidate):

@@ -7,7 +7,7 @@ computed in each of them on a GPU, and once, to memory, on a CPU.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -19,23 +19,15 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.moves import (
-    FEW,
-    MOST_REPEATED,
-    moves_as_maps,
-    padded,
-    read_otherwise,
-    stored_joins,
-    threads_of_joins,
-)
-from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
+from pallasfuse.price.moves import FEW, moves_as_maps, padded, read_otherwise, stored_joins, threads_of_joins
+from pallasfuse.price.xla_forms import LibraryProduct, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
+from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
 from pallasfuse.price.xla_products import (
     ends_in,
     is_product,
     library_product,
-    places,
     product_operands,
     prologues,
     without_casts,
@@ -49,20 +41,25 @@ _WIDE = 4
 
 @dataclass(slots=True)
 class Known:
-    """What earlier calls have made of a program, beside other kernels."""
+    """What earlier calls have made of one program on one platform, beside other kernels."""
 
     bodies: dict[tuple[Expr, tuple[tuple[str, Expr], ...]], Expr] = field(default_factory=dict)
     """Of nests, with maps inlined, by the body as it is written and those of the maps that it reads."""
     renamings: Renamings = field(default_factory=Renamings)
     programs: dict[frozenset[str], LoopProgram] = field(default_factory=dict)
     """Without repetitions, by those of the nests that equal earlier ones which are kept."""
+    repeated: list[str] = field(default_factory=list)
+    """The nests that equal earlier ones."""
+    products: dict[object, LibraryProduct] = field(default_factory=dict)
+    """Calls of a library, by all that differs from one call for the program to the next (`_library_product`)."""
 
     def without_repetitions(self, program: LoopProgram, kept: frozenset[str]) -> LoopProgram:
         """The program as `without_repetitions`."""
         if not self.programs:
             self.programs[frozenset()] = without_repetitions(program)
-        left = {n.name for n in self.programs[frozenset()].nests}
-        key = frozenset(n.name for n in program.nests if n.name in kept and n.name not in left)
+            left = {n.name for n in self.programs[frozenset()].nests}
+            self.repeated = [n.name for n in program.nests if n.name not in left]
+        key = frozenset(name for name in self.repeated if name in kept)
         if key not in self.programs:
             self.programs[key] = without_repetitions(program, key)
         return self.programs[key]
@@ -85,24 +82,23 @@ def xla_kernels(
         program = moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
     needed = _needed(program, made, read)
-    kept = _stored_maps(program, needed, habits, read) | (joins & needed)
+    readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])
+    kept = _stored_maps(program, needed, habits, read, readers) | (joins & needed)
     bodies = _inline(program, needed, kept, known)
     kernels: list[XlaKernel] = []
-    fusions = _Fusions(habits)
+    above = Ancestors()
+    fusions = Fusions(habits, above)
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
-    read_by = Counter(t for n in program.nests if n.name in needed for t in n.reads)
-    shared = frozenset(t for t, n in read_by.items() if n > 1) - given
+    shared = frozenset(t for t, n in readers.items() if n > 1) - given
     stored_operands: dict[Expr, str] = {}
     by_work: dict[int, str] = {}
     """The first result of each operation without a nest, by the identity of its work."""
-    above: dict[str, frozenset[str]] = {}
-    """The tensors in memory that each of them depends on."""
     for node in program.nests:
         if node.name not in needed:
             continue
         if isinstance(node, External):
-            above[node.name] = _with_ancestors(node.operands, above)
+            above.add(node.name, node.operands)
             if node.moves_nothing:
                 continue
             if node.lookup is not None:
@@ -128,19 +124,19 @@ def xla_kernels(
                 looked_at = float(sum(volumes[t] for t in node.operands)) if _condenses(node, volumes) else 0.0
             kernels.append(Opaque(node.name, sum(taken.values()), sizes[node.name], looked_at, tuple(taken.items())))
             continue
-        if node.name not in kept and not node.is_reduction:
+        if node.reducer is None and node.name not in kept:
             continue
         body = bodies[node.name]
-        above[node.name] = _with_ancestors(body.tensors, above)
+        above.add(node.name, body.tensors)
         operands = product_operands(node.reduced, body) if node.reducer == SUM and not node.picks else None
         if operands is None:
             terms = _stored_terms(node, body, habits)
             if terms is not None:
-                above[terms.name] = above[node.name]
-                above[node.name] |= {terms.name}
-                fusions.take(terms, terms.body, above)
+                above.add(terms.name, body.tensors)
+                above.add(node.name, (terms.name,))
+                fusions.take(terms, terms.body)
                 body = Read(terms.name, terms.axes, terms.dtype)
-            fusions.take(node, body, above)
+            fusions.take(node, body)
             continue
         alone = shared.isdisjoint(node.reads) and whole.keys().isdisjoint(body.tensors)
         inside = prologues(node, operands, given, habits) if alone else frozenset()
@@ -150,10 +146,9 @@ def xla_kernels(
                 axes = tuple(sorted(core.axes))
                 stored = Nest(f"{node.name}.operand{len(stored_operands) + 1}", axes, core, core.dtype)
                 stored_operands[core] = stored.name
-                above[stored.name] = _with_ancestors(core.tensors, above)
-                fusions.take(stored, core, above)
-        layouts = product_operands(node.reduced, node.body) or operands
-        kernels.append(library_product(node, operands, layouts, stored_operands, inside, given, habits))
+                above.add(stored.name, core.tensors)
+                fusions.take(stored, core)
+        kernels.append(_library_product(node, operands, stored_operands, inside, given, habits, known))
     found = fusions.all
     if habits.fuses_moves:
         outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
@@ -164,6 +159,32 @@ def xla_kernels(
             fusion.reads = {p: min(moved, whole.get(p[0], moved)) for p, moved in fusion.reads.items()}
         fusion.threads = max((threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
+
+
+def _library_product(
+    node: Nest, operands: tuple[Expr, Expr], stored: Mapping[Expr, str], inside: frozenset[Expr], given: frozenset[str],
+    habits: Habits, known: Known,
+) -> LibraryProduct:  # fmt: skip
+    """The call of a library, as of `library_product`: the same object each time.
+
+    A product of one program on one platform differs by its operands, by the names of those that are stored, and by what is computed
+    inside of it, and by nothing else.
+    """
+    names = tuple(stored.get(without_casts(o)) for o in operands)
+    key = node.name, operands, names, inside
+    found = known.products.get(key)
+    if found is None:
+        layouts = product_operands(node.reduced, node.body) or operands
+        found = known.products[key] = library_product(node, operands, layouts, stored, inside, given, habits)
+    return found
+
+
+def _reads_of(program: LoopProgram) -> list[tuple[str, frozenset[str]]]:
+    """The nests of a program by their names, and what each of them reads."""
+    return [(n.name, n.reads) for n in program.nests]
+
+
+_reads = Recent(_reads_of)
 
 
 def _sizes_of(program: LoopProgram) -> tuple[dict[str, int], dict[str, float]]:
@@ -216,34 +237,31 @@ def gather_of(lookup: Lookup) -> Opaque:
     return Opaque(lookup.result.name, taken + table, stored, operands=read)
 
 
-def _with_ancestors(tensors: Iterable[str], above: dict[str, frozenset[str]]) -> frozenset[str]:
-    found = frozenset(tensors)
-    return found.union(*(above.get(t, frozenset()) for t in found))
-
-
 def _needed(program: LoopProgram, made: frozenset[str], read: frozenset[str]) -> frozenset[str]:
     """The nests that are still computed."""
     needed: set[str] = set()
     wanted = set(program.outputs) | read
-    for node in reversed(program.nests):
-        if node.name in wanted and node.name not in made:
-            needed.add(node.name)
-            wanted |= node.reads
+    for name, reads in reversed(_reads(program)):
+        if name in wanted and name not in made:
+            needed.add(name)
+            wanted |= reads
     return frozenset(needed)
 
 
-def _stored_maps(program: LoopProgram, needed: frozenset[str], habits: Habits, read: frozenset[str]) -> frozenset[str]:
+def _stored_maps(
+    program: LoopProgram, needed: frozenset[str], habits: Habits, read: frozenset[str], readers: Mapping[str, int]
+) -> frozenset[str]:
     """Maps that are written to memory: results, operands of what XLA computes by itself, and on some platforms those that
-    several nests read."""
+    several nests read. readers: the number of needed nests that read each tensor."""
     stored = {n for n in (*program.outputs, *read) if n in needed}
-    readers: dict[str, int] = {}
     sizes, _ = _sizes(program)
     for node in program.nests:
-        if node.name in needed:
-            for tensor in node.reads:
-                readers[tensor] = readers.get(tensor, 0) + 1
-            if isinstance(node, External) and (node.lookup is not None or not _condenses(node, sizes)):
-                stored |= {t for t in node.reads if t in needed}
+        if (
+            isinstance(node, External)
+            and node.name in needed
+            and (node.lookup is not None or not _condenses(node, sizes))
+        ):
+            stored |= {t for t in node.reads if t in needed}
     if habits.fuses_moves:
         stored |= read_otherwise(program)
     if not habits.duplicates_maps:
@@ -334,16 +352,17 @@ def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], 
     for nest in program.nests:
         if not isinstance(nest, Nest) or nest.name not in needed:
             continue
-        key = nest.body, tuple((t, bodies[t]) for t in nest.reads if t in axes)
-        if key not in known.bodies:
+        maps = [t for t in nest.body.tensors if t in axes]
+        key = nest.body, tuple([(t, bodies[t]) for t in maps])
+        if maps and key not in known.bodies:
             replacements: dict[Expr, Expr] = {}
             for node in reads_in(nest.body):
                 if node.tensor in axes:
                     inner = bodies[node.tensor]
                     replacements[node] = known.renamings.renamed(inner, axes[node.tensor], node.indices)
             known.bodies[key] = substitute(nest.body, replacements)
-        bodies[nest.name] = known.bodies[key]
-        if not nest.is_reduction and nest.name not in kept:
+        bodies[nest.name] = known.bodies[key] if maps else nest.body
+        if nest.reducer is None and nest.name not in kept:
             axes[nest.name] = nest.axes
     return bodies
 
@@ -364,62 +383,6 @@ def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
             apart = not ends_in(core.indices, frozenset(node.reduced))
             return Nest(f"{node.name}.terms", core.indices, body, node.dtype) if apart else None
     return None
-
-
-class _Fusions:
-    """The loops so far, in order, and those over each space of points."""
-
-    def __init__(self, habits: Habits) -> None:
-        self.habits = habits
-        self.all: list[LoopFusion] = []
-        self._over: dict[frozenset[Axis], list[LoopFusion]] = {}
-
-    def take(self, node: Nest, body: Expr, above: Mapping[str, frozenset[str]]) -> None:
-        """Add a nest to the last fusion that can take it, or begin one. above: as in `xla_kernels`."""
-        habits, reads = self.habits, dict(places(body))
-        space = frozenset((*node.axes, *node.reduced))
-        over = self._over.setdefault(space, [])
-        for fusion in reversed(over) if habits.shares_reads or habits.longest_row else ():
-            if _shares_kernel(node, body, reads, space, fusion, habits, above):
-                made = {n.name for n in fusion.roots}
-                fusion.is_row = fusion.is_row or bool(made & body.tensors)
-                fusion.roots.append(node)
-                fusion.bodies.append(body)
-                fusion.reads |= reads
-                return
-        is_product = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
-        streams = is_product and volume(space) >= habits.smallest_product
-        over.append(LoopFusion([node], [body], reads, streams_matrix=streams))
-        self.all.append(over[-1])
-
-
-def _shares_kernel(
-    node: Nest, body: Expr, reads: dict[Place, float], space: frozenset[Axis], fusion: LoopFusion, habits: Habits,
-    above: Mapping[str, frozenset[str]],
-) -> bool:  # fmt: skip
-    """May a nest be computed in a loop over the same space?"""
-    first = fusion.roots[0]
-    made = {n.name for n in fusion.roots}
-    largest = {p for p in reads if frozenset(p[1]) == space}
-    together = bool(largest & fusion.reads.keys()) or (
-        bool(made & above[node.name])
-        and any(_computed_over(b, space) & _computed_over(body, space) for b in fusion.bodies)
-    )
-    if not made & above[node.name]:
-        return habits.shares_reads and together and frozenset(node.reduced) == frozenset(first.reduced)
-    if not habits.longest_row or not first.reduced:
-        return False
-    row = frozenset(first.reduced)
-    indirect = any(made & above.get(t, frozenset()) for t in body.tensors - made)  # through another kernel
-    same_rows = all(frozenset(n.reduced) in (row, frozenset()) for n in (*fusion.roots, node))
-    contiguous = all(frozenset(p[1][-len(row) :]) == row for p in largest)
-    return together and same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
-
-
-@lru_cache(1 << 10)
-def _computed_over(body: Expr, space: frozenset[Axis]) -> frozenset[Expr]:
-    """The values in an expression that differ from point to point of a space."""
-    return frozenset(n for n in postorder(body) if isinstance(n, Apply) and n.axes == space)
 
 
 # --- equal operations, of which XLA leaves one
@@ -453,47 +416,3 @@ def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> Loo
 def _reading(body: Expr, same: dict[str, str]) -> Expr:
     reads = [n for n in postorder(body) if isinstance(n, Read) and n.tensor in same]
     return substitute(body, {n: read(same[n.tensor], n.indices, n.dtype) for n in reads})
-
-
-# --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it
-
-
-_WARP = 32
-
-
-def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:
-    """Returns the fusions, in the same order, with the short reductions inside of those that read them.
-
-    outside: tensors that somebody else reads, too: these are stored. The fusions that read such reductions are changed.
-    """
-    left = list(fusions)
-    for fusion in reversed(fusions):
-        if not all(is_short(n) and n.name not in outside for n in fusion.roots):
-            continue
-        made = {n.name for n in fusion.roots}
-        readers = [f for f in left if f is not fusion and any(tensor in made for tensor, _ in f.reads)]
-        space = volume({a for n in fusion.roots for a in (*n.axes, *n.reduced)})
-        if not readers or (len(readers) - 1) * space > MOST_REPEATED:
-            continue
-        left = [f for f in left if f is not fusion]
-        for reader in readers:
-            reader.roots += [replace(n, reduced=(), reducer=None) for n in fusion.roots]
-            reader.bodies += fusion.bodies
-            reader.reads |= fusion.reads
-            reader.inside |= made
-    return left
-
-
-def is_short(nest: Nest) -> bool:
-    """Is a reduction so short that no lanes or warps share it (`IsUnnestedReductionFasterThanElemental`)? Rows whose elements are
-    neighbours and divide a warp are reduced by its lanes."""
-    if not nest.is_reduction or nest.precision is not None or nest.picks:
-        return False
-    number = volume(nest.reduced)
-    space = frozenset((*nest.axes, *nest.reduced))
-    order = next(
-        (x.indices for x in postorder(nest.body) if isinstance(x, Read) and frozenset(x.indices) == space),
-        (*nest.axes, *nest.reduced),
-    )
-    last = next((a for a in reversed(order) if a.extent > 1), None)
-    return number < _WARP and (last not in nest.reduced or _WARP % number != 0)

@@ -1,0 +1,156 @@
+"""The loops that XLA makes of maps and reductions: which of them share one, on one space of points.
+
+Reductions of the same values share a kernel (multi-output fusion); on GPUs rows that are reduced and then read again stay in one,
+and a thread computes short reductions for itself.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.price.moves import MOST_REPEATED
+from pallasfuse.price.xla_forms import LoopFusion, Place
+from pallasfuse.price.xla_habits import Habits
+from pallasfuse.price.xla_products import places
+
+
+class Ancestors:
+    """The tensors in memory that each tensor depends on: as bits of integers, since they are united for every nest."""
+
+    def __init__(self) -> None:
+        self._bits: dict[str, int] = {}
+        self._above: dict[str, int] = {}
+
+    def bit(self, tensor: str) -> int:
+        """The bit that stands for a tensor."""
+        found = self._bits.get(tensor)
+        if found is None:
+            found = self._bits[tensor] = 1 << len(self._bits)
+        return found
+
+    def of(self, tensor: str) -> int:
+        """The bits of what a tensor depends on; of an input, none."""
+        return self._above.get(tensor, 0)
+
+    def add(self, tensor: str, read: Iterable[str]) -> None:
+        """Note what a tensor reads, and with it all that this depends on."""
+        found = self._above.get(tensor, 0)
+        for name in read:
+            found |= self.bit(name) | self._above.get(name, 0)
+        self._above[tensor] = found
+
+
+@dataclass(slots=True)
+class _Open:
+    """A loop that may take further nests, and the bits of the tensors that it makes."""
+
+    fusion: LoopFusion
+    made: int
+
+
+class Fusions:
+    """The loops so far, in order, and those over each space of points. above: what each tensor depends on; grows outside."""
+
+    def __init__(self, habits: Habits, above: Ancestors) -> None:
+        self.habits, self.above = habits, above
+        self.all: list[LoopFusion] = []
+        self._over: dict[frozenset[Axis], list[_Open]] = {}
+
+    def take(self, node: Nest, body: Expr) -> None:
+        """Add a nest to the last fusion that can take it, or begin one."""
+        habits, reads = self.habits, dict(places(body))
+        space = frozenset((*node.axes, *node.reduced))
+        over = self._over.setdefault(space, [])
+        if over and (habits.shares_reads or habits.longest_row):
+            largest = {p for p in reads if frozenset(p[1]) == space}
+            for one in reversed(over):
+                if self._shares_kernel(node, body, largest, space, one):
+                    fusion = one.fusion
+                    fusion.is_row = fusion.is_row or any(n.name in body.tensors for n in fusion.roots)
+                    fusion.roots.append(node)
+                    fusion.bodies.append(body)
+                    fusion.reads |= reads
+                    one.made |= self.above.bit(node.name)
+                    return
+        is_product = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+        streams = is_product and volume(space) >= habits.smallest_product
+        self.all.append(LoopFusion([node], [body], reads, streams_matrix=streams))
+        over.append(_Open(self.all[-1], self.above.bit(node.name)))
+
+    def _shares_kernel(self, node: Nest, body: Expr, largest: set[Place], space: frozenset[Axis], one: _Open) -> bool:
+        """May a nest be computed in a loop over the same space? largest: what it reads at every point of it."""
+        habits, above, fusion = self.habits, self.above, one.fusion
+        first = fusion.roots[0]
+        follows = bool(one.made & above.of(node.name))
+        if not follows:
+            alike = habits.shares_reads and frozenset(node.reduced) == frozenset(first.reduced)
+            return alike and not largest.isdisjoint(fusion.reads)
+        if not habits.longest_row or not first.reduced:
+            return False
+        together = not largest.isdisjoint(fusion.reads) or any(
+            _computed_over(b, space) & _computed_over(body, space) for b in fusion.bodies
+        )
+        if not together:
+            return False
+        row = frozenset(first.reduced)
+        made = {n.name for n in fusion.roots}
+        indirect = any(one.made & above.of(t) for t in body.tensors - made)  # through another kernel
+        same_rows = all(frozenset(n.reduced) in (row, frozenset()) for n in (*fusion.roots, node))
+        contiguous = all(frozenset(p[1][-len(row) :]) == row for p in largest)
+        return same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
+
+
+@lru_cache(1 << 10)
+def _computed_over(body: Expr, space: frozenset[Axis]) -> frozenset[Expr]:
+    """The values in an expression that differ from point to point of a space."""
+    return frozenset(n for n in postorder(body) if isinstance(n, Apply) and n.axes == space)
+
+
+# --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it
+
+
+_WARP = 32
+
+
+def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:
+    """Returns the fusions, in the same order, with the short reductions inside of those that read them.
+
+    outside: tensors that somebody else reads, too: these are stored. The fusions that read such reductions are changed.
+    """
+    left = list(fusions)
+    for fusion in reversed(fusions):
+        if not all(n.name not in outside and is_short(n) for n in fusion.roots):
+            continue
+        made = {n.name for n in fusion.roots}
+        readers = [f for f in left if f is not fusion and any(tensor in made for tensor, _ in f.reads)]
+        space = volume({a for n in fusion.roots for a in (*n.axes, *n.reduced)})
+        if not readers or (len(readers) - 1) * space > MOST_REPEATED:
+            continue
+        left = [f for f in left if f is not fusion]
+        for reader in readers:
+            reader.roots += [replace(n, reduced=(), reducer=None) for n in fusion.roots]
+            reader.bodies += fusion.bodies
+            reader.reads |= fusion.reads
+            reader.inside |= made
+    return left
+
+
+def is_short(nest: Nest) -> bool:
+    """Is a reduction so short that no lanes or warps share it (`IsUnnestedReductionFasterThanElemental`)? Rows whose elements are
+    neighbours and divide a warp are reduced by its lanes."""
+    if not nest.is_reduction or nest.precision is not None or nest.picks:
+        return False
+    number = volume(nest.reduced)
+    if number >= _WARP:
+        return False
+    space = frozenset((*nest.axes, *nest.reduced))
+    order = next(
+        (x.indices for x in postorder(nest.body) if isinstance(x, Read) and frozenset(x.indices) == space),
+        (*nest.axes, *nest.reduced),
+    )
+    last = next((a for a in reversed(order) if a.extent > 1), None)
+    return last not in nest.reduced or _WARP % number != 0
