@@ -7,8 +7,8 @@ elements in the same order. It can be tiled as one axis, where the tile of one o
 Arrays of a kernel are reshaped to the axes of its tensors, which moves nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 from pallasfuse.ir.axes import Axis, volume
@@ -19,42 +19,94 @@ from pallasfuse.ir.tensors import Tensor
 Pair = tuple[Axis, Axis]
 
 
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Pairs of neighbouring axes that are made one, after some nests were left to XLA for that. All by name.
+
+    `left`: these nests. `pair`: the axes that they would keep apart; empty where there are none. `pairs`: all that go together.
+    """
+
+    left: frozenset[str]
+    pair: frozenset[str]
+    pairs: frozenset[tuple[str, str]]
+
+
 def with_joined_axes(program: LoopProgram) -> LoopProgram | None:
     """Returns the program with neighbouring axes as one that some reduction sums over together; None where there are none."""
-    found, changed = program, False
+    joins = joins_of(program)
+    return verify(joined(program, joins)) if joins else None
+
+
+def joins_of(program: LoopProgram) -> list[Join]:
+    """Finds the axes of a program that are one, step by step."""
+    found: list[Join] = []
     while True:
-        pairs = _together(found)
-        if pairs is None:
-            found, pairs = next(_with_repetitions_left(found), (found, None))
-        if pairs is None:
-            return verify(found) if changed else None
-        found, changed = _joined(found, pairs), True
+        pairs = _together(program)
+        join = next(_joins_after_leaving(program), None) if pairs is None else _named(frozenset(), (), pairs)
+        if join is None:
+            return found
+        found.append(join)
+        program = joined(program, [join])
 
 
-def _with_repetitions_left(program: LoopProgram) -> Iterator[tuple[LoopProgram, frozenset[Pair]]]:
-    """Yields the program with some small repetitions left to XLA, and the pairs of axes that are then one.
+def joined(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
+    """The program, or one with the same names over other extents, with axes as one."""
+    for join in joins:
+        program = _left(program, join.left, join.pair)
+        axes = {
+            a.name: a for d in program.definitions() for a in (*d.axes, *(d.reduced if isinstance(d, Nest) else ()))
+        }
+        program = _joined(program, frozenset((axes[a], axes[b]) for a, b in join.pairs))
+    return program
+
+
+def with_left(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
+    """The program with nothing joined, but with the nests left to XLA that are left for some joins."""
+    return _left(program, frozenset().union(*(j.left for j in joins)), frozenset())
+
+
+def _named(left: frozenset[str], pair: Iterable[Axis], pairs: frozenset[Pair]) -> Join:
+    return Join(left, frozenset(a.name for a in pair), frozenset((a.name, b.name) for a, b in pairs))
+
+
+def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
+    """Yields joins for which some small repetitions are left to XLA.
 
     A table that is repeated along an axis of its own (cosines for both halves of a head) would cut all arrays that it meets. Signs
     that are made of positions may meet them, too.
     """
     for pair in sorted(_summed_together(program), key=lambda p: (p[0].name, p[1].name)):
         largest = max(volume(d.axes) for d in program.definitions() if set(pair) <= {*d.axes})
-        nests = tuple(
-            External(n.name, n.axes, n.dtype, tuple(sorted(n.reads)), _REASON, n.source, form="elements")
-            if isinstance(n, Nest) and _repeats(n, pair) and _SMALLER * volume(n.axes) <= largest else n
-            for n in program.nests
+        left = frozenset(
+            n.name for n in program.nests
+            if isinstance(n, Nest) and _repeats(n, pair) and _SMALLER * volume(n.axes) <= largest
         )  # fmt: skip
-        if nests != program.nests:
-            changed = _with_own_axes(replace(program, nests=nests), pair)
-            pairs = _together(changed)
-            if pairs is not None and pair in pairs:
-                yield changed, pairs
+        pairs = _together(_left(program, left, frozenset(a.name for a in pair))) if left else None
+        if pairs is not None and pair in pairs:
+            yield _named(left, pair, pairs)
 
 
-def _with_own_axes(program: LoopProgram, pair: Pair) -> LoopProgram:
+def _left(program: LoopProgram, names: frozenset[str], pair: frozenset[str]) -> LoopProgram:
+    """The program with some nests left to XLA, and axes of their own in arrays that have one of a pair without the other."""
+    if not names:
+        return program
+    nests = tuple(
+        External(n.name, n.axes, n.dtype, tuple(sorted(n.reads)), _REASON, n.source, form="elements")
+        if n.name in names and isinstance(n, Nest) else n
+        for n in program.nests
+    )  # fmt: skip
+    changed = replace(program, nests=nests)
+    axes = {a for d in program.definitions() for a in d.axes if a.name in pair}
+    return _with_own_axes(changed, axes) if axes else changed
+
+
+def _with_own_axes(program: LoopProgram, pair: Set[Axis]) -> LoopProgram:
     """Gives axes of their own to the arrays that have one axis of a pair without the other: those that are repeated."""
     names = {a.name for d in program.definitions() for a in d.axes}
-    own = {a: Axis(next(n for n in map(f"{a.name}{{}}".format, count(1)) if n not in names), a.extent) for a in pair}
+    own = {
+        a: Axis(next(n for n in map(f"{a.name}{{}}".format, count(1)) if n not in names), a.extent)
+        for a in sorted(pair)
+    }
     renamings = Renamings()
 
     def renamed(axes: Sequence[Axis]) -> tuple[Axis, ...]:
@@ -66,7 +118,7 @@ def _with_own_axes(program: LoopProgram, pair: Pair) -> LoopProgram:
     nests: list[Nest | External] = []
     for node in program.nests:
         if isinstance(node, Nest) and apart((*node.axes, *node.reduced)):
-            body = renamings.renamed(node.body, pair, renamed(pair))
+            body = renamings.renamed(node.body, own, own.values())
             nests.append(replace(node, axes=renamed(node.axes), reduced=renamed(node.reduced), body=body))
         else:
             nests.append(node)

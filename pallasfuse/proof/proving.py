@@ -51,7 +51,7 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
     found = record.counterexample()
     return Proof(
         found is None and not record.uncovered, 1.0 if found else record.bound, record.trials,
-        {} if instance is None else {a.name: instance.small.axis(a).extent for a in sorted(all_axes(converted.program))},
+        {} if instance is None else {a.name: instance.small.axis(a).extent for a in sorted(all_axes(instance.converted.program))},
         tuple(record.stages), tuple(record.notes), () if instance is None else (*instance.assumed, *record.given),
         tuple(record.uncovered), found,
     )  # fmt: skip

@@ -279,3 +279,62 @@ def test_forms_of_the_same_equations_are_compared_by_what_their_kernels_save(mon
             pipeline, "predicted_us", lambda p, g, e=error_us: known(p, g) + e * (p.converted.unjoined is not None)
         )
         assert pf.fuse(norm, options=options).explain(images).converted.unjoined is not None
+
+
+def turned(x, angles):
+    """Halves of a head turned by tables that are tiled for both, as queries and as keys."""
+    cos, sin = jnp.tile(jnp.cos(angles), (1, 2)), jnp.tile(jnp.sin(angles), (1, 2))
+    first, second = jnp.split(x, 2, -1)
+    y = x * cos + jnp.concatenate([-second, first], -1) * sin
+    return y @ y.T
+
+
+def turned_by_signs(x, angles):
+    signs = jnp.where(jnp.arange(x.shape[1]) < x.shape[1] // 2, -1.0, 1.0)
+    y = x * jnp.tile(jnp.cos(angles), (1, 2)) + jnp.roll(x, x.shape[1] // 2, 1) * signs
+    return y @ y.T
+
+
+LONG, ANGLES = jax.ShapeDtypeStruct((40, 32), jnp.float32), jax.ShapeDtypeStruct((40, 16), jnp.float32)
+
+
+@pytest.mark.parametrize("function", [turned, turned_by_signs])
+def test_small_repetitions_do_not_cut_an_axis(function):
+    """The tables are no larger than an eighth of the largest array."""
+    structs = jax.ShapeDtypeStruct((40, 9, 32), jnp.float32), ANGLES
+
+    def of_heads(x, angles):
+        return jax.vmap(lambda head: function(head, angles), 1)(x)
+
+    program = _program(of_heads, *structs)
+    joined = with_joined_axes(program)
+    sums = [n for n in joined.nests if isinstance(n, Nest) and n.is_reduction]
+    assert [[a.extent for a in n.reduced] for n in sums] == [[32]]
+    left = [
+        n
+        for n in joined.nests
+        if isinstance(n, External) and n.name in {d.name for d in program.nests if isinstance(d, Nest)}
+    ]
+    assert left
+    assert all(max(a.extent for a in n.axes) <= 40 and len(n.axes) <= 2 for n in left)
+
+
+def test_large_repetitions_stay():
+    assert with_joined_axes(_program(turned, LONG, ANGLES)) is None
+
+
+@pytest.mark.parametrize("function", [turned, turned_by_signs])
+def test_values_with_repetitions_left(function):
+    rng = np.random.default_rng(0)
+    x, angles = (
+        jnp.asarray(rng.normal(size=(40, 9, 32)), jnp.float32),
+        jnp.asarray(rng.normal(size=(40, 16)), jnp.float32),
+    )
+
+    def attention(x, angles):
+        scores = jax.vmap(lambda head: function(head, angles), 1)(x)
+        return jnp.einsum("hij,jhd->ihd", jax.nn.softmax(scores, -1), x)
+
+    fused = pf.fuse(attention, options=pf.FuseOptions(check=False, price=False, target="interpret"))
+    np.testing.assert_allclose(fused(x, angles), attention(x, angles), rtol=2e-5, atol=2e-5)
+    assert pf.verify(fused, x, angles).counterexample is None
