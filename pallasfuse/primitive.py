@@ -174,7 +174,10 @@ class FusedCall:
             if self._may_lose_kernels(other.jaxpr, self.judged(target, device)):
                 own = self._settled_as_it_is(target, device, measure=measure)
                 if is_faster_as_it_is(own, plan, verdict):
-                    plan, verdict = own, None
+                    plan = own
+                    verdict = verdict and replace(
+                        verdict, kept=False, reason=f"{verdict.reason}; its kernels gain more as it is"
+                    )
         return plan if verdict is None else replace(plan, verdicts=(verdict, *plan.verdicts))
 
     def _written_out(self, target: Target, device: Any, *, measure: bool) -> "tuple[FusedCall | None, Verdict | None]":

@@ -173,6 +173,8 @@ class Places:
             return restored(found.placed, dict(zip(found.tokens, tokens, strict=True)))
         except (UnknownNameError, KeyError):
             return self._placed_on(group, Patience(most_us))
+        except (InvalidProgramError, AssertionError) as error:
+            return _not_built(error)
 
     def _placed_on(self, group: Group, patience: Patience) -> Placed | str:
         try:

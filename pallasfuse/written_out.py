@@ -7,7 +7,7 @@ clock, only what is predicted to be faster beyond the error of the price is writ
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from pallasfuse.environment import environment
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
 from pallasfuse.isolation import apart
-from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import primitives, whole_key
 from pallasfuse.plan import Plan
@@ -34,7 +34,10 @@ _MORE_MEMORY = 1.1
 _WORTH_A_CLOCK = 1.05
 """An operation must be predicted to be so many times as fast for a clock to be asked."""
 _OF_KERNELS = ("concatenate", "dot_general")
-"""Kernels join parts of axes and products; choices and sums that stand for these they only compute."""
+"""Operations that kernels can take part in, of which a form must not have others: they join parts of axes, and products. The
+choices and sums that may stand for these they only compute."""
+_CLEARLY = 1.03
+"""Times that two comparisons have found differ by more than this, where one is to say which is shorter."""
 _OPERATIONS = "operations in parts"
 _OPERATION_S = 0.1
 """The seconds for which one operation is timed, at most."""
@@ -124,11 +127,37 @@ def fastest(
 
 
 def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -> bool:
-    """Are kernels predicted to gain more in a program as it is than in a form of it that XLA runs faster? plan: makes plans."""
-    before, after = (Counter(e.primitive.name for e in flatten(p).eqns) for p in (jaxpr, form))
-    if all(after[name] >= before[name] for name in _OF_KERNELS):
-        return False
-    return _predicted_us(plan(jaxpr)) < _predicted_us(plan(form))
+    """Are kernels predicted to gain more in a program as it is than in a form of it that XLA runs faster? plan: makes plans.
+
+    So they may be where a body of a loop has lost something that they can take part in: what they gain there is not predicted.
+    """
+    try:
+        before, after = flatten(jaxpr), flatten(form)
+        if _in_bodies(before) - _in_bodies(after):
+            return True
+        if not Counter(_that_kernels_have(before)) - Counter(_that_kernels_have(after)):
+            return False
+        own = plan(jaxpr)
+        return bool(own.kernels) and _predicted_us(own) < _predicted_us(plan(form))
+    except Exception:  # a program must not fail because of a form of it
+        return True
+
+
+def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
+    """Yields a text for each equation that kernels can take part in, by what it does to which shapes."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _OF_KERNELS:
+            shapes = [_compat.shape_of(a) for a in eqn.invars]
+            yield f"{eqn.primitive.name} {shapes} {eqn.params.get('dimension_numbers', eqn.params.get('dimension'))}"
+
+
+def _in_bodies(jaxpr: Jaxpr) -> Counter[str]:
+    """Counts such equations in the bodies of loops and branches, however deep."""
+    found = Counter[str]()
+    for body in (b for eqn in jaxpr.eqns for b in called(eqn)):
+        flat = flatten(body)
+        found += Counter(_that_kernels_have(flat)) + _in_bodies(flat)
+    return found
 
 
 def _predicted_us(plan: Plan) -> float:
@@ -142,18 +171,18 @@ def _predicted_us(plan: Plan) -> float:
 def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
     """Does the plan of a program as it is win over the plan of a form of it that XLA runs faster?
 
-    By the clock where it has seen both, and by the price elsewhere. verdict: what the clock said of the form, as XLA runs both.
+    Clearly so by the clock where it has seen both, else by the price. verdict: what the clock said of the form, as XLA runs both.
     """
     if verdict is not None and verdict.ours_us is not None and verdict.xla_us is not None:
         times = _measured_us(own, verdict.xla_us), _measured_us(other, verdict.ours_us)
         if times[0] is not None and times[1] is not None:
-            return times[0] < times[1]
+            return _CLEARLY * times[0] < times[1]
     return _predicted_us(own) < _predicted_us(other)
 
 
 def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
     """The microseconds of a call with the kernels that it has kept, by the clock; None where it has not seen them."""
-    if not plan.kernels:
+    if not plan.fuses:
         return by_xla_us
     whole = next((v for v in plan.verdicts if v.subject == WHOLE_CALL), None)
     if whole is None or whole.ours_us is None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import pipeline, scheduled
+from pallasfuse import pipeline, repetition, scheduled
 from pallasfuse.errors import ScheduleError
 from pallasfuse.subjects import Bench
 
@@ -149,7 +149,8 @@ def test_no_schedule_is_dropped_in_silence(monkeypatch):
     def fails(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(pipeline, "price_kernel", fails)
+    for module in (pipeline, repetition):
+        monkeypatch.setattr(module, "price_kernel", fails)
     with pytest.raises(ScheduleError, match=r"k cannot be run: its kernel could not be priced \(ZeroDivisionError"):
         by_schedule(chain_of_three, "k { i:4@grid ( t0 ) }")(*LONG)
 

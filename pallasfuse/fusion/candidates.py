@@ -367,12 +367,17 @@ def _stored_before(graph: Graph, group: Group) -> Iterator[frozenset[str]]:
 
 
 def _needed_outside(graph: Graph, members: Sequence[Nest], inner: Sequence[Nest]) -> tuple[Nest, str] | None:
-    """The first inner nest that something outside of the kernel, which the kernel reads, is computed from: so it is before."""
+    """The first inner nest from which something is computed that the kernel reads and does not compute; with the reason.
+
+    A kernel cannot wait for that: the nest is computed before, and its result is stored.
+    """
     inside = {n.name for n in (*members, *inner)}
+    above = frozenset[str]().union(*(graph.ancestors[n] for n in inside)) - inside
+    opaque = sorted(n for n in above if n in graph.order and is_opaque(graph, n))
     for nest in inner:
-        for name in sorted(frozenset().union(*(graph.ancestors[n] for n in inside)) - inside, key=str):
-            if is_opaque(graph, name) and name in graph.order and graph.depends(name, [nest.name]):
-                return nest, f"{name} is computed outside the kernel from it"
+        name = next((n for n in opaque if graph.depends(n, [nest.name])), None)
+        if name is not None:
+            return nest, f"{name} is computed outside the kernel from it"
     return None
 
 

@@ -60,8 +60,14 @@ def joined(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
     return program
 
 
+def _axes(program: LoopProgram) -> Iterator[Axis]:
+    for node in program.definitions():
+        yield from node.axes
+        yield from node.reduced if isinstance(node, Nest) else ()
+
+
 def with_left(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
-    """The program with nothing joined, but with the nests left to XLA that are left for some joins."""
+    """The program with nothing joined, but with the nests left to XLA that are left for some joins: joins keep their names."""
     return _left(program, frozenset().union(*(j.left for j in joins)), frozenset())
 
 
@@ -76,7 +82,7 @@ def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
     that are made of positions may meet them, too.
     """
     for pair in sorted(_summed_together(program), key=lambda p: (p[0].name, p[1].name)):
-        largest = max(volume(d.axes) for d in program.definitions() if set(pair) <= {*d.axes})
+        largest = max((volume(d.axes) for d in program.definitions() if set(pair) <= {*d.axes}), default=0)
         left = frozenset(
             n.name for n in program.nests
             if isinstance(n, Nest) and _repeats(n, pair) and _SMALLER * volume(n.axes) <= largest
@@ -102,11 +108,12 @@ def _left(program: LoopProgram, names: frozenset[str], pair: frozenset[str]) -> 
 
 def _with_own_axes(program: LoopProgram, pair: Set[Axis]) -> LoopProgram:
     """Gives axes of their own to the arrays that have one axis of a pair without the other: those that are repeated."""
-    names = {a.name for d in program.definitions() for a in d.axes}
-    own = {
-        a: Axis(next(n for n in map(f"{a.name}{{}}".format, count(1)) if n not in names), a.extent)
-        for a in sorted(pair)
-    }
+    names = {a.name for a in _axes(program)}
+    own: dict[Axis, Axis] = {}
+    for axis in sorted(pair):
+        name = next(n for n in map(f"{axis.name}{{}}".format, count(1)) if n not in names)
+        names.add(name)
+        own[axis] = Axis(name, axis.extent)
     renamings = Renamings()
 
     def renamed(axes: Sequence[Axis]) -> tuple[Axis, ...]:
@@ -128,15 +135,17 @@ def _with_own_axes(program: LoopProgram, pair: Set[Axis]) -> LoopProgram:
 
 _REASON = "it is a small array, repeated along an axis that is none elsewhere"
 _SMALLER = 8
-"""How many times smaller than the largest array an array is that may be stored for the axes of that one."""
+"""How many times smaller than the largest array an array is that may be stored for the axes of that one (a judgement)."""
 
 
 def _repeats(nest: Nest, pair: Pair) -> bool:
     """Does a nest only copy a tensor, for each position along one axis of a pair, or ask for positions along it?"""
     body = nest.body
+    if nest.is_reduction:
+        return False
     if isinstance(body, Read):
         return set(pair) <= {*nest.axes} and len({*pair} & {*body.indices}) == 1
-    return not nest.is_reduction and any(isinstance(x, Index) and x.axis in pair for x in postorder(body))
+    return any(isinstance(x, Index) and x.axis in pair for x in postorder(body))
 
 
 def _together(program: LoopProgram) -> frozenset[Pair] | None:

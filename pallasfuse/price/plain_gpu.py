@@ -38,6 +38,8 @@ _TILE = 1 << 11
 """Positions of 4 bytes that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
 _MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
 """XLA has a kernel that keeps the largest few of a row: so few, of so long a row. Others are sorted."""
+_PANEL = 32
+"""Columns that a library eliminates with a few kernels, on devices of which nothing is known."""
 _LONGEST_TRANSFORM = 1 << 12
 """Positions that a transform takes in one pass."""
 _SECTOR = 32
@@ -138,7 +140,7 @@ def _eliminated(work: Elimination, device: Device) -> Price:
         key = f"{work.kind}_many_us"
     elif work.kind == "solved" and work.right_sides == 1:
         key = "solved_one_us"
-    each_us = device.library.get(key, 10 * device.kernel_us)
+    each_us = device.library.get(key, 10 * device.kernel_us / _PANEL)
     waits = Term("columns", work.size, "", work.size * each_us)
     products = Term("matrix units", work.operations, "flop", 1e-6 * work.operations / device.matmul_tflop_s["float32"])
     return Price(waits.us + products.us, (waits, products)) + copy_on_gpu(work.moved_bytes, device)

@@ -135,3 +135,12 @@ def test_uneven_rows_are_longer_with_zeros(sizes, left, right, dtype):
 def test_products_whose_rows_stay(shapes, dims):
     x, y = (jnp.zeros(s) for s in shapes)
     assert decomposed(products.aligned, lambda a, b: lax.dot_general(a, b, dims), x, y) is None
+
+
+def test_a_product_with_a_number_is_no_product_of_rows():
+    assert (
+        decomposed(
+            products.aligned, lambda a, b: lax.dot_general(a, b, (((), ()), ((), ()))), jnp.ones(5), jnp.ones(())
+        )
+        is None
+    )
