@@ -129,7 +129,7 @@ def test_tiles_are_left_out_only_where_smaller_ones_are_too_large(monkeypatch):
     program = pf.fuse(chain).trace(*(jax.ShapeDtypeStruct(s, "float16") for s in shapes)).converted.program
     group = min(product_regions.candidates(Graph(program), TRITON), key=lambda c: len(c.group.inner)).group
     region = region_of_group(group, {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()})
-    space = searching._space(region, strict=False)
+    space = searching._space(region, searching._choices(region), strict=False)
     tried = searching._Tried(group, TRITON, space, FoldsOnDemand(region))
     small, large = (
         searching.Point(
