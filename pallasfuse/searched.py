@@ -20,7 +20,7 @@ from pallasfuse.fusion.cost import product_operands
 from pallasfuse.fusion.demand import FoldsOnDemand
 from pallasfuse.ir.expr import Read
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.region import Region, independent_axes, region_of_group
+from pallasfuse.ir.region import Region, independent_axes, region_of_group, spatial_axes
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
@@ -101,9 +101,12 @@ def searched(
         return []
     region = region_of_group(group, tensors)
     model = Model(region, target.device)
-    if not patience.allows(model.matrix_bound_us):
+    choices = _choices(region)
+    most = math.prod(-(-a.extent // min(choices[a.name])) for a in spatial_axes(region))
+    bounds_us = model.bound_us(most), model.on(target.device.share(_SHARES)).bound_us(most) / _SHARES
+    if not patience.allows(min(bounds_us)):  # what the best candidates are compared with below is not less
         return []
-    space = _space(region, strict=group.strict)
+    space = _space(region, choices, strict=group.strict)
     if space is None:
         return []
     tried = _Tried(group, target, space, FoldsOnDemand(region, strict=group.strict))
@@ -415,16 +418,20 @@ def _is_slow(phase: Phase) -> bool:
     return alone or (phase.program.warps > WARPS[0] and any(p.m < WARP_ROWS * phase.program.warps for p in products))
 
 
-def _space(region: Region, *, strict: bool) -> Space | None:
-    """The trees and tiles of a region; None where they are too many."""
-    if len(region.nests) > _MOST_NESTS:
-        return None
+def _choices(region: Region) -> tiles.Choices:
+    """The sizes of tiles along each axis."""
     whole = [a.name for a in independent_axes(region)]
     beside = _beside_others(region)
-    choices = {
+    return {
         axis: (*(_SMALL if axis in beside else ()), *(tuple(filter(tiles.is_power_of_two, sizes)) or sizes))
         for axis, sizes in tiles.choices(region.axes.values(), whole, little_padding=True).items()
     }
+
+
+def _space(region: Region, choices: tiles.Choices, *, strict: bool) -> Space | None:
+    """The trees and tiles of a region; None where they are too many."""
+    if len(region.nests) > _MOST_NESTS:
+        return None
     may_fold = derivable(region, strict=strict)
     try:
         trees = tuple(islice(all_trees(region, may_fold, most_bodies=_MOST_BODIES), _MOST_TREES + 1))

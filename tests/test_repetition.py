@@ -12,6 +12,7 @@ from pallasfuse.fusion.segments import MOST_REDUCTIONS
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, choose_groups, plan_converted
+from pallasfuse.price.kernel import price_kernel
 from pallasfuse.targets import find
 from tests.programs_by_name import PROGRAMS as SMALL
 from tests.users_programs import PROGRAMS
@@ -231,3 +232,19 @@ def test_forms_of_a_program_share_what_they_have_in_common(calls):
     assert choose_groups(second).groups == groups
     assert before["group_segment"] and before["placed_on"]
     assert all(calls[name] == before[name] for name in ("group_segment", "placed_on"))
+
+
+def test_equal_groups_have_one_price_which_is_that_of_each():
+    """Groups of the two layers differ by names: the second one's kernel is renamed when it is asked for, and costs the same."""
+    converted = convert(
+        jax.make_jaxpr(lambda x, y: (jax.nn.softmax(x, -1), jax.nn.softmax(y, -1)))(*[arguments(1)[1]] * 2)
+    )
+    places = Placements(converted, find("triton"), FuseOptions())
+    grouping = choose_groups(Placements(converted, find("triton"), FuseOptions(price=False)))
+    first, second = grouping.groups
+    found = {places.price(g) for g in (first, second)}
+    assert len(found) == 1
+    for group in (first, second):
+        placed = places.placed(group)
+        assert price_kernel([(p.program, p.target) for p in placed.phases]) in found
+        assert {t.name for t in placed.phases[0].program.outputs} == {n.name for n in group.outputs}

@@ -16,6 +16,7 @@ from pallasfuse.pallas_backend import interpret
 from pallasfuse.pipeline import ways
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.proof import PlannedKernel, prove
+from pallasfuse.schedule.model import Model
 from pallasfuse.searched import launched, placed_by_tree, searched
 from pallasfuse.targets import TRITON, XLA_CPU
 
@@ -98,6 +99,14 @@ def test_nothing_is_searched_where_it_does_not_help(monkeypatch):
     assert searched(rows.group, TRITON, of_rows) == []
 
 
+def test_no_tree_is_made_where_none_can_be_as_fast_as_is_asked(monkeypatch):
+    kernel, tensors = kernel_of(*PROGRAMS["attention"])
+    least_us = Model(region_of_group(kernel.group, tensors), TRITON.device).bound_us()
+    assert least_us <= min(us for us, _ in searched(kernel.group, TRITON, tensors))
+    monkeypatch.setattr(searching, "_space", None)  # what makes the trees
+    assert searched(kernel.group, TRITON, tensors, searching.Patience(0.1 * least_us)) == []
+
+
 def test_tuning_tries_the_trees_that_are_predicted_to_be_faster():
     plan = planned(attend, ((256, 64), (256, 64), (256, 64)))
     (kernel,) = plan.kernels
@@ -130,7 +139,7 @@ def test_tiles_are_left_out_only_where_smaller_ones_are_too_large(monkeypatch):
     program = pf.fuse(chain).trace(*(jax.ShapeDtypeStruct(s, "float16") for s in shapes)).converted.program
     group = min(product_regions.candidates(Graph(program), TRITON), key=lambda c: len(c.group.inner)).group
     region = region_of_group(group, {d.name: Tensor(d.name, d.axes, d.dtype) for d in program.definitions()})
-    space = searching._space(region, strict=False)
+    space = searching._space(region, searching._choices(region), strict=False)
     tried = searching._Tried(group, TRITON, space, FoldsOnDemand(region))
     small, large = (
         searching.Point(

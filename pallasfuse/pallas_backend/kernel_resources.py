@@ -31,4 +31,4 @@ def too_large(program: TileProgram, target: Target) -> str | None:
     """
     if target.warpgroup_rows or target.cluster or not target.writes_kernels:
         return None
-    return triton.resources(program, target).problem(target.shared_memory_bytes)
+    return triton.shared_memory(program, target).problem(target.shared_memory_bytes)

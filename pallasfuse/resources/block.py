@@ -42,6 +42,22 @@ class Spill:
 
 
 @dataclass(frozen=True, slots=True)
+class Shared:
+    """The shared memory that one block takes, and the buffers in it."""
+
+    bytes: int
+    buffers: tuple[Buffer, ...]
+
+    def problem(self, shared_memory_bytes: int) -> str | None:
+        """Returns why a kernel cannot run on a device whose blocks have so much shared memory; None if it can."""
+        if self.bytes <= shared_memory_bytes:
+            return None
+        widest = max(self.buffers, key=lambda b: b.bytes, default=None)
+        which = "" if widest is None else f" ({widest.name}: {widest.bytes})"
+        return f"its tiles take up to {self.bytes} bytes of shared memory{which}, of {shared_memory_bytes}"
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """The shared memory, threads and registers that one block takes: never less than the compiler reports."""
 
@@ -60,12 +76,8 @@ class Resources:
         return sum(s.bytes for s in self.spills)
 
     def problem(self, shared_memory_bytes: int) -> str | None:
-        """Returns why a kernel cannot run on a device whose blocks have so much shared memory; None if it can."""
-        if self.shared_bytes <= shared_memory_bytes:
-            return None
-        widest = max(self.buffers, key=lambda b: b.bytes, default=None)
-        which = "" if widest is None else f" ({widest.name}: {widest.bytes})"
-        return f"its tiles take up to {self.shared_bytes} bytes of shared memory{which}, of {shared_memory_bytes}"
+        """As of `Shared`."""
+        return Shared(self.shared_bytes, self.buffers).problem(shared_memory_bytes)
 
     def show(self, shared_memory_bytes: int) -> str:
         """Returns a sentence on a block's needs, for a device whose blocks have so much shared memory."""

@@ -12,7 +12,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Read, postorder
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram, expressions
-from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, most_registers, peak_bytes
+from pallasfuse.resources.block import REGISTER_BYTES, WARP, Buffer, Resources, Shared, most_registers, peak_bytes
 from pallasfuse.resources.triton_operands import laid_out_anew_at, needed_until, of_product
 from pallasfuse.resources.triton_registers import OTHERS, registers_by_loop
 from pallasfuse.resources.triton_spills import spills
@@ -36,16 +36,25 @@ def resources(program: TileProgram, target: Target) -> Resources:
 
 
 def _found(program: TileProgram, target: Target) -> Resources:
-    view = view_of(program, target)
-    tiles, rows = tuple(_buffers(view)), tuple(_rows(view))
-    shared = max(peak_bytes((*tiles, *rows)), peak_bytes(tiles, TILE_BYTES if _has_warpgroups(view) else 1))
+    view, shared = view_of(program, target), shared_memory(program, target)
     threads = WARP * program.warps
     most = most_registers(threads)
     registers = min(max(registers_by_loop(view).values(), default=OTHERS), most)
-    return Resources(shared, threads, registers, tuple(spills(view, most)), (*rows, *tiles))
+    return Resources(shared.bytes, threads, registers, tuple(spills(view, most)), shared.buffers)
 
 
 _resources = Recent(_found)
+
+
+def _in_shared_memory(program: TileProgram, target: Target) -> Shared:
+    view = view_of(program, target)
+    tiles, rows = tuple(_buffers(view)), tuple(_rows(view))
+    most = max(peak_bytes((*tiles, *rows)), peak_bytes(tiles, TILE_BYTES if _has_warpgroups(view) else 1))
+    return Shared(most, (*rows, *tiles))
+
+
+shared_memory = Recent(_in_shared_memory)
+"""Returns the shared memory that Triton takes for a program, an upper bound: it decides whether that runs, not its registers."""
 
 
 def _has_warpgroups(view: View) -> bool:

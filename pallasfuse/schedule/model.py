@@ -26,13 +26,13 @@ import numpy as np
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, postorder
+from pallasfuse.ir.expr import Expr, postorder, reads_in
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.region import Region, independent_axes
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tree import RangeLoop, TreeKernel
-from pallasfuse.price.operations import Instructions, Operations, new_instructions
+from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import BLOCKS, REGISTER_BYTES, REGISTERS
 from pallasfuse.schedule.placement import Broken, Buffer, MayFold, Placement, Statement, no_folds, place
@@ -197,12 +197,32 @@ class Model:
         other = rates["tf32"] if "tf32" in rates else rates["float32"]
         return sum((1e-6 * done / rates.get(dtype, other) for done, dtype in products), start=0) / cores
 
-    @property
-    def matrix_bound_us(self) -> float:
-        """A bound that is below the price of every placement: the matrix units are busy with all products, each computed once."""
-        works = ((n, self._work[n.name]) for n in self.region.nests)
-        done = [(2 * volume((*n.axes, *n.reduced)), w.operand_dtype) for n, w in works if w.product is not None]
-        return float(self._matrix_us(done))
+    def bound_us(self, most_blocks: float = math.inf) -> float:
+        """A bound that is below the price of every placement in at most so many blocks, on a GPU: everything is loaded, computed
+        and stored once, and as many multiprocessors as there are blocks take part.
+
+        Each term is at most that of `priced`, whose small weight on what does not limit a kernel is more than any rounding.
+        """
+        device, nests = self.device, [(n, self._work[n.name]) for n in self.region.nests]
+        done = [(2 * volume((*n.axes, *n.reduced)), w.operand_dtype) for n, w in nests if w.product is not None]
+        read = {
+            node.tensor: node.indices for n, _ in nests for node in reads_in(n.body) if node.tensor not in self._nests
+        }
+        moved = {name: volume(axes) for name, axes in read.items()}
+        moved |= {name: volume(self._nests[name].axes) for name in self.region.outputs}
+        once = sum(n * dtypes.itemsize_bytes(self._tensors[name].dtype) for name, n in moved.items())
+        instructions = new_instructions(postorder(*(side for _, w in nests for side in w.sides)), set())
+        work = executed(instructions, lambda axes: float(volume(axes)))
+        simple = work.simple + sum(
+            volume((*n.axes, *n.reduced)) for n, w in nests if n.is_reduction and w.product is None
+        )
+        vector_us = 1e-3 * simple / device.vector_gop_s
+        special_us = 1e-3 * (work.special + work.converted) / device.special_gop_s
+        moving_us = max(1e-3 * once / device.memory_gb_s, device.from_cache_us(once, 0.0))
+        slowdown = max(1.0, device.multiprocessors / most_blocks)
+        computing_us = slowdown * max(float(self._matrix_us(done)), vector_us + special_us)
+        busy_us = max(max(1.0, slowdown / _DRAWN) * moving_us, computing_us)
+        return float(device.kernel_us + device.launch_us + max(busy_us, device.latency_us))
 
     def _waiting(self, found: Amounts) -> tuple[Number, Number]:
         """Returns the trips of serial loops that load, in each round of blocks one after the other, and the time that they wait."""

@@ -89,19 +89,22 @@ def tiled(
         return result
     known = {} if dropped is None else dropped
     if (tree, once) not in known:
-        known[tree, once] = _dropped(region, result, once, may_fold)
+        known[tree, once], shorter = _dropped(region, result, once, may_fold)
+        return shorter  # the object whose places were just found
     axes = known[tree, once]
     return replace(result, body=without_loops(result.body, axes)) if axes else result
 
 
-def _dropped(region: Region, tree: TreeKernel, once: tuple[str, ...], may_fold: MayFold) -> tuple[str, ...]:
-    """The axes, of those whose serial loops run once, whose loops the tree stays legal without."""
+def _dropped(
+    region: Region, tree: TreeKernel, once: tuple[str, ...], may_fold: MayFold
+) -> tuple[tuple[str, ...], TreeKernel]:
+    """The axes, of those whose serial loops run once, whose loops the tree stays legal without, and the tree without them."""
     found: tuple[str, ...] = ()
     for axes in (once, *((axis,) for axis in once)):
         shorter = replace(tree, body=without_loops(tree.body, axes))
         if shorter != tree and not isinstance(place(region, shorter, may_fold), Broken):
             tree, found = shorter, (*found, *axes)
-    return found
+    return found, tree
 
 
 def without_loops(body: Body, axes: Collection[str]) -> Body:

@@ -13,6 +13,7 @@ from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
 from pallasfuse.ir.tensors import Tensor
+from pallasfuse.price.terms import Price
 from pallasfuse.price.xla import price_xla
 from pallasfuse.search.agreement import agree
 from pallasfuse.search.costs import Costing
@@ -85,6 +86,9 @@ def search(part: LoopProgram, device: Device, limits: Limits = LIMITS) -> Rewrit
     picks = any(not deltas.isdisjoint(n.reads) for n in nests.values())
     if not picks and not may_gain(part, nests, Costing(device, dtype)):
         return None
+    before = price_xla(part, device)
+    if before.us <= _least_gain_us(0.0, device):  # whatever is found
+        return None
     try:
         graph = EGraph(limits.terms, deltas)
         root = _root(graph, part, nests)
@@ -95,7 +99,7 @@ def search(part: LoopProgram, device: Device, limits: Limits = LIMITS) -> Rewrit
         Costs(graph, Costing(device, dtype)), (f"{root_name}.{n}" for n in count()), precision, nests[root_name]
     )
     made.root(root, nests[root_name])
-    return _judged(part, tuple(made.made), searched, device)
+    return _judged(part, tuple(made.made), before, searched, device)
 
 
 def _root(graph: EGraph, part: LoopProgram, nests: Mapping[str, Nest]) -> int:
@@ -108,12 +112,19 @@ def _root(graph: EGraph, part: LoopProgram, nests: Mapping[str, Nest]) -> int:
     return root
 
 
-def _judged(part: LoopProgram, made: tuple[Nest, ...], searched: Searched, device: Device) -> Rewriting | None:
+def _least_gain_us(after_us: float, device: Device) -> float:
+    """The time that a part must take as it is written, for one that is predicted to take so long instead to be worth it."""
+    return max(after_us * device.price_error, after_us + device.kernel_us + device.launch_us)
+
+
+def _judged(
+    part: LoopProgram, made: tuple[Nest, ...], before: Price, searched: Searched, device: Device
+) -> Rewriting | None:
     kept = _needed(part, (*part.outputs[1:], *(t for n in made for t in n.reads)))
     old = tuple(n for n in part.nests if n not in kept and isinstance(n, Nest))
     new = replace(part, nests=(*kept, *made))
-    before, after = price_xla(part, device), price_xla(new, device)
-    if before.us <= max(after.us * device.price_error, after.us + device.kernel_us + device.launch_us):
+    after = price_xla(new, device)
+    if before.us <= _least_gain_us(after.us, device):
         return None
     if not agree(part, new):
         return None

@@ -426,7 +426,9 @@ def test_many_prices_of_one_program_are_those_that_it_has_alone(device):
     for made in [(), *itertools.combinations(names, 1), *pairs]:
         for read in ((), names[:1], names[3:5]):
             asked = frozenset(made), frozenset(read)
-            assert prices.price(*asked) == price_xla(whole, device, *asked)
+            alone = price_xla(whole, device, *asked)
+            assert prices.price(*asked) == alone
+            assert prices.us(*asked) == alone.us  # to the last bit: choices between equal ones are the same
 
 
 def test_buffers_that_the_system_makes_anew_cost_on_a_cpu():

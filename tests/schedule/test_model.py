@@ -1,5 +1,6 @@
 """The analytical price: amounts by hand, and many candidates at a time priced as one by one."""
 
+import math
 import random
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from benchmarks.tree_search.search import by_model, each
 from pallasfuse.device import assumed
-from pallasfuse.ir.region import independent_axes
+from pallasfuse.ir.region import independent_axes, spatial_axes
 from pallasfuse.ir.tree import parse
 from pallasfuse.schedule import space, tiles
 from pallasfuse.schedule.candidates import Candidate, ModelPrices, Space
@@ -137,13 +138,17 @@ def test_many_candidates_at_a_time_have_the_prices_of_each(seed):
     together = by_model(ModelPrices(found, model))(candidates)
     np.testing.assert_allclose(together, each(found, price)(candidates), rtol=1e-12)
     assert np.isfinite(together).any()
-    assert 0 < model.matrix_bound_us <= min(together)
+    most = math.prod(-(-a.extent // min(found.choices[a.name])) for a in spatial_axes(region))
+    assert 0 < model.bound_us() <= model.bound_us(most) <= min(together)
 
 
-def test_the_least_price_is_that_of_busy_matrix_units():
-    least = Model(CHAIN, GPU).matrix_bound_us
-    assert least == pytest.approx(2e-6 * M * N * (K + H) / GPU.matmul_tflop_s["float16"])
-    assert Model(CHAIN, GPU.share(4)).matrix_bound_us == pytest.approx(4 * least)
+def test_the_least_price_is_that_of_busy_units_of_as_many_multiprocessors_as_there_are_blocks():
+    launch_us = GPU.kernel_us + GPU.launch_us
+    products_us = 2e-6 * M * N * (K + H) / GPU.matmul_tflop_s["float16"]
+    assert Model(CHAIN, GPU).bound_us() >= launch_us + max(products_us, GPU.latency_us)
+    one_block_us = Model(CHAIN, GPU).bound_us(1)
+    assert one_block_us >= launch_us + GPU.multiprocessors * products_us
+    assert Model(CHAIN, GPU).bound_us(2) < one_block_us
 
 
 def test_a_price_names_its_terms_and_units():
