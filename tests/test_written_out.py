@@ -74,7 +74,7 @@ def test_kernels_in_bodies_of_loops_are_kept():
     assert not plan(layers, *[half(4, 16, 1024, 64)] * 3, half(16)).written_out
 
 
-def test_products_of_uneven_rows_lose_no_kernel():
+def test_kernels_are_compared_where_products_have_even_rows_in_a_form():
     def loss(x, w, label):
         logits = (x @ w).astype(jnp.float32)
         return jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, label[:, None], 1)[:, 0]

@@ -23,7 +23,7 @@ MOST_ROWS = 4
 MOST_TINY = 8
 """The longest side of a tiny matrix: each position of the sum is an operation of its own."""
 _ROW_BYTES = 16
-"""The rows of operands begin at multiples of so many bytes, where their length is one."""
+"""A library's best kernels load operands whose rows begin at multiples of so many bytes."""
 _FEWEST = 16
 """The fewest tiny matrices of a batch."""
 

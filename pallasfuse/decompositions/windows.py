@@ -178,7 +178,7 @@ class _Convolution:
     dilated: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
     between: tuple[int, ...]
-    """How many times as far apart the elements of an image are, for zeros between them."""
+    """The step from one element of an image to the next along each dimension, where zeros stand between them; 1 where none do."""
     groups: int
     channels: int
     """The channels of one group."""

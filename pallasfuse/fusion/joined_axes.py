@@ -50,17 +50,16 @@ def joins_of(program: LoopProgram) -> list[Join]:
 
 
 def joined(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
-    """The program, or one with the same names over other extents, with axes as one."""
+    """Returns a program with axes made one: the program that the joins were found in, or it over other extents."""
     for join in joins:
         program = _left(program, join.left, join.pair)
-        axes = {
-            a.name: a for d in program.definitions() for a in (*d.axes, *(d.reduced if isinstance(d, Nest) else ()))
-        }
+        axes = {a.name: a for a in _axes(program)}
         program = _joined(program, frozenset((axes[a], axes[b]) for a, b in join.pairs))
     return program
 
 
 def _axes(program: LoopProgram) -> Iterator[Axis]:
+    """Yields the axes of all tensors, and those that nests reduce."""
     for node in program.definitions():
         yield from node.axes
         yield from node.reduced if isinstance(node, Nest) else ()
@@ -135,7 +134,7 @@ def _with_own_axes(program: LoopProgram, pair: Set[Axis]) -> LoopProgram:
 
 _REASON = "it is a small array, repeated along an axis that is none elsewhere"
 _SMALLER = 8
-"""How many times smaller than the largest array an array is that may be stored for the axes of that one (a judgement)."""
+"""An array may be left to XLA if it has so many times fewer elements than the largest one with these axes (a judgement)."""
 
 
 def _repeats(nest: Nest, pair: Pair) -> bool:

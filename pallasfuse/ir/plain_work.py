@@ -33,7 +33,7 @@ class Convolution:
     channels: int = 1
     """The channels of a group, all of which are summed at each position of a window."""
     apart: int = 1
-    """Of the positions of a window, one in so many is looked at for a result: between the elements are as many zeros."""
+    """Each result looks at one in so many positions of a window, since the others meet zeros between the elements of an image."""
     holes: float = 1.0
     """The length of a window of one dimension, holes counted, over the number of its elements; 1 where it has several
     dimensions."""
@@ -116,8 +116,9 @@ class Elimination:
     moved_bytes: float
     kind: EliminationKind = "pivoted"
     matrices: int = 1
+    """The matrices of a batch, which are eliminated together."""
     right_sides: int = 0
-    """Of each system that is solved."""
+    """The right sides of each triangular system that is solved; 0 for factorisations."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,8 @@ _OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW =
 """The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
 which wait for the rounding, and where rows do not fill the unit."""
 _UNEVEN, _UNEVEN_LOADS = 0.42, 0.6
-"""Of that share, and of the memory's bandwidth, what is reached where rows of operands do not begin at multiples of 16 bytes: for
-XLA's kernels by Triton 0.36 of the library's rate was measured (`gpu_library`), which is so much of `OF_LIBRARY`; not of ours."""
+"""Products whose operands have rows that do not begin at multiples of 16 bytes reach this part of `OF_LIBRARY`, and of the memory's
+bandwidth. XLA's kernels by Triton reach 0.36 of the library's rate (`gpu_library`, measured); ours were not measured."""
 _WARP_COLUMNS = 8
 """Of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0

@@ -14,7 +14,7 @@ from pallasfuse.price.xla_habits import CHANNELS, ISSUED
 
 _TILES = ((256, 128), (256, 64), (256, 32), (128, 128), (64, 128), (128, 32), (64, 64), (64, 32))
 _SHARED_LOADS = 1.2
-"""How many multiprocessors take a tile of an operand from the cache together: hardly any, as each gathers its own windows."""
+"""A tile of an operand that is read from the cache serves so many multiprocessors: about one, as each gathers its own windows."""
 _STEP = 32
 """Channels that are summed in one step, at one position of a window: fewer take as long."""
 _MOST_SHARES, _MOST_SHARES_OF_GRADIENTS = 8, 128
@@ -34,9 +34,8 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
     size = 4.0 if work.operand_dtype == "float32" else 2.0
     rate = matrix_rate(work.operand_dtype, device)
     direct_us = 1e-3 * work.flops * work.holes / 2 / (_DIRECT * device.vector_gop_s)
-    if (
-        work.of_weights and work.apart == 1
-    ):  # rows are channels, sums are over positions: tf32 is turned in registers for that
+    if work.of_weights and work.apart == 1:
+        # rows are channels, and sums are over positions: tf32 is turned in registers for that
         turned = 2.0 if work.operand_dtype == "float32" else 1.0
         rows = math.ceil(work.images / _STEP) * _STEP * work.rows // work.images
         product_us = _tiled(work, rows, work.summed, turned * size, rate / turned, device)
