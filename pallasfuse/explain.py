@@ -19,6 +19,7 @@ from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT
 
 if TYPE_CHECKING:
     from pallasfuse.plan import Kernel, Plan
+    from pallasfuse.recurrences import KernelOfLoop
 
 
 def _indent(text: str) -> str:
@@ -90,7 +91,8 @@ def _stage(plan: Plan, stage: str) -> list[str]:
             head = "== sums and products in another order, of which the loop program above is made"
             return [head, *(f"  {line}" for r in plan.rewritings for line in r.lines())] if plan.rewritings else []
         case "kernels":
-            return [line for number, k in enumerate(plan.kernels, 1) for line in _kernel(number, k, plan)]
+            own = [line for number, k in enumerate(plan.kernels, 1) for line in _kernel(number, k, plan)]
+            return own + [line for loop in plan.loops for line in _loop(loop, plan)]
         case "checked":
             return ["== checked", *(f"  {line}" for line in _verdicts(plan))] if plan.verdicts else []
         case "bodies":
@@ -120,6 +122,9 @@ def summarize(plan: Plan) -> str:
         lines.append(f"  visits {100 * kernel.visited_share:.0f}% of the tiles, moves "
                      f"{_size(kernel.bytes_read + kernel.bytes_written)}B; {kernel.price.us:.3g} us predicted, XLA "
                      f"{kernel.replaced.us:.3g} us")  # fmt: skip
+    for loop in plan.loops:
+        lines.append(f"{loop.kernel.name}: {loop.trips} trips of the loop at {loop.source} in one kernel; {loop.price.us:.3g} us "
+                     f"predicted, XLA {loop.price_of_xla(plan.target.device).us:.3g} us")  # fmt: skip
     for body in plan.bodies:
         lines += [f"{body.what}:", _indent(summarize(body.plan))]
     lines += [f"checked: {line}" for line in _verdicts(plan)]
@@ -194,6 +199,17 @@ def _kernel(number: int, kernel: Kernel, plan: Plan) -> list[str]:
         lines.append(f"  -- price of what XLA stores for it at the boundary of the loop's body: {stored}")
     lines.append(f"  -- price of XLA's kernels instead: {kernel.replaced}")
     return lines
+
+
+def _loop(loop: KernelOfLoop, plan: Plan) -> list[str]:
+    device = plan.target.device
+    return [
+        f"== kernel of a loop: {loop.kernel.name}, {loop.trips} trips, from {loop.source}",
+        f"  -- tile program; {loop.kernel.warps} warps",
+        _indent(_indent(str(loop.kernel))),
+        f"  -- price on {device.kind}: {loop.price}",
+        f"  -- price of XLA's kernels instead: {loop.price_of_xla(device)}",
+    ]
 
 
 # --- a tile program on one line

@@ -52,7 +52,7 @@ class _Left:
 def overview(plan: Plan) -> str:
     """At most `LINES` lines; `plan.kernels`, `plan.show(...)` and `str(plan)` have the rest."""
     total, (left, rest) = _left_to_xla(plan, fused=False)[1], _left_to_xla(plan, fused=True)
-    ours = sum(k.price.us for k in plan.kernels)
+    ours = sum(k.price.us for k in plan.kernels) + sum(k.price.us for k in plan.loops)
     device = plan.target.device.kind
     lines = [
         f"{_counted(len(plan.kernels), 'kernel')} for {plan.target.name}; predicted on {device}: {_time(ours + rest)}, "
@@ -65,6 +65,10 @@ def overview(plan: Plan) -> str:
     lines += _some([f"rewritten: {r}" for r in plan.rewritings], 4)
     lines += _kernels(plan)
     lines += _worst(plan, left, total)
+    loops = [
+        f"{n.trips} trips of the loop at {_short(n.source)} in one kernel: {_time(n.price.us)}" for n in plan.loops
+    ]
+    lines += _some(loops, 4)
     inside = [f"{b.what}: {_counted(len(b.plan.kernels), 'kernel')}" for b in plan.bodies]
     lines += _some(inside, 4)
     lines += _some([f"checked: {v}" for v in plan.verdicts], 4)

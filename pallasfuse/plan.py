@@ -29,6 +29,7 @@ from pallasfuse.verdicts import Verdict
 if TYPE_CHECKING:
     from pallasfuse.errors import Refusal
     from pallasfuse.proof import Proof
+    from pallasfuse.recurrences import KernelOfLoop
     from pallasfuse.schedule.snapshots import Snapshots
     from pallasfuse.search.found import Rewriting
 
@@ -209,6 +210,19 @@ class Plan(OfThisProcess):
     @property
     def program(self) -> LoopProgram:
         return self.converted.program
+
+    @property
+    def loops(self) -> "tuple[KernelOfLoop, ...]":
+        """The loops that are one kernel each: what a trip hands on stays in it."""
+        from pallasfuse.recurrences import loops_as_kernels
+
+        return loops_as_kernels(self.converted.jaxpr)
+
+    @property
+    def emitters(self) -> frozenset[str]:
+        """The names of the targets whose kernels it has."""
+        of_loops = {"triton"} if self.loops else set[str]()
+        return frozenset(phase.target.name for kernel in self.kernels for phase in kernel.phases) | of_loops
 
     @cached_property
     def at_boundary(self) -> Mapping[str, Price]:

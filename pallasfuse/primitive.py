@@ -94,7 +94,7 @@ class FusedCall:
             own = self.options
             asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
-            program = surely_faster(self.jaxpr, target.device, own.exclude) if sure else self.jaxpr
+            program = surely_faster(self.jaxpr, target, own.exclude) if sure else self.jaxpr
             if program is not self.jaxpr and self._may_lose_kernels(program, target):
                 program = self.jaxpr
             self.programs[key] = program
@@ -186,10 +186,10 @@ class FusedCall:
             return None, None
         exclude = self.options.exclude
         try:
-            ways = forms(self.jaxpr, target.device, device, exclude, measure=measure)
+            ways = forms(self.jaxpr, target, device, exclude, measure=measure)
             best, verdict = fastest(self.jaxpr, ways, device, measure=measure)
             if best is None and verdict is not None and verdict.ours_us is None:  # there was no clock
-                best, ways = _SURELY, {_SURELY: surely_faster(self.jaxpr, target.device, exclude)}
+                best, ways = _SURELY, {_SURELY: surely_faster(self.jaxpr, target, exclude)}
         except Exception as error:
             warnings.warn(f"{self.name}: its forms could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
                           "pallasfuse, please report it. It is as it was written.", stacklevel=2)  # fmt: skip
@@ -363,10 +363,10 @@ def _lowerable(target: Target, platform: str, ctx: Any, call: FusedCall) -> tupl
     if not target.writes_kernels or (known and not _compat.is_exported(ctx)):
         return target, nullcontext()
     if call.options.target is None:
-        kernels = [k for p in call.plan(target).all() for k in p.kernels]
-        if known and not any(p.target.name in _NOT_EXPORTED for k in kernels for p in k.phases):
+        emitters = frozenset().union(*(p.emitters for p in call.plan(target).all()))
+        if known and _NOT_EXPORTED.isdisjoint(emitters):
             return target, nullcontext()
-        if kernels and call.warning.first("device"):
+        if emitters and call.warning.first("device"):
             reason = (
                 "jax.export gives no guarantee for kernels of Triton" if known
                 else "no GPU is at hand, and kernels are written for one kind"

@@ -12,6 +12,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram
 from pallasfuse.jaxpr_frontend import Converted, left_by_user
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Fallback, Kernel, Step
+from pallasfuse.recurrences import recurrence_p
 
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
                      "stop_gradient", "convert_element_type", "sharding_constraint"})  # fmt: skip
@@ -81,7 +82,7 @@ def fallbacks_of(
     by_variable = {var: name for name, var in converted.variable.items()}
     found = []
     for step in steps:
-        if isinstance(step, Kernel) or step.primitive.name in _LAYOUT:
+        if isinstance(step, Kernel) or step.primitive.name in _LAYOUT or step.primitive is recurrence_p:
             continue
         names = [by_variable[v] for v in step.outvars if v in by_variable]
         reason = next((reasons[n] for n in names if n in reasons), "elementwise, outside every kernel: XLA fuses it")

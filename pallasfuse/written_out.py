@@ -14,8 +14,7 @@ from typing import Any
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
 from pallasfuse.check import BUDGET_S
-from pallasfuse.decompositions import Decomposer
-from pallasfuse.device import Device
+from pallasfuse.decompositions import Decomposer, Rule
 from pallasfuse.environment import environment
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
@@ -24,8 +23,10 @@ from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import primitives, whole_key
 from pallasfuse.plan import Plan
+from pallasfuse.recurrences import AsKernel, loops_as_kernels
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
+from pallasfuse.targets import Target
 from pallasfuse.unrolled_loops import unrolled_surely, unrollings
 from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT, Verdict
 
@@ -44,17 +45,18 @@ _OPERATION_S = 0.1
 
 
 def forms(
-    jaxpr: Jaxpr, device: Device, at_hand: Any, exclude: Sequence[str] = (), *, measure: bool = True
+    jaxpr: Jaxpr, target: Target, at_hand: Any, exclude: Sequence[str] = (), *, measure: bool = True
 ) -> dict[str, Jaxpr]:
     """Returns other forms of a program that may be faster, each by words that say what it is.
 
     Operations are timed alone on the device at hand, once. exclude: as of `FuseOptions`. measure: as of `fastest`.
     """
+    device = target.device
 
     def clock(written: Jaxpr, other: Jaxpr) -> bool | None:
         return _is_faster(written, other, at_hand, measure)
 
-    decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock)
+    decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target))
     decomposed = decomposer.of(jaxpr)
     unrolled = unrollings(decomposed, exclude, partly=device.platform == "gpu")
     if decomposed is jaxpr:
@@ -66,10 +68,16 @@ def forms(
     return found
 
 
-def surely_faster(jaxpr: Jaxpr, device: Device, exclude: Sequence[str] = ()) -> Jaxpr:
+def surely_faster(jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = ()) -> Jaxpr:
     """Returns the program with all written out that needs no clock; itself where nothing is."""
-    decomposed = Decomposer(device, tuple(exclude), device.price_error).of(jaxpr)
+    device = target.device
+    decomposed = Decomposer(device, tuple(exclude), device.price_error, rules=_rules(target)).of(jaxpr)
     return unrolled_surely(decomposed, device, exclude)
+
+
+def _rules(target: Target) -> dict[str, tuple[Rule, ...]]:
+    """The rules that write kernels, where the target is one that does."""
+    return {"scan": (AsKernel(target.device),)} if target.writes_kernels else {}
 
 
 def _is_faster(written: Jaxpr, other: Jaxpr, device: Any, measure: bool) -> bool | None:
@@ -154,7 +162,8 @@ def _that_kernels_have(jaxpr: Jaxpr) -> Iterator[str]:
 def _in_bodies(jaxpr: Jaxpr) -> Counter[str]:
     """Counts such equations in the bodies of loops and branches, however deep."""
     found = Counter[str]()
-    for body in (b for eqn in jaxpr.eqns for b in called(eqn)):
+    own = (one.loop for one in loops_as_kernels(jaxpr))
+    for body in (b for eqn in (*jaxpr.eqns, *own) for b in called(eqn)):
         flat = flatten(body)
         found += Counter(_that_kernels_have(flat)) + _in_bodies(flat)
     return found

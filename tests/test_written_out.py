@@ -81,7 +81,7 @@ def test_kernels_are_compared_where_products_have_even_rows_in_a_form():
 
     structs = half(4096, 1024), half(1024, 50257), jax.ShapeDtypeStruct((4096,), jnp.int32)
     jaxpr = jax.make_jaxpr(loss)(*structs)
-    form = surely_faster(jaxpr, H100.device)
+    form = surely_faster(jaxpr, H100)
     asked = []
     may_lose_kernels(jaxpr, form, lambda one: asked.append(one) or plan_of(one, H100, PRICED))
     assert form is not jaxpr

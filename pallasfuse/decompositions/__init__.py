@@ -6,7 +6,7 @@ for the whole program (`written_out`). Values change as by another order of sums
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
 
-__all__ = ["Decomposer"]
+__all__ = ["Decomposer", "Rule"]
 
 type Run = Callable[..., list[Any]]
 
@@ -64,6 +64,8 @@ class Decomposer:
     exclude: tuple[str, ...]
     gain: float
     clock: Clock | None = None
+    rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
+    """Further rules, by the names of operations."""
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
     _known: dict[str, int | None] = field(default_factory=dict)
@@ -106,13 +108,13 @@ class Decomposer:
     def _write(self, writer: Writer, eqn: JaxprEqn) -> bool:
         """Write an equation in another way; False where there is none that is faster."""
         name = eqn.primitive.name
-        if name in _WITH_BODIES:
+        run = self._faster_way(eqn)
+        if run is None and name in _WITH_BODIES:
             params = {key: self._parameter(value, eqn) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
                 return False
             writer.keep(_compat.with_params(eqn, params))
             return True
-        run = self._faster_way(eqn)
         if run is None:
             return False
         results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
@@ -123,7 +125,8 @@ class Decomposer:
     def _ways(self, eqn: JaxprEqn) -> list[Run]:
         """The functions that compute an operation in other ways: those of the rules that have one, and do not fail."""
         found = []
-        for rule in _RULES.get(self.device.platform, {}).get(eqn.primitive.name, ()):
+        name = eqn.primitive.name
+        for rule in (*_RULES.get(self.device.platform, {}).get(name, ()), *self.rules.get(name, ())):
             with contextlib.suppress(Exception):  # a program must not fail because of a form of it
                 found.append(rule(eqn))
         return [run for run in found if run is not None]

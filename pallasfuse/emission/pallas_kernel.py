@@ -5,6 +5,7 @@ zero and never written.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -14,14 +15,14 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.emission.elementwise import dot_precision, select
-from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Tile
+from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Scope, Tile
 from pallasfuse.emission.lookups import in_range, is_inside, shaped
 from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.renaming import readable
-from pallasfuse.ir.tile_program import Contract, TileProgram, in_windows
+from pallasfuse.ir.tile_program import Contract, Load, Loop, TileProgram, in_windows
 from pallasfuse.ir.unrolling import as_threads_run_it
 
 SMALLEST_DOT = 16
@@ -159,6 +160,44 @@ class _KernelInterpreter(Interpreter):
             )  # integers of half types are theirs, too
             return Tile(_ROUNDINGS[op](wide).astype(dtype), args[0].axes)
         return super()._apply(op, args, node, dtype)
+
+    def _loop(self, loop: Loop, scope: Scope) -> None:
+        segment, ahead = loop.segments[0], self.program.loads_ahead
+        loads = [s for s in segment.body if isinstance(s, Load) and loop.axis in s.indices]
+        if not ahead or not loads or len(loop.segments) > 1:
+            super()._loop(loop, scope)
+            return
+        rest = replace(segment, body=tuple(s for s in segment.body if s not in loads))
+        start, stop = (jnp.int32(self.value(bound, scope).array) for bound in (segment.start, segment.stop))
+
+        def loaded(trip: Array) -> list[Array]:
+            """What the loads of a trip find; of one that is none, those of the last one."""
+            number = jnp.minimum(trip, stop - 1)
+            inner = scope.nested()
+            begin = jnp.int32(segment.offset) + (start + stop - 1 - number if loop.backwards else number) * segment.tile
+            inner.windows[loop.axis] = DynamicSlice(begin, segment.tile, segment.edge)
+            self.run(tuple(loads), inner)
+            return [inner.names[s.name].array for s in loads]
+
+        state = self.initial_state(loop, scope)
+        found = [x for n in range(ahead) for x in loaded(start + n)]
+
+        def trip(number: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+            own, waiting = state[: -len(found)], state[-len(found) :]
+            begun = loaded(number + ahead)
+            inner = scope.nested()
+            for s, array in zip(loads, waiting, strict=False):
+                inner.names[s.name] = Tile(
+                    array, self._union(tuple(a for a in s.indices if self._is_wide(a, loop, scope)))
+                )
+            place = start + stop - 1 - number if loop.backwards else number
+            return (*self.trip(loop, rest, inner, place, own), *waiting[len(loads) :], *begun)
+
+        state = self.machine.loop(start, stop, trip, (*state, *found))
+        self.bind_state(loop, state[: -len(found)], scope)
+
+    def _is_wide(self, axis: Axis, loop: Loop, scope: Scope) -> bool:
+        return (loop.segments[0].tile if axis is loop.axis else scope.windows[axis].size) != 1
 
 
 def round_even(x: Array) -> Array:

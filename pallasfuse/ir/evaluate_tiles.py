@@ -325,6 +325,7 @@ class _Evaluation[V]:
             state.append(self._widen(begun, c.axes, scope))
         begins = reached = around.start if around.is_open else first
         loops = (*scope.loops, _Open(axis, tuple(n for g in loop.segments for n in sets(g.body))))
+        trips: list[tuple[Segment, int, _Window]] = []
         for segment in loop.segments:
             for trip in range(self._number(segment.start, scope), self._number(segment.stop, scope)):
                 begin = origin + segment.offset + trip * segment.tile
@@ -334,16 +335,16 @@ class _Evaluation[V]:
                 if around.is_open and window.end > around.end:
                     self._fail(f"positions [{begin}, {window.end}) of {axis} leave the window up to {around.end}")
                 reached = window.end if around.is_open else min(window.end, axis.extent)
-                inner = _Scope(
-                    dict(scope.windows), dict(scope.names), dict(scope.buffers), loops, set(scope.unfinished)
-                )
-                inner.windows[axis] = window
-                places = {block_start(axis): begin, before(axis): begin - first, to_visit(axis): total,
-                          visited(axis): min(window.end, axis.extent) - first}  # fmt: skip
-                inner.names |= {name: self._scalar(n) for name, n in places.items()}
-                inner.names |= {c.name: array for c, array in zip(loop.carries, state, strict=True)}
-                inner.unfinished |= {c.name for c in loop.carries}
-                state = self._trip(loop, segment, inner)
+                trips.append((segment, begin, window))
+        for segment, begin, window in reversed(trips) if loop.backwards else trips:
+            inner = _Scope(dict(scope.windows), dict(scope.names), dict(scope.buffers), loops, set(scope.unfinished))
+            inner.windows[axis] = window
+            places = {block_start(axis): begin, before(axis): begin - first, to_visit(axis): total,
+                      visited(axis): min(window.end, axis.extent) - first}  # fmt: skip
+            inner.names |= {name: self._scalar(n) for name, n in places.items()}
+            inner.names |= {c.name: array for c, array in zip(loop.carries, state, strict=True)}
+            inner.unfinished |= {c.name for c in loop.carries}
+            state = self._trip(loop, segment, inner)
         promised = max(0, total if loop.split is None else self._number(loop.split.here, scope))
         if around.is_open:
             promised = max(0, min(around.end, axis.extent) - begins)

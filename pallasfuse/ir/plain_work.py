@@ -153,6 +153,13 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True)
+class Priced:
+    """Work that somebody else has priced: a loop that is one kernel."""
+
+    us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Unknown:
     """Work that only the data, or the user's own code, decide: a loop until something holds, a call back to Python."""
 
@@ -170,5 +177,6 @@ PlainWork = (
     | Trips[Any]
     | Branches[Any]
     | Nothing
+    | Priced
     | Unknown
 )

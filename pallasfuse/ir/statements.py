@@ -193,7 +193,8 @@ class Loop:
     """The first position that is visited."""
     split: Split | None = None
     backwards: bool = False
-    """The last tile first: what an earlier loop has read last may still be in a cache. Of loops that carry nothing."""
+    """The last tile first: what an earlier loop has read last may still be in a cache, or the values that the loop carries, in one
+    segment, come from there."""
     origin: Expr = ZERO
     """The position from which trips are counted: the `block_start` of the axis where a window of it is open, else 0."""
 

@@ -133,6 +133,8 @@ class TileProgram:
     """Short axes along which every position is written out (`ir.unrolling`), so that no tile has them."""
     late: bool = False
     """Loops leave what they can to their end (`ir.late_folds`)."""
+    loads_ahead: int = 0
+    """The number of trips by which a loop's loads along its own axis begin before they are needed. Registers hold them."""
 
     @property
     def followed(self) -> tuple[Statement, ...]:
@@ -312,8 +314,8 @@ class _Check:
         if outer.is_open != (block_start(axis) in loop.origin.tensors):
             self._fail(f"{where} does not begin where the window around it does")
         held = [n for g in loop.segments for n in sets(g.body) if n in scope.buffers]
-        if loop.backwards and (carries or held):
-            self._fail(f"{where} carries values backwards")
+        if loop.backwards and (held or (carries and len(loop.segments) > 1)):
+            self._fail(f"{where} goes backwards through several segments, or writes buffers")
         inside = scope.nested()
         inside.names |= {n: {} for n in (visited(axis), before(axis), to_visit(axis), block_start(axis))}
         for c in carries:

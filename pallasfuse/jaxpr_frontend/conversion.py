@@ -228,6 +228,8 @@ def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: M
     if eqn.effects:
         return Refusal(f"{name} has a side effect")
     rule = rules.get(name)
+    if rule is None and hasattr(eqn.params.get("of"), "kernel"):
+        return Refusal("a loop that is one kernel")
     if rule is None:
         fused = any(any(fused_calls(body)) for body in bodies(eqn))
         return Refusal(f"{name} is left to XLA" + (", its body is planned by itself" if fused else ""))

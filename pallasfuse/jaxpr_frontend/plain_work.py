@@ -19,6 +19,7 @@ from pallasfuse.ir.plain_work import (
     Nothing,
     Ordering,
     PlainWork,
+    Priced,
     Running,
     Trips,
     Unknown,
@@ -41,6 +42,9 @@ def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
         return None
     if name in _WORK:
         return _WORK[name](eqn)
+    price = getattr(eqn.params.get("of"), "price", None)
+    if price is not None:
+        return Priced(price.us)
     if name == "scan":
         return _trips(eqn, convert)
     if name == "cond" or name in ALL_CALLS:

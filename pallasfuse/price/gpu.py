@@ -134,7 +134,8 @@ def _one(
     of_block = (
         gpu_clusters.kept_bytes(works[0]) if emission.together else sum(map(_bytes_in_flight, works)) / len(works)
     )
-    in_flight = of_block * min(blocks, processors * occupancy)
+    ahead = programs[0].loads_ahead
+    in_flight = of_block * min(blocks, processors * occupancy) * (1 + ahead)
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
@@ -183,7 +184,7 @@ def _one(
     block_us = (
         gpu_clusters.block_us(programs, works)
         if emission.together
-        else sum(_chain_us(w, device, emission, latency_us) for w in works)
+        else sum(_chain_us(w, device, emission, latency_us, ahead) for w in works)
     )
     chain_us = rounds * block_us
     launch_us = device.kernel_us + device.launch_us + (_STARTED_US if emission.warpgroups else 0.0)
@@ -411,11 +412,15 @@ def _rounded(p: Product) -> float:
     return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
 
 
-def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: float) -> float:
-    """The least time of a block: its trips wait for their loads, one after the other, each for `latency_us`."""
+def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: float, ahead: int) -> float:
+    """The least time of a block: its trips wait for their loads, one after the other, each for `latency_us`.
+
+    ahead: as `TileProgram.loads_ahead`.
+    """
     pipelined = any(a.pipelined for a in work.accesses)
     if emission.warpgroups:
         wait = device.trip_us if pipelined else latency_us
     else:
-        wait = _TRIP_US + _WAITED * latency_us / max(1, work.stages - 1) if pipelined else latency_us
+        begun = ahead or (max(1, work.stages - 1) if pipelined else 0)
+        wait = _TRIP_US + _WAITED * latency_us / begun if begun else latency_us
     return (1 + work.started) * latency_us + work.trips * wait

@@ -25,6 +25,7 @@ from pallasfuse.ir.plain_work import (
     Nothing,
     Ordering,
     PlainWork,
+    Priced,
     Running,
     Trips,
     Unknown,
@@ -73,7 +74,7 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             return _priced(_term("random words", words, "drawn_gop_s", device), moved, device)
         case Nothing():
             return NOTHING
-        case Unknown() | Trips() | Branches():
+        case Priced() | Unknown() | Trips() | Branches():
             return _priced(Term("calls", 1, "", 0.0), moved, device)
         case _:
             assert_never(work)

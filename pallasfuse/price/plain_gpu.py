@@ -23,6 +23,7 @@ from pallasfuse.ir.plain_work import (
     Nothing,
     Ordering,
     PlainWork,
+    Priced,
     Running,
     Trips,
     Unknown,
@@ -75,6 +76,8 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             return Price(drawn.us, (drawn,)) + copy_on_gpu(4.0 * words, device)
         case Nothing():
             return NOTHING
+        case Priced(us):
+            return Price(us, (Term("a loop as one kernel", 1, "kernel", us),))
         case Unknown() | Trips() | Branches():
             return copy_on_gpu(kernel.read_bytes + kernel.written_bytes, device)
         case _:

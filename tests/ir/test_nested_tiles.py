@@ -149,7 +149,7 @@ def test_the_statements_that_the_bad_programs_are_made_of():
         ((over(J, 16, lambda _: (LOAD, SET), "masked", backwards=True), BUFFER), "set b: no such buffer"),
         ((along(along(LOAD, tile=4, window=16, inside=True, carries=(Carry("s", (I, J), F, ZERO, "x.t"),))),),
          r"loop j carries \['s'\] along its own axis"),
-        ((BUFFER, replace(along(LOAD, SET), backwards=True)), "loop j carries values backwards"),
+        ((BUFFER, replace(along(LOAD, SET), backwards=True)), "loop j goes backwards through several segments, or writes buffers"),
     ],
 )  # fmt: skip
 def test_bad_programs_are_refused(body, message):

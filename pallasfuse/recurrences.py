@@ -1,0 +1,203 @@
+"""Loops that are one kernel: what a trip hands on stays in registers, where XLA starts several kernels a trip.
+
+Each trip of a small loop on a GPU is little but the starts of its kernels, and waiting for them. `tiling.recurrence` says which
+loops need no value of another block, and lowers their bodies; here such an equation of a jaxpr is replaced by one that runs the
+kernel. Elsewhere than on a GPU of NVIDIA, this equation is the loop that it stands for.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+from jax import lax
+from jax.interpreters import mlir
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Primitive
+from pallasfuse.decompositions.selections import without_selections
+from pallasfuse.decompositions.writing import traced_as
+from pallasfuse.device import Device
+from pallasfuse.errors import Refusal
+from pallasfuse.first_time import IMPORTS
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.terms import Price
+from pallasfuse.resources import triton
+from pallasfuse.targets import TRITON, Target
+from pallasfuse.tiling.recurrence import (
+    Layout,
+    Recurrence,
+    each_of,
+    last_of,
+    layouts,
+    lower_recurrence,
+    parallel_axes,
+    problem,
+)
+
+type Run = Callable[..., list[Any]]
+
+_LARGEST = 1 << 14
+"""Elements of a value in a block: with more, no layout has registers for them."""
+_SHORTEST = 4
+"""Trips: of fewer, XLA makes no loop that would be slower."""
+_REGISTERS_OF_CONSTANTS = 64
+"""Of a thread: constants beyond are loaded in every trip."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelOfLoop:
+    """The parameter of an equation that stands for a loop: the loop's own equation, and the kernel that runs it."""
+
+    loop: JaxprEqn
+    kernel: TileProgram
+    operands: tuple[str, ...]
+    """The names that the operands of the equation have in the kernel, in its order."""
+    results: tuple[str, ...]
+    """The same of its results."""
+    price: Price
+
+    def __repr__(self) -> str:
+        """Returns the kernel as text: equal loops have the same one."""
+        own = self.kernel
+        return f"{own}\n{own.warps} warps, loads {own.loads_ahead} trips ahead, {self.operands} to {self.results}"
+
+    @property
+    def source(self) -> str:
+        """The line of the program that the loop comes from."""
+        return _compat.source_summary(self.loop) or "<unknown line>"
+
+    @property
+    def trips(self) -> int:
+        return int(self.loop.params["length"])
+
+    def price_of_xla(self, device: Device) -> Price:
+        """The price of the loop as XLA runs it."""
+        with IMPORTS:
+            from pallasfuse.jaxpr_frontend.conversion import convert
+            from pallasfuse.price.xla import price_xla
+
+        return price_xla(convert(traced_as(self.loop, self.by_xla, self.loop.invars)).program, device)
+
+    def by_xla(self, *args: Any) -> list[Any]:
+        """The results of the loop as XLA runs it."""
+        return list(_compat.bind(self.loop, args))
+
+    def by_kernel(self, *args: Any, run: Callable[..., Mapping[str, Any]] | None = None) -> list[Any]:
+        """The results of the loop as one kernel. run: runs a tile program on arrays by their names; by default on Triton."""
+        if run is None:
+            from pallasfuse.triton_gpu import kernel  # planning needs no Pallas
+
+            run = kernel.run
+        shapes = {t.name: tuple(a.extent for a in t.axes) for t in self.kernel.inputs}
+        given = {n: x.reshape(shapes[n]) for n, x in zip(self.operands, args, strict=True) if n in shapes}
+        found = run(self.kernel, given)
+        return [found[n].reshape(_compat.shape_of(v)) for n, v in zip(self.results, self.loop.outvars, strict=True)]
+
+
+recurrence_p = Primitive("pallasfuse_recurrence")
+recurrence_p.multiple_results = True
+recurrence_p.def_impl(lambda *args, of: of.by_xla(*args))
+recurrence_p.def_abstract_eval(lambda *avals, of: [_compat.plain_aval(v.aval) for v in of.loop.outvars])
+mlir.register_lowering(recurrence_p, mlir.lower_fun(lambda *args, of: of.by_xla(*args), multiple_results=True))
+mlir.register_lowering(
+    recurrence_p, mlir.lower_fun(lambda *args, of: of.by_kernel(*args), multiple_results=True), platform="cuda"
+)
+
+
+def loops_as_kernels(jaxpr: Jaxpr) -> tuple[KernelOfLoop, ...]:
+    """The loops of a flat jaxpr that are one kernel each."""
+    return tuple(eqn.params["of"] for eqn in jaxpr.eqns if eqn.primitive is recurrence_p)
+
+
+@dataclass(frozen=True, slots=True)
+class AsKernel:
+    """A rule of decompositions: a loop as one kernel of a device, where it can be one."""
+
+    device: Device
+    _known: dict[int, tuple[JaxprEqn, KernelOfLoop | Refusal]] = field(default_factory=dict)
+
+    def __call__(self, eqn: JaxprEqn) -> Run | None:
+        """Returns what runs the kernel of a loop; None where it has none."""
+        if id(eqn) not in self._known:
+            self._known[id(eqn)] = eqn, kernel_of(eqn, self.device)
+        _, found = self._known[id(eqn)]
+        return None if isinstance(found, Refusal) else lambda *args: recurrence_p.bind(*args, of=found)
+
+
+def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str, ...]] | Refusal:
+    """The recurrence that a scan is, with the names of its operands and results in a kernel."""
+    with IMPORTS:  # most programs have no loop
+        from pallasfuse.jaxpr_frontend.conversion import convert
+
+    counts, length = _compat.scan_counts(eqn), eqn.params["length"]
+    if counts is None or not isinstance(length, int) or length < _SHORTEST:
+        return Refusal("it has few trips, or nobody knows how many")
+    body = without_selections(eqn.params["jaxpr"])
+    if body.consts or body.effects or eqn.effects or not eqn.outvars:
+        return Refusal("it has side effects, arrays of its own, or no results")
+    constants, carried = counts
+
+    def tied(*operands: Any) -> list[Any]:
+        results = _compat.eval_jaxpr(body, (), *operands)
+        states = operands[constants : constants + carried]
+        # never true: it says which dimensions of what goes into a trip are which of what comes out of it
+        return [*(lax.select(False, x, y) for x, y in zip(states, results, strict=False)), *results[carried:]]
+
+    converted = convert(jax.make_jaxpr(tied)(*(_compat.struct_of(v) for v in body.invars)))
+    program, results = converted.program, tuple(r for r in converted.results if isinstance(r, str))
+    if converted.jaxpr.constvars or len(results) < len(converted.results):
+        return Refusal("a result of a trip is a number, or an array that the program holds")
+    names = tuple(t.name for t in program.inputs)
+    states = tuple(zip(names[constants:], results[:carried], strict=False))
+    own = {d.name: d.axes for d in program.definitions()}
+    if any([a.extent for a in own[x]] != [a.extent for a in own[y]] for x, y in states):
+        return Refusal("what goes into a trip has other dimensions than what comes out of it")
+    found = Recurrence(
+        f"loop_{'_'.join(results[:3])}", program, Axis("trip", length), states, names[constants + carried :],
+        results[carried:], eqn.params["reverse"],
+    )  # fmt: skip
+    return found, names, (*(last_of(x) for x, _ in states), *map(each_of, results[carried:]))
+
+
+def kernel_of(eqn: JaxprEqn, device: Device) -> KernelOfLoop | Refusal:
+    """The kernel that runs a scan in the least time by its price, or why there is none."""
+    target = TRITON.on(device)
+    found = recurrence_of(eqn)
+    if isinstance(found, Refusal):
+        return found
+    recurrence, operands, results = found
+    refused = problem(recurrence, target)
+    if refused is not None:
+        return refused
+    parallel = parallel_axes(recurrence)
+    whole = recurrence.largest(lambda a: 1 if a in parallel else target.padded(a.extent))
+    if whole > _LARGEST:
+        return Refusal(f"a block would hold {whole} elements of a value")
+    best: tuple[Price, TileProgram] | None = None
+    for layout in layouts(recurrence, parallel, whole):
+        program = lower_recurrence(recurrence, replace(layout, kept=_kept(recurrence, layout, target)), target)
+        held = triton.resources(program, target)
+        if held.shared_bytes > target.shared_memory_bytes or any(s.bytes for s in held.spills):
+            continue
+        price = price_kernel([(program, target)])
+        if best is None or price.us < best[0].us:
+            best = price, program
+    if best is None:
+        return Refusal("no block has registers for what it holds")
+    return KernelOfLoop(eqn, best[1], operands, results, best[0])
+
+
+def _kept(recurrence: Recurrence, layout: Layout, target: Target) -> frozenset[str]:
+    """The constants that stay in registers, the smallest first."""
+    blocks = dict(layout.grid)
+    sizes = {t.name: math.prod(blocks.get(a, target.padded(a.extent)) for a in t.axes) for t in recurrence.constants}
+    left, kept = _REGISTERS_OF_CONSTANTS * 32 * layout.warps, set[str]()
+    for name in sorted(sizes, key=sizes.__getitem__):
+        left -= sizes[name]
+        if left >= 0:
+            kept.add(name)
+    return frozenset(kept)

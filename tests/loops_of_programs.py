@@ -1,0 +1,143 @@
+"""Loops that users write, by name: each with a state that the next trip needs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Array = Any
+
+
+def normal(seed: int, *shape: int, scale: float = 1.0) -> Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, jnp.float32)
+
+
+def moving_average(first, x):
+    def trip(state, row):
+        count, mean = state
+        mean = mean + (row - mean) / (count + 1).astype(jnp.float32)
+        return (count + 1, mean), mean
+
+    return jax.lax.scan(trip, (jnp.int32(0), first), x)
+
+
+def selective_state_space(a, h, x, dt, b, c):
+    def trip(h, row):
+        x, dt, b, c = row
+        h = jnp.exp(dt[..., None] * a) * h + (dt * x)[..., None] * b[:, None, :]
+        return h, jnp.sum(h * c[:, None, :], -1)
+
+    return jax.lax.scan(trip, h, (x, dt, b, c))
+
+
+def delta_rule(s, k, v, beta, decay):
+    def trip(s, row):
+        k, v, beta, decay = row
+        s = decay[..., None] * s
+        error = v - jnp.einsum("bhij,bhi->bhj", s, k)
+        s = s + beta[..., None, None] * k[..., :, None] * error[..., None, :]
+        return s, jnp.einsum("bhij,bhi->bhj", s, k)
+
+    return jax.lax.scan(trip, s, (k, v, beta, decay))
+
+
+def forward_algorithm(transitions, alpha, emissions, valid):
+    def trip(alpha, row):
+        emission, valid = row
+        new = jax.nn.logsumexp(alpha[:, :, None] + transitions, axis=1) + emission
+        return jnp.where(valid[:, None], new, alpha), alpha
+
+    return jax.lax.scan(trip, alpha, (emissions, valid), reverse=True)
+
+
+def best_paths(transitions, alpha, emissions):
+    def trip(alpha, emission):
+        scores = alpha[:, :, None] + transitions
+        return scores.max(1) + emission, jnp.argmax(scores, 1)
+
+    return jax.lax.scan(trip, alpha, emissions)
+
+
+def recurrent_network(w, h, x):
+    def trip(h, row):
+        h = jnp.tanh(h @ w + row)
+        return h, h
+
+    return jax.lax.scan(trip, h, x)
+
+
+def gated_unit(w, h, x):
+    def trip(h, row):
+        update, reset, new = jnp.split(row, 3, -1)
+        old_update, old_reset, old_new = jnp.split(h @ w, 3, -1)
+        z, r = jax.nn.sigmoid(update + old_update), jax.nn.sigmoid(reset + old_reset)
+        h = (1 - z) * jnp.tanh(new + r * old_new) + z * h
+        return h, h
+
+    return jax.lax.scan(trip, h, x)
+
+
+def edit_distance(row, costs):
+    """One row of the table after the other, all but the dependence along a row."""
+
+    def trip(row, cost):
+        shifted = jnp.concatenate([jnp.full((row.shape[0], 1), 1e4), row[:, :-1]], 1)
+        new = jnp.minimum(row + 1, shifted + cost)
+        return new, new[:, -1]
+
+    return jax.lax.scan(trip, row, costs)
+
+
+def discounted_backwards(last, rewards, done):
+    def trip(value, row):
+        reward, done = row
+        value = reward + 0.99 * jnp.where(done, 0.0, value)
+        return value, value
+
+    return jax.lax.scan(trip, last, (rewards, done), reverse=True)
+
+
+def row_search(x, target):
+    """Bisection for the temperature at which each row has an entropy: whole rows stay in the kernel."""
+
+    def trip(ends, _):
+        low, high = ends
+        middle = 0.5 * (low + high)
+        p = jax.nn.softmax(x * middle[:, None], -1)
+        entropy = -jnp.sum(p * jnp.log(p + 1e-9), -1)
+        below = entropy < target
+        return (jnp.where(below, low, middle), jnp.where(below, middle, high)), None
+
+    rows = x.shape[0]
+    return jax.lax.scan(trip, (jnp.zeros(rows), jnp.full(rows, 9.0)), None, length=12)
+
+
+def states_swap(a, b, x):
+    def trip(state, row):
+        a, b = state
+        return (b + row, a * 0.5), a - b
+
+    return jax.lax.scan(trip, (a, b), x)
+
+
+LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
+    "moving_average": (moving_average, (normal(0, 5, 37), normal(1, 20, 5, 37))),
+    "selective_state_space": (selective_state_space, (
+        -jnp.exp(normal(0, 24, 5)), normal(1, 3, 24, 5), normal(2, 9, 3, 24), jnp.exp(normal(3, 9, 3, 24)), normal(4, 9, 3, 5),
+        normal(5, 9, 3, 5),
+    )),
+    "delta_rule": (delta_rule, (
+        normal(0, 2, 3, 8, 6), normal(1, 7, 2, 3, 8, scale=0.3), normal(2, 7, 2, 3, 6), jax.nn.sigmoid(normal(3, 7, 2, 3)),
+        jax.nn.sigmoid(normal(4, 7, 2, 3, 8)),
+    )),
+    "forward_algorithm": (forward_algorithm, (normal(0, 10, 10), normal(1, 4, 10), normal(2, 12, 4, 10), normal(3, 12, 4) > 0)),
+    "best_paths": (best_paths, (normal(0, 6, 6), normal(1, 3, 6), normal(2, 11, 3, 6))),
+    "recurrent_network": (recurrent_network, (normal(0, 12, 12, scale=0.2), normal(1, 5, 12), normal(2, 8, 5, 12))),
+    "gated_unit": (gated_unit, (normal(0, 9, 27, scale=0.2), normal(1, 4, 9), normal(2, 8, 4, 27))),
+    "edit_distance": (edit_distance, (normal(0, 4, 13), normal(1, 10, 4, 13))),
+    "discounted_backwards": (discounted_backwards, (normal(0, 33), normal(1, 15, 33), normal(2, 15, 33) > 1)),
+    "row_search": (row_search, (normal(0, 7, 19), 1.0 + normal(1, 7, scale=0.1))),
+    "states_swap": (states_swap, (normal(0, 6), normal(1, 6), normal(2, 9, 6))),
+}  # fmt: skip

@@ -1,0 +1,228 @@
+"""Loops that are one kernel: which, and that they compute what the loop computes."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+import pallasfuse as pf
+from pallasfuse import _compat
+from pallasfuse.emission import pallas_kernel
+from pallasfuse.errors import Refusal
+from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.ir.statements import Loop
+from pallasfuse.jaxpr_frontend.conversion import convert
+from pallasfuse.parts import whole_key
+from pallasfuse.price.xla import price_xla
+from pallasfuse.recurrences import AsKernel, KernelOfLoop, kernel_of, loops_as_kernels, recurrence_of
+from pallasfuse.targets import INTERPRET, TRITON, default_for, find
+from pallasfuse.tiling.recurrence import layouts, lower_recurrence, parallel_axes, problem
+from pallasfuse.written_out import surely_faster
+from tests.loops_of_programs import LOOPS, forward_algorithm, moving_average, normal, recurrent_network
+
+PRICED = pf.FuseOptions(check=False, price=True)
+H100 = default_for("cuda", frozenset({"9.0"})).judged(timed=False, one_device=True)
+TARGET = TRITON.on(H100.device)
+
+
+def loop_of(function, *args):
+    jaxpr = jax.make_jaxpr(function)(*args)
+    (loop,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
+    return jaxpr, loop
+
+
+def with_loop_run_by(run, jaxpr, loop, *args):
+    """The results of a jaxpr, one loop of which `run` computes."""
+    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*jaxpr.consts, *args), strict=True))
+    for eqn in jaxpr.eqns:
+        values = [a.val if isinstance(a, _compat.Literal) else known[a] for a in eqn.invars]
+        results = run(*values) if eqn is loop else _compat.bind(eqn, values)
+        known.update(zip(eqn.outvars, results, strict=True))
+    return [a.val if isinstance(a, _compat.Literal) else known[a] for a in jaxpr.outvars]
+
+
+def made(function, *args) -> tuple[object, object, KernelOfLoop]:
+    jaxpr, loop = loop_of(function, *args)
+    found = kernel_of(loop, H100.device)
+    assert isinstance(found, KernelOfLoop), found
+    return jaxpr, loop, found
+
+
+def kernels_of(loop):
+    """The kernels of a loop in several layouts: the smallest and the largest blocks, and one between."""
+    recurrence, operands, results = recurrence_of(loop)
+    parallel = parallel_axes(recurrence)
+    whole = recurrence.largest(lambda a: 1 if a in parallel else TARGET.padded(a.extent))
+    every = list(layouts(recurrence, parallel, whole))
+    assert every
+    for layout in {id(x): x for x in (every[0], every[len(every) // 2], every[-1])}.values():
+        for kept in (frozenset(), frozenset(t.name for t in recurrence.constants)):
+            yield lower_recurrence(recurrence, replace(layout, kept=kept), TARGET), operands, results
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_kernel_computes_what_its_loop_does(name):
+    function, args = LOOPS[name]
+    jaxpr, loop, found = made(function, *args)
+    want = jax.tree.leaves(function(*args))
+    for ahead in (0, 1, 2):
+        own = replace(found, kernel=replace(found.kernel, loads_ahead=ahead))
+        run = partial(own.by_kernel, run=partial(pallas_kernel.call, interpret=True))
+        got = with_loop_run_by(run, jaxpr, loop, *args)
+        for x, y in zip(got, want, strict=True):
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_every_layout_means_the_same_in_float64(name):
+    function, args = LOOPS[name]
+    jaxpr, loop = loop_of(function, *args)
+
+    def evaluated(program, operands, results, *values):
+        shapes = {t.name: tuple(a.extent for a in t.axes) for t in program.inputs}
+        wide = {n: np.asarray(x) for n, x in zip(operands, values, strict=True)}
+        wide = {n: x.astype(np.float64) if x.dtype.kind == "f" else x for n, x in wide.items()}
+        found = evaluate_tiles(program, {n: wide[n].reshape(s) for n, s in shapes.items()})
+        return [found[n].reshape(v.aval.shape) for n, v in zip(results, loop.outvars, strict=True)]
+
+    want = jax.tree.leaves(function(*args))
+    count = 0
+    for program, operands, results in kernels_of(loop):
+        got = with_loop_run_by(partial(evaluated, program, operands, results), jaxpr, loop, *args)
+        for x, y in zip(got, want, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
+        count += 1
+    assert count > 1
+
+
+def test_axes_that_a_trip_mixes_are_whole_in_a_block():
+    _, loop = loop_of(forward_algorithm, *LOOPS["forward_algorithm"][1])
+    recurrence, _, _ = recurrence_of(loop)
+    assert [a.extent for a in parallel_axes(recurrence)] == [4]
+    _, loop = loop_of(moving_average, *LOOPS["moving_average"][1])
+    recurrence, _, _ = recurrence_of(loop)
+    assert [a.extent for a in parallel_axes(recurrence)] == [5, 37]
+
+
+def test_large_states_are_left_to_xla():
+    _, loop = loop_of(
+        recurrent_network, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 512), (8, 512), (9, 8, 512)))
+    )
+    found = kernel_of(loop, H100.device)
+    assert isinstance(found, Refusal) and "262144 elements" in found.reason
+
+
+@pytest.mark.parametrize(("why", "trip"), [
+    ("sort", lambda state, row: (jnp.sort(state + row), row)),
+    ("transposition", lambda state, row: (state.T + row, row)),
+    ("number", lambda state, row: (state + row, 1.0)),
+])  # fmt: skip
+def test_loops_that_are_no_kernel_say_why(why, trip):
+    _, loop = loop_of(lambda x, rows: jax.lax.scan(trip, x, rows), normal(0, 6, 6), normal(1, 5, 6, 6))
+    found = kernel_of(loop, H100.device)
+    assert isinstance(found, Refusal) and why in found.reason
+
+
+def test_a_loop_of_few_trips_is_no_kernel():
+    _, loop = loop_of(lambda x, rows: jax.lax.scan(lambda s, r: (s + r, s), x, rows), normal(0, 6), normal(1, 3, 6))
+    assert isinstance(kernel_of(loop, H100.device), Refusal)
+
+
+def average(rows, width, trips):
+    structs = jax.ShapeDtypeStruct((rows, width), jnp.float32), jax.ShapeDtypeStruct((trips, rows, width), jnp.float32)
+    return jax.make_jaxpr(lambda first, x: moving_average(first, x)[1] * 2)(*structs), structs
+
+
+def test_a_program_has_the_kernel_where_a_target_writes_kernels():
+    jaxpr, _ = average(64, 80, 300)
+    form = surely_faster(jaxpr, H100)
+    (loop,) = loops_as_kernels(form)
+    assert loop.price.us < price_xla_us(jaxpr) / 3
+    assert not loops_as_kernels(surely_faster(jaxpr, find("xla_gpu").on(H100.device)))
+    assert not loops_as_kernels(surely_faster(jaxpr, find("xla")))
+
+
+def price_xla_us(jaxpr):
+    return price_xla(convert(jaxpr).program, H100.device).us
+
+
+def test_what_the_user_leaves_to_xla_stays_a_loop():
+    def function(first, x):
+        with jax.named_scope("mine"):
+            return moving_average(first, x)[1]
+
+    _, structs = average(64, 80, 300)
+    jaxpr = jax.make_jaxpr(function)(*structs)
+    assert loops_as_kernels(surely_faster(jaxpr, H100))
+    assert not loops_as_kernels(surely_faster(jaxpr, H100, ("mine",)))
+
+
+def test_equal_loops_have_equal_keys():
+    keys = [whole_key(surely_faster(average(64, 80, 300)[0], H100)) for _ in range(2)]
+    assert keys[0] == keys[1] != whole_key(surely_faster(average(64, 80, 301)[0], H100))
+
+
+def test_a_rule_plans_each_loop_once(monkeypatch):
+    _, loop = loop_of(*((f := LOOPS["moving_average"])[0], *f[1]))
+    rule = AsKernel(H100.device)
+    assert rule(loop) is not None
+    monkeypatch.setattr("pallasfuse.recurrences.kernel_of", None)
+    assert rule(loop) is not None
+
+
+def test_the_plan_shows_the_kernel():
+    _, structs = average(64, 80, 300)
+    function = pf.fuse(lambda first, x: moving_average(first, x)[1] * 2, options=PRICED)
+    plan = function.explain(*structs, target="mosaic_gpu")
+    assert [loop.trips for loop in plan.loops] == [300] and plan.fuses and plan.emitters == {"triton"}
+    assert "300 trips of the loop at" in plan.summary and "left to XLA: " in plan.summary
+    assert "for trip in [0, 300) by 1" in plan.show("kernels")
+    assert [f.operation for f in plan.fallbacks] == ["mul"]
+
+
+def test_elsewhere_it_is_the_loop():
+    jaxpr, _ = average(4, 8, 60)
+    form = AsKernel(H100.device)
+    eqn = next(e for e in jaxpr.eqns if e.primitive.name == "scan")
+    run = form(eqn)
+    args = [jnp.int32(0), normal(0, 4, 8), normal(1, 60, 4, 8)]
+    for got, want in zip(jax.jit(run)(*args), _compat.bind(eqn, args), strict=True):
+        np.testing.assert_allclose(got, want)
+
+
+def test_it_is_lowered_for_a_gpu_as_one_kernel():
+    jaxpr, structs = average(64, 80, 300)
+    form = surely_faster(jaxpr, H100)
+    device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        traced = jax.jit(lambda *args: _compat.eval_jaxpr(form, form.consts, *args)).trace(*structs)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__gpu$xla.gpu.triton") == 1 and "stablehlo.while" not in text
+
+
+def test_refused_problems_name_the_target():
+    _, loop = loop_of(
+        lambda x, rows: jax.lax.scan(lambda s, r: (jax.lax.erf(s) + r, s), x, rows), normal(0, 6), normal(1, 9, 6)
+    )
+    recurrence, _, _ = recurrence_of(loop)
+    assert "erf" in str(problem(recurrence, TARGET)) and problem(recurrence, INTERPRET) is None
+
+
+def test_evaluation_goes_backwards_where_the_loop_does():
+    function, args = LOOPS["discounted_backwards"]
+    _, _, found = made(function, *args)
+    (loop,) = (s for s in found.kernel.body if isinstance(s, Loop))
+    assert loop.backwards
+    turned = replace(
+        found.kernel, body=tuple(replace(s, backwards=False) if s is loop else s for s in found.kernel.body)
+    )
+    rng = np.random.default_rng(0)
+    values = {t.name: rng.normal(size=[a.extent for a in t.axes]) > 0.5 if t.dtype == "bool" else
+              rng.normal(size=[a.extent for a in t.axes]) for t in found.kernel.inputs}  # fmt: skip
+    ends = [evaluate_tiles(program, values) for program in (found.kernel, turned)]
+    assert not any(np.allclose(ends[0][name], ends[1][name]) for name in ends[0])
