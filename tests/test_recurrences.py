@@ -196,10 +196,10 @@ def test_elsewhere_it_is_the_loop():
 
 
 def test_it_is_lowered_for_a_gpu_as_one_kernel():
-    jaxpr, structs = average(64, 80, 300)
-    form = surely_faster(jaxpr, H100)
     device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+        jaxpr, structs = average(64, 80, 300)
+        form = surely_faster(jaxpr, H100)
         traced = jax.jit(lambda *args: _compat.eval_jaxpr(form, form.consts, *args)).trace(*structs)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("__gpu$xla.gpu.triton") == 1 and "stablehlo.while" not in text

@@ -195,6 +195,6 @@ def test_a_plan_without_a_clock_is_of_the_unrolled_program(options, one_device):
 
 def test_explain_shows_the_unrolled_program():
     priced = FuseOptions(price=True)  # tests fuse whatever they can, otherwise
-    plan = pf.fuse(decayed, options=priced).explain(X, target="triton")
+    plan = pf.fuse(decayed, options=priced).explain(X, target="xla_gpu")
     assert plan.written_out and trips(plan.converted.original) == [4]
     assert not pf.fuse(decayed, options=priced).explain(X, target="xla").written_out

@@ -24,6 +24,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     loops,
     losses,
     products,
+    recurrent,
     rows,
     second_language,
     second_science,
