@@ -5,6 +5,7 @@ loops need no value of another block, and lowers their bodies; here such an equa
 kernel. Elsewhere than on a GPU of NVIDIA, this equation is the loop that it stands for.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,16 +17,19 @@ from jax.interpreters import mlir
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Primitive
+from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.selections import without_selections
-from pallasfuse.decompositions.writing import traced_as
+from pallasfuse.decompositions.writing import Writer, traced_as
 from pallasfuse.device import Device
 from pallasfuse.errors import Refusal
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.resources import triton
+from pallasfuse.short_trips import with_short_trips
 from pallasfuse.targets import TRITON, Target
 from pallasfuse.tiling.recurrence import (
     Layout,
@@ -118,14 +122,43 @@ class AsKernel:
     """A rule of decompositions: a loop as one kernel of a device, where it can be one."""
 
     device: Device
-    _known: dict[int, tuple[JaxprEqn, KernelOfLoop | Refusal]] = field(default_factory=dict)
+    _known: dict[int, tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
 
     def __call__(self, eqn: JaxprEqn) -> Run | None:
-        """Returns what runs the kernel of a loop; None where it has none."""
+        """Returns what computes a loop by its kernel, and what need not be in it before and after; None where it has no kernel."""
         if id(eqn) not in self._known:
-            self._known[id(eqn)] = eqn, kernel_of(eqn, self.device)
-        _, found = self._known[id(eqn)]
-        return None if isinstance(found, Refusal) else lambda *args: recurrence_p.bind(*args, of=found)
+            self._known[id(eqn)] = eqn, self._run(eqn)
+        return self._known[id(eqn)][1]
+
+    def _run(self, eqn: JaxprEqn) -> Run | None:
+        ways = (accumulators_apart(eqn), lambda *args: list(_compat.bind(eqn, args)))
+        for way in filter(None, ways):
+            simpler = with_loops(traced_as(eqn, way, eqn.invars), with_short_trips)
+            found = None if simpler is None else with_loops(simpler, self._as_kernel)
+            if found is not None:
+                return functools.partial(_compat.eval_jaxpr, found, found.consts)
+        return None
+
+    def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
+        found = kernel_of(eqn, self.device)
+        return None if isinstance(found, Refusal) else lambda *args: list(recurrence_p.bind(*args, of=found))
+
+
+def with_loops(jaxpr: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | None:
+    """Returns a jaxpr, flat, in which every scan is what a rule says; None where it says nothing for one."""
+    flat = flatten(jaxpr)
+    writer = Writer(flat)
+    for eqn in flat.eqns:
+        run = rule(eqn) if eqn.primitive.name == "scan" else None
+        if run is None and eqn.primitive.name == "scan":
+            return None
+        if run is None:
+            writer.keep(eqn)
+            continue
+        results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
+        for var, atom in zip(eqn.outvars, results, strict=True):
+            writer.name(var, atom)
+    return flatten(writer.written())
 
 
 def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str, ...]] | Refusal:
@@ -181,7 +214,7 @@ def kernel_of(eqn: JaxprEqn, device: Device) -> KernelOfLoop | Refusal:
     for layout in layouts(recurrence, parallel, whole):
         program = lower_recurrence(recurrence, replace(layout, kept=_kept(recurrence, layout, target)), target)
         held = triton.resources(program, target)
-        if held.shared_bytes > target.shared_memory_bytes or any(s.bytes for s in held.spills):
+        if held.shared_bytes > target.shared_memory_bytes:
             continue
         price = price_kernel([(program, target)])
         if best is None or price.us < best[0].us:

@@ -11,7 +11,7 @@ GROUP = "recurrent"
 
 @program("mamba-block-selective-scan", GROUP)
 def _mamba(size: Size) -> Built:
-    """A Mamba block: projections, a short causal convolution, and the selective state space, whose state is 16 numbers a channel."""
+    """A Mamba block: projections, a short convolution, and the selective state space, with 16 numbers of state a channel."""
     batch, length, model, inner, states, rank = pick(
         size, (4, 1024, 768, 1536, 16, 48), (2, 128, 96, 192, 16, 8), (1, 6, 8, 16, 4, 2)
     )
@@ -38,8 +38,8 @@ def _mamba(size: Size) -> Built:
         return u + (y * jax.nn.silu(z)) @ w_out
 
     return Built(block, (
-        weight(model, 2 * inner, dtype=dtype), normal(4, inner, dtype=dtype, scale=0.5), weight(inner, rank + 2 * states, dtype=dtype),
-        weight(rank, inner), normal(inner, offset=-4.0, scale=0.5), normal(inner, states, scale=0.3), gain(inner),
+        weight(model, 2 * inner, dtype=dtype), normal(4, inner, dtype=dtype, scale=0.5),
+        weight(inner, rank + 2 * states, dtype=dtype), weight(rank, inner), normal(inner, offset=-4.0, scale=0.5), normal(inner, states, scale=0.3), gain(inner),
         weight(inner, model, dtype=dtype), gain(model, dtype=dtype), normal(batch, length, model, dtype=dtype),
     ))  # fmt: skip
 

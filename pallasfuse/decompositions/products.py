@@ -5,7 +5,8 @@ few elements, or meets few rows, that takes longer than the product. Sums of pro
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasfuse import _compat
-from pallasfuse._compat import JaxprEqn
-from pallasfuse.decompositions.writing import wide
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse.decompositions.writing import Writer, wide
+from pallasfuse.jaxpr_frontend import flatten
 
 Array = Any
 
@@ -148,3 +150,63 @@ def _by_rows(few: Array, many: Array, small: _Side, large: _Side, dtype: Any) ->
     found = jnp.stack([one(rows[n]) for n in range(small.rows)], len(shared))
     own = tuple(small.shape[d] for d in small.own)
     return found.reshape(*shared, *own, *(large.shape[d] for d in large.own))
+
+
+def with_parts_of_products(jaxpr: Jaxpr, constant: Collection[Var]) -> Jaxpr:
+    """Returns a flat jaxpr in which products of constants, of which only parts are needed, are products of parts of the constants.
+
+    Gates of a recurrent unit are often the parts of one product. constant: arguments whose parts cost nothing.
+    """
+    uses = Counter(a for a in (*jaxpr.outvars, *(x for e in jaxpr.eqns for x in e.invars)) if isinstance(a, Var))
+    parts = Counter(e.invars[0] for e in jaxpr.eqns if e.primitive.name in _PARTS and isinstance(e.invars[0], Var))
+    whole = {v: e for e in jaxpr.eqns if e.primitive.name == "dot_general" for v in e.outvars if parts[v] == uses[v]}
+    writer, changed = Writer(jaxpr), False
+    for eqn in jaxpr.eqns:
+        made = whole.get(eqn.invars[0]) if eqn.primitive.name in _PARTS and isinstance(eqn.invars[0], Var) else None
+        run = None if made is None else _of_parts(made, eqn, constant)
+        if made is None or run is None:
+            writer.keep(eqn)
+            continue
+        changed = True
+        results = writer.emit(eqn, run, [writer.atom(a) for a in made.invars])
+        for var, atom in zip(eqn.outvars, results, strict=True):
+            writer.name(var, atom)
+    return flatten(writer.written()) if changed else jaxpr
+
+
+_PARTS = frozenset({"slice", "split"})
+
+
+def _of_parts(made: JaxprEqn, part: JaxprEqn, constant: Collection[Var]) -> Callable[..., list[Array]] | None:
+    """A product of a part of an operand for each part of a product that an equation takes; None where the operand is no constant."""
+    shape, params = _compat.shape_of(made.outvars[0]), part.params
+    if part.primitive.name == "split":
+        axis = params["axis"]
+        starts = [sum(params["sizes"][:n]) for n in range(len(params["sizes"]))]
+        ranges = [(start, start + size) for start, size in zip(starts, params["sizes"], strict=True)]
+    else:
+        ends = list(zip(params["start_indices"], params["limit_indices"], shape, strict=True))
+        cut = [d for d, (start, limit, n) in enumerate(ends) if (start, limit) != (0, n)]
+        if len(cut) != 1 or any(n != 1 for n in params["strides"] or ()):
+            return None
+        axis, ranges = cut[0], [ends[cut[0]][:2]]
+    (summed, batch), sides = made.params["dimension_numbers"], made.invars
+    own = [
+        [d for d in range(len(_compat.shape_of(a))) if d not in s and d not in b]
+        for a, s, b in zip(sides, summed, batch, strict=True)
+    ]
+    place = axis - len(batch[0])
+    side = 0 if place < len(own[0]) else 1
+    if place < 0 or sides[side] not in constant:
+        return None
+    dimension = own[side][place - (len(own[0]) if side else 0)]
+
+    def run(*operands: Array) -> list[Array]:
+        found = []
+        for start, limit in ranges:
+            given = list(operands)
+            given[side] = lax.slice_in_dim(given[side], start, limit, axis=dimension)
+            found += _compat.bind(made, given)
+        return found
+
+    return run

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pallasfuse.errors import Refusal
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, apply, const, convert, index, postorder, read, reads_in, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
@@ -46,8 +46,10 @@ class Recurrence:
 
     def largest(self, tile: Callable[[Axis], int]) -> int:
         """The most elements that a value has in a block, whose size along an axis `tile` gives."""
-        spaces = ((*d.axes, *(d.reduced if isinstance(d, Nest) else ())) for d in self.body.definitions())
-        return max(math.prod(map(tile, space)) for space in spaces)
+        nests = list(_nests(self.body))
+        read = {name for n in nests for name in n.reads}
+        spaces = [*((*n.axes, *n.reduced) for n in nests), *(t.axes for t in self.body.inputs if t.name in read)]
+        return max((math.prod(map(tile, space)) for space in spaces), default=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,17 @@ def _moves(recurrence: Recurrence) -> Iterator[tuple[tuple[Axis, ...], tuple[Axi
 
 
 def parallel_axes(recurrence: Recurrence) -> tuple[Axis, ...]:
-    """The axes along which no trip mixes elements, in the order of the results that have them."""
+    """The axes along which blocks share a recurrence out: those of its largest state that no trip mixes.
+
+    What has none of them is computed by all blocks. Without a state, those of the largest result.
+    """
     body = recurrence.body
     own = {d.name: d.axes for d in body.definitions()}
     mixed = {a for nest in _nests(body) for a in nest.reduced}
     for axes, others in _moves(recurrence):
         mixed |= {x for pair in zip(axes, others, strict=True) if pair[0] is not pair[1] for x in pair}
-    found = dict.fromkeys(a for name in body.outputs for a in own[name])
-    return tuple(a for a in found if a not in mixed)
+    states = [own[name] for name, _ in recurrence.carried] or [own[name] for name in body.outputs]
+    return tuple(a for a in max(states, key=volume) if a not in mixed)
 
 
 def _nests(body: LoopProgram) -> Iterator[Nest]:
