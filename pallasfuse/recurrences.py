@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax import numpy as jnp
 from jax.interpreters import mlir
 
 from pallasfuse import _compat
@@ -44,12 +45,10 @@ from pallasfuse.tiling.recurrence import (
 
 type Run = Callable[..., list[Any]]
 
-_LARGEST = 1 << 14
-"""Elements of a value in a block: with more, no layout has registers for them."""
 _SHORTEST = 4
 """Trips: of fewer, XLA makes no loop that would be slower."""
 _REGISTERS_OF_CONSTANTS = 64
-"""Of a thread: constants beyond are loaded in every trip."""
+"""Of a thread: it is tried, too, to load constants beyond in every trip."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +96,7 @@ class KernelOfLoop:
 
             run = kernel.run
         shapes = {t.name: tuple(a.extent for a in t.axes) for t in self.kernel.inputs}
-        given = {n: x.reshape(shapes[n]) for n, x in zip(self.operands, args, strict=True) if n in shapes}
+        given = {n: jnp.reshape(x, shapes[n]) for n, x in zip(self.operands, args, strict=True) if n in shapes}
         found = run(self.kernel, given)
         return [found[n].reshape(_compat.shape_of(v)) for n, v in zip(self.results, self.loop.outvars, strict=True)]
 
@@ -206,21 +205,19 @@ def kernel_of(eqn: JaxprEqn, device: Device) -> KernelOfLoop | Refusal:
     refused = problem(recurrence, target)
     if refused is not None:
         return refused
-    parallel = parallel_axes(recurrence)
-    whole = recurrence.largest(lambda a: 1 if a in parallel else target.padded(a.extent))
-    if whole > _LARGEST:
-        return Refusal(f"a block would hold {whole} elements of a value")
     best: tuple[Price, TileProgram] | None = None
-    for layout in layouts(recurrence, parallel, whole):
-        program = lower_recurrence(recurrence, replace(layout, kept=_kept(recurrence, layout, target)), target)
-        held = triton.resources(program, target)
-        if held.shared_bytes > target.shared_memory_bytes:
-            continue
-        price = price_kernel([(program, target)])
-        if best is None or price.us < best[0].us:
-            best = price, program
+    every = frozenset(t.name for t in recurrence.constants)
+    for layout in layouts(recurrence, target):
+        for kept in dict.fromkeys((_kept(recurrence, layout, target), every)):
+            program = lower_recurrence(recurrence, replace(layout, kept=kept), target)
+            if triton.resources(program, target).shared_bytes > target.shared_memory_bytes:
+                continue
+            price = price_kernel([(program, target)])
+            if best is None or price.us < best[0].us:
+                best = price, program
     if best is None:
-        return Refusal("no block has registers for what it holds")
+        least = recurrence.largest(lambda a: 1 if a in parallel_axes(recurrence) else target.padded(a.extent))
+        return Refusal(f"no block has registers or shared memory for what it holds: values of {least} elements or more")
     return KernelOfLoop(eqn, best[1], operands, results, best[0])
 
 

@@ -15,7 +15,10 @@ type Run = Callable[..., list[Any]]
 
 
 def with_short_trips(eqn: JaxprEqn) -> Run | None:
-    """Returns what computes a scan as a loop of shorter trips, after what they need; None where nobody knows which operands change."""
+    """Returns what computes a scan as a loop of shorter trips, after what they need.
+
+    None: nobody knows which of its operands change from trip to trip.
+    """
     counts = _compat.scan_counts(eqn)
     if counts is None:
         return None

@@ -55,9 +55,7 @@ def made(function, *args) -> tuple[object, object, KernelOfLoop]:
 def kernels_of(loop):
     """The kernels of a loop in several layouts: the smallest and the largest blocks, and one between."""
     recurrence, operands, results = recurrence_of(loop)
-    parallel = parallel_axes(recurrence)
-    whole = recurrence.largest(lambda a: 1 if a in parallel else TARGET.padded(a.extent))
-    every = list(layouts(recurrence, parallel, whole))
+    every = list(layouts(recurrence, TARGET))
     assert every
     for layout in {id(x): x for x in (every[0], every[len(every) // 2], every[-1])}.values():
         for kept in (frozenset(), frozenset(t.name for t in recurrence.constants)):

@@ -4,7 +4,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from benchmarks.workloads.registry import Built, Size, booleans, gain, half, integers, normal, pick, program, weight
+from benchmarks.workloads.registry import (
+    Built,
+    Size,
+    add,
+    booleans,
+    gain,
+    half,
+    integers,
+    normal,
+    pick,
+    program,
+    weight,
+)
 
 GROUP = "recurrent"
 
@@ -39,8 +51,9 @@ def _mamba(size: Size) -> Built:
 
     return Built(block, (
         weight(model, 2 * inner, dtype=dtype), normal(4, inner, dtype=dtype, scale=0.5),
-        weight(inner, rank + 2 * states, dtype=dtype), weight(rank, inner), normal(inner, offset=-4.0, scale=0.5), normal(inner, states, scale=0.3), gain(inner),
-        weight(inner, model, dtype=dtype), gain(model, dtype=dtype), normal(batch, length, model, dtype=dtype),
+        weight(inner, rank + 2 * states, dtype=dtype), weight(rank, inner), normal(inner, offset=-4.0, scale=0.5),
+        normal(inner, states, scale=0.3), gain(inner), weight(inner, model, dtype=dtype), gain(model, dtype=dtype),
+        normal(batch, length, model, dtype=dtype),
     ))  # fmt: skip
 
 
@@ -244,3 +257,26 @@ def _gru(size: Size) -> Built:
     return Built(forecast, (
         weight(seen, 3 * hidden), weight(hidden, 3 * hidden), normal(3 * hidden), weight(hidden, 24), normal(steps, batch, seen)
     ))  # fmt: skip
+
+
+def _gradient(build):
+    """A program that is the gradient of the mean square of another one's result, in all its arguments."""
+
+    def of_size(size: Size) -> Built:
+        built = build(size)
+
+        def loss(*args):
+            return jnp.mean(jnp.square(built.function(*args).astype(jnp.float32)))
+
+        return Built(jax.grad(loss, argnums=tuple(range(len(built.arguments)))), built.arguments)
+
+    return of_size
+
+
+for _name, _build in (
+    ("xlstm-matrix-memory-grad", _xlstm),
+    ("gated-delta-net-layer-grad", _gated_delta_net),
+    ("griffin-gated-linear-recurrence-grad", _griffin),
+    ("gru-of-many-short-series-grad", _gru),
+):
+    add(_name, GROUP, _gradient(_build))

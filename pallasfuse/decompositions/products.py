@@ -178,7 +178,7 @@ _PARTS = frozenset({"slice", "split"})
 
 
 def _of_parts(made: JaxprEqn, part: JaxprEqn, constant: Collection[Var]) -> Callable[..., list[Array]] | None:
-    """A product of a part of an operand for each part of a product that an equation takes; None where the operand is no constant."""
+    """A product of a part of an operand for each part of a product that an equation takes; None where that is no constant."""
     shape, params = _compat.shape_of(made.outvars[0]), part.params
     if part.primitive.name == "split":
         axis = params["axis"]

@@ -140,8 +140,8 @@ class Interpreter:
             match statement:
                 case Load():
                     self._load(statement, scope)
-                case Let(name, axes, value, pinned):
-                    tile = self._widen(self.value(value, scope), axes, scope)
+                case Let(name, axes, value, pinned, renamed):
+                    tile = self._widen(self._renamed(self.value(value, scope), renamed), axes, scope)
                     scope.names[name] = Tile(self.machine.pin(tile.array), tile.axes) if pinned else tile
                 case Reduce(name, axes, reducer, value, over):
                     scope.names[name] = self._reduce(axes, reducer.name, value, over, scope)
@@ -253,6 +253,10 @@ class Interpreter:
         if axes == tile.axes:
             return tile
         return Tile(lax.transpose(tile.array, tuple(tile.axes.index(a) for a in axes)), axes)
+
+    def _renamed(self, tile: Tile, renamed: tuple[tuple[Axis, Axis], ...]) -> Tile:
+        names = dict(renamed)
+        return self._transpose(Tile(tile.array, tuple(names.get(a, a) for a in tile.axes))) if names else tile
 
     def _multiply(self, lhs: Tile, rhs: Tile, dtype: str) -> Tile:
         axes = self._union(lhs.axes, rhs.axes)

@@ -182,8 +182,8 @@ class _Evaluation[V]:
             match statement:
                 case Load(name, tensor, indices, dtype):
                     self._bind(name, indices, self._load(tensor, indices, dtype, scope), scope)
-                case Let(name, axes, value):
-                    self._bind(name, axes, self._value(value, scope), scope)
+                case Let(name, axes, value, _, renamed):
+                    self._bind(name, axes, self._renamed(self._value(value, scope), renamed), scope)
                     scope.unfinished |= {name} if value.tensors & scope.unfinished else set()
                 case Reduce(name, axes, reducer, value, over, joins):
                     tile = self._widen(self._value(value, scope), over, scope)
@@ -385,6 +385,19 @@ class _Evaluation[V]:
         for axis in axes:
             shape[self.dimension[axis]] = scope.windows[axis].size
         return self.domain.broadcast(value, tuple(shape))
+
+    def _renamed(self, value: V, renamed: tuple[tuple[Axis, Axis], ...]) -> V:
+        """The value with its elements along some axes along others."""
+        if not renamed:
+            return value
+        shape = self.domain.shape(value)
+        new = {self.dimension[a]: self.dimension[b] for a, b in renamed}
+        places = []
+        for dim, n in enumerate(shape):
+            along = [1] * self.rank
+            along[new.get(dim, dim)] = n
+            places.append(np.arange(n).reshape(along))
+        return self.domain.take(value, tuple(places))
 
     def _value(self, root: Expr, scope: _Scope[V]) -> V:
         result: V

@@ -67,6 +67,8 @@ class Let:
     axes: tuple[Axis, ...]
     value: Expr
     pinned: bool = False
+    renamed: tuple[tuple[Axis, Axis], ...] = ()
+    """Pairs of axes of one length, whole in every block: the value is a read along the first ones, the result has the second."""
 
 
 @dataclass(frozen=True, slots=True)

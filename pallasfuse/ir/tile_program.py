@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr
+from pallasfuse.ir.expr import Expr, Read
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.lookup import verify as verify_lookup
 from pallasfuse.ir.ranges import Range
@@ -264,6 +264,8 @@ class _Check:
                         self._fail(f"load of unknown tensor {tensor!r}")
                     self._bind(name, indices, scope)
                 case Let(name, axes) | Reduce(name, axes) | Contract(name, axes):
+                    if isinstance(s, Let) and s.renamed:
+                        self._renamed(s, scope)
                     for expr in expressions(s):
                         self.need(name, expr, scope)
                     self._bind(name, axes, scope)
@@ -288,6 +290,13 @@ class _Check:
                 case Loop():
                     self._loop(s, scope)
         return scope
+
+    def _renamed(self, s: Let, scope: _Scope) -> None:
+        """Check that the axes of a read may change their names."""
+        pairs = [(scope.windows.get(a), scope.windows.get(b)) for a, b in s.renamed]
+        whole = all(x and y and not x.is_open and not y.is_open and x.size == y.size for x, y in pairs)
+        if not isinstance(s.value, Read) or not whole or any(a.extent != b.extent for a, b in s.renamed):
+            self._fail(f"{s.name} renames axes that are not whole, or not equally long")
 
     def _part(self, where: str, name: str, axes: tuple[Axis, ...], scope: _Scope) -> Buffer:
         """The buffer of a get or a set, whose current windows it must hold."""
@@ -366,8 +375,9 @@ def _lines(body: tuple[Statement, ...], indent: str, tiles: Mapping[Axis, int]) 
         match s:
             case Load(name, tensor, indices):
                 yield f"{indent}{name} = load {tensor}[{_names(indices)}]"
-            case Let(name, axes, value):
-                yield f"{indent}{name}[{_names(axes)}] = {value}"
+            case Let(name, axes, value, _, renamed):
+                new = f" along {', '.join(f'{b} for {a}' for a, b in renamed)}" if renamed else ""
+                yield f"{indent}{name}[{_names(axes)}] = {value}{new}"
             case Reduce(name, axes, reducer, value, over):
                 yield f"{indent}{name}[{_names(axes)}] = {reducer}({value}; {_names(over)})"
             case Contract(name, axes, lhs, rhs, over, dtype):

@@ -57,6 +57,8 @@ def unrollable(program: TileProgram) -> tuple[Axis, ...]:
                 held.add(axis)
             case Buffer(_, axes):
                 held |= set(axes)
+            case Let(renamed=pairs):
+                held |= {a for pair in pairs for a in pair}
             case Reduce():
                 reduced |= set(s.over)
             case Contract():

@@ -74,6 +74,10 @@ def _buffers(view: View) -> Iterator[Buffer]:
     for line in view.lines:
         at, s = line.number, line.statement
         match s:
+            case Let(name, axes, value, _, renamed) if renamed:
+                yield Buffer(
+                    f"{name}, laid out anew", view.elements(axes) * dtypes.itemsize_bytes(value.dtype), at, at, True
+                )
             case Load() if view.products:
                 yield from _of_load(view, line, s)
             case Contract() if at in view.products:

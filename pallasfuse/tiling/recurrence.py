@@ -10,15 +10,17 @@ from dataclasses import dataclass, field
 
 from pallasfuse.errors import Refusal
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, apply, const, convert, index, postorder, read, reads_in, select
+from pallasfuse.ir.expr import Apply, Expr, Read, const, convert, postorder, read, reads_in
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.ir.statements import ZERO, Carry, Load, Loop, Reduce, Segment, Store
+from pallasfuse.ir.statements import ZERO, Carry, Let, Load, Loop, Segment, Store
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram, verify
 from pallasfuse.resources.block import WARP
+from pallasfuse.resources.triton_view import WARP_ROWS
 from pallasfuse.targets import Target, power_of_two
 from pallasfuse.tiling.arithmetic import rewrite_for
+from pallasfuse.tiling.products import split_product
 from pallasfuse.tiling.values import Scope, Values
 
 
@@ -44,11 +46,28 @@ class Recurrence:
         changing = {name for name, _ in self.carried} | set(self.sliced)
         return tuple(t for t in self.body.inputs if t.name not in changing)
 
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes of all that a trip reads and computes."""
+        of_nests = (a for n in _nests(self.body) for a in (*n.axes, *n.reduced))
+        return tuple(dict.fromkeys((*of_nests, *(a for t in self.body.inputs for a in t.axes))))
+
     def largest(self, tile: Callable[[Axis], int]) -> int:
-        """The most elements that a value has in a block, whose size along an axis `tile` gives."""
+        """The most elements that a value has in a block, whose size along an axis `tile` gives.
+
+        A product of matrices that are large enough for matrix units has no value for each of its terms.
+        """
         nests = list(_nests(self.body))
         read = {name for n in nests for name in n.reads}
-        spaces = [*((*n.axes, *n.reduced) for n in nests), *(t.axes for t in self.body.inputs if t.name in read)]
+        spaces = [t.axes for t in self.body.inputs if t.name in read]
+        for n in nests:
+            sides = split_product(n.body, frozenset(n.reduced), frozenset()) if n.reducer == SUM else None
+            of_sides = (
+                [] if sides is None else [sides.lhs.axes - sides.rhs.axes, sides.rhs.axes - sides.lhs.axes, n.reduced]
+            )
+            by_units = len(of_sides) == 3 and min(math.prod(map(tile, axes)) for axes in of_sides) >= WARP_ROWS
+            spaces += [tuple(s.axes) for s in (sides.lhs, sides.rhs)] if sides and by_units else [(*n.axes, *n.reduced)]
+            spaces.append(n.axes)
         return max((math.prod(map(tile, space)) for space in spaces), default=1)
 
 
@@ -144,9 +163,7 @@ class _Kernel(Values):
         for nest in self.nests.values():
             changing |= {nest.name} if nest.reads & changing else set()
             self.known[nest.name] = _Known(nest.axes, nest.dtype, nest.name in changing)
-        axes = dict.fromkeys(a for n in self.nests.values() for a in (*n.axes, *n.reduced))
-        axes |= dict.fromkeys(a for t in body.inputs for a in t.axes)
-        self.order = (recurrence.time, *_outer_first(axes, [k.axes for k in self.known.values()]))
+        self.order = (recurrence.time, *_outer_first(recurrence.axes, [k.axes for k in self.known.values()]))
         blocks = dict(layout.grid)
         self.tiles = {a: blocks.get(a, target.padded(a.extent)) for a in self.order} | {recurrence.time: 1}
 
@@ -197,26 +214,12 @@ class _Kernel(Values):
         return read(name, indices, node.dtype)
 
     def _along(self, value: Expr, own: tuple[Axis, ...], wanted: tuple[Axis, ...], scope: Scope) -> Expr:
-        """A value with some of its axes replaced by others of the same lengths: a sum in which all but one term are zero.
-
-        Elements change places between threads in a sum; in no other way can they.
-        """
-        pairs = [(a, b) for a, b in zip(own, wanted, strict=True) if a != b]
-        is_bool = value.dtype == "bool"
-        moved = convert(value, "int32") if is_bool else value
-        here: Expr | None = None
-        for a, b in pairs:
-            same = apply("eq", index(a), index(b))
-            here = same if here is None else apply("and", here, same)
-        assert here is not None
-        name, over = self._unique("moved"), tuple(a for a, _ in pairs)
-        term = select(here, moved, const(0, moved.dtype))
-        axes = self._sorted(frozenset(wanted))
-        scope.statements.append(Reduce(name, axes, SUM, term, over))
-        found: Expr = read(name, axes, moved.dtype)
-        if is_bool:
-            found = self._let(self._unique("moved"), axes, apply("ne", found, const(0, "int32")), scope)
-        return found
+        """A value with some of its axes replaced by others of the same lengths."""
+        pairs = tuple((a, b) for a, b in zip(own, wanted, strict=True) if a is not b)
+        name, axes = self._unique("moved"), self._sorted(frozenset(wanted))
+        assert isinstance(value, Read)
+        scope.statements.append(Let(name, axes, value, renamed=pairs))
+        return read(name, axes, value.dtype)
 
     def _compute(self, nest: Nest) -> None:
         scope = self.inside if self.known[nest.name].changes or self._reads_again(nest) else self.top
@@ -316,13 +319,11 @@ _MOST_OF_A_THREAD = 32
 """Elements of one value: a compiler takes long for more, and has no registers for them."""
 
 
-def layouts(recurrence: Recurrence, parallel: tuple[Axis, ...], whole: int) -> Iterator[Layout]:
-    """Ways to spread a recurrence: blocks of more and more elements along the last axes of the grid, with more and more warps.
-
-    whole: the most elements that a value has in a block of one position of the grid.
-    """
+def layouts(recurrence: Recurrence, target: Target) -> Iterator[Layout]:
+    """Ways to spread a recurrence: blocks of more and more elements along the last axes of the grid, with more and more warps."""
+    parallel = parallel_axes(recurrence)
     seen: set[tuple[tuple[Axis, int], ...]] = set()
-    for elements in (1, 32, 64, 128, 256, 512, 1024):
+    for elements in (1, 16, 32, 64, 128, 256, 512, 1024):
         left, grid = elements, dict.fromkeys(parallel, 1)
         for axis in reversed(parallel):
             grid[axis] = min(power_of_two(axis.extent), left)
@@ -331,7 +332,8 @@ def layouts(recurrence: Recurrence, parallel: tuple[Axis, ...], whole: int) -> I
         if key in seen:
             continue
         seen.add(key)
-        size = whole * elements // left
+        sizes = {a: grid.get(a) or target.padded(a.extent) for a in recurrence.axes}
+        size = recurrence.largest(sizes.__getitem__)
         for warps in (1, 2, 4, 8, 16):
             threads = WARP * warps
             if (warps == 1 or threads <= size) and size <= _MOST_OF_A_THREAD * threads:
