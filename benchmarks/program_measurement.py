@@ -114,7 +114,7 @@ def planned(built: Built, fuse: Fuse, row: Row) -> pf.Plan:
     row["equations"] = len(plan.converted.jaxpr.eqns)
     row["control_flow"] = sorted({e.primitive.name for e in plan.converted.jaxpr.eqns} & CONTROL_FLOW)
     if built.step is None:  # the plan is that of the whole program
-        written = convert(plan.converted.original).program  # XLA gets that, and no other form of it
+        written = convert(traced.call.jaxpr).program  # XLA gets that, and no other form of it
         row["predicted_xla_us"] = price_xla(written, device_at_hand()).us
         row["priced"] = not unknown_in(written)
         row["rewritings"] = [str(r)[:400] for r in plan.rewritings]

@@ -18,8 +18,8 @@ from pallasfuse.tiling.flat import tree_of
 from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT
 
 if TYPE_CHECKING:
+    from pallasfuse.loop_calls import KernelOfLoop
     from pallasfuse.plan import Kernel, Plan
-    from pallasfuse.recurrences import KernelOfLoop
 
 
 def _indent(text: str) -> str:

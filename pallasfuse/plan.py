@@ -28,8 +28,8 @@ from pallasfuse.verdicts import Verdict
 
 if TYPE_CHECKING:
     from pallasfuse.errors import Refusal
+    from pallasfuse.loop_calls import KernelOfLoop
     from pallasfuse.proof import Proof
-    from pallasfuse.recurrences import KernelOfLoop
     from pallasfuse.schedule.snapshots import Snapshots
     from pallasfuse.search.found import Rewriting
 
@@ -214,7 +214,7 @@ class Plan(OfThisProcess):
     @property
     def loops(self) -> "tuple[KernelOfLoop, ...]":
         """The loops that are one kernel each: what a trip hands on stays in it."""
-        from pallasfuse.recurrences import loops_as_kernels
+        from pallasfuse.loop_calls import loops_as_kernels
 
         return loops_as_kernels(self.converted.jaxpr)
 

@@ -2,24 +2,22 @@
 
 Each trip of a small loop on a GPU is little but the starts of its kernels, and waiting for them. `tiling.recurrence` says which
 loops need no value of another block, and lowers their bodies; here such an equation of a jaxpr is replaced by one that runs the
-kernel. Elsewhere than on a GPU of NVIDIA, this equation is the loop that it stands for.
+kernel (`loop_calls`).
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 from jax import lax
-from jax import numpy as jnp
-from jax.interpreters import mlir
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn, Primitive
+from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions.accumulators import accumulators_apart
-from pallasfuse.decompositions.selections import without_selections
+from pallasfuse.decompositions.selections import is_selection, without_selections
 from pallasfuse.decompositions.writing import Writer, traced_as
 from pallasfuse.device import Device
 from pallasfuse.errors import Refusal
@@ -27,6 +25,7 @@ from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.loop_calls import KernelOfLoop, recurrence_p
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.resources import triton
@@ -45,75 +44,12 @@ from pallasfuse.tiling.recurrence import (
 
 type Run = Callable[..., list[Any]]
 
+_MOST_EQUATIONS = 512
+"""Of a body: what takes long to compile is not worth a try."""
 _SHORTEST = 4
 """Trips: of fewer, XLA makes no loop that would be slower."""
 _REGISTERS_OF_CONSTANTS = 64
 """Of a thread: it is tried, too, to load constants beyond in every trip."""
-
-
-@dataclass(frozen=True, eq=False)
-class KernelOfLoop:
-    """The parameter of an equation that stands for a loop: the loop's own equation, and the kernel that runs it."""
-
-    loop: JaxprEqn
-    kernel: TileProgram
-    operands: tuple[str, ...]
-    """The names that the operands of the equation have in the kernel, in its order."""
-    results: tuple[str, ...]
-    """The same of its results."""
-    price: Price
-
-    def __repr__(self) -> str:
-        """Returns the kernel as text: equal loops have the same one."""
-        own = self.kernel
-        return f"{own}\n{own.warps} warps, loads {own.loads_ahead} trips ahead, {self.operands} to {self.results}"
-
-    @property
-    def source(self) -> str:
-        """The line of the program that the loop comes from."""
-        return _compat.source_summary(self.loop) or "<unknown line>"
-
-    @property
-    def trips(self) -> int:
-        return int(self.loop.params["length"])
-
-    def price_of_xla(self, device: Device) -> Price:
-        """The price of the loop as XLA runs it."""
-        with IMPORTS:
-            from pallasfuse.jaxpr_frontend.conversion import convert
-            from pallasfuse.price.xla import price_xla
-
-        return price_xla(convert(traced_as(self.loop, self.by_xla, self.loop.invars)).program, device)
-
-    def by_xla(self, *args: Any) -> list[Any]:
-        """The results of the loop as XLA runs it."""
-        return list(_compat.bind(self.loop, args))
-
-    def by_kernel(self, *args: Any, run: Callable[..., Mapping[str, Any]] | None = None) -> list[Any]:
-        """The results of the loop as one kernel. run: runs a tile program on arrays by their names; by default on Triton."""
-        if run is None:
-            from pallasfuse.triton_gpu import kernel  # planning needs no Pallas
-
-            run = kernel.run
-        shapes = {t.name: tuple(a.extent for a in t.axes) for t in self.kernel.inputs}
-        given = {n: jnp.reshape(x, shapes[n]) for n, x in zip(self.operands, args, strict=True) if n in shapes}
-        found = run(self.kernel, given)
-        return [found[n].reshape(_compat.shape_of(v)) for n, v in zip(self.results, self.loop.outvars, strict=True)]
-
-
-recurrence_p = Primitive("pallasfuse_recurrence")
-recurrence_p.multiple_results = True
-recurrence_p.def_impl(lambda *args, of: of.by_xla(*args))
-recurrence_p.def_abstract_eval(lambda *avals, of: [_compat.plain_aval(v.aval) for v in of.loop.outvars])
-mlir.register_lowering(recurrence_p, mlir.lower_fun(lambda *args, of: of.by_xla(*args), multiple_results=True))
-mlir.register_lowering(
-    recurrence_p, mlir.lower_fun(lambda *args, of: of.by_kernel(*args), multiple_results=True), platform="cuda"
-)
-
-
-def loops_as_kernels(jaxpr: Jaxpr) -> tuple[KernelOfLoop, ...]:
-    """The loops of a flat jaxpr that are one kernel each."""
-    return tuple(eqn.params["of"] for eqn in jaxpr.eqns if eqn.primitive is recurrence_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +66,8 @@ class AsKernel:
         return self._known[id(eqn)][1]
 
     def _run(self, eqn: JaxprEqn) -> Run | None:
+        if not _may_be_kernel(eqn):
+            return None
         ways = (accumulators_apart(eqn), lambda *args: list(_compat.bind(eqn, args)))
         for way in filter(None, ways):
             simpler = with_loops(traced_as(eqn, way, eqn.invars), with_short_trips)
@@ -141,6 +79,14 @@ class AsKernel:
     def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
         found = kernel_of(eqn, self.device)
         return None if isinstance(found, Refusal) else lambda *args: list(recurrence_p.bind(*args, of=found))
+
+
+def _may_be_kernel(eqn: JaxprEqn) -> bool:
+    """May the body of a scan be computed in a kernel, for all that the names of its operations say?"""
+    with IMPORTS:
+        from pallasfuse.jaxpr_frontend.conversion import may_have_nest
+    body = flatten(eqn.params["jaxpr"])
+    return len(body.eqns) <= _MOST_EQUATIONS and all(may_have_nest(e) or is_selection(e) for e in body.eqns)
 
 
 def with_loops(jaxpr: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | None:

@@ -10,9 +10,9 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.indirect import lookups_in, why_stored
 from pallasfuse.ir.loop_program import External, LoopProgram
 from pallasfuse.jaxpr_frontend import Converted, left_by_user
+from pallasfuse.loop_calls import recurrence_p
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Fallback, Kernel, Step
-from pallasfuse.recurrences import recurrence_p
 
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
                      "stop_gradient", "convert_element_type", "sharding_constraint"})  # fmt: skip

@@ -12,18 +12,18 @@ from dataclasses import replace
 from typing import Any
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr
+from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.check import BUDGET_S
 from pallasfuse.decompositions import Decomposer, Rule
 from pallasfuse.environment import environment
-from pallasfuse.first_time import IMPORTS
+from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten
+from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import primitives, whole_key
 from pallasfuse.plan import Plan
-from pallasfuse.recurrences import AsKernel, loops_as_kernels
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
 from pallasfuse.targets import Target
@@ -77,7 +77,18 @@ def surely_faster(jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = ()) -> 
 
 def _rules(target: Target) -> dict[str, tuple[Rule, ...]]:
     """The rules that write kernels, where the target is one that does."""
-    return {"scan": (AsKernel(target.device),)} if target.writes_kernels else {}
+
+    def as_kernel() -> Rule:
+        with IMPORTS:  # most programs have no loop
+            from pallasfuse.recurrences import AsKernel
+        return AsKernel(target.device)
+
+    made = Later(as_kernel)
+
+    def of_loop(eqn: JaxprEqn) -> Callable[..., list[Any]] | None:
+        return made.value(eqn)
+
+    return {"scan": (of_loop,)} if target.writes_kernels else {}
 
 
 def _is_faster(written: Jaxpr, other: Jaxpr, device: Any, measure: bool) -> bool | None:

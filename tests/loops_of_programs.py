@@ -122,6 +122,15 @@ def states_swap(a, b, x):
     return jax.lax.scan(trip, (a, b), x)
 
 
+def each_row(scale, x):
+    """A map: no trip needs another one."""
+    return jax.lax.map(lambda row: jax.nn.softmax(row * scale) @ row.T, x)
+
+
+def repeated(x):
+    return jax.lax.fori_loop(0, 9, lambda _, x: jnp.cos(x) * 0.5 + x[:, ::-1] * 0.25, x)
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "moving_average": (moving_average, (normal(0, 5, 37), normal(1, 20, 5, 37))),
     "selective_state_space": (selective_state_space, (
@@ -139,5 +148,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "edit_distance": (edit_distance, (normal(0, 4, 13), normal(1, 10, 4, 13))),
     "discounted_backwards": (discounted_backwards, (normal(0, 33), normal(1, 15, 33), normal(2, 15, 33) > 1)),
     "row_search": (row_search, (normal(0, 7, 19), 1.0 + normal(1, 7, scale=0.1))),
+    "each_row": (each_row, (normal(0, 4), normal(1, 6, 3, 4))),
+    "repeated": (repeated, (normal(0, 5, 7),)),
     "states_swap": (states_swap, (normal(0, 6), normal(1, 6), normal(2, 9, 6))),
 }  # fmt: skip

@@ -10,7 +10,8 @@ from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.writing import traced_as
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.jaxpr_frontend import flatten
-from pallasfuse.recurrences import AsKernel, loops_as_kernels, recurrence_p, with_loops
+from pallasfuse.loop_calls import loops_as_kernels, recurrence_p
+from pallasfuse.recurrences import AsKernel, with_loops
 from pallasfuse.short_trips import with_short_trips
 from pallasfuse.targets import default_for
 from tests.loops_of_programs import LOOPS, gated_unit, normal, recurrent_network
@@ -115,7 +116,14 @@ def test_gates_of_one_product_are_products_of_parts_and_parts_of_rows_are_made_b
     assert {"split", "slice"} & {e.primitive.name for e in written.eqns}
 
 
-@pytest.mark.parametrize("name", [*LOOPS, *(f"gradient of {n}" for n in LOOPS if n != "row_search")])
+def _all():
+    """Every loop and its gradient; most gradients are deep."""
+    for number, name in enumerate(LOOPS):
+        yield name
+        yield pytest.param(f"gradient of {name}", marks=[pytest.mark.deep] if number % 3 else [])
+
+
+@pytest.mark.parametrize("name", _all())
 def test_a_rule_gives_programs_that_compute_the_same(name):
     function, args = gradients(name.rpartition(" ")[2]) if name.startswith("gradient") else LOOPS[name]
     jaxpr, loops = scans_of(function, *args)

@@ -68,6 +68,11 @@ class View:
         return View(self.axis, tuple(p.part(p.length - 1, p.length, -1) for p in reversed(self.pieces)))
 
 
+def is_selection(eqn: JaxprEqn) -> bool:
+    """Has an operation, of most shapes and types, such a form?"""
+    return eqn.primitive.name in _RULES or eqn.primitive.name in ("slice", "split", "concatenate", "rev", "pad")
+
+
 def without_selections(jaxpr: Jaxpr) -> Jaxpr:
     """Returns a jaxpr, flat, with such operations written as reductions; what has no such form stays as it is.
 

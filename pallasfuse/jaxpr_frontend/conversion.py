@@ -60,6 +60,11 @@ def is_map(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _MAPS
 
 
+def may_have_nest(eqn: JaxprEqn) -> bool:
+    """Is there a rule for the operation of an equation? It may still refuse this one, for its shapes or types."""
+    return eqn.primitive.name in _RULES or eqn.primitive.name == "gather"
+
+
 def is_layout(eqn: JaxprEqn) -> bool:
     """Does an equation only say which element stands where?"""
     return eqn.primitive.name in layout.RULES

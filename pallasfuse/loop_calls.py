@@ -1,0 +1,84 @@
+"""The equation that stands for a loop which is one kernel, and what it computes.
+
+On a GPU of NVIDIA it is the kernel (`recurrences`), anywhere else the loop that it stands for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax import numpy as jnp
+from jax.interpreters import mlir
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Primitive
+from pallasfuse.decompositions.writing import traced_as
+from pallasfuse.device import Device
+from pallasfuse.first_time import IMPORTS
+from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.price.terms import Price
+
+
+@dataclass(frozen=True, eq=False)
+class KernelOfLoop:
+    """The parameter of an equation that stands for a loop: the loop's own equation, and the kernel that runs it."""
+
+    loop: JaxprEqn
+    kernel: TileProgram
+    operands: tuple[str, ...]
+    """The names that the operands of the equation have in the kernel, in its order."""
+    results: tuple[str, ...]
+    """The same of its results."""
+    price: Price
+
+    def __repr__(self) -> str:
+        """Returns the kernel as text: equal loops have the same one."""
+        own = self.kernel
+        return f"{own}\n{own.warps} warps, loads {own.loads_ahead} trips ahead, {self.operands} to {self.results}"
+
+    @property
+    def source(self) -> str:
+        """The line of the program that the loop comes from."""
+        return _compat.source_summary(self.loop) or "<unknown line>"
+
+    @property
+    def trips(self) -> int:
+        return int(self.loop.params["length"])
+
+    def price_of_xla(self, device: Device) -> Price:
+        """The price of the loop as XLA runs it."""
+        with IMPORTS:
+            from pallasfuse.jaxpr_frontend.conversion import convert
+            from pallasfuse.price.xla import price_xla
+
+        return price_xla(convert(traced_as(self.loop, self.by_xla, self.loop.invars)).program, device)
+
+    def by_xla(self, *args: Any) -> list[Any]:
+        """The results of the loop as XLA runs it."""
+        return list(_compat.bind(self.loop, args))
+
+    def by_kernel(self, *args: Any, run: Callable[..., Mapping[str, Any]] | None = None) -> list[Any]:
+        """The results of the loop as one kernel. run: runs a tile program on arrays by their names; by default on Triton."""
+        if run is None:
+            from pallasfuse.triton_gpu import kernel  # planning needs no Pallas
+
+            run = kernel.run
+        shapes = {t.name: tuple(a.extent for a in t.axes) for t in self.kernel.inputs}
+        given = {n: jnp.reshape(x, shapes[n]) for n, x in zip(self.operands, args, strict=True) if n in shapes}
+        found = run(self.kernel, given)
+        return [found[n].reshape(_compat.shape_of(v)) for n, v in zip(self.results, self.loop.outvars, strict=True)]
+
+
+recurrence_p = Primitive("pallasfuse_recurrence")
+recurrence_p.multiple_results = True
+recurrence_p.def_impl(lambda *args, of: of.by_xla(*args))
+recurrence_p.def_abstract_eval(lambda *avals, of: [_compat.plain_aval(v.aval) for v in of.loop.outvars])
+mlir.register_lowering(recurrence_p, mlir.lower_fun(lambda *args, of: of.by_xla(*args), multiple_results=True))
+mlir.register_lowering(
+    recurrence_p, mlir.lower_fun(lambda *args, of: of.by_kernel(*args), multiple_results=True), platform="cuda"
+)
+
+
+def loops_as_kernels(jaxpr: Jaxpr) -> tuple[KernelOfLoop, ...]:
+    """The loops of a flat jaxpr that are one kernel each."""
+    return tuple(eqn.params["of"] for eqn in jaxpr.eqns if eqn.primitive is recurrence_p)
