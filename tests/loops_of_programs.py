@@ -131,6 +131,10 @@ def repeated(x):
     return jax.lax.fori_loop(0, 9, lambda _, x: jnp.cos(x) * 0.5 + x[:, ::-1] * 0.25, x)
 
 
+def turned(x, rows):
+    return jax.lax.scan(lambda x, row: (jnp.sin(x.T) + row, x[0]), x, rows)
+
+
 LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "moving_average": (moving_average, (normal(0, 5, 37), normal(1, 20, 5, 37))),
     "selective_state_space": (selective_state_space, (
@@ -149,6 +153,7 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "discounted_backwards": (discounted_backwards, (normal(0, 33), normal(1, 15, 33), normal(2, 15, 33) > 1)),
     "row_search": (row_search, (normal(0, 7, 19), 1.0 + normal(1, 7, scale=0.1))),
     "each_row": (each_row, (normal(0, 4), normal(1, 6, 3, 4))),
+    "turned": (turned, (normal(0, 6, 6), normal(1, 5, 6, 6))),
     "repeated": (repeated, (normal(0, 5, 7),)),
     "states_swap": (states_swap, (normal(0, 6), normal(1, 6), normal(2, 9, 6))),
 }  # fmt: skip

@@ -134,7 +134,6 @@ def test_large_states_are_left_to_xla():
 
 @pytest.mark.parametrize(("why", "trip"), [
     ("sort", lambda state, row: (jnp.sort(state + row), row)),
-    ("transposition", lambda state, row: (state.T + row, row)),
     ("number", lambda state, row: (state + row, 1.0)),
 ])  # fmt: skip
 def test_loops_that_are_no_kernel_say_why(why, trip):

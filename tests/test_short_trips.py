@@ -116,14 +116,13 @@ def test_gates_of_one_product_are_products_of_parts_and_parts_of_rows_are_made_b
     assert {"split", "slice"} & {e.primitive.name for e in written.eqns}
 
 
-def _all():
-    """Every loop and its gradient; most gradients are deep."""
-    for number, name in enumerate(LOOPS):
-        yield name
-        yield pytest.param(f"gradient of {name}", marks=[pytest.mark.deep] if number % 3 else [])
+GRADIENTS = [
+    pytest.param(f"gradient of {name}", marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)
+]
+"""Most of them are deep."""
 
 
-@pytest.mark.parametrize("name", _all())
+@pytest.mark.parametrize("name", [*LOOPS, *GRADIENTS])
 def test_a_rule_gives_programs_that_compute_the_same(name):
     function, args = gradients(name.rpartition(" ")[2]) if name.startswith("gradient") else LOOPS[name]
     jaxpr, loops = scans_of(function, *args)
