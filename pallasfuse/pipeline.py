@@ -21,7 +21,7 @@ from pallasfuse.errors import (
     TraceError,
     VerificationError,
 )
-from pallasfuse.first_time import Later, known, without_collection
+from pallasfuse.first_time import Later, known, shared, without_collection
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
 from pallasfuse.fusion.joined_axes import with_joined_axes
@@ -122,7 +122,10 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
         placements.adopt(grouping.groups[0], placed, None, {})
         return placements, grouping
     target = target.on(target.device.among(_bytes_around(converted)))
-    placements = Placements(converted, target, options)
+    planned = shared(
+        (Planned, target, options), Planned
+    )  # other programs of a call have most parts in common with this one
+    placements = Placements(converted, target, options, planned=planned)
     grouping = choose_groups(placements)
     best, best_us = (placements, grouping), Later(lambda: predicted_us(placements, grouping.groups))
     for others in () if converted.jaxpr.effects else _other_forms(placements, grouping):
