@@ -40,6 +40,8 @@ class Planned:
 
     segments: "dict[_Key, _Segment]" = field(default_factory=dict)
     """The plans of segments, in canonical names."""
+    begun: "dict[_Key, _Begun]" = field(default_factory=dict)
+    """Segments whose candidates are known, and which may yet be planned."""
     groups: "dict[object, list[tuple[Patience, _Ranked]]]" = field(default_factory=dict)
     """The places of groups, in canonical names, each with what it may take, where that has decided something."""
 
@@ -250,8 +252,7 @@ def grouped(
     parts = list(segments(program))
     if places.options.tiles:  # they are asked for by the names of axes
         return joined([group_segment(_choice(part, places, along)) for part in parts])
-    begun: dict[_Key, _Begun] = {}
-    own = [_Part(part, places, along, begun) for part in parts]
+    own = [_Part(part, places, along) for part in parts]
     if to_save_us is not None and places.options.price and not _may_save(own, to_save_us):
         return Grouping((), ())
     return joined([part.grouping() for part in own])
@@ -294,15 +295,10 @@ class _Begun:
 
 
 class _Part:
-    """A segment of a program, which is planned when its groups are asked for, unless an equal one was.
+    """A segment of a program, which is planned when its groups are asked for, unless an equal one was."""
 
-    begun: segments that are not planned yet; grows.
-    """
-
-    def __init__(
-        self, program: LoopProgram, places: Places, along: frozenset[Axis], begun: dict[_Key, _Begun]
-    ) -> None:  # fmt: skip
-        self._program, self._places, self._along, self._begun = program, places, along, begun
+    def __init__(self, program: LoopProgram, places: Places, along: frozenset[Axis]) -> None:
+        self._program, self._places, self._along = program, places, along
         self._form: Canonical | None
         try:
             self._form = canonical(program)
@@ -354,12 +350,13 @@ class _Part:
 
     def _begin(self) -> _Begun:
         """The segment in canonical names, with its candidates."""
-        if self._key not in self._begun:
+        places = self._places
+        begun = places.planned.begun
+        if self._key not in begun:
             program, along, looks_up = self._key
-            places = self._places
             own = Places(program, places.target, places.options, looks_up=looks_up, planned=places.planned)
-            self._begun[self._key] = _Begun(own, _choice(program, own, along))
-        return self._begun[self._key]
+            begun[self._key] = _Begun(own, _choice(program, own, along))
+        return begun[self._key]
 
     def _segment(self) -> "_Segment":
         """The plan of the segment in canonical names."""
@@ -375,6 +372,7 @@ class _Part:
             priced = groups.groups and own.options.price
             saved_us = choice.saved_us(groups.groups, [p.value for p in prices]) if priced else 0.0
             known[self._key] = _Segment(groups, placed, originals, prices, saved_us)
+            del self._places.planned.begun[self._key]
         return known[self._key]
 
 
