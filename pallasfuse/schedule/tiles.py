@@ -47,8 +47,12 @@ def choices(axes: Iterable[Axis], whole: Collection[str] = (), *, little_padding
 
 @lru_cache(1 << 10)
 def _padding_little(extent: int) -> tuple[int, ...]:
-    """Returns the multiples of the unit that pad an extent by little. A long axis has many: they are found once."""
-    return tuple(s for s in multiples(extent) if pads_little(extent, s))
+    """Returns the multiples of the unit that pad an extent by little. A long axis has many: they are found once, and at once where
+    only powers of two are among them."""
+    sizes = multiples(extent)
+    if is_power_of_two(extent):
+        sizes = tuple(UNIT << n for n in range((extent // UNIT).bit_length())) or sizes
+    return tuple(s for s in sizes if pads_little(extent, s))
 
 
 def count(found: Choices) -> int:
