@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import Lock, RLock
 
 IMPORTS = RLock()
@@ -63,6 +64,34 @@ class Recent[**P, T]:
 def known[T](value: T) -> Later[T]:
     """A value that is there already, where one may come later."""
     return Later(lambda: value)
+
+
+_shared: ContextVar[list[tuple[object, object]] | None] = ContextVar("shared", default=None)
+"""The values that the steps of the task in this context have in common, by what they are for; None outside of a task."""
+
+
+@contextmanager
+def one_task() -> Iterator[None]:
+    """A task whose steps share values (`shared`), which are forgotten when it ends. A task inside another is a step of it."""
+    token = _shared.set([]) if _shared.get() is None else None
+    try:
+        yield
+    finally:
+        if token is not None:
+            _shared.reset(token)
+
+
+def shared[T](what: object, make: Callable[[], T]) -> T:
+    """The value for something that is compared by equality, made once in a task, and each time outside of one."""
+    known = _shared.get()
+    found: T
+    for key, found in () if known is None else known:  # type: ignore[assignment]  # few, and not all can be hashed
+        if key == what:
+            return found
+    found = make()
+    if known is not None:
+        known.append((what, found))
+    return found
 
 
 @contextmanager

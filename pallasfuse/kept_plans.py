@@ -20,7 +20,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, Var
 from pallasfuse.decisions import Grouping, Left, Original, Phase, Placed
 from pallasfuse.environment import versions
-from pallasfuse.first_time import IMPORTS, Later, without_collection
+from pallasfuse.first_time import IMPORTS, Later, shared, without_collection
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
@@ -80,6 +80,11 @@ def plan_of(jaxpr: Jaxpr, target: Target, options: FuseOptions, boundary: Bounda
     Raises:
       FusionError: as `make_plan`.
     """
+    return shared((plan_of, jaxpr, target, options, boundary), lambda: _plan_of(jaxpr, target, options, boundary))
+
+
+def _plan_of(jaxpr: Jaxpr, target: Target, options: FuseOptions, boundary: Boundary) -> Plan:
+    """The plan of a jaxpr, read or made: as `plan_of`, which a task asks about the same jaxpr once."""
     if not _may_be_kept(jaxpr, options):
         return _made(jaxpr, target, options, boundary)
     with without_collection():  # a collection in a process with a large model takes longer than to read a plan

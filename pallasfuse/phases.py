@@ -96,6 +96,11 @@ def problem_of(phase: Phase) -> str | None:
     return reason or kernel_resources.too_large(phase.program, phase.target)
 
 
+def is_misformed(phases: Sequence[Phase]) -> bool:
+    """Does a target run no kernel with the same loops, whatever its tiles?"""
+    return any(p.target.name == "triton" and rules.is_misformed(p.program) for p in phases)
+
+
 def unsuited(group: Group, target: Target, *, by_name: bool = False) -> str | None:
     """Why a target has no kernel for a group. by_name: it was asked for, even if another one is as fast."""
     if target.cluster:

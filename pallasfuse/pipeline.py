@@ -8,10 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, Var
+from pallasfuse._compat import Jaxpr
 from pallasfuse.decisions import Grouping, Left, Original, Placed
 from pallasfuse.errors import (
     FusionError,
@@ -21,7 +20,7 @@ from pallasfuse.errors import (
     TraceError,
     VerificationError,
 )
-from pallasfuse.first_time import Later, known, without_collection
+from pallasfuse.first_time import Later, known, shared, without_collection
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
 from pallasfuse.fusion.joined_axes import with_joined_axes
@@ -36,7 +35,7 @@ from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, conv
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import placements, promising_trees
-from pallasfuse.plan import REORDERED_SUMS, Kernel, Plan, Step, Strategy, named_boundary
+from pallasfuse.plan import REORDERED_SUMS, Kernel, Plan, Strategy, named_boundary
 from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.stored_at_boundary import boundary_prices
@@ -49,7 +48,7 @@ from pallasfuse.search import rewriting
 from pallasfuse.search.found import CONDITION as REORDERED
 from pallasfuse.search.found import EXCEPTION as ALL_FINITE
 from pallasfuse.search.found import Rewriting
-from pallasfuse.steps import fallbacks_of, gathered_anyway, operands_of, steps_of
+from pallasfuse.steps import fallbacks_of, gathered_anyway, steps_of
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, bounds
 
@@ -91,15 +90,19 @@ class Placements(Places):
         """Is there another form, with cheaper sums and products?"""
 
 
-def choose_groups(placements: Placements, *, along: frozenset[Axis] = frozenset()) -> Grouping:
-    """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash."""
+def choose_groups(
+    placements: Placements, *, along: frozenset[Axis] = frozenset(), to_save_us: Later[float] | None = None
+) -> Grouping:
+    """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash.
+
+    along, to_save_us: as of `grouped`."""
     converted = placements.converted
     reductions = [n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction]
     if converted.jaxpr.effects:
         reason = "the function has side effects or collectives: it stays with XLA as a whole"
     else:
         try:
-            return grouped(converted.program, placements, along=along)
+            return grouped(converted.program, placements, along=along, to_save_us=to_save_us)
         except Exception as error:
             reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
@@ -122,21 +125,32 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
         placements.adopt(grouping.groups[0], placed, None, {})
         return placements, grouping
     target = target.on(target.device.among(_bytes_around(converted)))
-    placements = Placements(converted, target, options)
+    # other programs of a call have most parts in common with this one
+    planned = shared((Planned, target, options), Planned)
+    placements = Placements(converted, target, options, planned=planned)
     grouping = choose_groups(placements)
     best, best_us = (placements, grouping), Later(lambda: predicted_us(placements, grouping.groups))
     for others in () if converted.jaxpr.effects else _other_forms(placements, grouping):
-        groups = choose_groups(others)
-        if not groups.groups and not others.rewritings:
-            continue
-        # another order is worth it only where it is clearly faster
-        error = target.device.price_error if others.rewritings else 1.0
-        us = predicted_us(others, groups.groups)
-        if others.converted.unjoined is not None:  # the same equations: what XLA takes for them does not differ
-            us += predicted_us(placements, ()) - predicted_us(others, ())
-        if error * us < best_us.value:
-            best, best_us = (others, groups), known(us)
+        found = _if_faster(others, placements, best_us)
+        if found is not None:
+            best, best_us = (others, found[0]), known(found[1])
     return best
+
+
+def _if_faster(others: Placements, written: Placements, best_us: Later[float]) -> tuple[Grouping, float] | None:
+    """The groups of another form and its predicted time; None where that is not less than the best so far."""
+    # another order is worth it only where it is clearly faster
+    error = others.target.device.price_error if others.rewritings else 1.0
+    by_xla_us = Later(lambda: predicted_us(others, ()))
+    # neighbouring axes as one are the same equations: what XLA takes for them does not differ
+    joins = others.converted.unjoined is not None
+    added_us = Later(lambda: predicted_us(written, ()) - by_xla_us.value if joins else 0.0)
+    to_save_us = Later(lambda: by_xla_us.value + added_us.value - best_us.value / error)
+    groups = choose_groups(others, to_save_us=to_save_us)
+    if not groups.groups and not others.rewritings:
+        return None
+    us = predicted_us(others, groups.groups) + added_us.value
+    return (groups, us) if error * us < best_us.value else None
 
 
 def _bytes_around(converted: Converted) -> int:
@@ -469,20 +483,3 @@ def kernel_of(
         share, chosen, schedule, placed.phases, placed.declined,
         price or price_kernel([(p.program, p.target) for p in placed.phases]), replaced, original, names or {}, placed.rivals,
     )  # fmt: skip
-
-
-def kernels_behind(plan: Plan, result: int) -> list[Kernel]:
-    """The kernels that a result of a plan is computed by, directly or through others, the last one first."""
-    maker: dict[Var, Step] = {}
-    for step in plan.steps:
-        made = [plan.converted.variable[n] for n in step.stores] if isinstance(step, Kernel) else step.outvars
-        maker |= dict.fromkeys(made, step)
-    wanted: list[Any] = [plan.converted.jaxpr.outvars[result]]
-    behind: dict[int, Step] = {}
-    while wanted:
-        atom = wanted.pop(0)
-        step_of = maker.get(atom) if isinstance(atom, Var) else None
-        if step_of is not None and id(step_of) not in behind:
-            behind[id(step_of)] = step_of
-            wanted += operands_of(plan.converted, step_of)
-    return [step for step in behind.values() if isinstance(step, Kernel)]

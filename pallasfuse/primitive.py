@@ -24,7 +24,7 @@ from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
-from pallasfuse.first_time import IMPORTS, Once
+from pallasfuse.first_time import IMPORTS, Once, one_task
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
@@ -75,6 +75,7 @@ class FusedCall:
                 self.written.append(FusedCall(self.jaxpr, options, self.name, self.warning, boundary=self.boundary))
             return self.written[0]
 
+    @one_task()
     def plan(self, target: Target, left: frozenset[int] = frozenset()) -> Plan:
         """The plan for a target, made once. left: the bodies of loops, by their numbers, that stay with XLA."""
         if self.boundary != NO_LOOP:
@@ -161,6 +162,7 @@ class FusedCall:
             self.checked.clear()  # without the lock: who holds it may wait for the thread that is here
         return bool(failures)
 
+    @one_task()
     def settled(self, target: Target, device: Any, *, measure: bool = True) -> Plan:
         """The plan as a device uses it. Bodies that have no kernel there are what they were, and all are if the call loses by them.
 
@@ -442,19 +444,6 @@ def _transpose(cotangents: Sequence[Any], *args: Any, call: FusedCall, jaxpr: Ja
 
 
 ad.primitive_transposes[fused_p] = _transpose
-
-
-def refuse_explicit_axes(name: str, leaves: Sequence[Any]) -> None:
-    """No chunk is partitioned over explicit mesh axes.
-
-    Raises:
-      TraceError: an argument is typed by some.
-    """
-    explicit = _compat.explicit_axes(_compat.explicit_mesh(leaves, current=False))
-    if explicit:
-        raise TraceError(f"{name}: its arguments are typed by the explicit mesh axes {', '.join(explicit)}, over which no chunk "
-                         "is partitioned: make the mesh with axis_types=AxisType.Auto, or use jax.shard_map, and `merge` inside it "
-                         "where a reduced axis is sharded")  # fmt: skip
 
 
 def automatic(mesh: Any) -> Any:

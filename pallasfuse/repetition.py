@@ -15,7 +15,7 @@ from pallasfuse.decisions import Grouping, Original, Placed, reads_of
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.first_time import Later, known
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.grouping import group_segment, joined
+from pallasfuse.fusion.grouping import Choice, group_segment, joined
 from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.judging import Judge
 from pallasfuse.fusion.segments import segments
@@ -23,7 +23,7 @@ from pallasfuse.indirect import lookups_in
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram
-from pallasfuse.ir.renaming import UnknownNameError, canonical, ranked, restored
+from pallasfuse.ir.renaming import Canonical, UnknownNameError, canonical, ranked, restored
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.placement import looking_up, placed_on
@@ -40,6 +40,8 @@ class Planned:
 
     segments: "dict[_Key, _Segment]" = field(default_factory=dict)
     """The plans of segments, in canonical names."""
+    begun: "dict[_Key, _Begun]" = field(default_factory=dict)
+    """Segments whose candidates are known, and which may yet be planned."""
     groups: "dict[object, list[tuple[Patience, _Ranked]]]" = field(default_factory=dict)
     """The places of groups, in canonical names, each with what it may take, where that has decided something."""
 
@@ -230,48 +232,153 @@ class _Segment:
     originals: tuple[Original | None, ...]
     prices: tuple[Later[Price | str], ...]
     """The prices of the kernels in all parts that are equal up to names, as of `_Ranked`."""
+    saved_us: float
+    """The microseconds that the kernels save, as of `Choice.saved_us`."""
 
 
-def grouped(program: LoopProgram, places: Places, *, along: frozenset[Axis] = frozenset()) -> Grouping:
+def grouped(
+    program: LoopProgram,
+    places: Places,
+    *,
+    along: frozenset[Axis] = frozenset(),
+    to_save_us: Later[float] | None = None,
+) -> Grouping:
     """The groups of a program; equal segments are planned once. along: as in `fusion.grouping.group`.
 
     `places` knows from then on where the groups of repeated segments run.
+
+    to_save_us: there are no groups where kernels cannot save so many microseconds; most of them are then not priced.
     """
     parts = list(segments(program))
     if places.options.tiles:  # they are asked for by the names of axes
-        return joined([_group(part, places, along) for part in parts])
-    return joined([_grouped_once(part, places, along, places.planned.segments) for part in parts])
+        return joined([group_segment(_choice(part, places, along)) for part in parts])
+    own = [_Part(part, places, along) for part in parts]
+    if to_save_us is not None and places.options.price and not _may_save(own, to_save_us):
+        return Grouping((), ())
+    return joined([part.grouping() for part in own])
+
+
+_INTERACTION = 1.5
+"""So many times what candidates save each by itself they may save together: a value that XLA computes for several of them."""
+
+
+_NESTS_OF_A_CANDIDATE = 64
+"""XLA's part of a program of so many nests is priced in the time in which a candidate is: with fewer candidates, all are."""
+
+
+def _may_save(parts: "Sequence[_Part]", wanted_us: Later[float]) -> bool:
+    """May kernels save so many microseconds? Parts are planned, those that could save most first, until that is certain."""
+    most = [part.most_saved_us() for part in parts]
+    if not any(most):
+        return False
+    if _NESTS_OF_A_CANDIDATE * sum(part.candidates for part in parts) < sum(part.nests for part in parts):
+        return True
+    for n in sorted(range(len(parts)), key=lambda n: -most[n]):
+        if wanted_us.value <= 0.0:
+            return True
+        if _INTERACTION * sum(most) < wanted_us.value:
+            return False
+        most[n] = max(0.0, parts[n].saved_us())
+    return _INTERACTION * sum(most) >= wanted_us.value
 
 
 _Key = tuple[LoopProgram, frozenset[Axis], bool]
 """A segment, the axes along which kernels are wanted, and whether they look up what XLA would gather."""
 
 
-def _grouped_once(part: LoopProgram, places: Places, along: frozenset[Axis], known: dict[_Key, _Segment]) -> Grouping:
-    """The groups of a segment, renamed from those of an equal one where `known` has it."""
-    try:
-        form = canonical(part)
-        key = form.program, frozenset(form.axes[a] for a in along if a in form.axes), places.looks_up
-        if key not in known:
-            own = Places(form.program, places.target, places.options, looks_up=places.looks_up, planned=places.planned)
-            groups = _group(form.program, own, key[1])
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A segment in canonical names that may be planned, and who finds the places of its groups."""
+
+    places: Places
+    choice: Choice
+
+
+class _Part:
+    """A segment of a program, which is planned when its groups are asked for, unless an equal one was."""
+
+    def __init__(self, program: LoopProgram, places: Places, along: frozenset[Axis]) -> None:
+        self._program, self._places, self._along = program, places, along
+        self._form: Canonical | None
+        try:
+            self._form = canonical(program)
+            self._key = (
+                self._form.program,
+                frozenset(self._form.axes[a] for a in along if a in self._form.axes),
+                places.looks_up,
+            )
+        except UnknownNameError:
+            self._form = None
+
+    @property
+    def nests(self) -> int:
+        return len(self._program.nests)
+
+    @property
+    def candidates(self) -> int:
+        """The number of candidates that may have to be priced."""
+        is_open = self._form is not None and self._key not in self._places.planned.segments
+        return self._begin().choice.candidates if is_open else 0
+
+    def most_saved_us(self) -> float:
+        """The microseconds that kernels could save here at most, each by itself; what they do save, where that is known."""
+        if self._form is None:
+            return math.inf
+        known = self._places.planned.segments.get(self._key)
+        return self._begin().choice.most_saved_us() if known is None else known.saved_us
+
+    def saved_us(self) -> float:
+        """The microseconds that the kernels save which are chosen."""
+        try:
+            return math.inf if self._form is None else self._segment().saved_us
+        except UnknownNameError:
+            return math.inf
+
+    def grouping(self) -> Grouping:
+        """The groups of the segment, renamed from those of an equal one where there is one."""
+        if self._form is None:
+            return group_segment(_choice(self._program, self._places, self._along))
+        try:
+            segment = self._segment()
+            grouping, placed = restored((segment.grouping, segment.placed), self._form.names)
+        except UnknownNameError:
+            return group_segment(_choice(self._program, self._places, self._along))
+        kernels = zip(grouping.groups, placed, segment.originals, segment.prices, strict=True)
+        for group, place, original, price in kernels:
+            self._places.adopt(group, place, original, self._form.names, price)
+        return grouping
+
+    def _begin(self) -> _Begun:
+        """The segment in canonical names, with its candidates."""
+        places = self._places
+        begun = places.planned.begun
+        if self._key not in begun:
+            program, along, looks_up = self._key
+            own = Places(program, places.target, places.options, looks_up=looks_up, planned=places.planned)
+            begun[self._key] = _Begun(own, _choice(program, own, along))
+        return begun[self._key]
+
+    def _segment(self) -> "_Segment":
+        """The plan of the segment in canonical names."""
+        known = self._places.planned.segments
+        if self._key not in known:
+            begun = self._begin()
+            own, choice = begun.places, begun.choice
+            groups = group_segment(choice)
             placed = tuple(own.settled(g) for g in groups.groups)
             pairs = zip(groups.groups, placed, strict=True)
             originals = tuple(None if isinstance(p, str) else Original(g, p) for g, p in pairs)
             prices = tuple(map(own.price_of, groups.groups, placed))
-            known[key] = _Segment(groups, placed, originals, prices)
-        grouping, placed = restored((known[key].grouping, known[key].placed), form.names)
-    except UnknownNameError:
-        return _group(part, places, along)
-    segment = known[key]
-    for group, place, original, price in zip(grouping.groups, placed, segment.originals, segment.prices, strict=True):
-        places.adopt(group, place, original, form.names, price)
-    return grouping
+            priced = groups.groups and own.options.price
+            saved_us = choice.saved_us(groups.groups, [p.value for p in prices]) if priced else 0.0
+            known[self._key] = _Segment(groups, placed, originals, prices, saved_us)
+            del self._places.planned.begun[self._key]
+        return known[self._key]
 
 
-def _group(program: LoopProgram, places: Places, along: frozenset[Axis]) -> Grouping:
+def _choice(program: LoopProgram, places: Places, along: frozenset[Axis]) -> Choice:
     price, reads = (places.price, places.reads) if places.options.price else (None, None)
-    return group_segment(program, places.target, price, reads, strict=places.options.strict, along=along)
+    return Choice(program, places.target, price, reads, strict=places.options.strict, along=along)
 
 
 def predicted_us(places: Places, groups: Sequence[Group]) -> float:

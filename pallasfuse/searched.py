@@ -28,7 +28,7 @@ from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import problem_of, us_of
+from pallasfuse.phases import is_misformed, problem_of, us_of
 from pallasfuse.price.visited_tiles import visited_shares
 from pallasfuse.price.xla_products import without_casts
 from pallasfuse.resources.triton import view_of
@@ -204,6 +204,8 @@ class _Tried:
     phases: dict[Tree, tuple[Phase, ...] | None] = field(default_factory=dict)
     tiled: dict[Candidate, TreeKernel] = field(default_factory=dict)
     lowered: "Lowered" = field(default_factory=dict)
+    misformed: set[object] = field(default_factory=set)
+    """The loops, without the sizes of their tiles, of trees that the target runs with no tiles."""
 
     def best(self) -> list[tuple[float, Placed]]:
         return sorted((k for k in self.kernels.values() if k is not None), key=lambda priced: priced[0])
@@ -216,7 +218,10 @@ class _Tried:
 
     def _us_of(self, tree: Tree) -> float:
         if tree not in self.kernels:
-            placed = _placed(self.group, tree, self._phases(tree))
+            phases = None if _loops(tree) in self.misformed else self._phases(tree)
+            if phases is not None and is_misformed(phases):
+                self.misformed.add(_loops(tree))
+            placed = _placed(self.group, tree, phases)
             runs = placed is not None and not any(map(_is_slow, placed.phases))
             self.kernels[tree] = (us_of(placed.phases), placed) if placed is not None and runs else None
         found = self.kernels[tree]
@@ -256,7 +261,10 @@ class _Tried:
 
     def _is_too_large(self, point: Point) -> bool:
         """Says of a point that does not run whether its tiles are too large for a block, in any order of its axes."""
-        made = [self._phases(tree) for tree in self._trees(point)]
+        trees = self._trees(point)
+        if any(_loops(tree) in self.misformed for tree in trees):
+            return False  # what is larger has no other loops, and is not lowered
+        made = [self._phases(tree) for tree in trees]
         return bool(made) and all(
             phases is not None and any(kernel_resources.too_large(p.program, p.target) for p in phases)
             for phases in made
@@ -323,6 +331,17 @@ class _Tried:
         """Is a side of a product computed in the kernel?"""
         sides = [side for n in self.space.region.nests for side in product_operands(n) or ()]
         return not all(isinstance(without_casts(side), Read) for side in sides)
+
+
+def _loops(tree: Tree) -> object:
+    """The loops of a tree, whatever the sizes of their tiles: those that would run once are no loops."""
+
+    def form(node: Node) -> object:
+        if not isinstance(node, RangeLoop):
+            return node
+        return node.axis, node.level, node.shares, tuple(map(form, node.body))
+
+    return tuple(tuple(map(form, kernel.body)) for kernel in tree)
 
 
 def _resized(candidate: Candidate, axis: int, size: int) -> Candidate:

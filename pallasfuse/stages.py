@@ -10,7 +10,7 @@ import jax
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
 from pallasfuse.decisions import Grouping
-from pallasfuse.first_time import Once
+from pallasfuse.first_time import Once, one_task
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import Placements, choose_form, schedule_grouping
@@ -45,6 +45,7 @@ class Traced(OfThisProcess):
     call: Call
     converted: Converted
 
+    @one_task()
     def fuse(self, target: str | None = None, *, timed: bool = False, one_device: bool = True) -> "Fused":
         """Choose groups and derive their folds. timed, one_device: as of `Target`."""
         call = self.call

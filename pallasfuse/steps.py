@@ -12,7 +12,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram
 from pallasfuse.jaxpr_frontend import Converted, left_by_user
 from pallasfuse.loop_calls import recurrence_p
 from pallasfuse.options import FuseOptions
-from pallasfuse.plan import Fallback, Kernel, Step
+from pallasfuse.plan import Fallback, Kernel, Plan, Step
 
 _LAYOUT = frozenset({"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "iota",
                      "stop_gradient", "convert_element_type", "sharding_constraint"})  # fmt: skip
@@ -108,3 +108,20 @@ def _not_looked_up(program: LoopProgram, kernels: Sequence[Kernel]) -> dict[str,
 def external_reasons(program: LoopProgram) -> list[Left]:
     """Lists the operations that the frontend could not convert, with its reasons."""
     return [Left(n.name, n.reason, n.source) for n in program.nests if isinstance(n, External)]
+
+
+def kernels_behind(plan: Plan, result: int) -> list[Kernel]:
+    """The kernels that a result of a plan is computed by, directly or through others, the last one first."""
+    maker: dict[Var, Step] = {}
+    for step in plan.steps:
+        made = [plan.converted.variable[n] for n in step.stores] if isinstance(step, Kernel) else step.outvars
+        maker |= dict.fromkeys(made, step)
+    wanted: list[Any] = [plan.converted.jaxpr.outvars[result]]
+    behind: dict[int, Step] = {}
+    while wanted:
+        atom = wanted.pop(0)
+        step_of = maker.get(atom) if isinstance(atom, Var) else None
+        if step_of is not None and id(step_of) not in behind:
+            behind[id(step_of)] = step_of
+            wanted += operands_of(plan.converted, step_of)
+    return [step for step in behind.values() if isinstance(step, Kernel)]

@@ -17,7 +17,6 @@ from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.options import FuseOptions
 from pallasfuse.partial import MissingArgument, Partial, derive
 from pallasfuse.plan import Plan
-from pallasfuse.primitive import refuse_explicit_axes
 from pallasfuse.references import OfThisProcess, portable, reference_to, restored
 
 Array = Any
@@ -114,7 +113,7 @@ class StreamedFunction:
           args: as of the function; of streamed arguments the chunk.
           start: the position of the chunk's first element on the axis; an int or an int32 scalar.
         """
-        refuse_explicit_axes(self._name, [x for x in jax.tree.leaves(args) if _is_value(x)])
+        _refuse_explicit_axes(self._name, [x for x in jax.tree.leaves(args) if _is_value(x)])
         size = self._check_chunk(state.of, args)
         if size == 0:
             return state
@@ -355,3 +354,16 @@ def fold(function: Callable[..., Any], axis: Any, *, length: int | None = None) 
             f"pallasfuse.fold: length is the number of elements of the whole axis, 2 or more; got {length!r}"
         )
     return StreamedFunction(function, axis, length)
+
+
+def _refuse_explicit_axes(name: str, leaves: Sequence[Any]) -> None:
+    """No chunk is partitioned over explicit mesh axes.
+
+    Raises:
+      TraceError: an argument is typed by some.
+    """
+    explicit = _compat.explicit_axes(_compat.explicit_mesh(leaves, current=False))
+    if explicit:
+        raise TraceError(f"{name}: its arguments are typed by the explicit mesh axes {', '.join(explicit)}, over which no chunk "
+                         "is partitioned: make the mesh with axis_types=AxisType.Auto, or use jax.shard_map, and `merge` inside it "
+                         "where a reduced axis is sharded")  # fmt: skip

@@ -22,8 +22,9 @@ except ImportError as error:
 
 from pallasfuse.jaxpr_frontend import PLAIN_CALLS, bodies, flatten, fused_calls
 from pallasfuse.overrides import overridden
-from pallasfuse.pipeline import kernels_behind, prove_plan
+from pallasfuse.pipeline import prove_plan
 from pallasfuse.plan import Kernel, Plan
+from pallasfuse.steps import kernels_behind
 from pallasfuse.tolerance import Array, PlainResults, Tolerance, as_array, wide
 from pallasfuse.variants import NAMES, Options, Variant, VariedCall, chosen, name_of
 

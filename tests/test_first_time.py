@@ -1,10 +1,11 @@
 """Things that a process does once, and steps in which Python looks for no garbage."""
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pallasfuse.first_time import Once, Recent, without_collection
+from pallasfuse.first_time import Once, Recent, one_task, shared, without_collection
 
 
 def test_collection_goes_on_after_a_step_whatever_happens():
@@ -50,3 +51,30 @@ def test_recent_results_are_known_by_the_identity_of_arguments():
     assert len(calls) == 2
     recent([3], 2), recent(one, 2), recent(one, 2)
     assert len(calls) == 4  # the oldest of three was forgotten
+
+
+def test_steps_of_a_task_share_values_until_it_ends():
+    made = []
+
+    def make():
+        made.append(object())
+        return made[-1]
+
+    assert shared(["what"], make) is not shared(["what"], make)  # there is no task
+    with one_task():
+        first = shared(["what"], make)
+        with one_task():
+            assert shared(["what"], make) is first  # equal, and cannot be hashed
+        assert shared(["what"], make) is first
+        assert shared(["other"], make) is not first
+    with pytest.raises(ValueError, match="wrong"), one_task():
+        assert shared(["what"], make) is not first
+        raise ValueError("wrong")
+    assert shared(["what"], make) is not made[-2]
+
+
+def test_threads_share_nothing():
+    with one_task():
+        first = shared("what", object)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(shared, "what", object).result() is not first

@@ -1,5 +1,8 @@
 """Kernels that a search over trees finds: right, in the order of their prices, and tried by tuning."""
 
+import random
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +16,7 @@ from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.region import region_of_group
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.pallas_backend import interpret
+from pallasfuse.phases import is_misformed
 from pallasfuse.pipeline import ways
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.proof import PlannedKernel, prove
@@ -40,6 +44,10 @@ PROGRAMS = {
 }
 
 
+MISFORMED = ("chain", "chain of odd sizes", "attention")
+"""Programs with trees that keep parts of a value from one loop to the next, for which Triton has no registers."""
+
+
 def planned(function, shapes, dtype="float16", target="triton", **options):
     avals = [jax.ShapeDtypeStruct(s, dtype) for s in shapes]
     return pf.fuse(function, options=pf.FuseOptions(**options)).trace(*avals).fuse(target).tile().plan
@@ -61,10 +69,9 @@ def test_what_is_found_computes_what_the_function_does(name):
     assert len(found) > 2
     assert [us for us, _ in found] == sorted(us for us, _ in found)
     assert len({str(p.schedule) for _, p in found}) == len(found)
-    random = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     arrays = {
-        n: jnp.asarray(random.normal(size=[a.extent for a in tensors[n].axes]), jnp.float32)
-        for n in kernel.group.inputs
+        n: jnp.asarray(rng.normal(size=[a.extent for a in tensors[n].axes]), jnp.float32) for n in kernel.group.inputs
     }
     want = function(*arrays.values())
     (output,) = (n.name for n in kernel.group.outputs)
@@ -162,3 +169,40 @@ def test_tiles_that_fill_the_registers_of_few_warps_are_tried_with_more():
 
     (kernel,) = planned(added, ((4096, 64), (64, 1024), (4096, 1024)), "bfloat16", "mosaic_gpu", price=True).kernels
     assert kernel.price.us < 0.7 * kernel.replaced.us
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_trees_with_the_same_loops_are_misformed_with_all_tiles_or_with_none(name):
+    """So that one of them says it for the others, which are not lowered."""
+    function, shapes = PROGRAMS[name]
+    kernel, tensors = kernel_of(function, [tuple(4 * n for n in s) for s in shapes])
+    region = region_of_group(kernel.group, tensors)
+    space = searching._space(region, searching._choices(region), strict=False)
+    folds, verdicts = FoldsOnDemand(region), {}
+    for candidate in random.Random(0).sample(list(space), 120):
+        tree = (launched(replace(space.tree(candidate), name=kernel.name), 4, 1),)
+        phases = searching.phases_of_tree(kernel.group, tree, TRITON, folds, {})
+        if phases is not None:
+            verdicts.setdefault(searching._loops(tree), []).append(is_misformed(phases))
+    assert all(len(set(found)) == 1 for found in verdicts.values())
+    assert any(len(found) > 2 for found in verdicts.values())
+    assert {found[0] for found in verdicts.values()} == ({True, False} if name in MISFORMED else {False})
+
+
+def test_loops_of_misformed_trees_are_lowered_once(monkeypatch):
+    function, shapes = PROGRAMS["attention"]
+    kernel, tensors = kernel_of(function, [tuple(4 * n for n in s) for s in shapes])
+    every = searched(kernel.group, TRITON, tensors)
+    lowered = []
+    original = searching.phases_of_tree
+
+    def counting(group, tree, *args):
+        phases = original(group, tree, *args)
+        if phases is not None:
+            lowered.append(searching._loops(tree))
+        return phases
+
+    monkeypatch.setattr(searching, "phases_of_tree", counting)
+    monkeypatch.setattr(searching, "is_misformed", lambda phases: True)
+    searched(kernel.group, TRITON, tensors)
+    assert len(lowered) == len(set(lowered)) > 0 and every

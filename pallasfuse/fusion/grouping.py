@@ -10,10 +10,11 @@ from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.judging import Judge, KernelPrice, KernelReads, others_than, why_not, worth_it
 from pallasfuse.fusion.segments import segments
-from pallasfuse.fusion.selection import select
+from pallasfuse.fusion.selection import best_disjoint, select
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.price.terms import Price
 from pallasfuse.targets import Target
 
 
@@ -26,7 +27,7 @@ def group(
     price: of the kernel that a group becomes; without it, groups are taken at their least time.
     along: axes whose reductions belong in kernels, whatever that costs.
     """
-    return joined([group_segment(s, target, price, strict=strict, along=along) for s in segments(program)])
+    return joined([group_segment(Choice(s, target, price, strict=strict, along=along)) for s in segments(program)])
 
 
 def joined(parts: Sequence[Grouping]) -> Grouping:
@@ -37,26 +38,58 @@ def joined(parts: Sequence[Grouping]) -> Grouping:
     )  # fmt: skip
 
 
-def group_segment(
-    program: LoopProgram, target: Target, price: KernelPrice | None = None, reads: KernelReads | None = None, *,
-    strict: bool = False, along: frozenset[Axis] = frozenset(),
-) -> Grouping:  # fmt: skip
-    """Choose the groups of one segment, as `group`. reads: what the kernel of a group reads, which may be less than its inputs."""
-    graph = Graph(deduplicate(program), strict=strict, along=along)
-    reasons: dict[str, str] = {}
-    found: list[Candidate] = []
-    for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
-        for members in candidates.components(graph, axis):
-            found.extend(candidates.candidates(graph, axis, members, target, reasons))
-    trees_of_listed: list[Candidate] = []  # tried if what is listed saves less; if it is chosen, trees are its rivals
-    if price is not None and target.one_device and not along:
-        listed = {c.covers for c in found}
-        for tree in product_regions.candidates(graph, target):
-            (trees_of_listed if tree.covers in listed else found).append(tree)
-    judge = Judge(graph, target, price, reads)
-    numbers, savings = select(
-        [judge.bound(c) for c in found], [c.covers for c in found], lambda n: judge.saving(found[n])
-    )
+class Choice:
+    """A segment and the candidates for its kernels: what these could save is known before any of them is priced.
+
+    reads: what the kernel of a group reads, which may be less than its inputs. The rest as of `group`.
+    """
+
+    def __init__(
+        self, program: LoopProgram, target: Target, price: KernelPrice | None = None, reads: KernelReads | None = None, *,
+        strict: bool = False, along: frozenset[Axis] = frozenset(),
+    ) -> None:  # fmt: skip
+        self.target = target
+        self.graph = graph = Graph(deduplicate(program), strict=strict, along=along)
+        self.judge = Judge(graph, target, price, reads)
+        self.reasons: dict[str, str] = {}
+        self.found: list[Candidate] = []
+        self.trees_of_listed: list[Candidate] = []
+        """Tried if what is listed saves less; if it is chosen, trees are its rivals."""
+        for axis in dict.fromkeys(a for n in graph.reductions() for a in n.reduced):
+            for members in candidates.components(graph, axis):
+                self.found.extend(candidates.candidates(graph, axis, members, target, self.reasons))
+        if price is not None and target.one_device and not along:
+            listed = {c.covers for c in self.found}
+            for tree in product_regions.candidates(graph, target):
+                (self.trees_of_listed if tree.covers in listed else self.found).append(tree)
+        self.bounds = [self.judge.bound(c) for c in self.found]
+
+    @property
+    def candidates(self) -> int:
+        """The number of candidates that may save something."""
+        return sum(us > 0.0 for us in self.bounds)
+
+    def most_saved_us(self) -> float:
+        """The microseconds that disjoint candidates could save, each by itself, if their kernels took the least time.
+
+        Infinity where they may share memory that XLA would need for any of them: what they save together has no such bound.
+        """
+        if self.judge.is_shared(()):
+            return math.inf
+        every = [*self.found, *self.trees_of_listed]
+        bounds = [*self.bounds, *map(self.judge.bound, self.trees_of_listed)]
+        return sum(bounds[n] for n in best_disjoint(bounds, [c.covers for c in every]))
+
+    def saved_us(self, groups: Sequence[Group], kernels: Sequence[Price | str]) -> float:
+        """The microseconds that groups save together, after a margin for the error of the prices of their kernels."""
+        ours = sum(math.inf if isinstance(k, str) else k.us * self.judge.margin for k in kernels)
+        return self.judge.apart_us([]) - self.judge.apart_us(groups) - ours
+
+
+def group_segment(choice: Choice) -> Grouping:
+    """Choose the groups of one segment, as `group`."""
+    graph, judge, target, reasons, found = choice.graph, choice.judge, choice.target, choice.reasons, choice.found
+    numbers, savings = select(choice.bounds, [c.covers for c in found], lambda n: judge.saving(found[n]))
     for n, candidate in enumerate(found):
         if savings[n] <= 0:
             for name in candidate.group.heads:
@@ -69,7 +102,7 @@ def group_segment(
                 reasons.setdefault(name, "its kernel and another one would wait for each other")
         else:
             chosen = joined
-    chosen = _with_trees(graph, chosen, trees_of_listed, target, judge)
+    chosen = _with_trees(graph, chosen, choice.trees_of_listed, target, judge)
     for candidate in found:  # what is worth a kernel beside those that make what it reads
         others = [c.group for c in chosen]
         apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)

@@ -75,7 +75,9 @@ class Judge:
 
     def is_shared(self, groups: Iterable[Group]) -> bool:
         """Does XLA's program for the rest pay for memory once that several of its kernels need?"""
-        return self.price is not None and any(t.name == NEW_PAGES and t.us for t in self.apart(list(groups)).terms)
+        if self.price is None or self.device.platform == "gpu":  # no new pages are priced there
+            return False
+        return any(t.name == NEW_PAGES and t.us for t in self.apart(list(groups)).terms)
 
     def may_share(self, candidate: Candidate) -> bool:
         """Does XLA need such memory for what a candidate keeps inside of its kernel? Only those that were priced are asked."""

@@ -257,20 +257,47 @@ class Renamings:
 
 
 def rename_axes(root: Expr, renaming: Mapping[Axis, Axis], done: dict[Expr, Expr] | None = None) -> Expr:
-    """Returns the expression with some axes replaced by others. done: as of `rebuild`, of the same renaming."""
-    if not any(a in renaming for a in root.axes):
+    """Returns the expression with some axes replaced by others. done: as of `rebuild`, of the same renaming.
+
+    Bodies with maps inlined are renamed at each place where they are read at other positions: parts without these axes are not
+    walked, and an operation reads the same tensors as before.
+    """
+    if renaming.keys().isdisjoint(root.axes):
         return root
+    done = {} if done is None else done
+    spaces: dict[frozenset[Axis], frozenset[Axis]] = {}
+    stack: list[Expr] = [root]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        space = spaces.get(node.axes)
+        if space is None:
+            space = spaces[node.axes] = frozenset([renaming.get(a, a) for a in node.axes])
+        if space == node.axes and renaming.keys().isdisjoint(node.axes):
+            done[node] = stack.pop()
+            continue
+        if node.args and (waiting := [arg for arg in node.args if arg not in done]):
+            waiting.reverse()
+            stack += waiting
+            continue
+        stack.pop()
+        done[node] = _renamed(node, tuple([done[a] for a in node.args]), renaming, space)
+    return done[root]
 
-    def replace(node: Expr, args: tuple[Expr, ...]) -> Expr:
-        match node:
-            case Index(axis, dtype):
-                return index(renaming.get(axis, axis), dtype)
-            case Read(tensor, indices, dtype):
-                return read(tensor, (renaming.get(a, a) for a in indices), dtype)
-            case _:
-                return with_args(node, args)
 
-    return rebuild(root, replace, done)
+def _renamed(node: Expr, args: tuple[Expr, ...], renaming: Mapping[Axis, Axis], space: frozenset[Axis]) -> Expr:
+    """Returns a node over renamed arguments, whose axes are `space`."""
+    match node:
+        case Apply(op, _, dtype, _, tensors):
+            return _intern(("apply", op, args, dtype), lambda: Apply(op, args, dtype, space, tensors))
+        case Index(axis, dtype):
+            return index(renaming.get(axis, axis), dtype)
+        case Read(tensor, indices, dtype):
+            return read(tensor, [renaming.get(a, a) for a in indices], dtype)
+        case _:
+            return node
 
 
 _PRECEDENCE = {"|": 1, "^": 1, "&": 2, "==": 3, "!=": 3, "<": 3, "<=": 3, ">": 3, ">=": 3,

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import lru_cache
+from operator import is_
 from typing import Any
 
 from pallasfuse.ir.axes import Axis
@@ -248,6 +249,9 @@ class _Restoring:
                 return with_args(node, args)
 
     def value(self, value: Any) -> Any:
+        if type(value) is tuple:  # most values are
+            parts = [self.value(v) for v in value]
+            return value if all(map(is_, parts, value)) else tuple(parts)
         match value:
             case str():
                 return self.text(value)

@@ -1,6 +1,7 @@
 """Sizes of the tiles of an axis, and the number of tuples of them."""
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import lru_cache
 from math import prod
 
 from pallasfuse.ir.axes import Axis
@@ -40,12 +41,18 @@ def pads_little(extent: int, size: int) -> bool:
 
 def choices(axes: Iterable[Axis], whole: Collection[str] = (), *, little_padding: bool = False) -> Choices:
     """Returns the sizes to choose from. whole: axes with tiles of one position, as those of a batch."""
-    return {
-        a.name: (1,)
-        if a.name in whole
-        else tuple(s for s in multiples(a.extent) if not little_padding or pads_little(a.extent, s)) or (a.extent,)
-        for a in axes
-    }
+    sizes = _padding_little if little_padding else multiples
+    return {a.name: (1,) if a.name in whole else sizes(a.extent) or (a.extent,) for a in axes}
+
+
+@lru_cache(1 << 10)
+def _padding_little(extent: int) -> tuple[int, ...]:
+    """Returns the multiples of the unit that pad an extent by little. A long axis has many: they are found once, and at once where
+    only powers of two are among them."""
+    sizes = multiples(extent)
+    if is_power_of_two(extent):
+        sizes = tuple(UNIT << n for n in range((extent // UNIT).bit_length())) or sizes
+    return tuple(s for s in sizes if pads_little(extent, s))
 
 
 def count(found: Choices) -> int:

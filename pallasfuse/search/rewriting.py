@@ -1,6 +1,6 @@
 """Cheaper forms of the sums and products of a program: each region is searched, and what is predicted to be faster is taken.
 
-Equal regions, up to names, are searched once.
+Equal regions, up to names, are searched once, also those of other programs of one call.
 """
 
 import time
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from pallasfuse.device import Device
+from pallasfuse.first_time import shared
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.renaming import UnknownNameError, canonical, restored
@@ -46,7 +47,7 @@ def rewritings(program: LoopProgram, device: Device, limits: Limits = LIMITS) ->
     """The rewritings of a program that are predicted to be faster by more than the price's error, and than it takes to start a
     kernel."""
     program = without_copies(program)
-    known: dict[LoopProgram, Rewriting | None] = {}
+    known: dict[LoopProgram, Rewriting | None] = shared((search, device, limits), dict)
     found = []
     for region in regions(program):
         part = _part(program, region)

@@ -9,6 +9,11 @@ def problem(program: TileProgram) -> str | None:
     return product_too_large(program) or _parts_of_buffers(program)
 
 
+def is_misformed(program: TileProgram) -> bool:
+    """Does Triton run no program with the same loops, whatever its tiles?"""
+    return _parts_of_buffers(program) is not None
+
+
 def _parts_of_buffers(program: TileProgram) -> str | None:
     """A buffer is a tile in registers, of which no instruction takes a part."""
     held: dict[str, tuple[int, ...]] = {}

@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import random
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.evaluate import evaluate_expr
 from pallasfuse.ir.expr import (
+    Index,
     Read,
     add,
     apply,
@@ -21,11 +23,13 @@ from pallasfuse.ir.expr import (
     mul,
     postorder,
     read,
+    rebuild,
     rename_axes,
     select,
     show,
     sub,
     substitute,
+    with_args,
 )
 
 I, J = Axis("i", 5), Axis("j", 7)  # noqa: E741
@@ -215,3 +219,34 @@ def test_rename_axes_renames_reads_and_positions():
     swapped = rename_axes(read("y", (I, k), "float32"), {I: k, k: I})
     assert isinstance(swapped, Read)
     assert swapped.indices == (k, I)
+
+
+def test_rename_axes_is_a_rewriting_from_the_bottom():
+    """It walks less than that, and remembers what it has renamed."""
+    rng = random.Random(0)
+    axes = [Axis(name, 4 + n) for n, name in enumerate("abcd")]
+    for _ in range(50):
+        terms = [
+            read("x", rng.sample(axes, 2), "float32"),
+            convert(index(rng.choice(axes)), "float32"),
+            const(1.5, "float32"),
+        ]
+        for _ in range(12):
+            terms.append(rng.choice([add, mul])(*rng.choices(terms, k=2)))
+        olds = rng.sample(axes, rng.randint(1, 3))
+        renaming = dict(zip(olds, rng.sample([*axes, Axis("e", 4), Axis("f", 5)], len(olds)), strict=True))
+
+        def renamed(node, args, renaming=renaming):
+            if isinstance(node, Read):
+                return read(node.tensor, [renaming.get(a, a) for a in node.indices], node.dtype)
+            return (
+                index(renaming.get(node.axis, node.axis), node.dtype)
+                if isinstance(node, Index)
+                else with_args(node, args)
+            )
+
+        done = {}
+        for term in terms:
+            found = rename_axes(term, renaming, done)
+            assert found is rebuild(term, renamed)
+            assert found.axes == frozenset(renaming.get(a, a) for a in term.axes) and found.tensors == term.tensors
