@@ -23,7 +23,8 @@ from benchmarks.cases import ATTENTION, DECODING, MORE_ATTENTION, OTHERS, Attent
 from pallasfuse import execution
 from pallasfuse.decisions import Phase
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.targets import Target
+from pallasfuse.targets import TRITON, Target
+from tests.loops_of_programs import LOOPS
 from tests.losses import LOSSES
 from tests.pallas_backend.rows import ROWS
 from tests.pallas_backend.variants import VARIANTS
@@ -389,7 +390,14 @@ def whole_programs() -> Iterator[Subject]:
         yield Subject(entry.name, function, arguments, "mosaic_gpu", price=True)
 
 
-FAMILIES = (variants, cases, head_dimensions, harder, products, rows, tilings, whole_programs)
+def loops() -> Iterator[Subject]:
+    """Loops that are one kernel each."""
+    for name, (function, arguments) in LOOPS.items():
+        shapes = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments)
+        yield Subject(name, function, shapes, "triton", price=True)
+
+
+FAMILIES = (variants, cases, head_dimensions, harder, products, rows, tilings, whole_programs, loops)
 
 
 def subjects() -> Iterator[Subject]:
@@ -455,3 +463,4 @@ def units(subject: Subject) -> Iterator[Unit]:
             yield Unit(subject.name, kernel.phases[0].target, clustered)
         yield from (Unit(subject.name, p.target, (p.program,)) for p in kernel.phases
                     if not p.target.cluster and p.target.writes_kernels)  # fmt: skip
+    yield from (Unit(subject.name, TRITON.on(plan.target.device), (loop.kernel,)) for loop in plan.loops)

@@ -90,6 +90,9 @@ def _values(view: View) -> Iterator[Lifetime]:
         readers = view.readers(line)
         last = max((until(line.scope, r) for r in readers), default=line.number)
         if isinstance(s, Load):
+            loop, ahead = line.scope.loop, view.program.loads_ahead
+            if ahead and loop is not None and loop.axis in s.indices:
+                yield Lifetime(ahead * registers_of(view, s.indices, s.dtype), line.scope.first, line.scope.last)
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
                 yield Lifetime(registers_of(view, s.indices, s.dtype), line.number, last)

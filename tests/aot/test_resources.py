@@ -13,7 +13,16 @@ pytestmark = [
     pytest.mark.skipif(not h100.can_compile(), reason="needs requirements/aot-0.11.txt: make test-aot"),
 ]
 
-SAMPLE = {"variants": 12, "cases": 8, "head_dimensions": 6, "harder": 6, "products": 8, "rows": 14, "tilings": 9}
+SAMPLE = {
+    "variants": 12,
+    "cases": 8,
+    "head_dimensions": 6,
+    "harder": 6,
+    "products": 8,
+    "rows": 14,
+    "tilings": 9,
+    "loops": 3,
+}
 """One subject of so many, for every family."""
 
 
@@ -28,6 +37,7 @@ SUBJECTS = list(sampled()) if h100.can_compile() else []  # planning them takes 
 
 def test_the_sample_is_large():
     assert len(SUBJECTS) >= 50
+    assert {f.__name__ for f in kernels.FAMILIES} == SAMPLE.keys()
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
