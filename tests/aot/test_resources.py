@@ -2,11 +2,13 @@
 
 from itertools import islice
 
+import jax
 import pytest
 
 from benchmarks import h100, kernels
 from pallasfuse.pallas_backend.kernel_resources import resources
 from pallasfuse.pallas_backend.mosaic_space import RESERVED_BYTES
+from scripts.resources_report import OVERFLOW
 
 pytestmark = [
     pytest.mark.aot,
@@ -23,12 +25,13 @@ SAMPLE = {
     "tilings": 9,
     "loops": 3,
 }
-"""One subject of so many, for every family."""
+"""One subject of so many, for every family but whole programs, which take long to plan: the script compiles them."""
 
 
 def sampled():
     for family in kernels.FAMILIES:
-        for subject in islice(family(), 1, None, SAMPLE[family.__name__]):
+        every = SAMPLE.get(family.__name__)
+        for subject in () if every is None else islice(family(), 1, None, every):
             yield pytest.param(subject, id=f"{family.__name__}-{subject.name}-{subject.target}".replace(" ", "-"))
 
 
@@ -37,7 +40,7 @@ SUBJECTS = list(sampled()) if h100.can_compile() else []  # planning them takes 
 
 def test_the_sample_is_large():
     assert len(SUBJECTS) >= 50
-    assert {f.__name__ for f in kernels.FAMILIES} == SAMPLE.keys()
+    assert {f.__name__ for f in kernels.FAMILIES} - SAMPLE.keys() == {"whole_programs"}
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -45,6 +48,11 @@ def test_no_estimate_is_below_what_the_compiler_reports(record_property, subject
     for unit in kernels.units(subject):
         foretold = resources(unit.programs, unit.target)
         assert foretold is not None and not isinstance(foretold, str), foretold
+        if foretold.shared_bytes > unit.target.shared_memory_bytes:  # tiles that were asked for, and do not fit
+            with pytest.raises(jax.errors.JaxRuntimeError, match="Shared memory size limit exceeded") as caught:
+                unit.compile()
+            assert int(OVERFLOW.search(str(caught.value))[1]) <= foretold.shared_bytes
+            continue
         launch = unit.reported(unit.compile())
         record_property("kernel", f"{launch}, foretold {foretold.shared_bytes}, {foretold.registers}")
         assert launch.shared_bytes <= foretold.shared_bytes
