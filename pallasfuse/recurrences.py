@@ -66,7 +66,7 @@ class AsKernel:
         return self._known[id(eqn)][1]
 
     def _run(self, eqn: JaxprEqn) -> Run | None:
-        if not _may_be_kernel(eqn):
+        if not isinstance(eqn.params["length"], int) or len(flatten(eqn.params["jaxpr"]).eqns) > _MOST_EQUATIONS:
             return None
         ways = (accumulators_apart(eqn), lambda *args: list(_compat.bind(eqn, args)))
         for way in filter(None, ways):
@@ -77,7 +77,7 @@ class AsKernel:
         return None
 
     def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
-        found = kernel_of(eqn, self.device)
+        found = kernel_of(eqn, self.device) if _may_be_kernel(eqn) else Refusal("it has operations that no kernel has")
         return None if isinstance(found, Refusal) else lambda *args: list(recurrence_p.bind(*args, of=found))
 
 
@@ -85,8 +85,7 @@ def _may_be_kernel(eqn: JaxprEqn) -> bool:
     """May the body of a scan be computed in a kernel, for all that the names of its operations say?"""
     with IMPORTS:
         from pallasfuse.jaxpr_frontend.conversion import may_have_nest
-    body = flatten(eqn.params["jaxpr"])
-    return len(body.eqns) <= _MOST_EQUATIONS and all(may_have_nest(e) or is_selection(e) for e in body.eqns)
+    return all(may_have_nest(e) or is_selection(e) for e in flatten(eqn.params["jaxpr"]).eqns)
 
 
 def with_loops(jaxpr: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | None:

@@ -1,17 +1,24 @@
-"""Loops of which a trip computes nothing that can be computed before all trips: from constants alone, or as a part of a slice."""
+"""Loops of which a trip computes less: what constants alone give, parts of slices, and what no kernel can compute, come before all
+trips."""
 
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from jax import lax
 
 from pallasfuse import _compat
-from pallasfuse._compat import JaxprEqn
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.decompositions.products import with_parts_of_products
+from pallasfuse.decompositions.selections import is_selection
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import flatten
-from pallasfuse.loop_invariants import computed_outside, split
+from pallasfuse.loop_invariants import bytes_of, computed_outside, split
 
 type Run = Callable[..., list[Any]]
+
+_MOST_STACKED = 4.0
+"""Of the bytes that trips get and hand on, as many times more may be computed before all of them."""
 
 
 def with_short_trips(eqn: JaxprEqn) -> Run | None:
@@ -25,11 +32,10 @@ def with_short_trips(eqn: JaxprEqn) -> Run | None:
     constants, carried = counts
     body = flatten(eqn.params["jaxpr"])
     body = with_parts_of_products(body, body.invars[:constants])
-    rows: list[Any] = body.invars[constants + carried :]
-    taken_apart = [e for e in body.eqns if e.primitive.name in ("slice", "split") and e.invars[0] in rows]
-    parts_of_rows = [(e, rows.index(e.invars[0])) for e in taken_apart]
-    made = [v for e in taken_apart for v in e.outvars]
-    left = [e for e in body.eqns if not any(e is p for p in taken_apart)]
+    before = _before_all_trips(body, constants, carried, eqn.params["length"])
+    made = [v for e in before for v in e.outvars]
+    of_rows = flatten(_compat.replace_jaxpr(body, body.constvars, body.consts, body.eqns, made))
+    left = [e for e in body.eqns if not any(e is b for b in before)]
     body = _compat.with_arguments(_compat.replace_jaxpr(body, body.constvars, body.consts, left, body.outvars), made)
     fixed = [0 <= n - len(made) < constants for n in range(len(body.invars))]
     parts = split(body, fixed)
@@ -37,7 +43,12 @@ def with_short_trips(eqn: JaxprEqn) -> Run | None:
 
     def run(*args: Any) -> list[Any]:
         given, init, xs = args[:constants], args[constants : constants + carried], args[constants + carried :]
-        taken = [x for e, number in parts_of_rows for x in _of_all_rows(e, xs[number])]
+        carry = [None] * carried  # of which this reads nothing
+        taken = (
+            jax.vmap(lambda *row: _compat.eval_jaxpr(of_rows, of_rows.consts, *given, *carry, *row))(*xs)
+            if made
+            else []
+        )
         known = iter(given)
         handed = [] if parts is None else computed_outside(parts, body, [next(known) if f else None for f in fixed])
 
@@ -46,16 +57,38 @@ def with_short_trips(eqn: JaxprEqn) -> Run | None:
             return results[:carried], results[carried:]
 
         how = {name: eqn.params[name] for name in ("length", "reverse")}
-        last, slices = lax.scan(trip, list(init), (taken, list(xs)), **how)
+        last, slices = lax.scan(trip, list(init), (list(taken), list(xs)), **how)
         return [*last, *slices]
 
     return run
 
 
-def _of_all_rows(eqn: JaxprEqn, rows: Any) -> list[Any]:
-    """The results of a slice or a split, which is of one row, for all rows."""
-    params = eqn.params
-    if eqn.primitive.name == "split":
-        return list(lax.split(rows, params["sizes"], axis=params["axis"] + 1))
-    strides = None if params["strides"] is None else (1, *params["strides"])
-    return [lax.slice(rows, (0, *params["start_indices"]), (rows.shape[0], *params["limit_indices"]), strides)]
+def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) -> list[JaxprEqn]:
+    """The equations of a flat body that are computed for all trips at once: they need nothing of the trip before.
+
+    Parts of slices are taken before all trips, and whatever no kernel can compute; the rest costs a trip little.
+    """
+    with IMPORTS:
+        from pallasfuse.jaxpr_frontend.conversion import may_have_nest
+
+    changing = set(body.invars[constants : constants + carried])
+    rows = set(body.invars[constants + carried :])
+    direct = frozenset(rows)
+    allowed = _MOST_STACKED * length * sum(map(bytes_of, (*body.invars[constants:], *body.outvars)))
+    found = []
+    for eqn in body.eqns:
+        reads = {a for a in eqn.invars if isinstance(a, Var)}
+        if not reads.isdisjoint(changing):
+            changing.update(eqn.outvars)
+            continue
+        if reads.isdisjoint(rows):
+            continue
+        rows.update(eqn.outvars)
+        is_part = eqn.primitive.name in ("slice", "split") and not reads.isdisjoint(direct)
+        if is_part or (
+            not eqn.effects and (eqn.primitive.name == "gather" or not (may_have_nest(eqn) or is_selection(eqn)))
+        ):
+            allowed -= 0.0 if is_part else length * sum(map(bytes_of, eqn.outvars))
+            if allowed >= 0:
+                found.append(eqn)
+    return found

@@ -122,6 +122,41 @@ GRADIENTS = [
 """Most of them are deep."""
 
 
+def observed(emissions, first, observations, rows):
+    """What a trip looks up and sorts is of its own slices only."""
+
+    def trip(alpha, row):
+        seen, other = row
+        alpha = jnp.tanh(alpha[:, ::-1] + emissions[seen]) + jnp.sort(other, -1)
+        return alpha, alpha.sum(-1)
+
+    return jax.lax.scan(trip, first, (observations, rows), reverse=True)
+
+
+def test_what_no_kernel_computes_is_computed_for_all_trips_before():
+    observations = jnp.asarray(np.random.default_rng(0).integers(0, 9, size=(7, 3)))
+    args = normal(0, 9, 5), normal(1, 3, 5), observations, normal(2, 7, 3, 5)
+    jaxpr, (loop,) = scans_of(observed, *args)
+    found = AsKernel(DEVICE)(loop)
+    assert found is not None
+    written = flatten(traced_as(loop, found, loop.invars))
+    assert {"gather", "sort"} <= {e.primitive.name for e in written.eqns} and len(loops_as_kernels(written)) == 1
+    got = run(jaxpr, *args, ways={id(loop): lambda *values: run(written, *values)})
+    for x, y in zip(got, observed(*args), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_what_would_take_much_memory_stays_in_the_loop():
+    def function(table, first, rows):
+        def trip(state, row):
+            return state + jnp.sort(row[:, None] * table, 1).max(), state
+
+        return jax.lax.scan(trip, first, rows)
+
+    _, (loop,) = scans_of(function, normal(0, 300, 300), jnp.float32(0.0), normal(1, 6, 300))
+    assert AsKernel(DEVICE)(loop) is None
+
+
 @pytest.mark.parametrize("name", [*LOOPS, *GRADIENTS])
 def test_a_rule_gives_programs_that_compute_the_same(name):
     function, args = gradients(name.rpartition(" ")[2]) if name.startswith("gradient") else LOOPS[name]
