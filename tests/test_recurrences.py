@@ -25,6 +25,8 @@ from pallasfuse.tiling.recurrence import layouts, lower_recurrence, parallel_axe
 from pallasfuse.written_out import surely_faster
 from tests.loops_of_programs import LOOPS, forward_algorithm, moving_average, normal, recurrent_network
 
+FEW = [pytest.param(name, marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)]
+"""One loop of three; the others are deep."""
 PRICED = pf.FuseOptions(check=False, price=True)
 H100 = default_for("cuda", frozenset({"9.0"})).judged(timed=False, one_device=True)
 TARGET = TRITON.on(H100.device)
@@ -63,7 +65,7 @@ def kernels_of(loop):
             yield lower_recurrence(recurrence, replace(layout, kept=kept), TARGET), operands, results
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", FEW)
 def test_a_kernel_computes_what_its_loop_does(name):
     function, args = LOOPS[name]
     jaxpr, loop, found = made(function, *args)
@@ -77,9 +79,7 @@ def test_a_kernel_computes_what_its_loop_does(name):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[pytest.mark.deep] if n % 3 else []) for n, x in enumerate(LOOPS)]
-)
+@pytest.mark.parametrize("name", FEW)
 def test_every_layout_means_the_same_in_float64(name):
     function, args = LOOPS[name]
     jaxpr, loop = loop_of(function, *args)
