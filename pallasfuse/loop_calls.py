@@ -15,7 +15,9 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Primitive
 from pallasfuse.decompositions.writing import traced_as
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.ir.tile_program import TileProgram
+from pallasfuse.ir.tile_program import Contract, TileProgram, every
+from pallasfuse.jaxpr_frontend import called
+from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP
 from pallasfuse.price.terms import Price
 
 
@@ -28,13 +30,16 @@ class KernelOfLoop:
     operands: tuple[str, ...]
     """The names that the operands of the equation have in the kernel, in its order."""
     results: tuple[str, ...]
-    """The same of its results."""
+    """The names that the results of the equation have in the kernel, in its order."""
     price: Price
 
     def __repr__(self) -> str:
         """Returns the kernel as text: equal loops have the same one."""
         own = self.kernel
-        return f"{own}\n{own.warps} warps, loads {own.loads_ahead} trips ahead, {self.operands} to {self.results}"
+        precisions = [s.precision for s in every(own.body) if isinstance(s, Contract)]
+        return (
+            f"{own}\n{precisions}, {own.warps} warps, {own.prefetch_distance} ahead, {self.operands} to {self.results}"
+        )
 
     @property
     def source(self) -> str:
@@ -43,6 +48,7 @@ class KernelOfLoop:
 
     @property
     def trips(self) -> int:
+        """The number of trips of the loop."""
         return int(self.loop.params["length"])
 
     def price_of_xla(self, device: Device) -> Price:
@@ -69,7 +75,7 @@ class KernelOfLoop:
         return [found[n].reshape(_compat.shape_of(v)) for n, v in zip(self.results, self.loop.outvars, strict=True)]
 
 
-recurrence_p = Primitive("pallasfuse_recurrence")
+recurrence_p = Primitive(KERNEL_OF_LOOP)
 recurrence_p.multiple_results = True
 recurrence_p.def_impl(lambda *args, of: of.by_xla(*args))
 recurrence_p.def_abstract_eval(lambda *avals, of: [_compat.plain_aval(v.aval) for v in of.loop.outvars])
@@ -79,6 +85,12 @@ mlir.register_lowering(
 )
 
 
-def loops_as_kernels(jaxpr: Jaxpr) -> tuple[KernelOfLoop, ...]:
-    """The loops of a flat jaxpr that are one kernel each."""
-    return tuple(eqn.params["of"] for eqn in jaxpr.eqns if eqn.primitive is recurrence_p)
+def loops_as_kernels(jaxpr: Jaxpr, *, inside: bool = True) -> tuple[KernelOfLoop, ...]:
+    """The loops of a jaxpr that are one kernel each; inside: also those in the bodies of others and of branches."""
+    found = list[KernelOfLoop]()
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is recurrence_p:
+            found.append(eqn.params["of"])
+        for body in called(eqn) if inside else ():
+            found += loops_as_kernels(body)
+    return tuple(found)

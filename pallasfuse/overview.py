@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pallasfuse.ir.loop_program import LoopProgram, unknown_in
+from pallasfuse.loop_calls import loops_as_kernels, recurrence_p
 from pallasfuse.price.xla import kernels_on, of_kernel, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, XlaKernel
 
@@ -52,7 +53,12 @@ class _Left:
 def overview(plan: Plan) -> str:
     """At most `LINES` lines; `plan.kernels`, `plan.show(...)` and `str(plan)` have the rest."""
     total, (left, rest) = _left_to_xla(plan, fused=False)[1], _left_to_xla(plan, fused=True)
-    ours = sum(k.price.us for k in plan.kernels) + sum(k.price.us for k in plan.loops)
+    outer = loops_as_kernels(plan.converted.jaxpr, inside=False)  # nobody knows how often those inside of others run
+    of_loops = sum(k.price.us for k in outer)
+    total += sum(k.price_of_xla(plan.target.device).us for k in outer) - of_loops
+    rest -= of_loops
+    left = [(k, us) for k, us in left if getattr(k, "name", "") not in _made_by_loops(plan)]
+    ours = sum(k.price.us for k in plan.kernels) + of_loops
     device = plan.target.device.kind
     lines = [
         f"{_counted(len(plan.kernels), 'kernel')} for {plan.target.name}; predicted on {device}: {_time(ours + rest)}, "
@@ -150,6 +156,12 @@ def _left_to_xla(plan: Plan, *, fused: bool) -> tuple[list[tuple[XlaKernel, floa
     device = plan.target.device
     each = [(k, of_kernel(k, device).us) for k in kernels_on(device, program, made, read)]
     return each, price_xla(program, device, made, read).us
+
+
+def _made_by_loops(plan: Plan) -> frozenset[str]:
+    """The names of the tensors that loops leave which are one kernel."""
+    made = {v for e in plan.converted.jaxpr.eqns if e.primitive is recurrence_p for v in e.outvars}
+    return frozenset(name for name, v in plan.converted.variable.items() if v in made)
 
 
 def _some(lines: list[str], most: int) -> list[str]:

@@ -438,7 +438,9 @@ def prove_plan(plan: Plan, *, delta: float = 1e-9, seed: int = 0) -> Proof:
     """
     if _compat.has_symbolic_shapes(plan.converted.original):
         raise TraceError("a plan for symbolic shapes cannot be tested: pass static shapes")
-    return prove(plan.converted, parts_of(plan), delta=delta, seed=seed)
+    proof = prove(plan.converted, parts_of(plan), delta=delta, seed=seed)
+    loops = tuple(f"{loop.kernel.name}: the kernel of the loop at {loop.source} is not tested" for loop in plan.loops)
+    return replace(proof, holds=proof.holds and not loops, uncovered=(*proof.uncovered, *loops))
 
 
 def _verified(plan: Plan, options: FuseOptions) -> Plan:

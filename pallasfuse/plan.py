@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pallasfuse.schedule.snapshots import Snapshots
     from pallasfuse.search.found import Rewriting
 
+ZEROS_OF_LOOPS = "in a loop that is one kernel, a zero that changes its place along an axis loses its sign"
+"""The condition of a plan with such loops: there, elements change places in sums."""
 REORDERED_SUMS = "reassociation only"
 """The condition of every plan that may compute sums in another order than the program."""
 Strategy = Literal["rolling_update", "split_k", "single_pass", "scheduled", "searched"]
@@ -188,7 +190,8 @@ class Plan(OfThisProcess):
 
     def of_written_out(self) -> "Plan":
         """The plan as one of a program with loops or operations written out: sums may have another order."""
-        conditions = dict.fromkeys((REORDERED_SUMS, *self.own_conditions))
+        of_loops = (ZEROS_OF_LOOPS,) if self.loops else ()
+        conditions = dict.fromkeys((REORDERED_SUMS, *self.own_conditions, *of_loops))
         return replace(self, written_out=True, own_conditions=tuple(conditions))
 
     @property

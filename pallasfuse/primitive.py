@@ -365,7 +365,7 @@ def _lowerable(target: Target, platform: str, ctx: Any, call: FusedCall) -> tupl
     if not target.writes_kernels or (known and not _compat.is_exported(ctx)):
         return target, nullcontext()
     if call.options.target is None:
-        emitters = frozenset().union(*(p.emitters for p in call.plan(target).all()))
+        emitters = frozenset().union(*(p.emitters for p in call.plan(call.judged(target, None)).all()))
         if known and _NOT_EXPORTED.isdisjoint(emitters):
             return target, nullcontext()
         if emitters and call.warning.first("device"):

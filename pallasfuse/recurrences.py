@@ -24,12 +24,12 @@ from pallasfuse.errors import Refusal
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.jaxpr_frontend import flatten, left_by_user
 from pallasfuse.loop_calls import KernelOfLoop, recurrence_p
+from pallasfuse.loop_distribution import distributed
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
 from pallasfuse.resources import triton
-from pallasfuse.short_trips import with_short_trips
 from pallasfuse.targets import TRITON, Target
 from pallasfuse.tiling.recurrence import (
     Layout,
@@ -45,11 +45,11 @@ from pallasfuse.tiling.recurrence import (
 type Run = Callable[..., list[Any]]
 
 _MOST_EQUATIONS = 512
-"""Of a body: what takes long to compile is not worth a try."""
+"""A loop body with more equations is not tried: its kernel would take long to compile."""
 _SHORTEST = 4
-"""Trips: of fewer, XLA makes no loop that would be slower."""
+"""Loops of fewer trips stay with XLA, which writes them out."""
 _REGISTERS_OF_CONSTANTS = 64
-"""Of a thread: it is tried, too, to load constants beyond in every trip."""
+"""The registers that a thread may use for constants; that all of them stay in registers is tried as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class AsKernel:
     """A rule of decompositions: a loop as one kernel of a device, where it can be one."""
 
     device: Device
+    exclude: tuple[str, ...] = ()
+    """As of `FuseOptions`: a loop in whose body the user leaves something to XLA is left to it."""
     _known: dict[int, tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
 
     def __call__(self, eqn: JaxprEqn) -> Run | None:
@@ -66,11 +68,13 @@ class AsKernel:
         return self._known[id(eqn)][1]
 
     def _run(self, eqn: JaxprEqn) -> Run | None:
-        if not isinstance(eqn.params["length"], int) or len(flatten(eqn.params["jaxpr"]).eqns) > _MOST_EQUATIONS:
+        body = flatten(_compat.within_scopes_of(eqn.params["jaxpr"], eqn))
+        left = any(left_by_user(e, self.exclude) is not None for e in body.eqns)
+        if left or not isinstance(eqn.params["length"], int) or len(body.eqns) > _MOST_EQUATIONS:
             return None
         ways = (accumulators_apart(eqn), lambda *args: list(_compat.bind(eqn, args)))
         for way in filter(None, ways):
-            simpler = with_loops(traced_as(eqn, way, eqn.invars), with_short_trips)
+            simpler = with_loops(traced_as(eqn, way, eqn.invars), distributed)
             found = None if simpler is None else with_loops(simpler, self._as_kernel)
             if found is not None:
                 return functools.partial(_compat.eval_jaxpr, found, found.consts)

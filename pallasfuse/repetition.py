@@ -270,7 +270,7 @@ def _may_save(parts: "Sequence[_Part]", wanted_us: Later[float]) -> bool:
     """May kernels save so many microseconds? Parts are planned, those that could save most first, until that is certain."""
     most = [part.most_saved_us() for part in parts]
     if not any(most):
-        return False
+        return wanted_us.value <= 0.0  # then the form has won without kernels, and says why it has none
     if _NESTS_OF_A_CANDIDATE * sum(part.candidates for part in parts) < sum(part.nests for part in parts):
         return True
     for n in sorted(range(len(parts)), key=lambda n: -most[n]):

@@ -56,7 +56,7 @@ def forms(
     def clock(written: Jaxpr, other: Jaxpr) -> bool | None:
         return _is_faster(written, other, at_hand, measure)
 
-    decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target))
+    decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude))
     decomposed = decomposer.of(jaxpr)
     unrolled = unrollings(decomposed, exclude, partly=device.platform == "gpu")
     if decomposed is jaxpr:
@@ -71,17 +71,17 @@ def forms(
 def surely_faster(jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = ()) -> Jaxpr:
     """Returns the program with all written out that needs no clock; itself where nothing is."""
     device = target.device
-    decomposed = Decomposer(device, tuple(exclude), device.price_error, rules=_rules(target)).of(jaxpr)
+    decomposed = Decomposer(device, tuple(exclude), device.price_error, rules=_rules(target, exclude)).of(jaxpr)
     return unrolled_surely(decomposed, device, exclude)
 
 
-def _rules(target: Target) -> dict[str, tuple[Rule, ...]]:
+def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]]:
     """The rules that write kernels, where the target is one that does."""
 
     def as_kernel() -> Rule:
         with IMPORTS:  # most programs have no loop
             from pallasfuse.recurrences import AsKernel
-        return AsKernel(target.device)
+        return AsKernel(target.device, tuple(exclude))
 
     made = Later(as_kernel)
 

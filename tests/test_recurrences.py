@@ -17,6 +17,7 @@ from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.ir.statements import Loop
 from pallasfuse.jaxpr_frontend.conversion import convert
 from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels
+from pallasfuse.overview import overview
 from pallasfuse.parts import whole_key
 from pallasfuse.price.xla import price_xla
 from pallasfuse.recurrences import AsKernel, kernel_of, recurrence_of
@@ -71,7 +72,7 @@ def test_a_kernel_computes_what_its_loop_does(name):
     jaxpr, loop, found = made(function, *args)
     want = jax.tree.leaves(function(*args))
     for ahead in (0, 1):
-        own = replace(found, kernel=replace(found.kernel, loads_ahead=ahead))
+        own = replace(found, kernel=replace(found.kernel, prefetch_distance=ahead))
         run = partial(own.by_kernel, run=partial(pallas_kernel.call, interpret=True))
         got = with_loop_run_by(run, jaxpr, loop, *args)
         for x, y in zip(got, want, strict=True):
@@ -174,6 +175,49 @@ def test_what_the_user_leaves_to_xla_stays_a_loop():
     jaxpr = jax.make_jaxpr(function)(*structs)
     assert loops_as_kernels(surely_faster(jaxpr, H100))
     assert not loops_as_kernels(surely_faster(jaxpr, H100, ("mine",)))
+
+
+def test_a_part_of_a_body_that_the_user_leaves_keeps_the_loop():
+    def function(first, x):
+        def trip(mean, row):
+            with jax.named_scope("mine"):
+                mean = mean + 0.1 * (row - mean)
+            return mean, mean
+
+        return jax.lax.scan(trip, first, x)
+
+    _, structs = average(64, 80, 300)
+    jaxpr = jax.make_jaxpr(function)(*structs)
+    assert loops_as_kernels(surely_faster(jaxpr, H100))
+    assert not loops_as_kernels(surely_faster(jaxpr, H100, ("mine",)))
+
+
+def test_loops_inside_of_others_are_seen():
+    def function(first, x):
+        return jax.lax.scan(lambda state, _: (moving_average(state, x)[0][1] * 0.5, None), first, None, length=1000)[0]
+
+    _, structs = average(64, 80, 300)
+    plan = pf.fuse(function, options=PRICED).explain(*structs, target="mosaic_gpu")
+    assert len(plan.loops) == 1 and plan.emitters == {"triton"}
+    assert "300 trips of the loop" in plan.summary
+
+
+def test_a_report_does_not_vouch_for_the_kernels_of_loops():
+    _, structs = average(8, 16, 40)
+    function = pf.fuse(lambda first, x: moving_average(first, x)[1] * 2, options=PRICED)
+    report = pf.verify(function, *structs, target="mosaic_gpu")
+    assert not report.equivalent and report.counterexample is None
+    assert "not covered: loop_" in str(report) and "not established" in str(report)
+
+
+def test_an_overview_counts_a_loop_once():
+    _, structs = average(64, 80, 300)
+    plan = pf.fuse(lambda first, x: moving_average(first, x)[1] * 2, options=PRICED).explain(
+        *structs, target="mosaic_gpu"
+    )
+    text = overview(plan)
+    assert "fused: 100%" in text and "why: a loop that is one kernel" not in text
+    assert "a zero that changes its place" in " ".join(plan.conditions)
 
 
 def test_equal_loops_have_equal_keys():

@@ -24,7 +24,7 @@ type Run = Callable[..., list[Array]]
 _LINEAR = frozenset({"transpose", "reshape", "neg", "squeeze", "expand_dims"})
 """Operations of one operand that are the same before and after a sum over trips."""
 _MOST_STACKED = 4.0
-"""Of the bytes that a loop reads and leaves anyway, as many times more may be left for products after it."""
+"""The largest ratio of the bytes that are left for products after a loop to those that it reads and leaves anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,11 @@ class Accumulator:
     def is_product(self) -> bool:
         return self.made.primitive.name == "dot_general"
 
-    def finished(self, total: Array) -> Array:
-        """What is added to the first value in all trips together, from the sum of what the equation makes."""
+    def added(self, first: Array, total: Array) -> Array:
+        """The accumulator after all trips, from its first value and the sum of what the equation makes: added up in a wide type."""
         for eqn in self.after:
             (total,) = _compat.bind(eqn, [total]) if eqn.primitive.name != "convert_element_type" else (total,)
-        return total.astype(_compat.dtype_of((self.after or (self.made,))[-1].outvars[0]))
+        return (first.astype(total.dtype) + total).astype(first.dtype)
 
 
 def accumulators(body: Jaxpr, constants: int, carried: int) -> list[Accumulator]:
@@ -142,11 +142,10 @@ def accumulators_apart(eqn: JaxprEqn) -> Run | None:
         of_products = iter(left[: len(factors)])
         results: dict[int, Array] = dict(zip(kept, last, strict=True))
         for one, total in zip(sums, totals, strict=True):
-            results[one.number] = init[one.number] + one.finished(jnp.sum(total, one.made.params["axes"]))
+            results[one.number] = one.added(init[one.number], jnp.sum(total, one.made.params["axes"]))
         for one in products:
-            results[one.number] = init[one.number] + one.finished(
-                _product(one.made, next(of_products), next(of_products))
-            )
+            total = _product(one.made, next(of_products), next(of_products))
+            results[one.number] = one.added(init[one.number], total)
         return [*(results[n] for n in range(carried)), *left[len(factors) :]]
 
     return run

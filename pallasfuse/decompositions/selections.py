@@ -70,7 +70,7 @@ class View:
 
 def is_selection(eqn: JaxprEqn) -> bool:
     """Has an operation, of most shapes and types, such a form?"""
-    return eqn.primitive.name in _RULES or eqn.primitive.name in ("slice", "split", "concatenate", "rev", "pad")
+    return eqn.primitive.name in _RULES or eqn.primitive.name in ("slice", "split", "concatenate", "rev")
 
 
 def without_selections(jaxpr: Jaxpr) -> Jaxpr:
@@ -247,12 +247,10 @@ def _running(eqn: JaxprEqn) -> Run:
         if name == "cumsum":
             return [jnp.sum(jnp.where(counts, jnp.expand_dims(x, axis), jnp.zeros((), x.dtype)), axis + 1, x.dtype)]
         is_least = name == "cummin"
-        limits = jnp.finfo(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo(x.dtype)
-        none = (
-            (math.inf if is_least else -math.inf)
-            if isinstance(limits, jnp.finfo)
-            else (limits.max if is_least else limits.min)
-        )
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            none = math.inf if is_least else -math.inf
+        else:
+            none = jnp.iinfo(x.dtype).max if is_least else jnp.iinfo(x.dtype).min
         terms = jnp.where(counts, jnp.expand_dims(x, axis), jnp.asarray(none, x.dtype))
         return [jnp.min(terms, axis + 1) if is_least else jnp.max(terms, axis + 1)]
 
@@ -278,7 +276,32 @@ def _place_of_extreme(eqn: JaxprEqn) -> Run | None:
     return run
 
 
+def _padded(eqn: JaxprEqn) -> Run:
+    """Pads of several dimensions, with elements between those of the operand or with some cut off, one dimension at a time."""
+    config = eqn.params["padding_config"]
+
+    def run(x: Array, fill: Array) -> list[Array]:
+        for axis, (low, high, between) in enumerate(config):
+            own = x.shape[axis]
+            length = low + high + own + max(0, own - 1) * between
+            if (low, high, between) == (0, 0, 0):
+                continue
+            both = (*x.shape[:axis], length, own, *x.shape[axis + 1 :])
+            result, operand = (lax.broadcasted_iota(jnp.int32, both, d) for d in (axis, axis + 1))
+            here = operand * (between + 1) + low == result
+            values = x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
+            found = jnp.sum(
+                jnp.where(here, jnp.expand_dims(values, axis), jnp.zeros((), values.dtype)), axis + 1, values.dtype
+            )
+            covered = jnp.sum(jnp.where(here, 1, 0), axis + 1) > 0
+            x = jnp.where(covered, found != 0 if x.dtype == jnp.bool_ else found, fill)
+        return [x]
+
+    return run
+
+
 _RULES: dict[str, Callable[[JaxprEqn], Run | None]] = {
+    "pad": _padded,
     "stack": _stack,
     "unstack": _unstack,
     **dict.fromkeys(("cumsum", "cummax", "cummin"), _running),

@@ -162,7 +162,7 @@ class _KernelInterpreter(Interpreter):
         return super()._apply(op, args, node, dtype)
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
-        segment, ahead = loop.segments[0], self.program.loads_ahead
+        segment, ahead = loop.segments[0], self.program.prefetch_distance
         loads = [s for s in segment.body if isinstance(s, Load) and loop.axis in s.indices]
         if not ahead or not loads or len(loop.segments) > 1:
             super()._loop(loop, scope)

@@ -133,7 +133,7 @@ class TileProgram:
     """Short axes along which every position is written out (`ir.unrolling`), so that no tile has them."""
     late: bool = False
     """Loops leave what they can to their end (`ir.late_folds`)."""
-    loads_ahead: int = 0
+    prefetch_distance: int = 0
     """The number of trips by which a loop's loads along its own axis begin before they are needed. Registers hold them."""
 
     @property

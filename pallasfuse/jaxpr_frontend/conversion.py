@@ -25,7 +25,7 @@ from pallasfuse.jaxpr_frontend.converted import Converted, of_flat
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
-from pallasfuse.jaxpr_frontend.names import tensor_names
+from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP, tensor_names
 from pallasfuse.jaxpr_frontend.plain_work import chosen_by_platform, work_of
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
@@ -233,7 +233,7 @@ def _plan(eqn: JaxprEqn, dims: Dimensions, known: Mapping[Var, _Known], rules: M
     if eqn.effects:
         return Refusal(f"{name} has a side effect")
     rule = rules.get(name)
-    if rule is None and hasattr(eqn.params.get("of"), "kernel"):
+    if name == KERNEL_OF_LOOP:
         return Refusal("a loop that is one kernel")
     if rule is None:
         fused = any(any(fused_calls(body)) for body in bodies(eqn))

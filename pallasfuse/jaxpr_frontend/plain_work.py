@@ -26,6 +26,7 @@ from pallasfuse.ir.plain_work import (
     Windows,
 )
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies
+from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP
 from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 
 type Convert = Callable[[Jaxpr], LoopProgram]
@@ -42,9 +43,8 @@ def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
         return None
     if name in _WORK:
         return _WORK[name](eqn)
-    price = getattr(eqn.params.get("of"), "price", None)
-    if price is not None:
-        return Priced(price.us)
+    if name == KERNEL_OF_LOOP:
+        return Priced(eqn.params["of"].price.us)
     if name == "scan":
         return _trips(eqn, convert)
     if name == "cond" or name in ALL_CALLS:

@@ -134,7 +134,7 @@ def _one(
     of_block = (
         gpu_clusters.kept_bytes(works[0]) if emission.together else sum(map(_bytes_in_flight, works)) / len(works)
     )
-    ahead = programs[0].loads_ahead
+    ahead = programs[0].prefetch_distance
     in_flight = of_block * min(blocks, processors * occupancy) * (1 + ahead)
     cached = unique <= _CACHED_SHARE * device.found_bytes
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
@@ -204,7 +204,7 @@ def _one(
     )  # fmt: skip
     others = (Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us))
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
-    if by_warps and _loads_ahead(works[0]) and works[0].products:
+    if by_warps and _prefetch_distance(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
@@ -221,7 +221,7 @@ def _joined(times: Sequence[float], overlap: float) -> float:
     return float(sum(us**overlap for us in times) ** (1 / overlap))
 
 
-def _loads_ahead(work: BlockWork) -> bool:
+def _prefetch_distance(work: BlockWork) -> bool:
     """Do trips of a loop begin the loads of later ones?"""
     return work.stages > 1 and any(a.pipelined for a in work.accesses)
 
@@ -251,7 +251,7 @@ def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources
         return gpu_clusters.OVERLAP
     if held is None:
         return _OVERLAP
-    ahead = _loads_ahead(work)
+    ahead = _prefetch_distance(work)
     if resident == 1 and work.trips > 1:
         return _ALONE if ahead else _WAITING_ALONE
     return _OVERLAP if ahead or not work.products else _WAITING
@@ -415,7 +415,7 @@ def _rounded(p: Product) -> float:
 def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: float, ahead: int) -> float:
     """The least time of a block: its trips wait for their loads, one after the other, each for `latency_us`.
 
-    ahead: as `TileProgram.loads_ahead`.
+    ahead: as `TileProgram.prefetch_distance`.
     """
     pipelined = any(a.pipelined for a in work.accesses)
     if emission.warpgroups:

@@ -90,7 +90,7 @@ def _values(view: View) -> Iterator[Lifetime]:
         readers = view.readers(line)
         last = max((until(line.scope, r) for r in readers), default=line.number)
         if isinstance(s, Load):
-            loop, ahead = line.scope.loop, view.program.loads_ahead
+            loop, ahead = line.scope.loop, view.program.prefetch_distance
             if ahead and loop is not None and loop.axis in s.indices:
                 yield Lifetime(ahead * registers_of(view, s.indices, s.dtype), line.scope.first, line.scope.last)
             takers = [view.products.get(r.number) for r in readers]

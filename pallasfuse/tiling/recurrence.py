@@ -193,7 +193,7 @@ class _Kernel(Values):
     # --- values
 
     def _place(self, tensor: str) -> Scope:
-        """The body in which a tensor is computed or loaded."""
+        """The scope in which a tensor is computed or loaded: once, or in each trip."""
         known = self.known[tensor]
         is_input = tensor not in self.nests
         return self.inside if known.changes or (is_input and tensor not in self.layout.kept) else self.top
@@ -277,7 +277,7 @@ class _Kernel(Values):
         statements = (*self.top.statements, loop, *last)
         return TileProgram(
             own.name, inputs, (*results, *stacked), self.layout.grid, tiles, statements, self.layout.warps, stages=1,
-            loads_ahead=1 if own.sliced else 0,
+            prefetch_distance=1 if own.sliced else 0,
         )  # fmt: skip
 
     def _stored(self, name: str, around: tuple[Axis, ...]) -> Store:

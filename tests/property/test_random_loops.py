@@ -7,12 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallasfuse.decompositions.writing import traced_as
-from pallasfuse.jaxpr_frontend import flatten
-from pallasfuse.loop_calls import loops_as_kernels
-from pallasfuse.recurrences import AsKernel
 from tests.loops_of_programs import normal
-from tests.test_short_trips import DEVICE, run, scans_of
+from tests.running_loops import scans_of, with_kernels
 
 STEPS = (
     "row", "gain", "tanh", "shift", "centre", "scores", "weights", "choose", "running", "best", "flip", "pair", "norm",
@@ -83,24 +79,19 @@ def loop(seed):
 
 
 def compared(function, args, rtol):
+    """Compare a program with the kernels of its loops; returns how many loops it has, and how many kernels."""
     jaxpr, loops = scans_of(function, *args)
-    rule, ways, count = AsKernel(DEVICE), {}, 0
-    for eqn in loops:
-        found = rule(eqn)
-        if found is not None:
-            written = flatten(traced_as(eqn, found, eqn.invars))
-            count += len(loops_as_kernels(written))
-            ways[id(eqn)] = lambda *values, w=written: run(w, *values)
-    for got, want in zip(run(jaxpr, *args, ways=ways), jax.tree.leaves(function(*args)), strict=True):
+    results, count = with_kernels(jaxpr, loops, *args)
+    for got, want in zip(results, jax.tree.leaves(function(*args)), strict=True):
         assert (got.shape, got.dtype) == (want.shape, want.dtype)
         np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
-    return count
+    return len(loops), count
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.deep] if n >= 5 else []) for n in range(60)])
 def test_a_random_loop_is_one_kernel(seed):
     function, args = loop(seed)
-    assert compared(function, args, 1e-4) == 1
+    assert compared(function, args, 1e-4) == (1, 1)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.deep] if n >= 3 else []) for n in range(40)])
@@ -110,4 +101,5 @@ def test_gradients_of_random_loops(seed):
     def loss(*floats):
         return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(function(*floats, args[-1])) if x.dtype == jnp.float32)
 
-    compared(jax.grad(loss, argnums=(0, 1, 2, 3, 4, 5)), args[:-1], 1e-3)
+    loops, count = compared(jax.grad(loss, argnums=(0, 1, 2, 3, 4, 5)), args[:-1], 1e-3)
+    assert loops == count == 2

@@ -1,28 +1,35 @@
-"""Loops of which a trip computes less: what constants alone give, parts of slices, and what no kernel can compute, come before all
-trips."""
+"""Loop distribution: what need not be in a loop is computed before it.
+
+That is what constants alone give, parts of slices, and what needs nothing of the trip before and no kernel computes. So a loop that
+becomes one kernel (`recurrences`) has short trips of operations that a kernel has.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax import lax
+from jax import numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.decompositions.products import with_parts_of_products
 from pallasfuse.decompositions.selections import is_selection
+from pallasfuse.decompositions.writing import Writer
 from pallasfuse.first_time import IMPORTS
-from pallasfuse.jaxpr_frontend import flatten
+from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_invariants import bytes_of, computed_outside, split
 
 type Run = Callable[..., list[Any]]
 
+_MOST_WRITTEN_OUT = 192
+"""The largest number of equations that a loop inside of a trip may have in all its trips together, to be written out."""
 _MOST_STACKED = 4.0
-"""Of the bytes that trips get and hand on, as many times more may be computed before all of them."""
+"""The largest ratio of the bytes that are computed before a loop to those that its trips get and hand on anyway."""
 
 
-def with_short_trips(eqn: JaxprEqn) -> Run | None:
-    """Returns what computes a scan as a loop of shorter trips, after what they need.
+def distributed(eqn: JaxprEqn) -> Run | None:
+    """Returns what computes a scan as a loop with less in its trips, after what can be computed before it.
 
     None: nobody knows which of its operands change from trip to trip.
     """
@@ -30,7 +37,7 @@ def with_short_trips(eqn: JaxprEqn) -> Run | None:
     if counts is None:
         return None
     constants, carried = counts
-    body = flatten(eqn.params["jaxpr"])
+    body = _with_inner_loops_written_out(flatten(eqn.params["jaxpr"]))
     body = with_parts_of_products(body, body.invars[:constants])
     before = _before_all_trips(body, constants, carried, eqn.params["length"])
     made = [v for e in before for v in e.outvars]
@@ -56,9 +63,54 @@ def with_short_trips(eqn: JaxprEqn) -> Run | None:
             results = _compat.eval_jaxpr(inside, inside.consts, *handed, *row[0], *given, *states, *row[1])
             return results[:carried], results[carried:]
 
-        how = {name: eqn.params[name] for name in ("length", "reverse")}
+        how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
         last, slices = lax.scan(trip, list(init), (list(taken), list(xs)), **how)
         return [*last, *slices]
+
+    return run
+
+
+def _may_run_for_all(eqn: JaxprEqn) -> bool:
+    """Does an operation compute the same for all trips together?
+
+    Under `vmap` a choice would run all of its branches, and a loop, or a call of the user's, might not end.
+    """
+    return not eqn.effects and not any(True for _ in called(eqn)) and "call" not in eqn.primitive.name
+
+
+def _with_inner_loops_written_out(body: Jaxpr) -> Jaxpr:
+    """Returns a flat body in which scans of a few short trips, as the steps of a solver are, stand trip by trip."""
+    writer, changed = Writer(body), False
+    for eqn in body.eqns:
+        length = eqn.params.get("length") if eqn.primitive.name == "scan" else None
+        short = isinstance(length, int) and length * len(flatten(eqn.params["jaxpr"]).eqns) <= _MOST_WRITTEN_OUT
+        run = _trip_by_trip(eqn) if short and not eqn.effects else None
+        if run is None:
+            writer.keep(eqn)
+            continue
+        changed = True
+        results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
+        for var, atom in zip(eqn.outvars, results, strict=True):
+            writer.name(var, atom)
+    return _with_inner_loops_written_out(flatten(writer.written())) if changed else body
+
+
+def _trip_by_trip(eqn: JaxprEqn) -> Run | None:
+    """Returns what computes a scan without a loop; None where nobody knows which of its operands change."""
+    counts, body, length = _compat.scan_counts(eqn), eqn.params["jaxpr"], eqn.params["length"]
+    if counts is None:
+        return None
+    constants, carried = counts
+
+    def run(*args: Any) -> list[Any]:
+        given, states, xs = args[:constants], args[constants : constants + carried], args[constants + carried :]
+        slices = dict[int, Any]()
+        for n in reversed(range(length)) if eqn.params["reverse"] else range(length):
+            row = [lax.index_in_dim(x, n, keepdims=False) for x in xs]
+            results = _compat.eval_jaxpr(body, body.consts, *given, *states, *row)
+            states, slices[n] = tuple(results[:carried]), results[carried:]
+        stacked = [jnp.stack([slices[n][k] for n in range(length)]) for k in range(len(eqn.outvars) - carried)]
+        return [*states, *stacked]
 
     return run
 
@@ -85,9 +137,8 @@ def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) ->
             continue
         rows.update(eqn.outvars)
         is_part = eqn.primitive.name in ("slice", "split") and not reads.isdisjoint(direct)
-        if is_part or (
-            not eqn.effects and (eqn.primitive.name == "gather" or not (may_have_nest(eqn) or is_selection(eqn)))
-        ):
+        is_other = eqn.primitive.name == "gather" or not (may_have_nest(eqn) or is_selection(eqn))
+        if is_part or (is_other and _may_run_for_all(eqn)):
             allowed -= 0.0 if is_part else length * sum(map(bytes_of, eqn.outvars))
             if allowed >= 0:
                 found.append(eqn)

@@ -8,36 +8,12 @@ import pytest
 from pallasfuse import _compat
 from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.writing import traced_as
-from pallasfuse.emission import pallas_kernel
 from pallasfuse.jaxpr_frontend import flatten
-from pallasfuse.loop_calls import loops_as_kernels, recurrence_p
+from pallasfuse.loop_calls import loops_as_kernels
+from pallasfuse.loop_distribution import distributed
 from pallasfuse.recurrences import AsKernel, with_loops
-from pallasfuse.short_trips import with_short_trips
-from pallasfuse.targets import default_for
 from tests.loops_of_programs import LOOPS, gated_unit, normal, recurrent_network
-
-DEVICE = default_for("cuda", frozenset({"9.0"})).device
-
-
-def scans_of(function, *args):
-    jaxpr = flatten(jax.make_jaxpr(function)(*args))
-    return jaxpr, [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
-
-
-def run(jaxpr, *args, ways=None):
-    """The results of a jaxpr: scans by what `ways` gives for them, kernels of loops in the interpreter."""
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*jaxpr.consts, *args), strict=True))
-    for eqn in jaxpr.eqns:
-        values = [a.val if isinstance(a, _compat.Literal) else known[a] for a in eqn.invars]
-        if eqn.primitive is recurrence_p:
-            results = eqn.params["of"].by_kernel(
-                *values, run=lambda p, given: pallas_kernel.call(p, given, interpret=True)
-            )
-        else:
-            other = (ways or {}).get(id(eqn))
-            results = _compat.bind(eqn, values) if other is None else other(*values)
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [a.val if isinstance(a, _compat.Literal) else known[a] for a in jaxpr.outvars]
+from tests.running_loops import DEVICE, run, scans_of, with_kernels
 
 
 def loss_of(function):
@@ -98,18 +74,18 @@ def test_large_factors_of_products_are_not_kept():
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_short_trips_compute_the_same(name):
+def test_distributed_loops_compute_the_same(name):
     function, args = LOOPS[name]
     jaxpr, (loop,) = scans_of(function, *args)
     for got, want in zip(
-        run(jaxpr, *args, ways={id(loop): with_short_trips(loop)}), jax.tree.leaves(function(*args)), strict=True
+        run(jaxpr, *args, ways={id(loop): distributed(loop)}), jax.tree.leaves(function(*args)), strict=True
     ):
         np.testing.assert_allclose(got, want, rtol=2e-6, atol=2e-6)
 
 
 def test_gates_of_one_product_are_products_of_parts_and_parts_of_rows_are_made_before():
     _, (loop,) = scans_of(gated_unit, *LOOPS["gated_unit"][1])
-    written = flatten(traced_as(loop, with_short_trips(loop), loop.invars))
+    written = flatten(traced_as(loop, distributed(loop), loop.invars))
     (shorter,) = (e for e in written.eqns if e.primitive.name == "scan")
     inside = [e.primitive.name for e in flatten(shorter.params["jaxpr"]).eqns]
     assert inside.count("dot_general") == 3 and not {"split", "slice"} & {*inside}
@@ -146,6 +122,28 @@ def test_what_no_kernel_computes_is_computed_for_all_trips_before():
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
+def solved(w, h, x):
+    """A few steps of a solver in each trip, and a short sum of what they were."""
+
+    def trip(h, row):
+        h, steps = jax.lax.scan(
+            lambda h, k: (h + k * (jnp.tanh(h @ w + row) - h), h), h, jnp.asarray([0.3, 0.2, 0.1]), reverse=True
+        )
+        return jax.lax.fori_loop(0, 2, lambda _, h: 0.5 * h + row, h), steps.sum(0)
+
+    return jax.lax.scan(trip, h, x)
+
+
+def test_loops_of_a_few_steps_inside_of_a_trip_are_written_out():
+    args = normal(0, 5, 5, scale=0.3), normal(1, 3, 5), normal(2, 6, 3, 5)
+    jaxpr, (loop,) = scans_of(solved, *args)
+    written = flatten(traced_as(loop, AsKernel(DEVICE)(loop), loop.invars))
+    assert len(loops_as_kernels(written)) == 1
+    got = run(jaxpr, *args, ways={id(loop): lambda *values: run(written, *values)})
+    for x, y in zip(got, solved(*args), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
 def test_what_would_take_much_memory_stays_in_the_loop():
     def function(table, first, rows):
         def trip(state, row):
@@ -161,19 +159,51 @@ def test_what_would_take_much_memory_stays_in_the_loop():
 def test_a_rule_gives_programs_that_compute_the_same(name):
     function, args = gradients(name.rpartition(" ")[2]) if name.startswith("gradient") else LOOPS[name]
     jaxpr, loops = scans_of(function, *args)
-    rule, count = AsKernel(DEVICE), 0
-    ways = {}
-    for eqn in loops:
-        found = rule(eqn)
-        if found is not None:
-            written = flatten(traced_as(eqn, found, eqn.invars))
-            count += len(loops_as_kernels(written))
-            ways[id(eqn)] = lambda *values, w=written: run(w, *values)
+    results, count = with_kernels(jaxpr, loops, *args)
     assert count == len(loops)
-    for got, want in zip(run(jaxpr, *args, ways=ways), jax.tree.leaves(function(*args)), strict=True):
+    for got, want in zip(results, jax.tree.leaves(function(*args)), strict=True):
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=2e-4)
 
 
 def test_one_loop_without_a_rule_keeps_the_program():
     jaxpr, _ = scans_of(recurrent_network, *LOOPS["recurrent_network"][1])
     assert with_loops(jaxpr, lambda eqn: None) is None
+
+
+def test_branches_and_loops_that_may_not_end_stay_in_their_trips():
+    def halve(n):
+        return jax.lax.while_loop(lambda t: t[0] != 1, lambda t: (t[0] // 2, t[1] + 1), (n, 0))[1]
+
+    def function(x, numbers):
+        def trip(state, n):
+            return state * 0.5 + jax.lax.cond(n > 0, halve, lambda n: 0, n).astype(jnp.float32), state
+
+        return jax.lax.scan(trip, x, numbers)
+
+    _, (loop,) = scans_of(function, jnp.ones(5), jnp.asarray([8, 3, 0, 5, 1, 2]))
+    assert AsKernel(DEVICE)(loop) is None
+    names = {e.primitive.name for e in flatten(traced_as(loop, distributed(loop), loop.invars)).eqns}
+    assert not {"while", "cond", "select_n"} & names
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["sum", "product"])
+def test_sums_over_trips_are_added_up_in_a_wide_type(name, dtype):
+    def function(state, total, rows):
+        def trip(carry, row):
+            state, total = carry
+            added = (row + state * 0).sum(0) if name == "sum" else (row.T @ row)[0]
+            return (state * 0.5, total + added.astype(dtype)), None
+
+        return jax.lax.scan(trip, (state, total), rows)[0]
+
+    args = (
+        jnp.ones((3, 5), dtype),
+        jnp.full(5, -60000, dtype),
+        jnp.full((6, 3, 5), 5000 if name == "sum" else 70, dtype),
+    )
+    jaxpr, loops = scans_of(function, *args)
+    (_, total), count = with_kernels(jaxpr, loops, *args)
+    assert count == 1 and total.dtype == dtype
+    wide = -60000.0 + 6 * (15000.0 if name == "sum" else 3 * 4900.0)
+    np.testing.assert_allclose(np.asarray(total, np.float64), wide, atol=60000 * float(jnp.finfo(dtype).eps))
