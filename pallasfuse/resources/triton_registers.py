@@ -92,7 +92,8 @@ def _values(view: View) -> Iterator[Lifetime]:
         if isinstance(s, Load):
             loop, ahead = line.scope.loop, view.program.prefetch_distance
             if ahead and loop is not None and loop.axis in s.indices:
-                yield Lifetime(ahead * registers_of(view, s.indices, s.dtype), line.scope.first, line.scope.last)
+                held = registers_of(view, s.indices, s.dtype) + ADDRESS_REGISTERS
+                yield Lifetime(ahead * held, line.scope.first, line.scope.last)
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
                 yield Lifetime(registers_of(view, s.indices, s.dtype), line.number, last)
