@@ -4,7 +4,6 @@ That is what constants alone give, parts of slices, and what needs nothing of th
 becomes one kernel (`recurrences`) has short trips of operations that a kernel has.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,12 +14,10 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.decompositions.products import with_parts_of_products
 from pallasfuse.decompositions.selections import is_selection
-from pallasfuse.decompositions.writing import Writer
+from pallasfuse.decompositions.writing import Run, Writer
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_invariants import bytes_of, computed_outside, split
-
-type Run = Callable[..., list[Any]]
 
 _MOST_WRITTEN_OUT = 192
 """The largest number of equations that a loop inside of a trip may have in all its trips together, to be written out."""
@@ -89,9 +86,7 @@ def _with_inner_loops_written_out(body: Jaxpr) -> Jaxpr:
             writer.keep(eqn)
             continue
         changed = True
-        results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
-        for var, atom in zip(eqn.outvars, results, strict=True):
-            writer.name(var, atom)
+        writer.instead(eqn, run)
     return _with_inner_loops_written_out(flatten(writer.written())) if changed else body
 
 

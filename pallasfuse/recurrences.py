@@ -18,7 +18,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions.accumulators import accumulators_apart
 from pallasfuse.decompositions.selections import is_selection, without_selections
-from pallasfuse.decompositions.writing import Writer, traced_as
+from pallasfuse.decompositions.writing import Run, Writer, traced_as
 from pallasfuse.device import Device
 from pallasfuse.errors import Refusal
 from pallasfuse.first_time import IMPORTS
@@ -41,8 +41,6 @@ from pallasfuse.tiling.recurrence import (
     parallel_axes,
     problem,
 )
-
-type Run = Callable[..., list[Any]]
 
 _MOST_EQUATIONS = 512
 """A loop body with more equations is not tried: its kernel would take long to compile."""
@@ -86,7 +84,7 @@ class AsKernel:
 
 
 def _may_be_kernel(eqn: JaxprEqn) -> bool:
-    """May the body of a scan be computed in a kernel, for all that the names of its operations say?"""
+    """Are all operations of a scan's body ones that a kernel may have? Shapes and types are not looked at."""
     with IMPORTS:
         from pallasfuse.jaxpr_frontend.conversion import may_have_nest
     return all(may_have_nest(e) or is_selection(e) for e in flatten(eqn.params["jaxpr"]).eqns)
@@ -98,14 +96,12 @@ def with_loops(jaxpr: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | 
     writer = Writer(flat)
     for eqn in flat.eqns:
         run = rule(eqn) if eqn.primitive.name == "scan" else None
-        if run is None and eqn.primitive.name == "scan":
+        if run is not None:
+            writer.instead(eqn, run)
+        elif eqn.primitive.name == "scan":
             return None
-        if run is None:
+        else:
             writer.keep(eqn)
-            continue
-        results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
-        for var, atom in zip(eqn.outvars, results, strict=True):
-            writer.name(var, atom)
     return flatten(writer.written())
 
 

@@ -25,6 +25,7 @@ from pallasfuse.targets import INTERPRET, TRITON, default_for, find
 from pallasfuse.tiling.recurrence import layouts, lower_recurrence, parallel_axes, problem
 from pallasfuse.written_out import surely_faster
 from tests.loops_of_programs import LOOPS, forward_algorithm, moving_average, normal, recurrent_network
+from tests.running_loops import run
 
 FEW = [pytest.param(name, marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)]
 """One loop of three; the others are deep."""
@@ -37,16 +38,6 @@ def loop_of(function, *args):
     jaxpr = jax.make_jaxpr(function)(*args)
     (loop,) = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan")
     return jaxpr, loop
-
-
-def with_loop_run_by(run, jaxpr, loop, *args):
-    """The results of a jaxpr, one loop of which `run` computes."""
-    known = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*jaxpr.consts, *args), strict=True))
-    for eqn in jaxpr.eqns:
-        values = [a.val if isinstance(a, _compat.Literal) else known[a] for a in eqn.invars]
-        results = run(*values) if eqn is loop else _compat.bind(eqn, values)
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [a.val if isinstance(a, _compat.Literal) else known[a] for a in jaxpr.outvars]
 
 
 def made(function, *args) -> tuple[object, object, KernelOfLoop]:
@@ -73,8 +64,8 @@ def test_a_kernel_computes_what_its_loop_does(name):
     want = jax.tree.leaves(function(*args))
     for ahead in (0, 1):
         own = replace(found, kernel=replace(found.kernel, prefetch_distance=ahead))
-        run = partial(own.by_kernel, run=partial(pallas_kernel.call, interpret=True))
-        got = with_loop_run_by(run, jaxpr, loop, *args)
+        by_interpreter = partial(own.by_kernel, run=partial(pallas_kernel.call, interpret=True))
+        got = run(jaxpr, *args, ways={id(loop): by_interpreter})
         for x, y in zip(got, want, strict=True):
             assert (x.shape, x.dtype) == (y.shape, y.dtype)
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
@@ -95,7 +86,7 @@ def test_every_layout_means_the_same_in_float64(name):
     want = jax.tree.leaves(function(*args))
     count = 0
     for program, operands, results in kernels_of(loop):
-        got = with_loop_run_by(partial(evaluated, program, operands, results), jaxpr, loop, *args)
+        got = run(jaxpr, *args, ways={id(loop): partial(evaluated, program, operands, results)})
         for x, y in zip(got, want, strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
         count += 1
@@ -108,8 +99,8 @@ def test_numbers_of_64_bits(name):
     with jax.enable_x64(True):
         wide = [a.astype(jnp.float64) if a.dtype == jnp.float32 else a for a in args]
         jaxpr, loop, found = made(function, *wide)
-        got = with_loop_run_by(
-            partial(found.by_kernel, run=partial(pallas_kernel.call, interpret=True)), jaxpr, loop, *wide
+        got = run(
+            jaxpr, *wide, ways={id(loop): partial(found.by_kernel, run=partial(pallas_kernel.call, interpret=True))}
         )
         for x, y in zip(got, jax.tree.leaves(function(*wide)), strict=True):
             assert x.dtype == y.dtype
@@ -247,9 +238,9 @@ def test_elsewhere_it_is_the_loop():
     jaxpr, _ = average(4, 8, 60)
     form = AsKernel(H100.device)
     eqn = next(e for e in jaxpr.eqns if e.primitive.name == "scan")
-    run = form(eqn)
+    of_loop = form(eqn)
     args = [jnp.int32(0), normal(0, 4, 8), normal(1, 60, 4, 8)]
-    for got, want in zip(jax.jit(run)(*args), _compat.bind(eqn, args), strict=True):
+    for got, want in zip(jax.jit(of_loop)(*args), _compat.bind(eqn, args), strict=True):
         np.testing.assert_allclose(got, want)
 
 

@@ -8,19 +8,16 @@ for the whole program (`written_out`). Values change as by another order of sums
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.decompositions import joins, powers, products, running, short_axes, windows
-from pallasfuse.decompositions.writing import Writer, has_types_of, traced_as
+from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
 
 __all__ = ["Decomposer", "Rule"]
-
-type Run = Callable[..., list[Any]]
 
 type Rule = Callable[[JaxprEqn], Run | None]
 """Returns what computes an operation in another way; None where it knows none."""
@@ -117,9 +114,7 @@ class Decomposer:
             return True
         if run is None:
             return False
-        results = writer.emit(eqn, run, [writer.atom(a) for a in eqn.invars])
-        for var, atom in zip(eqn.outvars, results, strict=True):
-            writer.name(var, atom)
+        writer.instead(eqn, run)
         return True
 
     def _ways(self, eqn: JaxprEqn) -> list[Run]:

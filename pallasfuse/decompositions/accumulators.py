@@ -6,7 +6,6 @@ products over trips is one product, over the trips as well, of what the trips le
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +14,10 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
-from pallasfuse.decompositions.writing import wide
+from pallasfuse.decompositions.writing import Run, wide
 from pallasfuse.jaxpr_frontend import flatten
 
 type Array = Any
-type Run = Callable[..., list[Array]]
 
 _LINEAR = frozenset({"transpose", "reshape", "neg", "squeeze", "expand_dims"})
 """Operations of one operand that are the same before and after a sum over trips."""

@@ -168,9 +168,7 @@ def with_parts_of_products(jaxpr: Jaxpr, constant: Collection[Var]) -> Jaxpr:
             writer.keep(eqn)
             continue
         changed = True
-        results = writer.emit(eqn, run, [writer.atom(a) for a in made.invars])
-        for var, atom in zip(eqn.outvars, results, strict=True):
-            writer.name(var, atom)
+        writer.instead(eqn, run, made.invars)
     return flatten(writer.written()) if changed else jaxpr
 
 

@@ -15,11 +15,10 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
-from pallasfuse.decompositions.writing import Atom, Writer
+from pallasfuse.decompositions.writing import Atom, Run, Writer
 from pallasfuse.jaxpr_frontend import flatten
 
 type Array = Any
-type Run = Callable[..., list[Array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class Piece:
     stride: int = 1
 
     def part(self, start: int, length: int, stride: int) -> "Piece":
-        """The piece that has so many of its positions."""
+        """Returns the piece of `length` of these positions: from `start` on, one in every `stride`."""
         if self.start is None:
             return Piece(self.source, length, None)
         return Piece(self.source, length, self.start + start * self.stride, self.stride * stride)
@@ -53,7 +52,7 @@ class View:
         return sum(p.length for p in self.pieces)
 
     def part(self, start: int, length: int, stride: int) -> "View":
-        """The view of so many of its positions. stride: positive."""
+        """Returns the view of `length` of these positions: from `start` on, one in every `stride`, which is positive."""
         found, begun, taken = list[Piece](), 0, 0
         for piece in self.pieces:
             here = start + taken * stride - begun  # the first position that is still wanted
@@ -64,19 +63,19 @@ class View:
         return View(self.axis, tuple(found))
 
     def backwards(self) -> "View":
-        """The view of its positions from the last one to the first one."""
+        """Returns the view of the same positions from the last one to the first one."""
         return View(self.axis, tuple(p.part(p.length - 1, p.length, -1) for p in reversed(self.pieces)))
 
 
 def is_selection(eqn: JaxprEqn) -> bool:
-    """Has an operation, of most shapes and types, such a form?"""
+    """Is an operation one that is written as a reduction, for most shapes and types?"""
     return eqn.primitive.name in _RULES or eqn.primitive.name in ("slice", "split", "concatenate", "rev")
 
 
 def without_selections(jaxpr: Jaxpr) -> Jaxpr:
     """Returns a jaxpr, flat, with such operations written as reductions; what has no such form stays as it is.
 
-    Of operations one after the other along an axis, only the last result is computed: a shift is a part, and a join.
+    Several of them along one axis become one reduction: a shift, which takes a part of an axis and joins it to another, is one.
     """
     return _Selections(flatten(jaxpr)).written()
 
@@ -99,9 +98,7 @@ class _Selections:
             if run is None:
                 self.writer.keep(eqn)
             else:
-                results = self.writer.emit(eqn, run, [self.writer.atom(a) for a in eqn.invars])
-                for var, atom in zip(eqn.outvars, results, strict=True):
-                    self.writer.name(var, atom)
+                self.writer.instead(eqn, run)
         for atom in self.jaxpr.outvars:
             self._compute(atom, self.jaxpr.eqns[-1] if self.jaxpr.eqns else None)
         return self.writer.written()
@@ -170,7 +167,7 @@ class _Selections:
 
 
 def _assembled(view: View, shape: Sequence[int], values: Sequence[Array]) -> Array:
-    """The array that a view stands for: a sum of its pieces, each zero outside of its positions."""
+    """Computes the array that a view stands for: the sum of its pieces, each of which is zero outside of its own positions."""
     axis, begun = view.axis, 0
     total: Array = None
     for piece, value in zip(view.pieces, values, strict=True):
@@ -181,7 +178,7 @@ def _assembled(view: View, shape: Sequence[int], values: Sequence[Array]) -> Arr
 
 
 def _piece(piece: Piece, value: Array, axis: int, shape: Sequence[int], begun: int) -> Array:
-    """One piece in an array of a shape, zero elsewhere. begun: its first position."""
+    """Computes an array that has a piece from position `begun` on, and zeros elsewhere."""
     whole = piece.length == shape[axis]
     if whole and piece.start == 0 and piece.stride == 1 and value.shape[axis] == shape[axis]:
         return value
@@ -197,8 +194,7 @@ def _piece(piece: Piece, value: Array, axis: int, shape: Sequence[int], begun: i
         reached_by_others = ends[0] >= abs(piece.stride) or ends[1] + abs(piece.stride) < value.shape[axis]
     else:
         if piece.start is not None and value.shape[axis] > 1:  # one element
-            here = lax.broadcasted_iota(jnp.int32, value.shape, axis) == piece.start
-            values = jnp.sum(jnp.where(here, values, zero), axis, values.dtype, keepdims=True)
+            values = jnp.expand_dims(_one(values, axis, piece.start), axis)
         found, reached_by_others = jnp.broadcast_to(values, shape), True
     if reached_by_others and not whole:  # positions beyond the piece's own have an element of the source, too
         place = lax.broadcasted_iota(jnp.int32, tuple(shape), axis)

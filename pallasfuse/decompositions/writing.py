@@ -12,6 +12,9 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 
 Atom = Var | Literal
 
+type Run = Callable[..., list[Any]]
+"""Computes the results of an equation from its operands."""
+
 
 class Writer:
     """A jaxpr that is being written: the equations of another one, and what stands instead of some of them."""
@@ -51,6 +54,12 @@ class Writer:
             invars = [named(a) for a in inner.invars]
             self.eqns.append(inner.replace(invars=invars, source_info=source, ctx=eqn.ctx))
         return [named(a) for a in traced.outvars]
+
+    def instead(self, eqn: JaxprEqn, run: Run, operands: Sequence[Atom] | None = None) -> None:
+        """Append the equations of `run` in place of an equation. operands: of the jaxpr; by default those of the equation."""
+        atoms = [self.atom(a) for a in (eqn.invars if operands is None else operands)]
+        for var, atom in zip(eqn.outvars, self.emit(eqn, run, atoms), strict=True):
+            self.name(var, atom)
 
     def written(self) -> Jaxpr:
         """The jaxpr as it is written."""

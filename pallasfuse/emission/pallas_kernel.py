@@ -162,6 +162,7 @@ class _KernelInterpreter(Interpreter):
         return super()._apply(op, args, node, dtype)
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
+        """Runs a loop whose loads begin trips ahead: what they find is carried until the trip that needs it."""
         segment, ahead = loop.segments[0], self.program.prefetch_distance
         loads = [s for s in segment.body if isinstance(s, Load) and loop.axis in s.indices]
         if not ahead or not loads or len(loop.segments) > 1:
@@ -170,34 +171,31 @@ class _KernelInterpreter(Interpreter):
         rest = replace(segment, body=tuple(s for s in segment.body if s not in loads))
         start, stop = (jnp.int32(self.value(bound, scope).array) for bound in (segment.start, segment.stop))
 
-        def loaded(trip: Array) -> list[Array]:
-            """What the loads of a trip find; of one that is none, those of the last one."""
-            number = jnp.minimum(trip, stop - 1)
+        def place(trip: Array) -> Array:
+            return start + stop - 1 - trip if loop.backwards else trip
+
+        def loaded(trip: Array) -> list[Tile]:
+            """Runs the loads of a trip. Beyond the last trip it loads what that one does again, which nobody reads."""
             inner = scope.nested()
-            begin = jnp.int32(segment.offset) + (start + stop - 1 - number if loop.backwards else number) * segment.tile
+            begin = jnp.int32(segment.offset) + place(jnp.minimum(trip, stop - 1)) * segment.tile
             inner.windows[loop.axis] = DynamicSlice(begin, segment.tile, segment.edge)
             self.run(tuple(loads), inner)
-            return [inner.names[s.name].array for s in loads]
+            return [inner.names[s.name] for s in loads]
 
         state = self.initial_state(loop, scope)
-        found = [x for n in range(ahead) for x in loaded(start + n)]
+        first = [tile for n in range(ahead) for tile in loaded(start + n)]
+        found = [tile.array for tile in first]
 
         def trip(number: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
             own, waiting = state[: -len(found)], state[-len(found) :]
-            begun = loaded(number + ahead)
+            begun = [tile.array for tile in loaded(number + ahead)]
             inner = scope.nested()
-            for s, array in zip(loads, waiting, strict=False):
-                inner.names[s.name] = Tile(
-                    array, self._union(tuple(a for a in s.indices if self._is_wide(a, loop, scope)))
-                )
-            place = start + stop - 1 - number if loop.backwards else number
-            return (*self.trip(loop, rest, inner, place, own), *waiting[len(loads) :], *begun)
+            for s, array, tile in zip(loads, waiting, first, strict=False):
+                inner.names[s.name] = Tile(array, tile.axes)
+            return (*self.trip(loop, rest, inner, place(number), own), *waiting[len(loads) :], *begun)
 
         state = self.machine.loop(start, stop, trip, (*state, *found))
         self.bind_state(loop, state[: -len(found)], scope)
-
-    def _is_wide(self, axis: Axis, loop: Loop, scope: Scope) -> bool:
-        return (loop.segments[0].tile if axis is loop.axis else scope.windows[axis].size) != 1
 
 
 def round_even(x: Array) -> Array:

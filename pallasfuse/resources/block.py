@@ -76,7 +76,7 @@ class Resources:
         return sum(s.bytes for s in self.spills)
 
     def problem(self, shared_memory_bytes: int) -> str | None:
-        """As of `Shared`."""
+        """Says why a block does not fit in so much shared memory; None where it does."""
         return Shared(self.shared_bytes, self.buffers).problem(shared_memory_bytes)
 
     def show(self, shared_memory_bytes: int) -> str:

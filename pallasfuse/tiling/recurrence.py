@@ -26,7 +26,7 @@ from pallasfuse.tiling.values import Scope, Values
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A loop of so many trips over a body whose results are the next trip's operands."""
+    """A recurrence is a loop of known length in which a trip reads what the one before it has left."""
 
     name: str
     body: LoopProgram
@@ -73,7 +73,7 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a recurrence is spread over a device: the elements of a block along each axis of the grid, and its warps."""
+    """A layout spreads a recurrence over a device: it gives the elements of a block along each grid axis, and its warps."""
 
     grid: tuple[tuple[Axis, int], ...]
     warps: int
@@ -105,7 +105,7 @@ def problem(recurrence: Recurrence, target: Target) -> Refusal | None:
 
 
 def _moves(recurrence: Recurrence) -> Iterator[tuple[tuple[Axis, ...], tuple[Axis, ...]]]:
-    """The axes of each value that a trip computes or carries, with those over which it is read, or carried on."""
+    """Yields the axes of each value that a trip computes or carries, with those along which it is read, or carried on."""
     body = recurrence.body
     own = {d.name: d.axes for d in body.definitions()}
     fixed = {t.name for t in body.inputs} - {name for name, _ in recurrence.carried}
@@ -117,7 +117,7 @@ def _moves(recurrence: Recurrence) -> Iterator[tuple[tuple[Axis, ...], tuple[Axi
 def parallel_axes(recurrence: Recurrence) -> tuple[Axis, ...]:
     """The axes along which blocks share a recurrence out: those of its largest state that no trip mixes.
 
-    What has none of them is computed by all blocks. Without a state, those of the largest result.
+    A value that has none of these axes is computed by every block. A loop without a state has those of its largest result.
     """
     body = recurrence.body
     own = {d.name: d.axes for d in body.definitions()}
@@ -139,7 +139,7 @@ def lower_recurrence(recurrence: Recurrence, layout: Layout, target: Target) -> 
 
 @dataclass(slots=True)
 class _Known:
-    """A tensor of the body: where it is from, and whether every trip has the same one."""
+    """A record of a tensor of the body: its axes, whether it changes from trip to trip, and the tiles that hold it."""
 
     axes: tuple[Axis, ...]
     dtype: str
@@ -254,7 +254,7 @@ class _Kernel(Values):
             value = self._expr(read(after, types[before].axes, types[after].dtype), self.inside)
             assert isinstance(state, Read) and isinstance(value, Read)
             carries.append(Carry(state.tensor, types[before].axes, state.dtype, begun[before], value.tensor))
-        stores = [self._stored(name, (own.time,)) for name in own.stacked]
+        stores = [self._stored(name) for name in own.stacked]
         segment = Segment(ZERO, const(own.time.extent, "int32"), 0, 1, (*self.inside.statements, *stores))
         loop = Loop(
             own.time, tuple(carries), (segment,), const(own.time.extent, "int32"), ZERO, backwards=own.backwards
@@ -280,15 +280,16 @@ class _Kernel(Values):
             prefetch_distance=1 if own.sliced else 0,
         )  # fmt: skip
 
-    def _stored(self, name: str, around: tuple[Axis, ...]) -> Store:
+    def _stored(self, name: str) -> Store:
+        """The store of a trip's slice of a value."""
         known = self.known[name]
         if known.axes not in known.values:
             self._expr(read(name, known.axes, known.dtype), self.inside)
-        return Store(each_of(name), (*around, *known.axes), known.values[known.axes])
+        return Store(each_of(name), (self.recurrence.time, *known.axes), known.values[known.axes])
 
 
 def _outer_first(axes: Collection[Axis], used: Collection[tuple[Axis, ...]]) -> list[Axis]:
-    """The axes in an order in which those that lie before others in many tensors come first."""
+    """Returns the axes in an order in which one that lies before another in a large tensor comes first."""
     after: dict[Axis, set[Axis]] = {a: set() for a in axes}
     for own in sorted(used, key=len, reverse=True):
         for n, a in enumerate(own):
@@ -313,14 +314,16 @@ def _reached(axis: Axis, after: Mapping[Axis, set[Axis]]) -> set[Axis]:
 
 
 _MOST_OF_A_THREAD = 32
-"""Elements of one value: a compiler takes long for more, and has no registers for them."""
+"""The most elements of one value that a thread may have: a compiler takes long for more, and has no registers for them."""
+_MOST_ELEMENTS = 1024
+"""The most elements along the axes of the grid that are tried for a block."""
 
 
 def layouts(recurrence: Recurrence, target: Target) -> Iterator[Layout]:
     """Ways to spread a recurrence: blocks of more and more elements along the last axes of the grid, with more and more warps."""
     parallel = parallel_axes(recurrence)
     seen: set[tuple[tuple[Axis, int], ...]] = set()
-    for elements in (1, 16, 32, 64, 128, 256, 512, 1024):
+    for elements in (1, *(1 << n for n in range(WARP_ROWS.bit_length() - 1, _MOST_ELEMENTS.bit_length()))):
         left, grid = elements, dict.fromkeys(parallel, 1)
         for axis in reversed(parallel):
             grid[axis] = min(power_of_two(axis.extent), left)
