@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from pallasfuse import _compat, samples, timing
+from pallasfuse import _compat, samples, timing, turns
 from pallasfuse.isolation import together
 
 Function = Callable[..., Any]
@@ -91,7 +91,8 @@ def compare(
     usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
     failed: dict[str, str] = {}
     race = partial(timing.race, budget_s=budget_s, more_s=more_s)
-    found = _timed(functions, usable, times, avals, device, race, failed, made, parts=parts)
+    with turns.turn(device):
+        found = _timed(functions, usable, times, avals, device, race, failed, made, parts=parts)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
         return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)

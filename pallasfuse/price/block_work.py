@@ -1,13 +1,13 @@
 """The work of one block of a tile program: bytes by tensor, matrix products, instructions, trips. Averages over all blocks."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.tensors import Tensor
@@ -28,43 +28,12 @@ from pallasfuse.ir.tile_program import (
     expressions,
 )
 from pallasfuse.price.block_accesses import Access, access, looked_up
+from pallasfuse.price.block_products import Loaded, Product, operands_of_products, product_of, through_casts
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
 from pallasfuse.price.thread_layouts import exchange, vector_of
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
 from pallasfuse.price.xla_library import FEWEST, takes_all
 
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A matrix product of tiles: rows x summed by summed x columns, `times` for each block."""
-
-    rows: int
-    columns: int
-    summed: int
-    batch: int
-    lhs_dtype: str
-    precise: bool
-    """Float32 operands that keep all their bits."""
-    times: float
-    in_columns: bool = False
-    """The left operand is loaded with the contracted axes before its own."""
-    rhs_in_rows: bool = False
-    """The right operand is loaded with the contracted axes before its own."""
-    rhs_turned: bool = False
-    """The right operand, or what it is computed from, is loaded with its own axes before the contracted ones."""
-    computes_rhs: bool = False
-    """The right operand is more than what was loaded."""
-    laid_out_anew: float = 0.0
-    """Elements of the operands, and of the result for each, that have several axes of their own: for a product they are one."""
-    uneven: bool = False
-    """The rows of an operand do not begin at multiples of 16 bytes in memory."""
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
-
-
-_ROW_BYTES = 16
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
 
@@ -230,7 +199,7 @@ def _read_block(
             for g, mean, longest in trips
         )
         steps.append(_Rolled(s.axis, visited))
-    return _Block(tuple(steps), _operands_of_products(body))
+    return _Block(tuple(steps), operands_of_products(body))
 
 
 _Place = tuple[str, tuple[Axis, ...], tuple[int, ...], float, bool, int, bool]
@@ -269,6 +238,8 @@ class _Walk:
     """The axes of what is loaded, in the order of memory."""
     itemsizes: dict[str, int] = field(default_factory=dict)
     """The bytes of an element of what is loaded."""
+    loaded_by: dict[str, int] = field(default_factory=dict)
+    """The number of the loop that loads it."""
 
     def block(self, block: _Block, times: float, sizes: _Sizes, path: tuple[int, ...] = (), *, pipelined: bool) -> None:
         tiles = sizes.tiles
@@ -282,6 +253,7 @@ class _Walk:
             match step.statement:
                 case Load(name, tensor, indices):
                     self.layouts[name] = indices
+                    self.loaded_by[name] = self.within
                     self.itemsizes[name] = dtypes.itemsize_bytes(step.statement.dtype)
                     staged = pipelined and (name in block.operands)
                     if self.is_strided(indices, tiles):
@@ -326,9 +298,14 @@ class _Walk:
                 case Contract() as product:
                     self.work.statements += times
                     self.operate(step, times, sizes)
-                    self.work.products.append(_product(product, sizes, times, self.layouts))
+                    self.work.products.append(self.product(product, sizes, times))
                     self.keep(product, sizes)
                     self.pass_over(frozenset(product.axes), step, times, sizes)
+
+    def product(self, s: Contract, sizes: _Sizes, times: float) -> Product:
+        """Return the product of a statement, which runs `times` for each block."""
+        in_trip = frozenset(n for n, loop in self.loaded_by.items() if loop == self.within > 0)
+        return product_of(s, sizes.tiles, times, Loaded(self.layouts, in_trip))
 
     def access(
         self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, staged: bool, *,
@@ -350,7 +327,7 @@ class _Walk:
 
     def keep(self, s: Contract, sizes: _Sizes) -> None:
         """Note what lies in memory for a product, beside what it loads."""
-        made = [frozenset(s.axes), *(e.axes for e in (s.lhs, s.rhs) if not any(True for _ in _through_casts(e)))]
+        made = [frozenset(s.axes), *(e.axes for e in (s.lhs, s.rhs) if not any(True for _ in through_casts(e)))]
         self.work.kept_bytes += sum(4.0 * sizes.volume(axes) for axes in made)
 
     def pass_over(self, made: frozenset[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
@@ -438,62 +415,3 @@ def _cut_axes(body: Sequence[Statement], around: frozenset[Axis] = frozenset()) 
             for g in s.segments:
                 found |= _cut_axes(g.body, around | {s.axis})
     return found
-
-
-def _operands_of_products(body: Iterable[Statement]) -> frozenset[str]:
-    """Loads that a matrix product reads as they are: those a compiler copies to shared memory ahead of time."""
-    roots = [e for s in body if isinstance(s, Contract) for e in (s.lhs, s.rhs)]
-    return frozenset(n.tensor for r in roots for n in _through_casts(r))
-
-
-def _through_casts(root: Expr) -> Iterator[Read]:
-    while isinstance(root, Apply) and root.op == "convert":
-        root = root.args[0]
-    if isinstance(root, Read):
-        yield root
-
-
-def is_precise(precision: str | None) -> bool:
-    """Do products keep all bits of float32 operands? A sum that the user wrote as one does (None)."""
-    return precision is None or precision.lower() in ("highest", "float32")
-
-
-def _product(s: Contract, sizes: _Sizes, times: float, layouts: Mapping[str, tuple[Axis, ...]]) -> Product:
-    over = frozenset(s.over)
-    left, right = s.lhs.axes - over, s.rhs.axes - over
-    extent = sizes.volume
-    wide = [side for side in (left - right, right - left) if sum(sizes.tiles[a] > 1 for a in side) > 1]
-    anew = sum(extent(side | over) + extent(left | right) for side in wide)
-    return Product(
-        extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
-        is_precise(s.precision), times, _is_contracted_first(s.lhs, s.rhs, over, layouts),
-        _is_contracted_first(s.rhs, s.lhs, over, layouts), _is_turned(s.rhs, s.lhs, over, layouts),
-        not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts), anew,
-        any(_is_uneven(r, layouts) for r in postorder(s.lhs, s.rhs) if isinstance(r, Read)),
-    )  # fmt: skip
-
-
-def _is_uneven(load: Read, layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
-    axes = [a for a in layouts.get(load.tensor, ()) if a.extent > 1]
-    return len(axes) > 1 and axes[-1].extent * dtypes.itemsize_bytes(load.dtype) % _ROW_BYTES != 0
-
-
-def _is_contracted_first(
-    side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]
-) -> bool:
-    """Does a side of a product lie in memory with the contracted axes before its own?"""
-    for read in _through_casts(side):
-        own = [a not in over for a in layouts.get(read.tensor, ()) if a not in other.axes or a in over]
-        if own and own[-1] and not own[0]:
-            return True
-    return False
-
-
-def _is_turned(side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
-    """Does a side of a product, or most of what it is computed from, lie in memory with its own axes before the contracted ones?"""
-    reads = [n for n in postorder(side) if isinstance(n, Read) and n.tensor in layouts]
-    largest = max(reads, key=lambda n: volume(n.indices), default=None)
-    if largest is None:
-        return False
-    of = [a in over for a in layouts[largest.tensor] if a.extent > 1 and (a in over or a not in other.axes)]
-    return bool(of) and of[-1] and not of[0]

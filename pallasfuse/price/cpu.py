@@ -14,7 +14,8 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, apply, const, postorder, rebuild, with_args
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.price.block_work import BlockWork, Examiner, Product, examine
+from pallasfuse.price.block_products import Product
+from pallasfuse.price.block_work import BlockWork, Examiner, examine
 from pallasfuse.price.operations import ROUNDED, Operations, count
 from pallasfuse.price.terms import Price, Term, total
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, LoopFusion, Opaque, XlaKernel

@@ -21,7 +21,8 @@ from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
 from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import gpu_clusters
 from pallasfuse.price.block_accesses import Access
-from pallasfuse.price.block_work import BlockWork, Product, examine
+from pallasfuse.price.block_products import Product
+from pallasfuse.price.block_work import BlockWork, examine
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import Resources
 from pallasfuse.resources.clusters import is_approximate
@@ -58,8 +59,11 @@ _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
 _TRIP_US, _WAITED = 0.1, 0.25
 """Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
 _STAGED_OPERATIONS = 32.0
-"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also for each of
-a tile whose axes become one."""
+"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also of a side
+that is loaded in each trip and whose axes become one."""
+_SPLIT_OPERATIONS = 8.0
+"""For each element of a product's result that has several axes along its rows, or along its columns. (110 kernels with such sides,
+and 163 without, measured on an H200: decoding with groups of heads, products with several axes and what reduces them.)"""
 _ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 17.0, 30.0, 52.0
 """Operations for each element of a float32 side of a product, which is rounded on its way through registers; of rows, and of
 columns, that lie in memory with what is summed before them, and are turned there."""
@@ -164,7 +168,9 @@ def _one(
         sides = [_operands(p, warps) for p, warps in products]
         operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
         staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rounded(p) for p, _ in products)
-        staged += sum(p.laid_out_anew * p.times for w in works for p in w.products) * _STAGED_OPERATIONS
+        staged += sum(
+            (_STAGED_OPERATIONS * p.staged + _SPLIT_OPERATIONS * p.split) * p.times for w in works for p in w.products
+        )
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
     # as half-precision results are, exponentials may be approximate
     by_library = by_warps or (emission.together and not is_approximate(programs))

@@ -210,7 +210,7 @@ def test_stores_to_the_cache_are_not_waited_for():
     assert moved[1].amount > 1.9 * moved[0].amount and moved[1].us == pytest.approx(moved[0].us)
 
 
-def test_axes_that_become_one_for_a_product_are_laid_out_anew():
+def test_a_side_whose_axes_become_one_passes_through_threads_where_trips_load_it():
     """One side of a product with two tiled axes is transposed and reshaped in registers; with one of them whole, it is loaded."""
     x, w = struct(16, 4096), struct(4096, 8, 64)
 
@@ -222,8 +222,21 @@ def test_axes_that_become_one_for_a_product_are_laid_out_anew():
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in loops.definitions()}
     tiles = searched(candidate.group, TRITON, tensors)[0][1].phases[0].program
     (h, d) = (next(a for a in tiles.order if a.extent == n) for n in (8, 64))
-    both, one = (examine(tiles, {h: n, d: 16}).products[0].laid_out_anew for n in (8, 1))
-    assert both > 0 and one == 0
+    both, one = (examine(tiles, {h: n, d: 16}).products[0] for n in (8, 1))
+    assert both.staged == both.columns * both.summed and one.staged == 0
+    assert both.split == both.rows * both.columns and one.split == 0
+
+
+def test_rows_that_are_loaded_before_the_loop_are_laid_out_once():
+    """Queries of several positions and heads are the rows of one product: what the trips multiply them with is copied as it is."""
+    q, k, v = struct(1, 8, 8, 8, 128), struct(1, 2048, 8, 128), struct(1, 2048, 8, 128)
+
+    def grouped(q, k, v):
+        p = jax.nn.softmax(jnp.einsum("bihgd,bjhd->bhgij", q, k), -1)
+        return jnp.einsum("bhgij,bjhd->bihgd", p, v)
+
+    products = [p for x in kernel_of(grouped, q, k, v).phases for p in examine(x.program).products]
+    assert products and all(p.rows > 8 and p.staged == 0 and p.split > 0 for p in products)
 
 
 def test_a_left_operand_in_columns_is_packed_too():

@@ -1,0 +1,120 @@
+"""The matrix products of a block of a tile program: their sizes, and how their operands lie in memory."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.tile_program import Contract, Statement
+
+_ROW_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The values that a block has loaded before a product."""
+
+    layouts: Mapping[str, tuple[Axis, ...]]
+    """Their axes, in the order of memory."""
+    in_trip: frozenset[str]
+    """Those that each trip of the product's loop loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A matrix product of tiles: rows x summed by summed x columns, `times` for each block."""
+
+    rows: int
+    columns: int
+    summed: int
+    batch: int
+    lhs_dtype: str
+    precise: bool
+    """Float32 operands that keep all their bits."""
+    times: float
+    in_columns: bool = False
+    """The left operand is loaded with the contracted axes before its own."""
+    rhs_in_rows: bool = False
+    """The right operand is loaded with the contracted axes before its own."""
+    rhs_turned: bool = False
+    """The right operand, or what it is computed from, is loaded with its own axes before the contracted ones."""
+    computes_rhs: bool = False
+    """The right operand is more than what was loaded."""
+    staged: float = 0.0
+    """Elements of operands that have several axes of their own and are loaded in each trip. For a product these axes are one:
+    threads bring the elements into shared memory, where a copy would do for others."""
+    split: float = 0.0
+    """Elements of the result, for each side that has several axes of its own: the product has one."""
+    uneven: bool = False
+    """The rows of an operand do not begin at multiples of 16 bytes in memory."""
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
+
+
+def operands_of_products(body: Iterable[Statement]) -> frozenset[str]:
+    """Loads that a matrix product reads as they are: those a compiler copies to shared memory ahead of time."""
+    roots = [e for s in body if isinstance(s, Contract) for e in (s.lhs, s.rhs)]
+    return frozenset(n.tensor for r in roots for n in through_casts(r))
+
+
+def through_casts(root: Expr) -> Iterator[Read]:
+    while isinstance(root, Apply) and root.op == "convert":
+        root = root.args[0]
+    if isinstance(root, Read):
+        yield root
+
+
+def is_precise(precision: str | None) -> bool:
+    """Do products keep all bits of float32 operands? A sum that the user wrote as one does (None)."""
+    return precision is None or precision.lower() in ("highest", "float32")
+
+
+def product_of(s: Contract, tiles: Mapping[Axis, int], times: float, loaded: Loaded) -> Product:
+    """Returns the product of a statement, which runs `times` for each block."""
+
+    def extent(axes: frozenset[Axis]) -> int:
+        return math.prod([tiles[a] for a in axes])
+
+    layouts, over = loaded.layouts, frozenset(s.over)
+    left, right = s.lhs.axes - over, s.rhs.axes - over
+    sides = [(s.lhs, left - right), (s.rhs, right - left)]
+    wide = [(operand, own) for operand, own in sides if sum(tiles[a] > 1 for a in own) > 1]
+    return Product(
+        extent(left - right), extent(right - left), extent(over), extent(left & right), s.rhs.dtype,
+        is_precise(s.precision), times, _is_contracted_first(s.lhs, s.rhs, over, layouts),
+        _is_contracted_first(s.rhs, s.lhs, over, layouts), _is_turned(s.rhs, s.lhs, over, layouts),
+        not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts),
+        sum(extent(own | over) for operand, own in wide if isinstance(operand, Read) and operand.tensor in loaded.in_trip),
+        len(wide) * extent(left | right),
+        any(_is_uneven(r, layouts) for r in postorder(s.lhs, s.rhs) if isinstance(r, Read)),
+    )  # fmt: skip
+
+
+def _is_uneven(load: Read, layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
+    axes = [a for a in layouts.get(load.tensor, ()) if a.extent > 1]
+    return len(axes) > 1 and axes[-1].extent * dtypes.itemsize_bytes(load.dtype) % _ROW_BYTES != 0
+
+
+def _is_contracted_first(
+    side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]
+) -> bool:
+    """Does a side of a product lie in memory with the contracted axes before its own?"""
+    for read in through_casts(side):
+        own = [a not in over for a in layouts.get(read.tensor, ()) if a not in other.axes or a in over]
+        if own and own[-1] and not own[0]:
+            return True
+    return False
+
+
+def _is_turned(side: Expr, other: Expr, over: frozenset[Axis], layouts: Mapping[str, tuple[Axis, ...]]) -> bool:
+    """Does a side of a product, or most of what it is computed from, lie in memory with its own axes before the contracted ones?"""
+    reads = [n for n in postorder(side) if isinstance(n, Read) and n.tensor in layouts]
+    largest = max(reads, key=lambda n: volume(n.indices), default=None)
+    if largest is None:
+        return False
+    of = [a in over for a in layouts[largest.tensor] if a.extent > 1 and (a in over or a not in other.axes)]
+    return bool(of) and of[-1] and not of[0]
