@@ -103,11 +103,8 @@ def group_segment(choice: Choice) -> Grouping:
         else:
             chosen = joined
     chosen = _with_trees(graph, chosen, choice.trees_of_listed, target, judge)
-    for candidate in found:  # what is worth a kernel beside those that make what it reads
-        others = [c.group for c in chosen]
-        apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)
-        if chosen and apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
-            chosen = _join(graph, chosen, candidate, target, judge) or chosen
+    chosen = _with_more(graph, chosen, found, target, judge)
+    chosen = _exchanged(graph, chosen, found, target, judge)
     chosen = worth_it(judge, chosen, reasons)
     if judge.is_shared(c.group for c in chosen):
         ranked = sorted(range(len(found)), key=lambda n: -savings[n])
@@ -136,6 +133,44 @@ def _with_trees(
             rest = [c for c in chosen if all(c is not other for other in others)]
             chosen = _join(graph, rest, tree, target, judge) or chosen
     return chosen
+
+
+def _with_more(
+    graph: Graph, chosen: list[Candidate], found: Sequence[Candidate], target: Target, judge: Judge
+) -> list[Candidate]:
+    """Returns the chosen candidates, and those that are worth a kernel beside the ones that make what they read."""
+    for candidate in found:
+        others = [c.group for c in chosen]
+        apart = all(candidate.covers.isdisjoint(c.covers) for c in chosen)
+        if chosen and apart and judge.bound(candidate, others) > 0 and judge.saving(candidate, others) > 0:
+            chosen = _join(graph, chosen, candidate, target, judge) or chosen
+    return chosen
+
+
+def _exchanged(
+    graph: Graph, chosen: list[Candidate], found: Sequence[Candidate], target: Target, judge: Judge
+) -> list[Candidate]:
+    """Returns the chosen candidates, or others instead of those that they overlap, where all take less time together.
+
+    Candidates are chosen by what each saves alone, and two of them may save the same: a kernel that computes a value, and one that
+    reads it, both save XLA's store of it.
+    """
+    while True:
+        beside = {id(c): judge.saving(c, others_than(chosen, c.group)) for c in chosen}
+        best, best_us = chosen, judge.total_us(chosen)
+        for candidate in found:
+            overlapping = [c for c in chosen if not candidate.covers.isdisjoint(c.covers)]
+            saved_us = sum(beside[id(c)] for c in overlapping)
+            if not overlapping or judge.bound(candidate) <= saved_us or judge.saving(candidate) <= saved_us:
+                continue
+            rest = [c for c in chosen if candidate.covers.isdisjoint(c.covers)]
+            others = _join(graph, rest, candidate, target, judge)
+            others = others and _with_more(graph, others, found, target, judge)
+            if others and judge.total_us(others) < best_us:
+                best, best_us = others, judge.total_us(others)
+        if best is chosen:
+            return chosen
+        chosen = best
 
 
 def _with_others_together(
