@@ -13,8 +13,10 @@ from benchmarks.program_variants import Variant, compiled
 from benchmarks.workloads.registry import Random, draw
 from pallasfuse import _compat, device
 from pallasfuse.execution import run_phases
+from pallasfuse.loop_calls import KernelOfLoop
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
+from pallasfuse.targets import TRITON
 
 Row = dict[str, Any]
 
@@ -39,7 +41,7 @@ def device_at_hand() -> device.Device:
 
 
 def kernel_cases(plan: pf.Plan, *, from_arguments: bool, known: Sequence[KernelCase], entry: bool) -> list[KernelCase]:
-    """Every distinct kernel of a plan, compiled alone and as XLA compiles the same equations.
+    """Every distinct kernel of a plan, loops that are one kernel among them, compiled alone and as XLA compiles the same equations.
 
     known: cases of another plan of the same program, which are left out. entry: keep the HLO of XLA's.
     """
@@ -51,6 +53,12 @@ def kernel_cases(plan: pf.Plan, *, from_arguments: bool, known: Sequence[KernelC
             found[key].row["count"] += 1
         elif key not in seen and len(found) < MOST_KERNELS:
             found[key] = kernel_case(plan, kernel, key, from_arguments=from_arguments, entry=entry)
+    for equation in plan.converted.jaxpr.eqns:
+        loop = equation.params.get("of")
+        if isinstance(loop, KernelOfLoop) and repr(loop) in found:
+            found[repr(loop)].row["count"] += 1
+        elif isinstance(loop, KernelOfLoop) and repr(loop) not in seen:
+            found[repr(loop)] = loop_case(plan, equation, from_arguments=from_arguments, entry=entry)
     return list(found.values())
 
 
@@ -101,6 +109,27 @@ def kernel_case(plan: pf.Plan, kernel: pf.Kernel, key: str, *, from_arguments: b
         tuple(inputs),
         compiled("alone", lambda: jax.jit(alone).lower(*structs)),
         compiled("xla", lambda: jax.jit(reference).lower(*structs), entry=entry),
+    )
+
+
+def loop_case(plan: pf.Plan, equation: Any, *, from_arguments: bool, entry: bool) -> KernelCase:
+    """A loop that is one kernel, compiled alone, and the loop as XLA runs it, on arguments as those of `kernel_case`."""
+    loop, here = equation.params["of"], device_at_hand()
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+    price = price_kernel([(loop.kernel, TRITON.on(here))]) if here.platform == "gpu" else loop.price
+    row: Row = {
+        "name": loop.kernel.name, "count": 1, "strategy": "recurrence", "target": "triton", "signature": repr(loop),
+        "trips": loop.trips, "schedule": str(loop.kernel.grid), "phases": 1,
+        "inputs": [str(v.aval) for v in equation.invars], "outputs": [str(v.aval) for v in equation.outvars],
+        "predicted_us": price.us, "limit": price.limit, "terms": {t.name: t.us for t in price.terms if t.us > 0},
+        "predicted_xla_us": loop.price_of_xla(here).us, "declined": [],
+    }  # fmt: skip
+    invars = list(plan.converted.jaxpr.invars) if from_arguments else []
+    return KernelCase(
+        row,
+        tuple(invars.index(v) if v in invars else described(v.aval) for v in equation.invars),
+        compiled("alone", lambda: jax.jit(loop.by_kernel).lower(*structs)),
+        compiled("xla", lambda: jax.jit(loop.by_xla).lower(*structs), entry=entry),
     )
 
 
