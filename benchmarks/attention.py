@@ -7,8 +7,8 @@ order, since a device that has just worked is slower. PyTorch's are measured apa
 implementation that fails keeps its row, with the reason.
 `x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
 peer, in the same run; `roof` is the share of what the device could do at best. Peers take a bias only as an array: the
-ALiBi bias is made inside the timed call. With --jobs, operators compile at the same time, each in a process of its own,
-and are measured one after the other when all are compiled. `benchmarks/plot.py` draws the JSON file.
+ALiBi bias is made inside the timed call. Kernels are checked, as users get them. With --jobs, operators compile at the same
+time, each in a process of its own, and are measured one after the other when all are compiled. `benchmarks/plot.py` draws the JSON file.
 """
 
 import argparse
@@ -184,7 +184,8 @@ def implementations(case: AttentionCase, targets: list[str], *, with_peers: bool
     for target in targets:
 
         def fused(target=target):
-            function = pf.fuse(case.plain, target=target, static_argnums=case.static_argnums)
+            options = pf.FuseOptions(check=True)  # as without a target
+            function = pf.fuse(case.plain, target=target, options=options, static_argnums=case.static_argnums)
             return lambda *arrays: function(*arrays, *case.static)
 
         yield f"pallasfuse {target}", fused
