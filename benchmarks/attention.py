@@ -8,7 +8,8 @@ implementation that fails keeps its row, with the reason.
 `x jit` and `x peer` say how many times as fast a row is as `jax.jit` of the same function, and as the fastest
 peer, in the same run; `roof` is the share of what the device could do at best. Peers take a bias only as an array: the
 ALiBi bias is made inside the timed call. Kernels are checked, as users get them. With --jobs, operators compile at the same
-time, each in a process of its own, and are measured one after the other when all are compiled. `benchmarks/plot.py` draws the JSON file.
+time, each in a process of its own, and are measured one after the other when all are compiled. `benchmarks/plot.py` draws the JSON
+file.
 """
 
 import argparse
