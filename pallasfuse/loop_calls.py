@@ -19,6 +19,8 @@ from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.jaxpr_frontend import called
 from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP
 from pallasfuse.price.terms import Price
+from pallasfuse.targets import Target
+from pallasfuse.tiling.recurrence import Layout
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,9 @@ class KernelOfLoop:
     results: tuple[str, ...]
     """The names that the results of the equation have in the kernel, in its order."""
     price: Price
+    layout: Layout
+    """The way in which the kernel spreads the loop over the device."""
+    target: Target
 
     def __repr__(self) -> str:
         """Returns the kernel as text: equal loops have the same one."""
