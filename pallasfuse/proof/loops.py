@@ -258,30 +258,31 @@ class LoopTest:
                 self.decided.setdefault(nest.name, set()).update(np.unique(value.real).tolist())
 
     def _copies(self, seed: int) -> None:
-        """Runs the loads of the kernel as they are emitted, ahead of their trips, in Pallas' interpret mode.
+        """Runs the trips of the kernel as they are emitted, with the loads ahead of them, in Pallas' interpret mode.
 
-        Each trip stores what it has loaded: that must be its own slices, element for element.
+        Each trip stores what it has loaded, which must be its own slices, element for element, and how many came before it.
         """
-        program = copies_of(self.kernel)
-        if program is None:
-            return
         import jax
         import jax.numpy as jnp
 
         from pallasfuse.emission import pallas_kernel
 
-        stage = f"loads ahead of {self.kernel.name}"
+        stage = f"trips and loads of {self.kernel.name}, as they are emitted"
         self.record.stages[stage] = None
-        generator = np.random.default_rng(seed)
-        arrays = {t.name: jnp.asarray(generator.integers(0, 2 if t.dtype == "bool" else 100, [a.extent for a in t.axes]), t.dtype)
-                  for t in program.inputs}  # fmt: skip
+        program, generator = copies_of(self.kernel), np.random.default_rng(seed)
+        wanted = {COUNT: np.arange(_TRIPS)[:: -1 if self.trip.backwards else 1]}
+        for t in program.inputs:
+            most = 2 if t.dtype == "bool" else 100
+            wanted[t.name] = generator.integers(0, most, [a.extent for a in t.axes])
         with jax.default_device(jax.devices("cpu")[0]):
+            arrays = {t.name: jnp.asarray(wanted[t.name], t.dtype) for t in program.inputs}
             found = jax.jit(partial(pallas_kernel.call, program, interpret=True))(arrays)
         for name, array in found.items():
-            have, want = np.asarray(array), np.asarray(arrays[_source_of(name)])
+            own = _source_of(name)
+            have, want = np.asarray(array), wanted[own].astype(array.dtype)
             if not np.array_equal(have, want) and self.record.wrong is None:
                 at = tuple(int(n) for n in np.argwhere(have != want)[0])
-                self.record.wrong = Counterexample(stage, _source_of(name), at, str(want[at]), str(have[at]))
+                self.record.wrong = Counterexample(stage, own, at, str(want[at]), str(have[at]))
 
 
 def _short_layout(layout: Layout, small: Shrinking) -> Layout:
@@ -392,24 +393,28 @@ def _reading(statement: Statement, names: Mapping[str, str]) -> Statement:
 # --- a kernel that copies
 
 _COPY = "copy."
+COUNT = "count"
+"""The output that has how many trips came before each."""
 
 
 def _source_of(copy: str) -> str:
     return copy.removeprefix(_COPY).partition("@")[0]
 
 
-def copies_of(program: TileProgram) -> TileProgram | None:
-    """The kernel of a loop that stores what it loads ahead, and computes nothing; None where it loads nothing so."""
+def copies_of(program: TileProgram) -> TileProgram:
+    """The kernel of a loop whose trips store what they load, and count themselves: it computes nothing else."""
     (loop,) = (s for s in program.body if isinstance(s, Loop))
     (segment,) = loop.segments
     loads = [s for s in segment.body if isinstance(s, Load) and loop.axis in s.indices]
-    if not program.prefetch_distance or not loads:
-        return None
-    axes = {t.name: t for t in program.inputs}
+    dtypes_of = {t.name: t.dtype for t in program.inputs}
     names = {s.name: f"{_COPY}{s.tensor}@{n}" for n, s in enumerate(loads)}
-    outputs = tuple(Tensor(names[s.name], s.indices, axes[s.tensor].dtype) for s in loads)
+    outputs = tuple(Tensor(names[s.name], s.indices, dtypes_of[s.tensor]) for s in loads)
     stores = tuple(Store(names[s.name], s.indices, read(s.name, s.indices, s.dtype)) for s in loads)
-    body = (replace(loop, carries=(), segments=(replace(segment, body=(*loads, *stores)),)),)
-    read_tensors = {s.tensor for s in loads}
-    inputs = tuple(t for t in program.inputs if t.name in read_tensors)
-    return verify(replace(program, inputs=inputs, outputs=outputs, body=body))
+    count, one = read("trips", (), "int32"), const(1, "int32")
+    counting = Let("counted", (), apply("add", count, one)), Store(COUNT, (loop.axis,), count)
+    carries = (Carry("trips", (), "int32", const(0, "int32"), "counted"),)
+    body = (replace(loop, carries=carries, segments=(replace(segment, body=(*loads, *counting, *stores)),)),)
+    loaded = {s.tensor for s in loads}
+    inputs = tuple(t for t in program.inputs if t.name in loaded)
+    counted = Tensor(COUNT, (loop.axis,), "int32")
+    return verify(replace(program, inputs=inputs, outputs=(*outputs, counted), body=body))
