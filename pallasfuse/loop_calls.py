@@ -5,7 +5,7 @@ On a GPU of NVIDIA it is the kernel (`recurrences`), anywhere else the loop that
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax import numpy as jnp
 from jax.interpreters import mlir
@@ -20,7 +20,9 @@ from pallasfuse.jaxpr_frontend import called
 from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP
 from pallasfuse.price.terms import Price
 from pallasfuse.targets import Target
-from pallasfuse.tiling.recurrence import Layout
+
+if TYPE_CHECKING:
+    from pallasfuse.tiling.recurrence import Layout  # a plan that was kept runs without what plans
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +36,7 @@ class KernelOfLoop:
     results: tuple[str, ...]
     """The names that the results of the equation have in the kernel, in its order."""
     price: Price
-    layout: Layout
+    layout: "Layout"
     """The way in which the kernel spreads the loop over the device."""
     target: Target
 

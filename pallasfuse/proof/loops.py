@@ -25,7 +25,7 @@ from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.loop_calls import KernelOfLoop
 from pallasfuse.proof.deciding import Tests, decide
 from pallasfuse.proof.instance import MOST_ELEMENTS, all_axes, levels_of, nest_volume
-from pallasfuse.proof.predicates import compares, one_sided
+from pallasfuse.proof.predicates import asks_for_no_number, compares, one_sided, with_no_numbers
 from pallasfuse.proof.proving import proof_of, to_loops
 from pallasfuse.proof.result import Counterexample, Proof, Record
 from pallasfuse.proof.selections import selections
@@ -46,6 +46,7 @@ _MANY_TRIALS = 3000
 """More than these are avoided by shorter axes, if possible."""
 _MOST_TRIALS = 20_000
 _BATCH_ELEMENTS = 1 << 20
+_PROBES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +192,15 @@ class LoopTest:
         self.kernel = lower_recurrence(own, _short_layout(loop.layout, small), loop.target)
         self.program = from_any_state(self.kernel, [before for before, _ in trip.carried])
         self.long_body = trip.program
+        self.draws_no_numbers = False
         self.decided: dict[str, set[bool]] = {}
 
     def run(self, delta: float, seed: int) -> None:
         """Makes batches of trials until every element is determined often enough, or the kernel is found to be wrong."""
         self._copies(seed)
         tests = decide(self.record, self.body, seed, partial(self._over_fields, delta, seed), self._batch)
+        if asks_for_no_number(self.body) and self.record.counterexample() is None:
+            self._probe_no_numbers(seed)
         for line in one_sided(self.decided, self.long_body, self.body):
             self.record.uncovered[line] = None
         self.record.settle(tests.needed, tests.miss, tests.made)
@@ -217,16 +221,31 @@ class LoopTest:
             if done >= limit or enough or record.counterexample() is not None:
                 return Tests(needed, miss, done, fields.constants)
 
+    def _probe_no_numbers(self, seed: int) -> None:
+        """A batch in which some elements are no numbers, for a trip that asks for them. It looks for a difference; no bound comes
+        from it."""
+
+        def over_fields(record: Record, chain: Chain) -> Tests:
+            levels = levels_of([n for n in self.body.nests if isinstance(n, Nest)])
+            fields = FiniteFields(tower(levels, _PROBES, seed * 7919 + 1_000_003, chain), integers_of(self.body))
+            self._batch(record, fields)
+            return Tests(_PROBES, 0.0, _PROBES, fields.constants)
+
+        before, self.record.comparisons, self.draws_no_numbers = self.record.comparisons, {}, True
+        decide(self.record, self.body, seed, over_fields, self._batch)
+        wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
+        self.record.comparisons, self.draws_no_numbers = before | wrong, False
+
     def _batch(self, record: Record, fields: FiniteFields) -> None:
         trip, trials = self.trip, fields.tower.trials
-        given = {t.name: fields.random([a.extent for a in t.axes], t.dtype) for t in self.program.inputs}
+        given = {t.name: self._drawn([a.extent for a in t.axes], t.dtype, fields) for t in self.program.inputs}
         axes = {d.name: d for d in self.body.definitions()}
         for name in (*trip.operands, *(state_of(before) for before, _ in trip.carried)):
             if name not in given:  # the kernel reads it nowhere, which the trip may
                 own = axes[name.removeprefix(_STATE)]
                 changes = name in trip.sliced or name.startswith(_STATE)
                 shape = [a.extent for a in own.axes]
-                given[name] = fields.random([_TRIPS, *shape] if changes else shape, own.dtype)
+                given[name] = self._drawn([_TRIPS, *shape] if changes else shape, own.dtype, fields)
         found = evaluate_tiles_over(self.program, given, fields)
         handed = {before: given[before] for before, _ in trip.carried}
         order = range(_TRIPS)
@@ -248,6 +267,10 @@ class LoopTest:
         for before, _ in trip.carried:
             record.compare(self.stage, last_of(before), handed[before], found[last_of(before)], trials)
         record.notes.update(fields.notes)
+
+    def _drawn(self, shape: list[int], dtype: str, fields: FiniteFields) -> Value:
+        value = fields.random(shape, dtype)
+        return with_no_numbers(value, fields.tower.generator) if self.draws_no_numbers else value
 
     def _compute(self, known: dict[str, Value], fields: FiniteFields) -> None:
         """Adds what a trip computes to what is known."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pallasfuse.ir.expr import const, read
-from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Statement, Store, TileProgram, verify
-from tests.mutation.planting import Mutant, Plant, instead_of, result_of, value_at
+from pallasfuse.ir.expr import Apply, Expr, const, read
+from pallasfuse.ir.tile_program import Carry, Let, Load, Loop, Reduce, Statement, Store, TileProgram, verify
+from tests.mutation.planting import Mutant, Plant, instead_of, result_of, rewrite, value_at
 
 _LOWERING = "pallasfuse.tiling.recurrence"
 _KERNEL = f"{_LOWERING}:_Kernel"
@@ -100,6 +100,15 @@ def _not_renamed(s: Statement) -> Statement:
     return replace(s, renamed=()) if isinstance(s, Let) else s
 
 
+def _finds_numbers(s: Statement) -> Statement:
+    """Nothing differs from itself."""
+
+    def step(node: Apply) -> Expr | None:
+        return const(False, "bool") if node.op == "ne" and node.args[0] is node.args[1] else None
+
+    return replace(s, value=rewrite(s.value, step)) if isinstance(s, Let | Reduce) else s
+
+
 def _other_slices(p: TileProgram) -> TileProgram:
     """Loads of two tensors of one shape change places."""
     (loop,) = (s for s in p.body if isinstance(s, Loop))
@@ -171,6 +180,7 @@ MUTANTS = (
             instead_of(f"{_EMITTED}:_AheadInterpreter._loop", _forwards), "discounted_backwards"),
     _mutant("a part begins one position later", instead_of(f"{_SELECTIONS}:View.part", _one_later), "gated_unit"),
     _mutant("parts from the end are in order", result_of(f"{_SELECTIONS}:View.backwards", lambda _, self: self), "repeated"),
+    _mutant("places of what is no number are not asked for", _statements(_finds_numbers), "best_paths"),
     _mutant("results are called by each other's names",
             result_of(f"{_LOOPS}:kernel_of", lambda k, *_: replace(k, results=k.results[::-1])), "states_rotate"),
     _mutant("the kernel is not what is lowered",
