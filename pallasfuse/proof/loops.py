@@ -1,5 +1,5 @@
-"""The kernel of a loop against its trip: a trip of the kernel, from any state, is a trip of the loop, and what it hands on is what
-the next one begins with.
+"""Proof of the kernel of a loop: each of its trips, from any state, is a trip of the loop, and begins with what the one before
+hands on.
 
 That is an induction over the trips, whatever their number: so the fields need to hold no more than one trip, and the kernel that is
 tested, of few trips over short axes, speaks for all. `from_any_state` makes a tile program of a kernel whose trips are given their

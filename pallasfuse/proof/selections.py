@@ -1,4 +1,4 @@
-"""Parts and joins of axes, written as sums: each is what it stands for, at the extents of the program.
+"""Proof that parts and joins of axes, which kernels of loops have as sums, are what they stand for, at the extents of the program.
 
 Both jaxprs have the other equations in common. Their results are random whole numbers here; what either reads is computed from
 these, and must be equal, element for element: sums of few whole numbers are exact in floating point, in any order.
@@ -58,7 +58,7 @@ def selections(body: Jaxpr, name: str, seed: int, record: Record) -> None:
 
 
 def _read_by_others(jaxpr: Jaxpr, known: dict[Var, Any]) -> list[Any]:
-    """What the equations whose results are known read, one after the other, and the results of the jaxpr."""
+    """Returns the values that equations with known results read, one after the other, and the results of the jaxpr."""
     found, known = list[Any](), {**known, **dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))}
 
     def value(atom: Any) -> Any:
