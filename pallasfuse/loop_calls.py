@@ -92,6 +92,15 @@ mlir.register_lowering(
 )
 
 
+def as_loops(jaxpr: Jaxpr) -> Jaxpr:
+    """Returns a jaxpr with loops in place of the equations that stand for them, but for those in the bodies of others."""
+    eqns = [
+        e.params["of"].loop.replace(invars=e.invars, outvars=e.outvars) if e.primitive is recurrence_p else e
+        for e in jaxpr.eqns
+    ]
+    return _compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, eqns, jaxpr.outvars)
+
+
 def loops_as_kernels(jaxpr: Jaxpr, *, inside: bool = True) -> tuple[KernelOfLoop, ...]:
     """The loops of a jaxpr that are one kernel each; inside: also those in the bodies of others and of branches."""
     found = list[KernelOfLoop]()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
+from pallasfuse import recurrences
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels
 from pallasfuse.proof.loops import begun_of, from_any_state, next_of, prove_loop, state_of
@@ -127,6 +128,30 @@ def test_what_a_report_does_not_cover_of_a_loop_keeps_it_from_holding(monkeypatc
     report = pf.verify(pf.fuse(function, options=PRICED), *structs, rows, target="mosaic_gpu")
     assert report.plan.loops and not report.equivalent and report.counterexample is None
     assert "not covered: the loop at " in str(report) and "was False in every test" in str(report)
+
+
+def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch):
+    """Sums over trips are computed after the loop, here with the wrong sign: no trip of a kernel shows that."""
+    function, args = LOOPS["selective_state_space"]
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
+
+    def loss(*own):
+        return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(function(*own)))
+
+    report = pf.verify(pf.fuse(jax.grad(loss), options=PRICED), *structs, target="mosaic_gpu")
+    assert report.plan.loops and report.equivalent, str(report)
+    real, spoiled = recurrences.accumulators_apart, []
+
+    def with_other_signs(eqn):
+        run = real(eqn)
+        spoiled.append(run)
+        return None if run is None else lambda *operands: [-x for x in run(*operands)]
+
+    monkeypatch.setattr(recurrences, "accumulators_apart", with_other_signs)
+    report = pf.verify(pf.fuse(jax.grad(loss), options=PRICED), *structs, target="mosaic_gpu")
+    assert any(run is not None for run in spoiled)
+    assert report.plan.loops and report.proof.holds and not report.equivalent
+    assert "of the program with its loops apart" in str(report.counterexample)
 
 
 def test_parts_that_are_too_large_to_compare_are_said_to_be_so(monkeypatch):
