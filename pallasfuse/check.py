@@ -20,6 +20,7 @@ from pallasfuse.execution import execute
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.forms import UNTIMED, in_another_form, in_faster_form
 from pallasfuse.isolation import apart
+from pallasfuse.loop_failures import find_failing
 from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import primitives, way_of_kernel, whole_key
@@ -146,6 +147,7 @@ def find_failures(plan: Plan, device: Any) -> list[str]:
     found: list[str] = []
 
     def try_all() -> None:
+        found.extend(find_failing(plan.loops, plan.target.device, device))
         for bench in (Bench(p, device) for p in plan.all()):
             for subject in bench.subjects:
                 _first_that_compiles(bench, subject, found)

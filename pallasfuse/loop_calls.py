@@ -5,7 +5,7 @@ On a GPU of NVIDIA it is the kernel (`recurrences`), anywhere else the loop that
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax import numpy as jnp
 from jax.interpreters import mlir
@@ -19,6 +19,10 @@ from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.jaxpr_frontend import called
 from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP
 from pallasfuse.price.terms import Price
+from pallasfuse.targets import Target
+
+if TYPE_CHECKING:
+    from pallasfuse.tiling.recurrence import Layout  # a plan that was kept runs without what plans
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +36,9 @@ class KernelOfLoop:
     results: tuple[str, ...]
     """The names that the results of the equation have in the kernel, in its order."""
     price: Price
+    layout: "Layout"
+    """The way in which the kernel spreads the loop over the device."""
+    target: Target
 
     def __repr__(self) -> str:
         """Returns the kernel as text: equal loops have the same one."""
@@ -83,6 +90,15 @@ mlir.register_lowering(recurrence_p, mlir.lower_fun(lambda *args, of: of.by_xla(
 mlir.register_lowering(
     recurrence_p, mlir.lower_fun(lambda *args, of: of.by_kernel(*args), multiple_results=True), platform="cuda"
 )
+
+
+def as_loops(jaxpr: Jaxpr) -> Jaxpr:
+    """Returns a jaxpr with loops in place of the equations that stand for them, but for those in the bodies of others."""
+    eqns = [
+        e.params["of"].loop.replace(invars=e.invars, outvars=e.outvars) if e.primitive is recurrence_p else e
+        for e in jaxpr.eqns
+    ]
+    return _compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, eqns, jaxpr.outvars)
 
 
 def loops_as_kernels(jaxpr: Jaxpr, *, inside: bool = True) -> tuple[KernelOfLoop, ...]:

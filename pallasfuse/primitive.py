@@ -34,7 +34,7 @@ from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.verdicts import Verdict
-from pallasfuse.written_out import fastest, forms, is_faster_as_it_is, may_lose_kernels, surely_faster
+from pallasfuse.written_out import chosen_form, is_faster_as_it_is, may_lose_kernels, surely_faster
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -159,7 +159,9 @@ class FusedCall:
         failures = [f for c in calls for f in find_failures(c.plan(c.judged(target, device)), device)]
         if failures:
             warnings.warn(f"pallasfuse: {self.name}: {'; '.join(failures)}", stacklevel=2)
-            self.checked.clear()  # without the lock: who holds it may wait for the thread that is here
+            # without the locks: who holds them may wait for the thread that is here
+            for made in (self.checked, self.plans, self.programs, self.forms):
+                made.clear()
         return bool(failures)
 
     @one_task()
@@ -186,22 +188,16 @@ class FusedCall:
         """The call with loops and operations written out, if a clock says that XLA runs it faster, and what it said."""
         if self.is_body or self.options.strict or not wanted(self.options):
             return None, None
-        exclude = self.options.exclude
         try:
-            ways = forms(self.jaxpr, target, device, exclude, measure=measure)
-            best, verdict = fastest(self.jaxpr, ways, device, measure=measure)
-            if best is None and verdict is not None and verdict.ours_us is None:  # there was no clock
-                best, ways = _SURELY, {_SURELY: surely_faster(self.jaxpr, target, exclude)}
+            best, form, verdict = chosen_form(self.jaxpr, target, device, self.options.exclude, measure=measure)
         except Exception as error:
             warnings.warn(f"{self.name}: its forms could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
                           "pallasfuse, please report it. It is as it was written.", stacklevel=2)  # fmt: skip
             return None, None
-        if best is None or ways[best] is self.jaxpr:
+        if best is None:
             return None, verdict
-        if best == _SURELY and verdict is not None:
-            verdict = replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY}")
         with self.lock:
-            call = FusedCall(ways[best], self.options, self.name, self.warning)
+            call = FusedCall(form, self.options, self.name, self.warning)
             return self.forms.setdefault(best, call), verdict
 
     def _settled_as_it_is(self, target: Target, device: Any, *, measure: bool) -> Plan:
@@ -246,9 +242,6 @@ class FusedCall:
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.jaxpr.eqns)} equations>"
 
-
-_SURELY = "written out where that is faster by its price"
-"""Says what is written out without a clock."""
 
 fused_p = Primitive("pallasfuse")
 fused_p.multiple_results = True

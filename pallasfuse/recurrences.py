@@ -24,8 +24,8 @@ from pallasfuse.errors import Refusal
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import flatten, left_by_user
-from pallasfuse.loop_calls import KernelOfLoop, recurrence_p
+from pallasfuse.jaxpr_frontend import Converted, flatten, left_by_user
+from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels, recurrence_p
 from pallasfuse.loop_distribution import distributed
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.terms import Price
@@ -57,6 +57,8 @@ class AsKernel:
     device: Device
     exclude: tuple[str, ...] = ()
     """As of `FuseOptions`: a loop in whose body the user leaves something to XLA is left to it."""
+    fails: Callable[[KernelOfLoop], bool] = lambda _: False
+    """Is a kernel known to fail on the device? Then its loop is left to XLA."""
     _known: dict[int, tuple[JaxprEqn, Run | None]] = field(default_factory=dict)
 
     def __call__(self, eqn: JaxprEqn) -> Run | None:
@@ -75,7 +77,8 @@ class AsKernel:
             simpler = with_loops(traced_as(eqn, way, eqn.invars), distributed)
             found = None if simpler is None else with_loops(simpler, self._as_kernel)
             if found is not None:
-                return functools.partial(_compat.eval_jaxpr, found, found.consts)
+                failing = any(map(self.fails, loops_as_kernels(found)))
+                return None if failing else functools.partial(_compat.eval_jaxpr, found, found.consts)
         return None
 
     def _as_kernel(self, eqn: JaxprEqn) -> Run | None:
@@ -105,8 +108,8 @@ def with_loops(jaxpr: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | 
     return flatten(writer.written())
 
 
-def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str, ...]] | Refusal:
-    """The recurrence that a scan is, with the names of its operands and results in a kernel."""
+def trip_of(eqn: JaxprEqn) -> Converted | Refusal:
+    """The program of one trip of a scan; the dimensions of what it leaves to the next trip are those of what it was left."""
     with IMPORTS:  # most programs have no loop
         from pallasfuse.jaxpr_frontend.conversion import convert
 
@@ -124,7 +127,16 @@ def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str
         # never true: it says which dimensions of what goes into a trip are which of what comes out of it
         return [*(lax.select(False, x, y) for x, y in zip(states, results, strict=False)), *results[carried:]]
 
-    converted = convert(jax.make_jaxpr(tied)(*(_compat.struct_of(v) for v in body.invars)))
+    return convert(jax.make_jaxpr(tied)(*(_compat.struct_of(v) for v in body.invars)))
+
+
+def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str, ...]] | Refusal:
+    """The recurrence that a scan is, with the names of its operands and results in a kernel."""
+    converted, counts = trip_of(eqn), _compat.scan_counts(eqn)
+    if isinstance(converted, Refusal):
+        return converted
+    assert counts is not None
+    constants, carried = counts
     program, results = converted.program, tuple(r for r in converted.results if isinstance(r, str))
     if converted.jaxpr.constvars or len(results) < len(converted.results):
         return Refusal("a result of a trip is a number, or an array that the program holds")
@@ -134,7 +146,7 @@ def recurrence_of(eqn: JaxprEqn) -> tuple[Recurrence, tuple[str, ...], tuple[str
     if any([a.extent for a in own[x]] != [a.extent for a in own[y]] for x, y in states):
         return Refusal("what goes into a trip has other dimensions than what comes out of it")
     found = Recurrence(
-        f"loop_{'_'.join(results[:3])}", program, Axis("trip", length), states, names[constants + carried :],
+        f"loop_{'_'.join(results[:3])}", program, Axis("trip", eqn.params["length"]), states, names[constants + carried :],
         results[carried:], eqn.params["reverse"],
     )  # fmt: skip
     return found, names, (*(last_of(x) for x, _ in states), *map(each_of, results[carried:]))
@@ -150,20 +162,21 @@ def kernel_of(eqn: JaxprEqn, device: Device) -> KernelOfLoop | Refusal:
     refused = problem(recurrence, target)
     if refused is not None:
         return refused
-    best: tuple[Price, TileProgram] | None = None
+    best: tuple[Price, TileProgram, Layout] | None = None
     every = frozenset(t.name for t in recurrence.constants)
     for layout in layouts(recurrence, target):
         for kept in dict.fromkeys((_kept(recurrence, layout, target), every)):
-            program = lower_recurrence(recurrence, replace(layout, kept=kept), target)
+            chosen = replace(layout, kept=kept)
+            program = lower_recurrence(recurrence, chosen, target)
             if triton.resources(program, target).shared_bytes > target.shared_memory_bytes:
                 continue
             price = price_kernel([(program, target)])
             if best is None or price.us < best[0].us:
-                best = price, program
+                best = price, program, chosen
     if best is None:
         least = recurrence.largest(lambda a: 1 if a in parallel_axes(recurrence) else target.padded(a.extent))
         return Refusal(f"no block has registers or shared memory for what it holds: values of {least} elements or more")
-    return KernelOfLoop(eqn, best[1], operands, results, best[0])
+    return KernelOfLoop(eqn, best[1], operands, results, best[0], best[2], target)
 
 
 def _kept(recurrence: Recurrence, layout: Layout, target: Target) -> frozenset[str]:

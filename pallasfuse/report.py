@@ -14,6 +14,7 @@ from pallasfuse.api import FusedFunction
 from pallasfuse.errors import PallasfuseError
 from pallasfuse.execution import emit
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.loop_calls import as_loops
 from pallasfuse.pipeline import parts_of, prove_plan
 from pallasfuse.plan import Plan
 from pallasfuse.proof import Counterexample, Proof, short_kernels
@@ -21,6 +22,11 @@ from pallasfuse.stages import Tiled
 from pallasfuse.verification.reference import float64_results, largest_bytes, sensitivity
 
 _MOST_BYTES = 1 << 31
+_MOST_BYTES_OF_LOOPS = 1 << 27
+"""The bytes of the largest value of a program whose loops are run twice, without the device that they are planned for."""
+_NEAR, _SMALL = 1e-6, 1e-12
+"""Results of such programs that differ by less, relative to the largest one, differ by the order of sums; and the least size that
+this is relative to."""
 _TIMES_PLAIN, _PLUS_ULPS, _PLUS_SHARE = 32.0, 256.0, 0.02
 """A fused result that is further off than so many times the plain error, and so many ulps or this share of the largest value, is
 wrong, not inaccurate: a lost tile or a wrong row is off by its own size."""
@@ -157,7 +163,8 @@ def _measure(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
         return _Measured(not_measured="the function has side effects")
     platform = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu", "gpu", "cuda", "rocm", "tpu")}
     if jax.default_backend() not in platform[plan.target.platform]:
-        return _Measured(not_measured=f"no device for target {plan.target.name}")
+        wrong = _around_loops(tiled, leaves, seed)
+        return _Measured(not_measured=f"no device for target {plan.target.name}", counterexample=wrong)
     needed = largest_bytes(jaxpr)
     if needed > _MOST_BYTES:
         reason = f"the unfused program needs {needed / 2**30:.1f} GiB for one value in float64; the kernels ran over short axes"
@@ -186,6 +193,33 @@ def _measure(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
         elif wrong is not None:
             return _Measured(tuple(errors), counterexample=wrong, excepted=tuple(excepted))
     return _Measured(tuple(errors), excepted=tuple(excepted))
+
+
+def _around_loops(tiled: Tiled, leaves: Sequence[Any], seed: int) -> Counterexample | None:
+    """The program in which loops are kernels against the program as it is written, both as loops in float64.
+
+    What need not be in a loop is computed before it or after it there. The result is None where nothing differs, where there are no
+    such loops, and where they are too large for that.
+    """
+    plan, jaxpr = tiled.plan, tiled.traced.converted.jaxpr
+    if not plan.loops or largest_bytes(jaxpr) > _MOST_BYTES_OF_LOOPS:
+        return None
+    form = as_loops(plan.converted.original)
+    arrays = [drawn(x, np.random.default_rng((seed, n))) for n, x in enumerate(leaves)]
+    given = [*jaxpr.consts, *arrays]
+    try:
+        exact, have = float64_results(jaxpr, given), float64_results(form, [*form.consts, *arrays])
+    except Exception:  # as in `_measure`
+        return None
+    for n, (ours, theirs) in enumerate(zip(have, exact, strict=True)):
+        name = f"result {n} of the program with its loops apart"
+        size = np.abs(theirs, where=np.isfinite(theirs), out=np.zeros(theirs.shape)).max(initial=_SMALL)
+        if np.allclose(ours, theirs, rtol=_NEAR, atol=_NEAR * size, equal_nan=True):
+            continue
+        wrong = _compare(name, ours, theirs, theirs, [], sensitivity(jaxpr, given, exact, seed)[n])
+        if wrong is not None:
+            return wrong
+    return None
 
 
 def _short_run(plan: Plan, seed: int) -> Counterexample | None:

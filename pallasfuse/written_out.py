@@ -6,6 +6,7 @@ program is used, a clock decides, for the call as a whole, once; what is planned
 clock, only what is predicted to be faster beyond the error of the price is written out.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,13 +16,15 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.check import BUDGET_S
 from pallasfuse.decompositions import Decomposer, Rule
+from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_calls import loops_as_kernels
-from pallasfuse.measure import Measured, compare
+from pallasfuse.loop_failures import fails, note_failure, words_for
+from pallasfuse.measure import Measured, compare, is_shortage
 from pallasfuse.parts import primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Record, current
@@ -40,6 +43,9 @@ choices and sums that may stand for these they only compute."""
 _CLEARLY = 1.03
 """Times that two comparisons have found differ by more than this, where one is to say which is shorter."""
 _OPERATIONS = "operations in parts"
+_FAILS = "it does not run"
+_SURELY = "written out where that is faster by its price"
+"""Says what is written out without a clock."""
 _OPERATION_S = 0.1
 """The seconds for which one operation is timed, at most."""
 
@@ -54,7 +60,7 @@ def forms(
     device = target.device
 
     def clock(written: Jaxpr, other: Jaxpr) -> bool | None:
-        return _is_faster(written, other, at_hand, measure)
+        return _is_faster(written, other, target.device, at_hand, measure)
 
     decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude))
     decomposed = decomposer.of(jaxpr)
@@ -81,7 +87,7 @@ def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]
     def as_kernel() -> Rule:
         with IMPORTS:  # most programs have no loop
             from pallasfuse.recurrences import AsKernel
-        return AsKernel(target.device, tuple(exclude))
+        return AsKernel(target.device, tuple(exclude), lambda loop: fails(loop, target.device))
 
     made = Later(as_kernel)
 
@@ -91,8 +97,11 @@ def _rules(target: Target, exclude: Sequence[str]) -> dict[str, tuple[Rule, ...]
     return {"scan": (of_loop,)} if target.writes_kernels else {}
 
 
-def _is_faster(written: Jaxpr, other: Jaxpr, device: Any, measure: bool) -> bool | None:
-    """Is the second of two programs of one operation faster by the clock? None: nobody knows. measure: as of `fastest`."""
+def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measure: bool) -> bool | None:
+    """Is the second of two programs of one operation faster by the clock? None: nobody knows. One that does not run is not.
+
+    numbers: of the device, as plans have them. measure: as of `fastest`.
+    """
     store = current()
     identity = {
         **environment(device),
@@ -103,10 +112,49 @@ def _is_faster(written: Jaxpr, other: Jaxpr, device: Any, measure: bool) -> bool
     known = store.get(identity)
     if known is None and measure:
         found = apart(lambda: _compared(written, {_OPERATIONS: other}, device, _OPERATION_S), device)
+        error = _error_of(found, _OPERATIONS)
         timed = _OPERATIONS in found.microseconds
         entry: Record = comparison(found, _OPERATIONS) if timed else {"skipped": found.skipped}
-        known = store.update(identity, lambda _: entry, on_disk=timed)
-    return None if known is None or "skipped" in known else bool(known["faster"])
+        lasts = timed or _OPERATIONS in found.uncompiled
+        if error:
+            entry = {"error": error}
+            loops = loops_as_kernels(other)
+            for loop in loops:
+                note_failure(loop, numbers, error, on_disk=lasts)
+            what = ", ".join(map(words_for, loops)) or f"{written.eqns[0].primitive.name} in parts"
+            warnings.warn(
+                f"pallasfuse: {what} does not run on {device.device_kind}: {error}; XLA's own is used", stacklevel=2
+            )
+        known = store.update(identity, lambda _: entry, on_disk=lasts)
+    if known is None or "skipped" in known:
+        return None
+    return "error" not in known and bool(known["faster"])
+
+
+def _error_of(found: Measured, key: str) -> str:
+    """The error by which one of compared programs does not run, whenever it is tried; empty where it has none."""
+    error = found.uncompiled.get(key) or found.failed.get(key, "")
+    return "" if is_shortage(error) else error
+
+
+def chosen_form(
+    jaxpr: Jaxpr, target: Target, device: Any, exclude: Sequence[str], *, measure: bool
+) -> tuple[str | None, Jaxpr, Verdict | None]:
+    """The form of a program that is used on a device, by words that say what it is, and what the clock said.
+
+    Without words it is the program as it is. Where there was no clock, the price decides; a form that does not run is none.
+    measure: as of `fastest`.
+    """
+    ways = forms(jaxpr, target, device, exclude, measure=measure)
+    best, verdict = fastest(jaxpr, ways, device, measure=measure)
+    if best is not None:
+        return best, ways[best], verdict
+    if verdict is None or verdict.ours_us is not None or verdict.reason.startswith(_FAILS):
+        return None, jaxpr, verdict
+    sure = surely_faster(jaxpr, target, exclude)
+    if sure is jaxpr:
+        return None, jaxpr, verdict
+    return _SURELY, sure, replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY}")
 
 
 def fastest(
@@ -132,11 +180,18 @@ def fastest(
         seconds = found.seconds
         best = min((n for n in ways if n in found.microseconds), key=found.microseconds.__getitem__, default=None)
         best = found.winner if found.winner in ways else best
+        errors = list(filter(None, (_error_of(found, way) for way in ways)))
         reasons = "; ".join(
             dict.fromkeys((*filter(None, [found.skipped]), *found.uncompiled.values(), *found.failed.values()))
         )
         entry: Record = {"skipped": reasons} if best is None else {**comparison(found, best), "way": best}
+        if best is None and len(errors) == len(ways):
+            entry = {"error": "; ".join(dict.fromkeys(errors))}
+            warnings.warn(f"pallasfuse: what is written out does not run on {device.device_kind}: {entry['error']}; the program "
+                          "stays as it was written", stacklevel=2)  # fmt: skip
         known = store.update(identity, lambda _: entry, on_disk=best is not None)
+    if "error" in known:
+        return None, Verdict(WRITTEN_OUT, False, f"{_FAILS}: {known['error']}", seconds=seconds)
     if "skipped" in known:
         return None, Verdict(WRITTEN_OUT, False, f"not measured ({known['skipped']})", seconds=seconds)
     used = bool(known["faster"]) and known["way"] in ways

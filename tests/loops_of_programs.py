@@ -122,6 +122,16 @@ def states_swap(a, b, x):
     return jax.lax.scan(trip, (a, b), x)
 
 
+def states_rotate(a, b, c, x):
+    """What a trip hands on of two states is what it was handed of others."""
+
+    def trip(state, row):
+        a, b, c = state
+        return (b, c, a * row), a - b
+
+    return jax.lax.scan(trip, (a, b, c), x)
+
+
 def each_row(scale, x):
     """A map: no trip needs another one."""
     return jax.lax.map(lambda row: jax.nn.softmax(row * scale) @ row.T, x)
@@ -156,4 +166,5 @@ LOOPS: dict[str, tuple[Callable[..., Any], tuple[Array, ...]]] = {
     "turned": (turned, (normal(0, 6, 6), normal(1, 5, 6, 6))),
     "repeated": (repeated, (normal(0, 5, 7),)),
     "states_swap": (states_swap, (normal(0, 6), normal(1, 6), normal(2, 9, 6))),
+    "states_rotate": (states_rotate, (normal(0, 6), normal(1, 6), normal(2, 6), normal(3, 8, 6))),
 }  # fmt: skip

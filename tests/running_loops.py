@@ -34,13 +34,19 @@ def run(jaxpr, *args, ways=None):
     return [a.val if isinstance(a, _compat.Literal) else known[a] for a in jaxpr.outvars]
 
 
+def written(eqn, rule):
+    """The jaxpr of what stands for a loop; there must be something."""
+    assert rule is not None, "it has no kernel"
+    return flatten(traced_as(eqn, rule, eqn.invars))
+
+
 def with_kernels(jaxpr, loops, *args):
     """The results of a jaxpr with the kernels of its loops, and how many there are."""
     rule, ways, count = AsKernel(DEVICE), {}, 0
     for eqn in loops:
         found = rule(eqn)
         if found is not None:
-            written = flatten(traced_as(eqn, found, eqn.invars))
-            count += len(loops_as_kernels(written))
-            ways[id(eqn)] = lambda *values, w=written: run(w, *values)
+            form = written(eqn, found)
+            count += len(loops_as_kernels(form))
+            ways[id(eqn)] = lambda *values, w=form: run(w, *values)
     return run(jaxpr, *args, ways=ways), count

@@ -193,14 +193,6 @@ def test_loops_inside_of_others_are_seen():
     assert "300 trips of the loop" in plan.summary
 
 
-def test_a_report_does_not_vouch_for_the_kernels_of_loops():
-    _, structs = average(8, 16, 40)
-    function = pf.fuse(lambda first, x: moving_average(first, x)[1] * 2, options=PRICED)
-    report = pf.verify(function, *structs, target="mosaic_gpu")
-    assert not report.equivalent and report.counterexample is None
-    assert "not covered: loop_" in str(report) and "not established" in str(report)
-
-
 def test_an_overview_counts_a_loop_once():
     _, structs = average(64, 80, 300)
     plan = pf.fuse(lambda first, x: moving_average(first, x)[1] * 2, options=PRICED).explain(

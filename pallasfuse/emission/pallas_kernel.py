@@ -150,16 +150,8 @@ class _PallasMachine:
         return result
 
 
-class _KernelInterpreter(Interpreter):
-    """Runs statements for the compiler of Triton, which has no instruction that rounds to integers."""
-
-    def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
-        if op in _ROUNDINGS:
-            wide = jnp.asarray(
-                args[0].array, jnp.promote_types(dtype, jnp.float32)
-            )  # integers of half types are theirs, too
-            return Tile(_ROUNDINGS[op](wide).astype(dtype), args[0].axes)
-        return super()._apply(op, args, node, dtype)
+class _AheadInterpreter(Interpreter):
+    """Runs statements, with the loads of a loop ahead of the trips that need them."""
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
         """Runs a loop whose loads begin trips ahead: what they find is carried until the trip that needs it."""
@@ -196,6 +188,18 @@ class _KernelInterpreter(Interpreter):
 
         state = self.machine.loop(start, stop, trip, (*state, *found))
         self.bind_state(loop, state[: -len(found)], scope)
+
+
+class _KernelInterpreter(_AheadInterpreter):
+    """Runs statements for the compiler of Triton, which has no instruction that rounds to integers."""
+
+    def _apply(self, op: str, args: list[Tile], node: Apply, dtype: str) -> Tile:
+        if op in _ROUNDINGS:
+            wide = jnp.asarray(
+                args[0].array, jnp.promote_types(dtype, jnp.float32)
+            )  # integers of half types are theirs, too
+            return Tile(_ROUNDINGS[op](wide).astype(dtype), args[0].axes)
+        return super()._apply(op, args, node, dtype)
 
 
 def round_even(x: Array) -> Array:
@@ -328,7 +332,7 @@ def call(
     names_in, names_out = [*known], [t.name for t in program.outputs]
     counts = [-(-a.extent // t) for a, t in program.grid]
     own = as_threads_run_it(program)
-    runner = Interpreter if interpret else _KernelInterpreter  # XLA, which interprets, cancels what rounds
+    runner = _AheadInterpreter if interpret else _KernelInterpreter  # XLA, which interprets, cancels what rounds
 
     def body(*refs: Any) -> None:
         machine = _PallasMachine(

@@ -359,9 +359,10 @@ class _Evaluation[V]:
 
     def _trip(self, loop: Loop, segment: Segment, scope: _Scope[V]) -> list[V]:
         self._run(segment.body, scope)
-        for carry in loop.carries:
-            self._bind(carry.name, carry.axes, scope.names[carry.next_name], scope)
-        return [scope.names[c.next_name] for c in loop.carries]
+        found = [scope.names[c.next_name] for c in loop.carries]  # one may be what another one was before the trip
+        for carry, value in zip(loop.carries, found, strict=True):
+            self._check(carry.name, carry.axes, value)
+        return found
 
     # --- expressions
 

@@ -31,6 +31,7 @@ from pallasfuse.proof.instance import (
     replaced_nests,
 )
 from pallasfuse.proof.masks import bounded_by, filled_numbers, masked_terms
+from pallasfuse.proof.predicates import compares
 from pallasfuse.proof.result import Counterexample, PlannedKernel, Record
 from pallasfuse.repair.signs import Sign, infer_sign
 from pallasfuse.targets import Target
@@ -172,7 +173,7 @@ class GroupTest:
         for nest in self.replaced:
             value = evaluate_nest(nest, tensors, fields).typed(nest.dtype)
             tensors[nest.name] = instance.assume(nest.name, value, fields)
-            if _compares(nest.body) and value.real is not None and value.real.shape[-1] > 1:
+            if compares(nest.body) and value.real is not None and value.real.shape[-1] > 1:
                 self.decided.setdefault(nest.name, set()).update(np.unique(value.real).tolist())
         for name, expected, found in masked_terms(group, self.bounded, tensors, fields, ranged=self.ranged):
             record.compare(f"masks of {group.name}", name, expected, found, trials)
@@ -215,16 +216,6 @@ def _one_value(axes: Sequence[Axis], dtype: str, extent: int, fields: FiniteFiel
         wide = drawn if dtype == "bool" else drawn.astype(np.float64)
         return fields.real(wide[..., None], dtype)
     return fields.integers(generator.integers(-1, extent + 2, shape), dtype)
-
-
-def _compares(body: Expr) -> bool:
-    """An order, or an equality of integers: of floats, which are equal by chance only, and finite, no test shows the other case."""
-    match body:
-        case Apply("lt" | "le" | "gt" | "ge"):
-            return True
-        case Apply("eq" | "ne", (a, _)):
-            return not dtypes.is_float(a.dtype)
-    return False
 
 
 def _of_sign(body: Expr, signs: Mapping[str, Sign]) -> bool | None:

@@ -1,6 +1,6 @@
 """All stages of a plan, in order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.tile_program import TileProgram
@@ -30,7 +30,7 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
             bounds(converted, part, seed, record)
             lookups(converted, part, seed, record)
         parts = [over_stored(part) for part in parts]
-        instance = _to_loops(converted, parts, delta, seed, record)
+        instance = to_loops(converted, parts, delta, seed, record)
         if converted.unjoined is not None and record.counterexample() is None:
             joining(converted, record)
             instance = Instance.of(converted, parts, record)
@@ -48,16 +48,24 @@ def prove(converted: Converted, parts: Sequence[PlannedKernel], *, delta: float 
         record.uncovered[
             f"the verifier failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
         ] = None
+    extents = (
+        {}
+        if instance is None
+        else {a.name: instance.small.axis(a).extent for a in sorted(all_axes(instance.converted.program))}
+    )
+    return proof_of(record, extents, () if instance is None else (*instance.assumed, *record.given))
+
+
+def proof_of(record: Record, extents: Mapping[str, int], given: Sequence[str]) -> Proof:
+    """The result of all that a record has."""
     found = record.counterexample()
     return Proof(
-        found is None and not record.uncovered, 1.0 if found else record.bound, record.trials,
-        {} if instance is None else {a.name: instance.small.axis(a).extent for a in sorted(all_axes(instance.converted.program))},
-        tuple(record.stages), tuple(record.notes), () if instance is None else (*instance.assumed, *record.given),
-        tuple(record.uncovered), found,
+        found is None and not record.uncovered, 1.0 if found else record.bound, record.trials, extents, tuple(record.stages),
+        tuple(record.notes), tuple(given), tuple(record.uncovered), found,
     )  # fmt: skip
 
 
-def _to_loops(
+def to_loops(
     converted: Converted, parts: Sequence[PlannedKernel], delta: float, seed: int, record: Record
 ) -> Instance | None:
     """Tests the stages from the jaxpr to its loops, with an axis for each dimension. Returns the instance, if there is one."""

@@ -154,3 +154,17 @@ def test_without_a_clock_an_operation_is_in_parts_by_its_price():
     fused = pf.fuse(smoothed, options=FuseOptions(check=False, price=True))
     assert fused.explain(IMAGES, WEIGHTS).written_out
     assert not pf.fuse(smoothed, options=FuseOptions(check=False, price=False)).explain(IMAGES, WEIGHTS).written_out
+
+
+def test_an_operation_in_parts_that_does_not_compile_stays_as_it_is(monkeypatch):
+    """Whatever its price says; and that is known from then on."""
+    clock = Clock(2.0, uncompiled=[0])
+    monkeypatch.setattr(written_out, "compare", clock)
+    fused = pf.fuse(lambda x, w: jax.numpy.tanh(smoothed(x, w)))
+    text = "conv_general_dilated in parts does not run on cpu: XlaError: shared memory; XLA's own is used"
+    with pytest.warns(UserWarning, match=text) as caught:
+        np.testing.assert_allclose(fused(IMAGES, WEIGHTS), np.tanh(smoothed(IMAGES, WEIGHTS)), rtol=1e-5)
+    assert len(caught) == 1 and len(clock.compared) == 1
+    assert not fused.explain(IMAGES, WEIGHTS).written_out
+    pf.fuse(lambda x, w: jax.numpy.tanh(smoothed(x, w)))(IMAGES, WEIGHTS)
+    assert len(clock.compared) == 1

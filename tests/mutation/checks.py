@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import jaxpr_frontend, pipeline, proof
+from pallasfuse import jaxpr_frontend, pipeline, proof, recurrences
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import evaluate_tiles as tile_interpreter
 from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.loop_calls import KernelOfLoop
+from pallasfuse.proof import loops
 from pallasfuse.targets import INTERPRET, MOSAIC_GPU, TRITON, Target
+from tests.loops_of_programs import LOOPS
 from tests.mutation.subjects import SUBJECTS
 from tests.programs_by_name import FREE
 from tests.property.judging import compare, exact
@@ -85,7 +88,10 @@ def _planning(check: Callable[[_Planned, str], tuple[str, str]], target: Target)
 
 def _prove(planned: _Planned, name: str) -> tuple[str, str]:
     parts = [proof.PlannedKernel(k.group, k.schedule, k.phases) for k in planned.plan.kernels]
-    found = proof.prove(planned.converted, parts, delta=1e-4)
+    return _judged(proof.prove(planned.converted, parts, delta=1e-4))
+
+
+def _judged(found: proof.Proof) -> tuple[str, str]:
     if found.holds:
         return "", ""
     if found.counterexample is not None:
@@ -261,6 +267,22 @@ def _as_accurate(name: str, have: list[Any]) -> str:
     return ""
 
 
+def _loop(name: str) -> Outcome:
+    """The proof of the kernel of a loop (`tests.loops_of_programs`)."""
+    function, arguments = LOOPS[name]
+    (eqn,) = (e for e in jax.make_jaxpr(function)(*arguments).eqns if e.primitive.name == "scan")
+    try:
+        own = recurrences.kernel_of(eqn, TRITON.device)
+    except InvalidProgramError as error:
+        return Outcome(str(error), VERIFIERS, str(error))
+    assert isinstance(own, KernelOfLoop), own
+    given = {t.name: jax.ShapeDtypeStruct([a.extent for a in t.axes], t.dtype) for t in own.kernel.inputs}
+    emitted = jax.make_jaxpr(functools.partial(pallas_kernel.call, own.kernel, interpret=True))(given)
+    found = loops.prove_loop(own, delta=1e-4)
+    evidence = repr(own), str(emitted), str(recurrences.recurrence_of(eqn)), found
+    return Outcome(evidence, *_judged(found))
+
+
 CHECKS: dict[str, Callable[[str], Outcome]] = {
     "loops": _planning(_loops, FREE),
     "proof": _planning(_prove, FREE),
@@ -272,6 +294,7 @@ CHECKS: dict[str, Callable[[str], Outcome]] = {
     "tiles": _planning(_tiles, FREE),
     "gpu tiles": _planning(_tiles, FREE_GPU),
     "xla": _compiled("xla", _within_bounds),
+    "loop proof": _loop,
     "interpret": _compiled("interpret", _within_bounds),
     "accuracy": _compiled("xla", _as_accurate),
 }

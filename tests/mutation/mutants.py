@@ -5,6 +5,7 @@ from tests.mutation import (
     emission_mutants,
     frontend_mutants,
     fusion_mutants,
+    loop_mutants,
     range_mutants,
     repair_mutants,
     split_mutants,
@@ -20,4 +21,5 @@ MUTANTS = (
     *split_mutants.MUTANTS,
     *range_mutants.MUTANTS,
     *emission_mutants.MUTANTS,
+    *loop_mutants.MUTANTS,
 )
