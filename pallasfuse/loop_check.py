@@ -13,8 +13,9 @@ from pallasfuse.environment import environment
 from pallasfuse.execution import execute
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
 from pallasfuse.isolation import apart
+from pallasfuse.jaxpr_frontend.names import FUSED_CALL
 from pallasfuse.measure import Measured, compare
-from pallasfuse.parts import primitives, way_of_kernel, whole_key
+from pallasfuse.parts import branches, primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
@@ -29,7 +30,9 @@ def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *
     without: makes the other plan, checked as well; it is asked for only if something is measured or the first has lost.
     measure: False looks up what is known. What cannot be timed as a whole keeps the bodies that were faster alone, and says so.
     """
-    unfit = sorted(primitives(plan.converted.jaxpr) & (UNTIMED | ONE_OF_SEVERAL))
+    unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
+    if any(FUSED_CALL in primitives(branch) for branch in branches(plan.converted.jaxpr)):
+        unfit.append(ONE_OF_SEVERAL)
     if unfit:
         return _with(plan, Verdict(BODIES, True, f"not measured as a whole: it has {', '.join(unfit)}"))
     other: Plan | None = None

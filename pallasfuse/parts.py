@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -85,13 +85,27 @@ def primitives(jaxpr: Jaxpr) -> set[str]:
     found: set[str] = set()
     for eqn in jaxpr.eqns:
         found.add(eqn.primitive.name)
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, Jaxpr):
-                    found |= primitives(inner)
-                elif isinstance(getattr(inner, "jaxpr", None), Jaxpr):  # a call that was fused itself
-                    found |= primitives(inner.jaxpr)
+        for inner in _inside(eqn):
+            found |= primitives(inner)
     return found
+
+
+def branches(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
+    """Yields the branches among which a program chooses as it runs, also those inside of others and of loops."""
+    for eqn in jaxpr.eqns:
+        for inner in _inside(eqn):
+            yield from (inner,) if eqn.primitive.name == "cond" else ()
+            yield from branches(inner)
+
+
+def _inside(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yields the jaxprs inside of an equation, with that of a call which was fused itself."""
+    for value in eqn.params.values():
+        for inner in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(inner, Jaxpr):
+                yield inner
+            elif isinstance(getattr(inner, "jaxpr", None), Jaxpr):
+                yield inner.jaxpr
 
 
 type Producers = Mapping[Var, tuple[int, JaxprEqn]]

@@ -27,6 +27,7 @@ from pallasfuse.execution import execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
+from pallasfuse.jaxpr_frontend.names import FUSED_CALL
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.loop_check import with_bodies_that_pay
 from pallasfuse.options import FuseOptions
@@ -243,7 +244,7 @@ class FusedCall:
         return f"<{self.name}: {len(self.jaxpr.eqns)} equations>"
 
 
-fused_p = Primitive("pallasfuse")
+fused_p = Primitive(FUSED_CALL)
 fused_p.multiple_results = True
 _compat.require_devices(fused_p)
 

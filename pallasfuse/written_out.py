@@ -25,7 +25,7 @@ from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
 from pallasfuse.measure import Measured, compare, is_shortage
-from pallasfuse.parts import primitives, whole_key
+from pallasfuse.parts import branches, primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
@@ -164,9 +164,13 @@ def fastest(
 
     None: the program as it is. ways: the forms, by words that say what they are. measure: False looks up what is known.
     """
-    unfit = sorted(primitives(jaxpr) & (UNTIMED | ONE_OF_SEVERAL))
     if not ways:
         return None, None
+    unfit = sorted(primitives(jaxpr) & UNTIMED)
+    chosen = Counter(map(whole_key, branches(jaxpr)))
+    ways = {what: way for what, way in ways.items() if Counter(map(whole_key, branches(way))) == chosen}
+    if not ways:
+        unfit.append(ONE_OF_SEVERAL)
     if unfit:
         return None, Verdict(WRITTEN_OUT, False, f"not measured: it has {', '.join(unfit)}")
     store = current()

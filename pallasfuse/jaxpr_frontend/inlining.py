@@ -8,6 +8,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.affine_constants import as_operations
 from pallasfuse.errors import Refusal
+from pallasfuse.jaxpr_frontend.names import FUSED_CALL
 from pallasfuse.leaving import left_function
 
 type Atom = Var | Literal
@@ -15,7 +16,7 @@ type Atom = Var | Literal
 PLAIN_CALLS = frozenset(("jit", "pjit", "closed_call", "core_call", "core_closed_call"))
 """Calls that mean their body in every way."""
 BATCHED_AS_BODY = PLAIN_CALLS | frozenset((
-    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse",
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", FUSED_CALL,
 ))  # fmt: skip
 """Calls that mean their body, also under `vmap`; some have derivatives of their own."""
 ALL_CALLS = BATCHED_AS_BODY | frozenset(("custom_vmap_call",))
@@ -112,7 +113,7 @@ def left_by_user(eqn: JaxprEqn, exclude: Sequence[str]) -> Refusal | None:
 def fused_calls(jaxpr: Jaxpr) -> Iterator[Any]:
     """Yields the fused calls in a jaxpr and in its equations' bodies; those inside of another fused call are a part of its plan."""
     for eqn in jaxpr.eqns:
-        if "call" in eqn.params and eqn.primitive.name == "pallasfuse":
+        if "call" in eqn.params and eqn.primitive.name == FUSED_CALL:
             yield eqn.params["call"]
         else:
             for body in bodies(eqn):

@@ -256,6 +256,23 @@ def test_loops_that_cannot_be_timed_keep_their_bodies(clock, monkeypatch):
     assert not whole.compared
 
 
+def test_choices_that_have_no_kernels_do_not_prevent_that_check(clock, monkeypatch):
+    """Both programs choose among the same branches."""
+    clock(2.0)
+    whole = Clock(0.5)
+    monkeypatch.setattr(loop_check, "compare", whole)
+    monkeypatch.setattr(written_out, "compare", Clock(0.5))
+
+    def function(x, weights):
+        return jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, scanned(x, weights)[0])
+
+    x, weights = np.ones((64, 32), "float32"), np.ones((3, 32, 512), "float32")
+    fused = pf.fuse(function)
+    fused(x, weights)
+    (verdict,) = (v for v in fused.explain(x, weights).verdicts if v.subject == BODIES)
+    assert whole.compared and not verdict.kept and not fused.explain(x, weights).bodies
+
+
 def test_a_failure_of_that_check_leaves_the_bodies(clock, monkeypatch):
     clock(2.0)
     monkeypatch.setattr(loop_check, "compare", lambda *args, **kwargs: 1 / 0)

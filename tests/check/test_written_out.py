@@ -1,6 +1,7 @@
 """What a clock says about loops and operations written out."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -168,3 +169,22 @@ def test_an_operation_in_parts_that_does_not_compile_stays_as_it_is(monkeypatch)
     assert not fused.explain(IMAGES, WEIGHTS).written_out
     pf.fuse(lambda x, w: jax.numpy.tanh(smoothed(x, w)))(IMAGES, WEIGHTS)
     assert len(clock.compared) == 1
+
+
+@pytest.mark.usefixtures("partly")
+def test_a_choice_is_timed_where_its_branches_stay_as_they_are(monkeypatch):
+    clock = Clock(2.0)
+    monkeypatch.setattr(written_out, "compare", clock)
+
+    def beside(x):
+        return jax.lax.cond(x.sum() > 0, jnp.sin, jnp.cos, decayed(x)[1])
+
+    def inside(x):
+        return jax.lax.cond(x.sum() > 0, lambda x: decayed(x)[1], jnp.cos, x)
+
+    for function, written in ((beside, True), (inside, False)):
+        fused = pf.fuse(function)
+        np.testing.assert_allclose(fused(X), function(X), rtol=1e-6)
+        (verdict,) = (v for v in fused.explain(X).verdicts if v.subject == WRITTEN_OUT)
+        assert verdict.kept == written and ("it has cond" in verdict.reason) != written
+        assert len(clock.compared) > 0
