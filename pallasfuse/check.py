@@ -27,6 +27,7 @@ from pallasfuse.parts import primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
 from pallasfuse.subjects import XLA, Bench, Subject, comparison
+from pallasfuse.timing import LEAST_GAIN
 from pallasfuse.verdicts import WHOLE_CALL, Verdict
 
 BUDGET_S = 0.25
@@ -357,15 +358,24 @@ def _as_a_whole(
     bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: bool, made: Made
 ) -> tuple[Plan, list[Verdict]]:
     """A plan whose whole call is faster than XLA's, with the verdicts on calls. Where it is not, kernels are given up one after the
-    other, the one that gains the least first, equal ones together; after a few tries, all."""
+    other, the one that gains the least first, equal ones together; all after a few tries, or when the others gain too little for a
+    clock to see it in the call."""
     found: list[Verdict] = []
     while plan.kernels and not _is_one_kernel(plan):
         whole = _whole(bench, plan, made, measure)
         found += [] if whole is None else [whole]
         if whole is None or whole.kept:
             break
-        again = whole.ours_us is not None and len(found) <= _FEWER_KERNELS
-        given_up = _least(bench, plan, verdicts) if again else [k.name for k in plan.kernels]
+        given_up = _least(bench, plan, verdicts)
+        saved = _saved(plan, verdicts)
+        left_us = sum(us for name, us in saved.items() if name not in given_up)
+        if (
+            whole.ours_us is None
+            or whole.xla_us is None
+            or len(found) > _FEWER_KERNELS
+            or left_us < (1 - 1 / LEAST_GAIN) * whole.xla_us
+        ):
+            given_up = list(saved)
         if len(given_up) < len(plan.kernels):
             found[-1] = replace(whole, reason=f"without {', '.join(given_up)}, then")
         times = _times(whole.ours_us, whole.xla_us)
@@ -400,10 +410,15 @@ def _with_nearly_even(
     return replace(together, verdicts=(*chosen, replace(call, reason=f"with {names}: the kernels are used")))
 
 
-def _least(bench: Bench, plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
-    """The kernels of a plan that save the least, equal ones together; unmeasured ones save what is predicted of them."""
+def _saved(plan: Plan, verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Returns the microseconds that the kernels of a plan save alone, by their names; for unmeasured ones what is predicted."""
     saved = {k.name: max(0.0, k.replaced.us - k.price.us) for k in plan.kernels}
-    saved |= {v.subject: v.saved_us for v in verdicts if v.ours_us is not None and v.subject in saved}
+    return saved | {v.subject: v.saved_us for v in verdicts if v.ours_us is not None and v.subject in saved}
+
+
+def _least(bench: Bench, plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
+    """Returns the names of the kernels of a plan that save the least, equal ones together."""
+    saved = _saved(plan, verdicts)
     parts = _parts(bench)
     together: dict[str, list[str]] = {}
     for name in saved:
