@@ -21,6 +21,7 @@ from pallasfuse.errors import FusionError, TraceError
 from pallasfuse.first_time import IMPORTS, Once
 from pallasfuse.options import FuseOptions
 from pallasfuse.overrides import is_plain, options_here
+from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.references import portable, reference_to, restored
 from pallasfuse.targets import find
 
@@ -345,7 +346,7 @@ class FusedFunction[**P, R]:
             call: FusedCall = eqn.params["call"]
         except Exception:  # `trace` says what is wrong with a function, and has more cases
             return None
-        return call if eqn.primitive.name == "pallasfuse" and call.options == self._options else None
+        return call if eqn.primitive.name == FUSED_CALL and call.options == self._options else None
 
     def renew(self) -> None:
         """Forget what was compiled, so that the next call uses what was measured since."""

@@ -17,8 +17,8 @@ from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.jaxpr_frontend import called
-from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP
 from pallasfuse.price.terms import Price
+from pallasfuse.primitive_names import KERNEL_OF_LOOP
 from pallasfuse.targets import Target
 
 if TYPE_CHECKING:
@@ -90,15 +90,6 @@ mlir.register_lowering(recurrence_p, mlir.lower_fun(lambda *args, of: of.by_xla(
 mlir.register_lowering(
     recurrence_p, mlir.lower_fun(lambda *args, of: of.by_kernel(*args), multiple_results=True), platform="cuda"
 )
-
-
-def as_loops(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns a jaxpr with loops in place of the equations that stand for them, but for those in the bodies of others."""
-    eqns = [
-        e.params["of"].loop.replace(invars=e.invars, outvars=e.outvars) if e.primitive is recurrence_p else e
-        for e in jaxpr.eqns
-    ]
-    return _compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, eqns, jaxpr.outvars)
 
 
 def loops_as_kernels(jaxpr: Jaxpr, *, inside: bool = True) -> tuple[KernelOfLoop, ...]:

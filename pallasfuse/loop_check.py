@@ -13,10 +13,10 @@ from pallasfuse.environment import environment
 from pallasfuse.execution import execute
 from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
 from pallasfuse.isolation import apart
-from pallasfuse.jaxpr_frontend.names import FUSED_CALL
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import branches, primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Plan
+from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
 from pallasfuse.verdicts import BODIES, Verdict

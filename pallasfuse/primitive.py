@@ -27,12 +27,12 @@ from pallasfuse.execution import execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
 from pallasfuse.isolation import is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
-from pallasfuse.jaxpr_frontend.names import FUSED_CALL
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.loop_check import with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.price.boundary import NO_LOOP, Boundary
+from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.verdicts import Verdict
 from pallasfuse.written_out import chosen_form, is_faster_as_it_is, may_lose_kernels, surely_faster

@@ -14,7 +14,6 @@ from pallasfuse.api import FusedFunction
 from pallasfuse.errors import PallasfuseError
 from pallasfuse.execution import emit
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
-from pallasfuse.loop_calls import as_loops
 from pallasfuse.pipeline import parts_of, prove_plan
 from pallasfuse.plan import Plan
 from pallasfuse.proof import Counterexample, Proof, short_kernels
@@ -128,8 +127,8 @@ def verify(
     proof = _proved(plan, delta, seed)
     leaves = fused.leaves(args, kwargs)
     measured = _measure(tiled, leaves, seed)
-    if measured.excepted:
-        proof = replace(proof, holds=False, uncovered=(*proof.uncovered, *measured.excepted))
+    if measured.excepted or measured.unseen:
+        proof = replace(proof, holds=False, uncovered=(*proof.uncovered, *measured.excepted, *measured.unseen))
     counterexample = proof.counterexample or measured.counterexample
     equivalent = proof.holds and counterexample is None
     return Report(
@@ -147,24 +146,38 @@ def _proved(plan: Plan, delta: float, seed: int) -> Proof:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """The results of running a plan and its original. `excepted`: differences that the exceptions of the plan allow."""
+    """The results of running a plan and its original.
+
+    excepted: differences that the exceptions of the plan allow. unseen: what no run has shown, and no proof covers.
+    """
 
     errors: tuple[OutputError, ...] = ()
     not_measured: str = ""
     counterexample: Counterexample | None = None
     excepted: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 def _measure(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
-    """Run the plan and the original, and compare both with float64."""
+    """Run the plan and the original, and compare both with float64; where that cannot be, what loops have become of."""
+    found = _measure_calls(tiled, leaves, seed)
+    if not tiled.plan.loops or not found.not_measured or found.counterexample is not None:
+        return found
+    apart = _compare_loops(tiled, leaves, seed)
+    if isinstance(apart, str):
+        return replace(found, unseen=(f"what is computed before and after loops that are kernels: {apart}",))
+    return replace(found, counterexample=apart)
+
+
+def _measure_calls(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
+    """Run the plan and the original on the device, and compare both with float64."""
     plan, call = tiled.plan, tiled.traced.call
     jaxpr = tiled.traced.converted.jaxpr
     if jaxpr.effects:
         return _Measured(not_measured="the function has side effects")
     platform = {"gpu": ("gpu", "cuda", "rocm"), "tpu": ("tpu",), "cpu": ("cpu", "gpu", "cuda", "rocm", "tpu")}
     if jax.default_backend() not in platform[plan.target.platform]:
-        wrong = _around_loops(tiled, leaves, seed)
-        return _Measured(not_measured=f"no device for target {plan.target.name}", counterexample=wrong)
+        return _Measured(not_measured=f"no device for target {plan.target.name}")
     needed = largest_bytes(jaxpr)
     if needed > _MOST_BYTES:
         reason = f"the unfused program needs {needed / 2**30:.1f} GiB for one value in float64; the kernels ran over short axes"
@@ -195,24 +208,28 @@ def _measure(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
     return _Measured(tuple(errors), excepted=tuple(excepted))
 
 
-def _around_loops(tiled: Tiled, leaves: Sequence[Any], seed: int) -> Counterexample | None:
-    """The program in which loops are kernels against the program as it is written, both as loops in float64.
+def _compare_loops(tiled: Tiled, leaves: Sequence[Any], seed: int) -> Counterexample | str | None:
+    """Compares the program in which loops are kernels with the program as it is written, both as loops in float64.
 
-    What need not be in a loop is computed before it or after it there. The result is None where nothing differs, where there are no
-    such loops, and where they are too large for that.
+    What need not be in a loop is computed before it or after it in the first. The result is None where nothing differs, or says why
+    they are not compared.
     """
     plan, jaxpr = tiled.plan, tiled.traced.converted.jaxpr
-    if not plan.loops or largest_bytes(jaxpr) > _MOST_BYTES_OF_LOOPS:
-        return None
-    form = as_loops(plan.converted.original)
+    if jaxpr.effects:
+        return "the function has side effects"
+    if largest_bytes(jaxpr) > _MOST_BYTES_OF_LOOPS:
+        return f"a value has more than {_MOST_BYTES_OF_LOOPS >> 20} MiB in float64: verify it with smaller arguments"
+    form = plan.converted.original
     arrays = [drawn(x, np.random.default_rng((seed, n))) for n, x in enumerate(leaves)]
     given = [*jaxpr.consts, *arrays]
     try:
         exact, have = float64_results(jaxpr, given), float64_results(form, [*form.consts, *arrays])
-    except Exception:  # as in `_measure`
-        return None
+    except Exception as error:  # as in `_measure_calls`
+        return f"the program has no float64 evaluation ({type(error).__name__})"
     for n, (ours, theirs) in enumerate(zip(have, exact, strict=True)):
         name = f"result {n} of the program with its loops apart"
+        if theirs.size and not np.isfinite(theirs).any():
+            return f"result {n} has no finite value for the arguments that were drawn"
         size = np.abs(theirs, where=np.isfinite(theirs), out=np.zeros(theirs.shape)).max(initial=_SMALL)
         if np.allclose(ours, theirs, rtol=_NEAR, atol=_NEAR * size, equal_nan=True):
             continue

@@ -24,6 +24,7 @@ from pallasfuse.jaxpr_frontend import PLAIN_CALLS, bodies, flatten, fused_calls
 from pallasfuse.overrides import overridden
 from pallasfuse.pipeline import prove_plan
 from pallasfuse.plan import Kernel, Plan
+from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.steps import kernels_behind
 from pallasfuse.tolerance import Array, PlainResults, Tolerance, as_array, wide
 from pallasfuse.variants import NAMES, Options, Variant, VariedCall, chosen, name_of
@@ -261,7 +262,7 @@ def _kernels_of(jaxpr: Jaxpr, result: int) -> list[Kernel]:
         seen.add(atom)
         eqn, n = made[atom]
         wanted += eqn.invars
-        if eqn.primitive.name == "pallasfuse":
+        if eqn.primitive.name == FUSED_CALL:
             found += kernels_behind(eqn.params["call"].plan_here(), n)
         for body in bodies(eqn):
             if len(body.outvars) == len(eqn.outvars):

@@ -9,6 +9,7 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import recurrences
+from pallasfuse import report as report_module
 from pallasfuse.ir.evaluate_tiles import evaluate_tiles
 from pallasfuse.loop_calls import KernelOfLoop, loops_as_kernels
 from pallasfuse.proof.loops import begun_of, from_any_state, next_of, prove_loop, state_of
@@ -138,8 +139,17 @@ def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch):
     def loss(*own):
         return sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(function(*own)))
 
-    report = pf.verify(pf.fuse(jax.grad(loss), options=PRICED), *structs, target="mosaic_gpu")
-    assert report.plan.loops and report.equivalent, str(report)
+    def descent(first, *others):
+        """The same gradient in the body of another loop."""
+
+        def step(own, _):
+            return jnp.tanh(own - 0.1 * jax.grad(loss)(own, *others)), None
+
+        return jax.lax.scan(step, first, None, length=3)[0]
+
+    for plain in (jax.grad(loss), descent):
+        report = pf.verify(pf.fuse(plain, options=PRICED), *structs, target="mosaic_gpu")
+        assert report.plan.loops and report.equivalent, str(report)
     real, spoiled = recurrences.accumulators_apart, []
 
     def with_other_signs(eqn):
@@ -148,10 +158,27 @@ def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch):
         return None if run is None else lambda *operands: [-x for x in run(*operands)]
 
     monkeypatch.setattr(recurrences, "accumulators_apart", with_other_signs)
-    report = pf.verify(pf.fuse(jax.grad(loss), options=PRICED), *structs, target="mosaic_gpu")
-    assert any(run is not None for run in spoiled)
-    assert report.plan.loops and report.proof.holds and not report.equivalent
-    assert "of the program with its loops apart" in str(report.counterexample)
+    for plain in (jax.grad(loss), descent):
+        spoiled.clear()
+        report = pf.verify(pf.fuse(plain, options=PRICED), *structs, target="mosaic_gpu")
+        assert any(run is not None for run in spoiled)
+        assert report.plan.loops and report.proof.holds and not report.equivalent
+        assert "of the program with its loops apart" in str(report.counterexample)
+
+
+@pytest.mark.parametrize("what", ["large", "failing"])
+def test_a_report_does_not_vouch_for_what_leaves_loops_that_were_not_compared(monkeypatch, what):
+    def fails(*_):
+        raise TypeError("no such type")
+
+    if what == "large":
+        monkeypatch.setattr(report_module, "_MOST_BYTES_OF_LOOPS", 8)
+    else:
+        monkeypatch.setattr(report_module, "float64_results", fails)
+    _, structs = average(8, 16, 40)
+    found = pf.verify(pf.fuse(moving_average, options=PRICED), *structs, target="mosaic_gpu")
+    assert found.plan.loops and not found.equivalent and found.counterexample is None
+    assert "not covered: what is computed before and after loops that are kernels: " in str(found)
 
 
 def test_parts_that_are_too_large_to_compare_are_said_to_be_so(monkeypatch):

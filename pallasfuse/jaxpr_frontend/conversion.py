@@ -25,10 +25,11 @@ from pallasfuse.jaxpr_frontend.converted import Converted, of_flat
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
-from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP, tensor_names
+from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.plain_work import chosen_by_platform, work_of
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
+from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
 _RULES: dict[str, Rule] = _MAPS | reductions.RULES

@@ -8,8 +8,8 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.affine_constants import as_operations
 from pallasfuse.errors import Refusal
-from pallasfuse.jaxpr_frontend.names import FUSED_CALL
 from pallasfuse.leaving import left_function
+from pallasfuse.primitive_names import FUSED_CALL
 
 type Atom = Var | Literal
 

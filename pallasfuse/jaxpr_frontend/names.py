@@ -7,11 +7,6 @@ from itertools import count
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, Var
 
-FUSED_CALL = "pallasfuse"
-"""The name of the primitive of fused calls inside of other programs (`primitive`)."""
-KERNEL_OF_LOOP = "pallasfuse_recurrence"
-"""The name of the primitive whose equations are loops that are one kernel (`loop_calls`)."""
-
 
 def tensor_names(jaxpr: Jaxpr) -> dict[Var, str]:
     """The name of every tensor of a flat jaxpr's loop program: those of its inputs first, then of each equation's outputs."""

@@ -26,8 +26,8 @@ from pallasfuse.ir.plain_work import (
     Windows,
 )
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies
-from pallasfuse.jaxpr_frontend.names import KERNEL_OF_LOOP
 from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
+from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
 type Convert = Callable[[Jaxpr], LoopProgram]
 """Makes the loop program of a body."""

@@ -11,6 +11,7 @@ import numpy as np
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.reducers import REDUCERS, SUM
+from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.value import Value, stack
 
@@ -19,7 +20,7 @@ type Literals = Callable[[Any, str], Any]
 
 _CALLS = frozenset((
     "jit", "pjit", "closed_call", "core_call", "core_closed_call", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", "pallasfuse", "custom_vmap_call",
+    "custom_vjp_call_jaxpr", "remat", "remat2", "checkpoint", FUSED_CALL, "custom_vmap_call",
 ))  # fmt: skip
 _ALIASES = {"add_any": "add"}
 _COPIES = frozenset((

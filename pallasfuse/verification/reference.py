@@ -9,6 +9,7 @@ import numpy as np
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
+from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
 _TYPES = ("new_dtype", "preferred_element_type", "dtype", "accumulation_type")
 _ROUNDINGS = 4
@@ -63,6 +64,9 @@ def _run(jaxpr: Jaxpr, given: dict[Any, Any]) -> list[Any]:
 
 
 def _widened(eqn: JaxprEqn) -> JaxprEqn:
+    """Returns an equation over float64; for one that stands for a loop, the loop."""
+    if eqn.primitive.name == KERNEL_OF_LOOP:
+        eqn = eqn.params["of"].loop
     params = {key: _widened_body(value) for key, value in eqn.params.items()}
     for key in _TYPES:
         if params.get(key) is not None and eqn.primitive.name not in _OF_BITS:
