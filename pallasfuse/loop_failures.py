@@ -10,14 +10,19 @@ import jax
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.loop_calls import KernelOfLoop, recurrence_p
-from pallasfuse.measure import compiled
+from pallasfuse.measure import compiled, is_shortage
 from pallasfuse.store import Identity, current
 
 
 def fails(loop: KernelOfLoop, device: Device) -> bool:
     """Is the kernel of a loop known to fail on a device? device: its numbers, as plans have them."""
-    known = current().get(_identity(loop, device))
-    return known is not None and "error" in known
+    return _known_error(loop, device) is not None
+
+
+def _known_error(loop: KernelOfLoop, device: Device) -> str | None:
+    """Returns the error by which the kernel of a loop is known to fail on a device; None where it is not."""
+    error: str | None = (current().get(_identity(loop, device)) or {}).get("error")
+    return error
 
 
 def note_failure(loop: KernelOfLoop, device: Device, error: str, *, on_disk: bool = True) -> None:
@@ -28,18 +33,20 @@ def note_failure(loop: KernelOfLoop, device: Device, error: str, *, on_disk: boo
 def find_failing(loops: Iterable[KernelOfLoop], numbers: Device, device: Any) -> list[str]:
     """Compile the kernel of each loop alone, and note those that fail. Returns one line for each failure.
 
-    numbers: of the device, as plans have them. To be called inside `isolation.apart`.
+    Others may have noted some since these loops were planned. numbers: of the device, as plans have them. To be called inside
+    `isolation.apart`.
     """
     found = dict[str, str]()
     for loop in loops:
-        name = repr(loop)
-        if name in found or fails(loop, numbers):
-            continue
-        avals = [v.aval for v in loop.loop.invars]
-        made = compiled(functools.partial(recurrence_p.bind, of=loop), avals, device)
-        if isinstance(made, str):
-            note_failure(loop, numbers, made)
-            found[name] = f"{words_for(loop)} does not run on {device.device_kind}: {made}; XLA's own is used"
+        error = _known_error(loop, numbers)
+        if error is None and repr(loop) not in found:
+            avals = [v.aval for v in loop.loop.invars]
+            made = compiled(functools.partial(recurrence_p.bind, of=loop), avals, device)
+            if isinstance(made, str):
+                error = made
+                note_failure(loop, numbers, error, on_disk=not is_shortage(error))
+        if error is not None:
+            found[repr(loop)] = f"{words_for(loop)} does not run on {device.device_kind}: {error}; XLA's own is used"
     return list(found.values())
 
 

@@ -46,7 +46,8 @@ class Measured:
 
     `microseconds`: the median time of one call of those that ran. `faster`: those that are clearly faster than the first program;
     `winner`: the fastest of them, or the first. `uncompiled` and `failed`: errors of those that did not compile, or failed when
-    they ran. `skipped`: why nothing was timed. `seconds`: what it took, compilation included.
+    they ran. `too_large`: how much memory those take that were not run for that. `skipped`: why nothing was timed. `seconds`:
+    what it took, compilation included, without waiting for other processes.
     `kernels`: of short programs on a GPU that won or tied by the clock, and of short parts that lost, the microseconds of their
     kernels alone: they are `faster` only if they are so in that, too. Empty where that was not measured.
     """
@@ -59,6 +60,7 @@ class Measured:
     skipped: str = ""
     seconds: float = 0.0
     kernels: Mapping[str, float] = field(default_factory=dict)
+    too_large: Mapping[str, str] = field(default_factory=dict)
 
 
 def compare(
@@ -86,19 +88,23 @@ def compare(
     start = time.perf_counter()
     times = _REPEATS if _is_accelerator(device) and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
     programs = _compiled(functions, times, avals, device, made)
-    programs = _that_fit(programs, most_memory)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
-    usable = {n: p for n, p in programs.items() if not isinstance(p, str)}
+    too_large = _too_large(programs, most_memory)
+    usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in too_large}
     failed: dict[str, str] = {}
     race = partial(timing.race, budget_s=budget_s, more_s=more_s)
+    waiting = time.perf_counter()
     with turns.turn(device):
+        start += time.perf_counter() - waiting
         found = _timed(functions, usable, times, avals, device, race, failed, made, parts=parts)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
-        return Measured(uncompiled=uncompiled, failed=failed, skipped=found, seconds=seconds)
+        return Measured(
+            uncompiled=uncompiled, failed=failed, too_large=too_large, skipped=found, seconds=seconds
+        )  # fmt: skip
     outcome, kernels = found
     microseconds = {n: 1e6 * s for n, s in outcome.seconds.items()}
-    return Measured(microseconds, outcome.winner, outcome.faster, uncompiled, failed, "", seconds, kernels)
+    return Measured(microseconds, outcome.winner, outcome.faster, uncompiled, failed, "", seconds, kernels, too_large)
 
 
 def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
@@ -124,20 +130,19 @@ def _compiled(
     return {n: programs[n] for n in functions}
 
 
-def _that_fit(programs: Mapping[str, Any], most: float) -> dict[str, Any]:
-    """The programs, or the reason in place of each that takes more than `most` times as much memory as the first, and not little
-    more."""
+def _too_large(programs: Mapping[str, Any], most: float) -> dict[str, str]:
+    """Returns how much memory programs take that take more than `most` times as much as the first, and not little more."""
     first = next(iter(programs.values()))
     if isinstance(first, str) or most == math.inf:
-        return dict(programs)
+        return {}
     needed_by_first = samples.needed_bytes(first)
     bound = max(most * needed_by_first, needed_by_first + _LITTLE_BYTES)
-    found = dict(programs)
-    for name, program in programs.items():
-        needed = 0 if isinstance(program, str) else samples.needed_bytes(program)
-        if needed > bound:
-            found[name] = f"it takes {needed / 2**20:.0f} MiB of memory, more than {bound / 2**20:.0f}"
-    return found
+    needed = {n: samples.needed_bytes(p) for n, p in programs.items() if not isinstance(p, str)}
+    return {
+        name: f"it takes {of / 2**20:.0f} MiB of memory, more than {bound / 2**20:.0f}"
+        for name, of in needed.items()
+        if of > bound
+    }
 
 
 def summary(error: BaseException) -> str:

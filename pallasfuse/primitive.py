@@ -83,16 +83,19 @@ class FusedCall:
             target = target.on(target.device.inside_loops())
         with self.lock:
             key = target.name, target.timed, target.one_device, left
-            if key not in self.plans:
+            found = self.plans.get(key)  # `mend` may empty what is kept at any time
+            if found is None:
                 jaxpr, bodies = self.with_bodies(target, left)
-                plan = replace(plan_of(jaxpr, target, self.options, self.boundary), bodies=bodies)
-                self.plans[key] = plan if self.program(target) is self.jaxpr else plan.of_written_out()
-            return self.plans[key]
+                found = replace(plan_of(jaxpr, target, self.options, self.boundary), bodies=bodies)
+                found = found if self.program(target) is self.jaxpr else found.of_written_out()
+                self.plans[key] = found
+            return found
 
     def program(self, target: Target) -> Jaxpr:
         """The jaxpr that is planned for a target: written out where that needs no clock, and there is none."""
         key = target.name, target.timed, target.one_device
-        if key not in self.programs:
+        program = self.programs.get(key)
+        if program is None:
             own = self.options
             asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
@@ -100,7 +103,7 @@ class FusedCall:
             if program is not self.jaxpr and self._may_lose_kernels(program, target):
                 program = self.jaxpr
             self.programs[key] = program
-        return self.programs[key]
+        return program
 
     def _may_lose_kernels(self, form: Jaxpr, target: Target) -> bool:
         return may_lose_kernels(self.jaxpr, form, lambda one: plan_of(one, target, self.options, self.boundary))
@@ -148,9 +151,10 @@ class FusedCall:
             # who holds it may wait for the one that measures, and that is this thread
             return self.settled(target, device)
         try:
-            if (target.name, device) not in self.checked:
-                self.checked[target.name, device] = self.settled(target, device)
-            return self.checked[target.name, device]
+            found = self.checked.get((target.name, device))
+            if found is None:
+                found = self.checked[target.name, device] = self.settled(target, device)
+            return found
         finally:
             self.check_lock.release()
 

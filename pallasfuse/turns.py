@@ -20,8 +20,8 @@ def turn(device: Any, *, longest_s: float = LONGEST_S) -> Iterator[bool]:
 
     Where the lock cannot be had, because of its folder or because others take longer than `longest_s`, nothing is held.
     """
-    lock = _lock(device)
     try:
+        lock = _lock(device)
         lock.acquire(timeout=longest_s, poll_interval=0.01)
     except (filelock.Timeout, OSError, NotImplementedError):
         yield False

@@ -43,7 +43,7 @@ choices and sums that may stand for these they only compute."""
 _CLEARLY = 1.03
 """Times that two comparisons have found differ by more than this, where one is to say which is shorter."""
 _OPERATIONS = "operations in parts"
-_FAILS = "it does not run"
+_FAILS, _TOO_LARGE = "it does not run", "it takes too much memory"
 _SURELY = "written out where that is faster by its price"
 """Says what is written out without a clock."""
 _OPERATION_S = 0.1
@@ -115,7 +115,9 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
         error = _error_of(found, _OPERATIONS)
         timed = _OPERATIONS in found.microseconds
         entry: Record = comparison(found, _OPERATIONS) if timed else {"skipped": found.skipped}
-        lasts = timed or _OPERATIONS in found.uncompiled
+        if _OPERATIONS in found.too_large:
+            entry = {"too_large": found.too_large[_OPERATIONS]}
+        lasts = timed or _OPERATIONS in found.uncompiled or _OPERATIONS in found.too_large
         if error:
             entry = {"error": error}
             loops = loops_as_kernels(other)
@@ -128,7 +130,7 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
         known = store.update(identity, lambda _: entry, on_disk=lasts)
     if known is None or "skipped" in known:
         return None
-    return "error" not in known and bool(known["faster"])
+    return bool(known.get("faster"))
 
 
 def _error_of(found: Measured, key: str) -> str:
@@ -149,7 +151,7 @@ def chosen_form(
     best, verdict = fastest(jaxpr, ways, device, measure=measure)
     if best is not None:
         return best, ways[best], verdict
-    if verdict is None or verdict.ours_us is not None or verdict.reason.startswith(_FAILS):
+    if verdict is None or verdict.ours_us is not None or verdict.reason.startswith((_FAILS, _TOO_LARGE)):
         return None, jaxpr, verdict
     sure = surely_faster(jaxpr, target, exclude)
     if sure is jaxpr:
@@ -186,14 +188,28 @@ def fastest(
         best = found.winner if found.winner in ways else best
         errors = list(filter(None, (_error_of(found, way) for way in ways)))
         reasons = "; ".join(
-            dict.fromkeys((*filter(None, [found.skipped]), *found.uncompiled.values(), *found.failed.values()))
+            dict.fromkeys(
+                (
+                    *filter(None, [found.skipped]),
+                    *found.uncompiled.values(),
+                    *found.failed.values(),
+                    *found.too_large.values(),
+                )
+            )
         )
         entry: Record = {"skipped": reasons} if best is None else {**comparison(found, best), "way": best}
+        if found.too_large.keys() == ways.keys():
+            entry = {"too_large": "; ".join(dict.fromkeys(found.too_large.values()))}
         if best is None and len(errors) == len(ways):
             entry = {"error": "; ".join(dict.fromkeys(errors))}
             warnings.warn(f"pallasfuse: what is written out does not run on {device.device_kind}: {entry['error']}; the program "
                           "stays as it was written", stacklevel=2)  # fmt: skip
-        known = store.update(identity, lambda _: entry, on_disk=best is not None)
+        lasts = (
+            best is not None or "too_large" in entry or ("error" in entry and found.uncompiled.keys() == ways.keys())
+        )
+        known = store.update(identity, lambda _: entry, on_disk=lasts)
+    if "too_large" in known:
+        return None, Verdict(WRITTEN_OUT, False, f"{_TOO_LARGE}: {known['too_large']}", seconds=seconds)
     if "error" in known:
         return None, Verdict(WRITTEN_OUT, False, f"{_FAILS}: {known['error']}", seconds=seconds)
     if "skipped" in known:

@@ -1,5 +1,7 @@
 """Programs compared on a device: what fails, what does not fit, and how short ones are measured."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -403,8 +405,7 @@ def test_what_takes_much_more_memory_is_not_run(monkeypatch):
             return Sizes
 
     programs = {"first": Program(1000), "second": Program(1090), "third": Program(1101), "fourth": "XlaError"}
-    found = measure._that_fit(programs, 1.1)
-    assert found["second"] is programs["second"] and found["fourth"] == "XlaError"
-    assert found["third"] == "it takes 1101 MiB of memory, more than 1100"
+    assert measure._too_large(programs, 1.1) == {"third": "it takes 1101 MiB of memory, more than 1100"}
     little = {"first": Program(1), "second": Program(64), "third": Program(66)}
-    assert measure._that_fit(little, 1.1) == {**little, "third": "it takes 66 MiB of memory, more than 65"}
+    assert measure._too_large(little, 1.1) == {"third": "it takes 66 MiB of memory, more than 65"}
+    assert measure._too_large(little, math.inf) == {}

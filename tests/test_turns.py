@@ -82,3 +82,12 @@ def test_without_a_folder_for_locks_nothing_is_held(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with turns.turn(GPU) as held:
         assert not held
+
+
+def test_without_a_temporary_folder_nothing_is_held(monkeypatch):
+    def missing():
+        raise FileNotFoundError("no usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", missing)
+    with turns.turn(GPU) as held:
+        assert not held

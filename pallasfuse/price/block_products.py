@@ -42,7 +42,7 @@ class Product:
     """The right operand, or what it is computed from, is loaded with its own axes before the contracted ones."""
     computes_rhs: bool = False
     """The right operand is more than what was loaded."""
-    staged: float = 0.0
+    by_threads: float = 0.0
     """Elements of operands that have several axes of their own and are loaded in each trip. For a product these axes are one:
     threads bring the elements into shared memory, where a copy would do for others."""
     split: float = 0.0

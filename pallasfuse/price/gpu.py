@@ -175,7 +175,9 @@ def _one(
         operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
         staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rounded(p) for p, _ in products)
         staged += sum(
-            (_STAGED_OPERATIONS * p.staged + _SPLIT_OPERATIONS * p.split) * p.times for w in works for p in w.products
+            (_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times
+            for w in works
+            for p in w.products
         )
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
     # as half-precision results are, exponentials may be approximate

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import _compat, primitive, stages, written_out
+from pallasfuse import _compat, loop_failures, primitive, stages, store, written_out
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.loop_calls import KernelOfLoop
+from pallasfuse.loop_failures import fails, find_failing, note_failure
 from pallasfuse.measure import Measured, compare
 from pallasfuse.options import FuseOptions
 from pallasfuse.verdicts import WRITTEN_OUT
@@ -105,6 +106,27 @@ def test_without_a_clock_the_other_loops_are_kept(as_on_a_gpu):
     assert len(caught) == 1
     (loop,) = fused.explain(X).loops
     assert "max(" in str(loop.kernel) and any("max(" in text for text in seen)
+
+
+def test_a_failure_that_others_noted_after_the_plan_was_made_is_one(as_on_a_gpu, monkeypatch):
+    as_on_a_gpu()
+    first, second = pf.fuse(both, options=UNCHECKED).explain(X).loops
+    note_failure(first, H100.device, "XlaError: too many registers")
+    compiled_here = []
+    monkeypatch.setattr(loop_failures, "compiled", lambda *given: compiled_here.append(given))
+    (line,) = find_failing([first, second, second], H100.device, jax.devices()[0])
+    assert first.kernel.name in line and "too many registers; XLA's own is used" in line
+    assert compiled_here and fails(first, H100.device) and not fails(second, H100.device)
+
+
+@pytest.mark.parametrize("error", ["RESOURCE_EXHAUSTED: Out of memory", "XlaError: too many registers"])
+def test_a_shortage_is_forgotten_with_the_process(as_on_a_gpu, monkeypatch, error):
+    as_on_a_gpu()
+    loops = pf.fuse(both, options=UNCHECKED).explain(X).loops
+    monkeypatch.setattr(loop_failures, "compiled", lambda *_: error)
+    assert len(find_failing(loops, H100.device, jax.devices()[0])) == 2
+    names = [identity["of"] for identity, _ in store.current().entries()]
+    assert names.count("the kernel of a loop") == (0 if "memory" in error else 2)
 
 
 def test_in_another_jit_it_is_left_out_when_it_is_not_lowered(as_on_a_gpu):

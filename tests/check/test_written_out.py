@@ -9,6 +9,7 @@ import pallasfuse as pf
 from pallasfuse import unrolled_loops, written_out
 from pallasfuse.device import assumed
 from pallasfuse.first_time import Once
+from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from pallasfuse.primitive import FusedCall
 from pallasfuse.targets import find
@@ -183,8 +184,27 @@ def test_a_choice_is_timed_where_its_branches_stay_as_they_are(monkeypatch):
         return jax.lax.cond(x.sum() > 0, lambda x: decayed(x)[1], jnp.cos, x)
 
     for function, written in ((beside, True), (inside, False)):
-        fused = pf.fuse(function)
+        before, fused = len(clock.compared), pf.fuse(function)
         np.testing.assert_allclose(fused(X), function(X), rtol=1e-6)
         (verdict,) = (v for v in fused.explain(X).verdicts if v.subject == WRITTEN_OUT)
         assert verdict.kept == written and ("it has cond" in verdict.reason) != written
-        assert len(clock.compared) > 0
+        assert len(clock.compared) - before == written
+
+
+@pytest.mark.usefixtures("partly")
+def test_what_takes_too_much_memory_is_no_failure_and_is_remembered(monkeypatch, recwarn):
+    """It is not run, as what is slower is not used; neither a warning nor the price says otherwise."""
+    compared = []
+
+    def compare(functions, *_, **__):
+        compared.append(functions)
+        _, *others = functions
+        return Measured(too_large=dict.fromkeys(others, "it takes 134 MiB of memory, more than 102"), seconds=0.1)
+
+    monkeypatch.setattr(written_out, "compare", compare)
+    for _ in range(2):
+        fused = pf.fuse(decayed)
+        fused(X)
+        (verdict,) = (v for v in fused.explain(X).verdicts if v.subject == WRITTEN_OUT)
+        assert not verdict.kept and "too much memory: it takes 134 MiB" in verdict.reason
+    assert len(compared) == 1 and not [w for w in recwarn if "pallasfuse" in str(w.message)]

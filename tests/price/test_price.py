@@ -228,7 +228,7 @@ def test_a_side_whose_axes_become_one_passes_through_threads_where_trips_load_it
     tiles = searched(candidate.group, TRITON, tensors)[0][1].phases[0].program
     (h, d) = (next(a for a in tiles.order if a.extent == n) for n in (8, 64))
     both, one = (examine(tiles, {h: n, d: 16}).products[0] for n in (8, 1))
-    assert both.staged == both.columns * both.summed and one.staged == 0
+    assert both.by_threads == both.columns * both.summed and one.by_threads == 0
     assert both.split == both.rows * both.columns and one.split == 0
 
 
@@ -241,7 +241,7 @@ def test_rows_that_are_loaded_before_the_loop_are_laid_out_once():
         return jnp.einsum("bhgij,bjhd->bihgd", p, v)
 
     products = [p for x in kernel_of(grouped, q, k, v).phases for p in examine(x.program).products]
-    assert products and all(p.rows > 8 and p.staged == 0 and p.split > 0 for p in products)
+    assert products and all(p.rows > 8 and p.by_threads == 0 and p.split > 0 for p in products)
 
 
 def test_a_left_operand_in_columns_is_packed_too():
