@@ -109,7 +109,7 @@ def with_loops(jaxpr: Jaxpr, rule: Callable[[JaxprEqn], Run | None]) -> Jaxpr | 
 
 
 def trip_of(eqn: JaxprEqn) -> Converted | Refusal:
-    """The program of one trip of a scan; the dimensions of what it leaves to the next trip are those of what it was left."""
+    """Converts one trip of a scan; the dimensions of what it leaves to the next trip are those of what it was left."""
     with IMPORTS:  # most programs have no loop
         from pallasfuse.jaxpr_frontend.conversion import convert
 

@@ -134,7 +134,7 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
 
 
 def _error_of(found: Measured, key: str) -> str:
-    """The error by which one of compared programs does not run, whenever it is tried; empty where it has none."""
+    """Returns the error by which one of compared programs does not run, whenever it is tried; empty where it has none."""
     error = found.uncompiled.get(key) or found.failed.get(key, "")
     return "" if is_shortage(error) else error
 
@@ -142,7 +142,7 @@ def _error_of(found: Measured, key: str) -> str:
 def chosen_form(
     jaxpr: Jaxpr, target: Target, device: Any, exclude: Sequence[str], *, measure: bool
 ) -> tuple[str | None, Jaxpr, Verdict | None]:
-    """The form of a program that is used on a device, by words that say what it is, and what the clock said.
+    """Chooses the form of a program that is used on a device. Returns words that say which, the form, and what the clock said.
 
     Without words it is the program as it is. Where there was no clock, the price decides; a form that does not run is none.
     measure: as of `fastest`.

@@ -52,16 +52,18 @@ class Product:
 
     @property
     def flops(self) -> float:
+        """The multiplications and additions for each block."""
         return 2.0 * self.rows * self.columns * self.summed * self.batch * self.times
 
 
 def operands_of_products(body: Iterable[Statement]) -> frozenset[str]:
-    """Loads that a matrix product reads as they are: those a compiler copies to shared memory ahead of time."""
+    """Names the loads that matrix products read as they are: those a compiler copies to shared memory ahead of time."""
     roots = [e for s in body if isinstance(s, Contract) for e in (s.lhs, s.rhs)]
     return frozenset(n.tensor for r in roots for n in through_casts(r))
 
 
 def through_casts(root: Expr) -> Iterator[Read]:
+    """Yields the read of which an expression is a conversion, if it is one."""
     while isinstance(root, Apply) and root.op == "convert":
         root = root.args[0]
     if isinstance(root, Read):

@@ -153,7 +153,7 @@ def _test_kernel(
 
 
 def _short(program: LoopProgram, longest: int) -> Shrinking | Refusal:
-    """The map to short axes: of at most so many positions, or more where positions are compared with numbers."""
+    """Maps axes to short ones, of at most so many positions, or more where positions are compared with numbers."""
     for most in (longest + small_integers(program), 2):
         small = shrinking(program, dict.fromkeys(all_axes(program), most))
         if isinstance(small, Refusal):
@@ -176,7 +176,7 @@ def _needed(program: LoopProgram, delta: float) -> tuple[int, float]:
 
 
 class LoopTest:
-    """The kernel of a loop against the program of its trip, over short axes, on random operands and states."""
+    """Tests the kernel of a loop against the program of its trip, over short axes, on random operands and states."""
 
     def __init__(
         self, loop: KernelOfLoop, trip: Trip, recurrence: Recurrence, small: Shrinking, record: Record
@@ -222,8 +222,8 @@ class LoopTest:
                 return Tests(needed, miss, done, fields.constants)
 
     def _probe_no_numbers(self, seed: int) -> None:
-        """A batch in which some elements are no numbers, for a trip that asks for them. It looks for a difference; no bound comes
-        from it."""
+        """Runs a batch in which some elements are no numbers, for a trip that asks for them. It looks for a difference; no bound
+        comes from it."""
 
         def over_fields(record: Record, chain: Chain) -> Tests:
             levels = levels_of([n for n in self.body.nests if isinstance(n, Nest)])
@@ -309,7 +309,7 @@ class LoopTest:
 
 
 def _short_layout(layout: Layout, small: Shrinking) -> Layout:
-    """The layout over short axes: blocks of one position, of the whole axis, or of two positions as they are."""
+    """Maps a layout to short axes: blocks have one position, the whole axis, or two positions, as in the layout."""
 
     def tile(axis: Axis, actual: int) -> int:
         short = small.axis(axis).extent
@@ -324,17 +324,17 @@ _STATE = "state."
 
 
 def state_of(before: str) -> str:
-    """The input that has a state for every trip, in place of what the trip before hands on."""
+    """Names the input that has a state for every trip, in place of what the trip before hands on."""
     return f"{_STATE}{before}"
 
 
 def begun_of(before: str) -> str:
-    """The output that has what every trip was handed."""
+    """Names the output that has what every trip was handed."""
     return f"begun.{before}"
 
 
 def next_of(before: str) -> str:
-    """The output that has what every trip hands on, from the state that it was given."""
+    """Names the output that has what every trip hands on, from the state that it was given."""
     return f"next.{before}"
 
 
@@ -383,13 +383,13 @@ def from_any_state(program: TileProgram, carried: list[str]) -> TileProgram:
 
 
 def _order_of(program: TileProgram, before: str, carry: Carry) -> tuple[Axis, ...]:
-    """The axes of a carried tensor in memory, in its order there."""
+    """Returns the axes of a carried tensor in its order in memory."""
     found = next((t.axes for t in program.inputs if t.name == before), carry.axes)
     return found if set(found) == set(carry.axes) else carry.axes
 
 
 def _inside(axes: list[Axis]) -> Expr:
-    """The predicate of what lies inside some axes."""
+    """Makes the predicate that is true inside some axes."""
     here = [apply("lt", index(a), const(a.extent, "int32")) for a in axes]
     found = here[0]
     for other in here[1:]:
@@ -398,7 +398,7 @@ def _inside(axes: list[Axis]) -> Expr:
 
 
 def _reading(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """The statement with other names for some of the values that it reads."""
+    """Returns a statement with other names for some of the values that it reads."""
 
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         if isinstance(node, Read):
@@ -425,7 +425,7 @@ def _source_of(copy: str) -> str:
 
 
 def copies_of(program: TileProgram) -> TileProgram:
-    """The kernel of a loop whose trips store what they load, and count themselves: it computes nothing else."""
+    """Makes a kernel of the same loop whose trips store what they load, and count themselves, and compute nothing else."""
     (loop,) = (s for s in program.body if isinstance(s, Loop))
     (segment,) = loop.segments
     loads = [s for s in segment.body if isinstance(s, Load) and loop.axis in s.indices]

@@ -16,7 +16,7 @@ _SHARE = 0.2
 
 
 def compares(body: Expr) -> bool:
-    """An order, or an equality of integers: of floats, which are equal by chance only, and finite, no test shows the other case."""
+    """Is a predicate an order, or an equality of integers? Floats are equal by chance only: no test shows both cases."""
     match body:
         case Apply("lt" | "le" | "gt" | "ge"):
             return True
@@ -43,7 +43,7 @@ def asks_for_no_number(program: LoopProgram) -> bool:
 
 
 def with_no_numbers(value: Value, generator: np.random.Generator) -> Value:
-    """A drawn value, some of whose elements are no numbers."""
+    """Replaces some elements of a drawn value by what is no number."""
     if not dtypes.is_float(value.dtype):
         return value
     trials = max(x.shape[-1] for x in (value.real, *value.levels) if x is not None)

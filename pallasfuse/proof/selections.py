@@ -74,7 +74,7 @@ def _read_by_others(jaxpr: Jaxpr, known: dict[Var, Any]) -> list[Any]:
 
 
 def _drawn(var: Any, generator: np.random.Generator) -> Any:
-    """Whole numbers of the type of a variable."""
+    """Draws whole numbers of the type of a variable."""
     shape, dtype = _compat.shape_of(var), str(_compat.dtype_of(var))
     if dtype == "bool":
         return generator.random(shape) < 0.5

@@ -1,0 +1,55 @@
+"""Chosen kernels are exchanged for others where everything takes less time together."""
+
+import jax
+import jax.numpy as jnp
+
+from pallasfuse.fusion import grouping
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import make_plan
+from pallasfuse.targets import MOSAIC_GPU
+
+Q, K, V = (jax.ShapeDtypeStruct(s, jnp.float16) for s in ((1, 8, 8, 8, 128), (1, 2048, 8, 128), (1, 2048, 8, 128)))
+
+
+def decode(q, k, v):
+    """Eight queries of groups of eight heads, each of which sees the keys up to its own position."""
+    scores = jnp.einsum("bihgd,bjhd->bhgij", q, k, preferred_element_type=jnp.float32) / 128**0.5
+    visible = jnp.arange(2048)[None] <= jnp.arange(8)[:, None] + 2040
+    p = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), -1).astype(v.dtype)
+    return jnp.einsum("bhgij,bjhd->bihgd", p, v, preferred_element_type=jnp.float32).astype(v.dtype)
+
+
+def kernels(**options):
+    target = MOSAIC_GPU.judged(timed=True)
+    return make_plan(jax.make_jaxpr(decode)(Q, K, V), target, FuseOptions(price=True, **options)).kernels
+
+
+def test_two_kernels_that_save_the_same_are_exchanged_for_one(monkeypatch):
+    """The product of the scores, and the softmax that reads them, both save XLA's stores of what is between them."""
+    (whole,) = kernels()
+    assert len(whole.group.folds) == 3
+    monkeypatch.setattr(grouping, "_exchanged", lambda graph, chosen, *_: chosen)
+    apart = kernels()
+    assert len(apart) > 1 and sum(k.price.us for k in apart) < 2 * whole.price.us
+
+
+def test_what_was_asked_for_stays(monkeypatch):
+    """A strict user gets a kernel for reductions that depend on each other, whatever is exchanged."""
+    seen = []
+    original = grouping._exchanged
+
+    def exchanged(graph, chosen, *others):
+        found = original(graph, chosen, *others)
+        seen.append((chosen, found))
+        return found
+
+    monkeypatch.setattr(grouping, "_exchanged", exchanged)
+
+    def normalised(x):
+        return jax.nn.softmax(x, -1)
+
+    x = jax.ShapeDtypeStruct((64, 300), jnp.float32)
+    plan = make_plan(jax.make_jaxpr(normalised)(x), MOSAIC_GPU, FuseOptions(price=True, strict=True))
+    covers = [frozenset().union(*(c.covers for c in side)) for pair in seen for side in pair]
+    assert seen and covers[-1] >= covers[-2]
+    assert len(plan.kernels) == 1
