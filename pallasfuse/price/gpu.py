@@ -37,8 +37,8 @@ _WAITING, _WAITING_ALONE = 2.0, 1.5
 """The same of blocks that wait for their loads, too, as no trip begins those of later ones; the second also of clusters that all
 begin together, as no cluster loads while another one computes."""
 _FILLING = 0.25
-"""The share of a trip's work that nothing overlaps where a multiprocessor begins and ends: short kernels of products are little else.
-(273 kernels of 21 functions, measured on an H200.)"""
+"""The share of a trip's work that nothing overlaps where a multiprocessor begins and ends: short kernels of products are little
+else. (273 kernels of 21 functions, measured on an H200.)"""
 _SPILLED_BYTES = 30.0
 """Bytes of spilled registers that a multiprocessor writes and reads in a clock."""
 _CACHED_SHARE = 0.8
