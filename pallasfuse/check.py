@@ -366,8 +366,8 @@ def _as_a_whole(
         found += [] if whole is None else [whole]
         if whole is None or whole.kept:
             break
-        given_up = _least(bench, plan, verdicts)
         saved = _saved(plan, verdicts)
+        given_up = _least(bench, saved)
         left_us = sum(us for name, us in saved.items() if name not in given_up)
         if (
             whole.ours_us is None
@@ -416,9 +416,8 @@ def _saved(plan: Plan, verdicts: Sequence[Verdict]) -> dict[str, float]:
     return saved | {v.subject: v.saved_us for v in verdicts if v.ours_us is not None and v.subject in saved}
 
 
-def _least(bench: Bench, plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
-    """Returns the names of the kernels of a plan that save the least, equal ones together."""
-    saved = _saved(plan, verdicts)
+def _least(bench: Bench, saved: Mapping[str, float]) -> list[str]:
+    """Returns the names of the kernels that save the least, equal ones together. saved: microseconds, by their names."""
     parts = _parts(bench)
     together: dict[str, list[str]] = {}
     for name in saved:

@@ -21,9 +21,6 @@ from pallasfuse.verdicts import FORM, Verdict
 
 UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
 """A program with such operations is not run on drawn arguments: its loops might not end, its callbacks are the user's."""
-ONE_OF_SEVERAL = "cond"
-"""Programs that differ in branches of this operation are not timed on drawn arguments, which take one branch: it says nothing of
-others."""
 _BUDGET_S = 0.25
 _REWRITTEN = "rewritten"
 _CERTAIN = 2.0

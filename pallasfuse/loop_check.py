@@ -11,10 +11,10 @@ from typing import Any
 from pallasfuse.check import BUDGET_S
 from pallasfuse.environment import environment
 from pallasfuse.execution import execute
-from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
+from pallasfuse.forms import UNTIMED
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Measured, compare
-from pallasfuse.parts import branches, primitives, way_of_kernel, whole_key
+from pallasfuse.parts import CHOICE, branches, primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.store import Record, current
@@ -32,7 +32,7 @@ def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *
     """
     unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
     if any(FUSED_CALL in primitives(branch) for branch in branches(plan.converted.jaxpr)):
-        unfit.append(ONE_OF_SEVERAL)
+        unfit.append(CHOICE)
     if unfit:
         return _with(plan, Verdict(BODIES, True, f"not measured as a whole: it has {', '.join(unfit)}"))
     other: Plan | None = None

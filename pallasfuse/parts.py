@@ -18,6 +18,9 @@ from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.plan import Kernel
 from pallasfuse.targets import Target
 
+CHOICE = "cond"
+"""The operation that runs one of several branches. Programs that differ in these are not timed on drawn arguments: they take one
+branch, which says nothing of the others."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _AXIS_NAME = re.compile(r"name='([^']*)'")
 _UNSEEN = frozenset({"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "ctx_mesh"})
@@ -94,7 +97,7 @@ def branches(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """Yields the branches among which a program chooses as it runs, also those inside of others and of loops."""
     for eqn in jaxpr.eqns:
         for inner in _inside(eqn):
-            yield from (inner,) if eqn.primitive.name == "cond" else ()
+            yield from (inner,) if eqn.primitive.name == CHOICE else ()
             yield from branches(inner)
 
 

@@ -211,8 +211,8 @@ def _measure_calls(tiled: Tiled, leaves: Sequence[Any], seed: int) -> _Measured:
 def _compare_loops(tiled: Tiled, leaves: Sequence[Any], seed: int) -> Counterexample | str | None:
     """Compares the program in which loops are kernels with the program as it is written, both as loops in float64.
 
-    What need not be in a loop is computed before it or after it in the first. The result is None where nothing differs, or says why
-    they are not compared.
+    The first computes before and after its loops whatever need not be inside of them. The result is None where nothing differs, or
+    says why they are not compared.
     """
     plan, jaxpr = tiled.plan, tiled.traced.converted.jaxpr
     if jaxpr.effects:

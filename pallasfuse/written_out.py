@@ -19,13 +19,13 @@ from pallasfuse.decompositions import Decomposer, Rule
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.first_time import IMPORTS, Later
-from pallasfuse.forms import ONE_OF_SEVERAL, UNTIMED
+from pallasfuse.forms import UNTIMED
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
 from pallasfuse.measure import Measured, compare, is_shortage
-from pallasfuse.parts import branches, primitives, whole_key
+from pallasfuse.parts import CHOICE, branches, primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Record, current
 from pallasfuse.subjects import XLA, comparison
@@ -172,7 +172,7 @@ def fastest(
     chosen = Counter(map(whole_key, branches(jaxpr)))
     ways = {what: way for what, way in ways.items() if Counter(map(whole_key, branches(way))) == chosen}
     if not ways:
-        unfit.append(ONE_OF_SEVERAL)
+        unfit.append(CHOICE)
     if unfit:
         return None, Verdict(WRITTEN_OUT, False, f"not measured: it has {', '.join(unfit)}")
     store = current()

@@ -157,15 +157,20 @@ def price_xla_us(jaxpr):
     return price_xla(convert(jaxpr).program, H100.device).us
 
 
+def assert_left_with_xla(function):
+    """The loop of a function is a kernel, but for the user who leaves what is in the scope `mine`."""
+    _, structs = average(64, 80, 300)
+    jaxpr = jax.make_jaxpr(function)(*structs)
+    assert loops_as_kernels(surely_faster(jaxpr, H100))
+    assert not loops_as_kernels(surely_faster(jaxpr, H100, ("mine",)))
+
+
 def test_what_the_user_leaves_to_xla_stays_a_loop():
     def function(first, x):
         with jax.named_scope("mine"):
             return moving_average(first, x)[1]
 
-    _, structs = average(64, 80, 300)
-    jaxpr = jax.make_jaxpr(function)(*structs)
-    assert loops_as_kernels(surely_faster(jaxpr, H100))
-    assert not loops_as_kernels(surely_faster(jaxpr, H100, ("mine",)))
+    assert_left_with_xla(function)
 
 
 def test_a_part_of_a_body_that_the_user_leaves_keeps_the_loop():
@@ -177,10 +182,7 @@ def test_a_part_of_a_body_that_the_user_leaves_keeps_the_loop():
 
         return jax.lax.scan(trip, first, x)
 
-    _, structs = average(64, 80, 300)
-    jaxpr = jax.make_jaxpr(function)(*structs)
-    assert loops_as_kernels(surely_faster(jaxpr, H100))
-    assert not loops_as_kernels(surely_faster(jaxpr, H100, ("mine",)))
+    assert_left_with_xla(function)
 
 
 def test_loops_inside_of_others_are_seen():

@@ -61,9 +61,9 @@ _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
 """Operands that a multiprocessor reads from its shared memory in a clock, for products of warpgroups and for those of warps."""
 _TRIP_US, _WAITED = 0.1, 0.25
 """Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
-_PRECISE_BYTES = 6.0
-"""Operands that threads read from a multiprocessor's shared memory in a clock, for products of float32 without rounding: many of
-them meet in the same banks. (One kernel of 2048 results a block, measured on an H100; XLA's own is taken where that is too low.)"""
+_BANK_BYTES = 4.0
+"""Operands that threads read from a multiprocessor's shared memory in a clock, for products of float32 without rounding: a word, as
+at worst all threads of a warp meet in one bank. Which banks they meet in is not known beforehand."""
 _STAGED_OPERATIONS = 32.0
 """For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also of a side
 that is loaded in each trip and whose axes become one."""
@@ -218,7 +218,7 @@ def _one(
     )  # fmt: skip
     others = (Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us))
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
-    if by_warps and _prefetch_distance(works[0]) and works[0].products:
+    if by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
@@ -238,7 +238,7 @@ def _joined(times: Sequence[float], overlap: float) -> float:
     return float(sum(us**overlap for us in times) ** (1 / overlap))
 
 
-def _prefetch_distance(work: BlockWork) -> bool:
+def _begins_ahead(work: BlockWork) -> bool:
     """Do trips of a loop begin the loads of later ones?"""
     return work.stages > 1 and any(a.pipelined for a in work.accesses)
 
@@ -268,7 +268,7 @@ def _overlap(work: BlockWork, resident: int, emission: Emission, held: Resources
         return gpu_clusters.OVERLAP
     if held is None:
         return _OVERLAP
-    ahead = _prefetch_distance(work)
+    ahead = _begins_ahead(work)
     if resident == 1 and work.trips > 1:
         return _ALONE if ahead else _WAITING_ALONE
     return _OVERLAP if ahead or not work.products else _WAITING
@@ -392,7 +392,7 @@ def _matrix_clocks(p: Product, warps: int, emission: Emission, device: Device) -
     if p.precise and p.lhs_dtype in ("float32", "float64") and not emission.warpgroups:
         results = max(1.0, p.rows * p.columns / (WARP * warps))
         words = 2.0 * math.sqrt(results) * p.summed * p.batch * p.times
-        return dtypes.itemsize_bytes(p.lhs_dtype) * words * WARP * warps / _PRECISE_BYTES
+        return dtypes.itemsize_bytes(p.lhs_dtype) * words * WARP * warps / _BANK_BYTES
     kind = p.lhs_dtype if p.lhs_dtype in device.matmul_tflop_s else "tf32"
     if p.lhs_dtype in ("float32", "float64"):
         kind = "float32" if p.precise else "tf32"

@@ -339,7 +339,7 @@ def next_of(before: str) -> str:
 
 
 def from_any_state(program: TileProgram, carried: list[str]) -> TileProgram:
-    """The kernel of a loop in which every trip computes from a state that it loads, beside the one that it is handed.
+    """Makes a kernel of the same loop in which every trip computes from a state that it loads, beside the one that it is handed.
 
     A trip stores both what it was handed (`begun_of`) and what it hands on (`next_of`). Beyond the end of its axes, where a tile is
     padded, a state is any number: nothing may depend on it. carried: the tensors that the loop carries, in its order.

@@ -9,10 +9,7 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import device
-from pallasfuse.fusion import product_regions
-from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir.expr import Apply
-from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
@@ -25,7 +22,6 @@ from pallasfuse.price.xla import XlaPrices, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion
 from pallasfuse.price.xla_habits import habits_on
 from pallasfuse.price.xla_kernels import xla_kernels
-from pallasfuse.searched import searched
 from pallasfuse.targets import MOSAIC_GPU, TRITON, XLA_CPU
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
@@ -213,35 +209,6 @@ def test_stores_to_the_cache_are_not_waited_for():
     moved = [term(p, "device memory") for p in (loads, stores)]
     assert moved[0].us > 0
     assert moved[1].amount > 1.9 * moved[0].amount and moved[1].us == pytest.approx(moved[0].us)
-
-
-def test_a_side_whose_axes_become_one_passes_through_threads_where_trips_load_it():
-    """One side of a product with two tiled axes is transposed and reshaped in registers; with one of them whole, it is loaded."""
-    x, w = struct(16, 4096), struct(4096, 8, 64)
-
-    def heads(x, w):
-        return jax.nn.relu(jnp.einsum("ti,ihd->thd", x, w))
-
-    loops = program(heads, x, w)
-    (candidate,) = product_regions.candidates(Graph(loops), TRITON)
-    tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in loops.definitions()}
-    tiles = searched(candidate.group, TRITON, tensors)[0][1].phases[0].program
-    (h, d) = (next(a for a in tiles.order if a.extent == n) for n in (8, 64))
-    both, one = (examine(tiles, {h: n, d: 16}).products[0] for n in (8, 1))
-    assert both.by_threads == both.columns * both.summed and one.by_threads == 0
-    assert both.split == both.rows * both.columns and one.split == 0
-
-
-def test_rows_that_are_loaded_before_the_loop_are_laid_out_once():
-    """Queries of several positions and heads are the rows of one product: what the trips multiply them with is copied as it is."""
-    q, k, v = struct(1, 8, 8, 8, 128), struct(1, 2048, 8, 128), struct(1, 2048, 8, 128)
-
-    def grouped(q, k, v):
-        p = jax.nn.softmax(jnp.einsum("bihgd,bjhd->bhgij", q, k), -1)
-        return jnp.einsum("bhgij,bjhd->bihgd", p, v)
-
-    products = [p for x in kernel_of(grouped, q, k, v).phases for p in examine(x.program).products]
-    assert products and all(p.rows > 8 and p.by_threads == 0 and p.split > 0 for p in products)
 
 
 def test_a_left_operand_in_columns_is_packed_too():
