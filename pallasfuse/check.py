@@ -8,43 +8,32 @@ each kind of device; equal parts are one.
 
 import math
 import os
+import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from pallasfuse.decisions import Placed
-from pallasfuse.execution import execute
-from pallasfuse.first_time import IMPORTS
+from pallasfuse.executables import Function, Request, compiled
 from pallasfuse.forms import UNTIMED, in_another_form, in_faster_form
 from pallasfuse.isolation import apart
 from pallasfuse.loop_failures import find_failing
-from pallasfuse.measure import Made, Measured, compare, compiled, is_shortage
+from pallasfuse.measure import compare, requests
 from pallasfuse.options import FuseOptions
-from pallasfuse.parts import primitives, way_of_kernel, whole_key
+from pallasfuse.parts import primitives
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Record
-from pallasfuse.subjects import XLA, Bench, Subject, comparison
-from pallasfuse.timing import LEAST_GAIN
-from pallasfuse.verdicts import WHOLE_CALL, Verdict
+from pallasfuse.subjects import OURS, XLA, Bench, Subject, revised
+from pallasfuse.verdicts import Verdict, words_for_kernels, words_for_times
+from pallasfuse.whole_calls import BUDGET_S, requests_for, settled_as_a_whole
 
-BUDGET_S = 0.25
-"""The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
-_MORE_FOR_CALLS_S = 1.0
-"""The seconds that a whole call of long programs gets beyond that while its kernels seem to win: it decides on all of them."""
-_OURS = "fused"
 _OTHER_WAYS = 3
 """So many other ways to run a kernel are tried when its own fails."""
 _RIVALS_FROM = 1.5
 """Rivals of a kernel that takes so many times as long as XLA's are not tried: they are predicted to take as long as it."""
-_FEWER_KERNELS = 3
-"""So often some kernels are given up to save the others, when the whole call is not faster with them."""
-_NEARLY_EVEN = 1.15
-"""A kernel that takes so much longer than XLA's at most may still be worth having for what XLA makes of its neighbours."""
-_MORE_TOGETHER = 1.03
-"""The whole call must gain so much more by such kernels."""
 
 
 def wanted(options: FuseOptions) -> bool:
@@ -89,10 +78,8 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
         change, verdict = _decision(bench, subject)
         verdicts += [] if verdict is None else [verdict]
         changes |= {} if change is None else {subject.kernel.name: change}
-    made: Made = {}
-    left, of_calls = _as_a_whole(bench, _revised(plan, changes), verdicts, measure, made)
-    left = replace(left, verdicts=(*verdicts, *of_calls))
-    left = _with_nearly_even(bench, plan, changes, left, measure, made)
+    as_planned = {s.kernel.name for s in bench.subjects if _runs_as_planned(s)}
+    left = settled_as_a_whole(bench, plan, changes, as_planned, verdicts, measures=measure)
     return _in_another_form(left, device, measure) if plan.outdoes and not left.kernels else left
 
 
@@ -122,22 +109,13 @@ def unchecked(plan: Plan, device: Any) -> Plan:
             others = ((p, known.get(subject.way_of(p))) for p, _ in islice(subject.others(), _OTHER_WAYS))
             instead = next((p for p, other in others if other is not None and "error" not in other), None)
             changes[subject.kernel.name] = instead or _does_not_run(entry)
-    return _revised(plan, {n: c for n, c in changes.items() if c is not _GONE})
+    return revised(plan, {n: c for n, c in changes.items() if c is not _GONE})
 
 
 def _with_bodies(plan: Plan, settle: Callable[[Plan], Plan]) -> Plan:
     """The plan with the bodies of its loops settled; those in which nothing is fused any more are left out."""
     bodies = [replace(b, plan=settle(b.plan)) for b in plan.bodies]
     return replace(plan, bodies=tuple(b for b in bodies if b.plan.fuses))
-
-
-def _revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
-    """As `pipeline.revised`, which is imported only where something changes."""
-    if not changes:
-        return plan
-    with IMPORTS:
-        from pallasfuse.pipeline import revised
-    return revised(plan, changes)
 
 
 _GONE = "a way to run it that there is no more"
@@ -250,28 +228,20 @@ def _judged(
     ours, theirs, faster = entry["us"], entry["xla_us"], entry["faster"]
     reason = "the kernel is used" if faster else "XLA's is used"
     if faster and ours >= theirs and "kernels_us" in entry:
-        reason += f" (by the times of kernels alone; with their starts {_times(ours, theirs)})"
+        reason += f" (by the times of kernels alone; with their starts {words_for_times(ours, theirs)})"
         ours, theirs = entry["kernels_us"], entry["xla_kernels_us"]
     if placed is not None:
         reason += f" (on {placed.phases[0].target.name}, {placed.schedule}: {why})"
     elif why:
         reason += f" ({why})"
-    reason += _of_kernels(entry)
+    reason += words_for_kernels(entry)
     verdict = Verdict(subject.kernel.name, faster, reason, ours, theirs, seconds, remembered=not seconds)
     if faster:
         return placed, verdict
-    return f"its kernel is not faster than XLA's on this device: {_times(ours, theirs)}{_of_kernels(entry)}", verdict
-
-
-def _of_kernels(entry: Record) -> str:
-    """Returns words on the times of kernels alone, where they were compared and XLA's won; else nothing."""
-    if entry["faster"] or "kernels_us" not in entry:
-        return ""
-    return f"; kernels alone, without the gaps between them: {_times(entry['kernels_us'], entry['xla_kernels_us'])}"
-
-
-def _times(ours: float | None, theirs: float | None) -> str:
-    return "not measured" if ours is None or theirs is None else f"{ours:.4g} us against {theirs:.4g} us"
+    return (
+        f"its kernel is not faster than XLA's on this device: {words_for_times(ours, theirs)}{words_for_kernels(entry)}",
+        verdict,
+    )
 
 
 # --- measuring
@@ -280,14 +250,33 @@ def _times(ours: float | None, theirs: float | None) -> str:
 def _measure_kernels(bench: Bench) -> None:
     """Note how every kernel that is not known yet compares with XLA's, equal ones once; one warning for all that fail."""
     failures: list[str] = []
-    for subject in bench.subjects:
-        if _is_open(subject):
-            _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
-        for placed, kernel in subject.rivals if _runs_as_planned(subject) and _is_near(subject) else ():
-            if subject.entry(subject.way_of(placed)) is None:
-                _measured_error(bench, subject, kernel, subject.way_of(placed))
+    fresh: dict[tuple[str, str], tuple[Subject, Kernel]] = {}
+    for subject in filter(_is_open, bench.subjects):
+        fresh.setdefault((subject.identity["part"], subject.way), (subject, subject.kernel))
+    _compile_ahead(bench, fresh.values(), requests_for(bench))  # the largest first
+    for subject, _ in fresh.values():
+        _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
+    rivals = {
+        (subject.identity["part"], subject.way_of(placed)): (subject, kernel)
+        for subject in bench.subjects
+        if _runs_as_planned(subject) and _is_near(subject)
+        for placed, kernel in subject.rivals
+        if subject.entry(subject.way_of(placed)) is None
+    }
+    _compile_ahead(bench, rivals.values())
+    for (_, name), (subject, kernel) in rivals.items():
+        _measured_error(bench, subject, kernel, name)
     if failures:
         warnings.warn(f"pallasfuse: {'; '.join(failures)}", stacklevel=2)
+
+
+def _compile_ahead(bench: Bench, kernels: Collection[tuple[Subject, Kernel]], others: Sequence[Request] = ()) -> None:
+    """Compiles what comparisons of these kernels with XLA's are going to run, and others, all at the same time."""
+    start = time.perf_counter()
+    asked = [requests(_functions(s, k), s.avals, bench.device, expected_us=_expected_us(k)) for s, k in kernels]
+    bench.executables.of([*others, *chain.from_iterable(asked)], bench.device)
+    for _, kernel in kernels:
+        bench.spent[kernel.name] = (time.perf_counter() - start) / len(asked)
 
 
 def _first_that_compiles(bench: Bench, subject: Subject, failures: list[str]) -> None:
@@ -323,153 +312,32 @@ def _first_that_runs(
 
 def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -> str | None:
     """Note how one way to run a kernel compares with XLA's. Returns its error, if it has one."""
-    functions = {XLA: subject.part.run, _OURS: subject.function(kernel)}
-    expected_us = min(kernel.price.us, kernel.replaced.us or math.inf)
     found = compare(
-        functions,
+        _functions(subject, kernel),
         subject.avals,
         bench.device,
         budget_s=BUDGET_S,
-        expected_us=expected_us,
+        expected_us=_expected_us(kernel),
+        executables=bench.executables,
         parts=_decided_by_kernels(bench, subject),
     )
     bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + found.seconds
-    error = subject.take_down(name, kernel, found, _OURS)
-    if error is None and _OURS not in found.microseconds:
-        reason = found.skipped or found.failed.get(_OURS, "")
+    error = subject.take_down(name, kernel, found, OURS)
+    if error is None and OURS not in found.microseconds:
+        reason = found.skipped or found.failed.get(OURS, "")
         bench.skipped[kernel.name] = f"not measured ({reason}): chosen by its price"
     return error
+
+
+def _functions(subject: Subject, kernel: Kernel) -> dict[str, Function]:
+    return {XLA: subject.part.run, OURS: subject.function(kernel)}
+
+
+def _expected_us(kernel: Kernel) -> float:
+    """Returns about what the shorter one of a kernel and what it replaces is predicted to take."""
+    return min(kernel.price.us, kernel.replaced.us or math.inf)
 
 
 def _decided_by_kernels(bench: Bench, subject: Subject) -> bool:
     """Does the time of its kernels decide about a short one? Only where the clock decides about the whole call after it."""
     return subject.within and not primitives(bench.plan.converted.jaxpr) & UNTIMED
-
-
-# --- the whole call
-
-
-def _is_one_kernel(plan: Plan) -> bool:
-    """Is the whole call one kernel and nothing else? Then what was measured of that is said of the call."""
-    return len(plan.steps) == 1 and plan.steps[0] is plan.kernels[0]
-
-
-def _as_a_whole(
-    bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measure: bool, made: Made
-) -> tuple[Plan, list[Verdict]]:
-    """A plan whose whole call is faster than XLA's, with the verdicts on calls. Where it is not, kernels are given up one after the
-    other, the one that gains the least first, equal ones together; all after a few tries, or when the others gain too little for a
-    clock to see it in the call."""
-    found: list[Verdict] = []
-    while plan.kernels and not _is_one_kernel(plan):
-        whole = _whole(bench, plan, made, measure)
-        found += [] if whole is None else [whole]
-        if whole is None or whole.kept:
-            break
-        saved = _saved(plan, verdicts)
-        given_up = _least(bench, saved)
-        left_us = sum(us for name, us in saved.items() if name not in given_up)
-        if (
-            whole.ours_us is None
-            or whole.xla_us is None
-            or len(found) > _FEWER_KERNELS
-            or left_us < (1 - 1 / LEAST_GAIN) * whole.xla_us
-        ):
-            given_up = list(saved)
-        if len(given_up) < len(plan.kernels):
-            found[-1] = replace(whole, reason=f"without {', '.join(given_up)}, then")
-        times = _times(whole.ours_us, whole.xla_us)
-        reason = f"the whole call is not faster than XLA's: {times}" if whole.ours_us is not None else whole.reason
-        plan = _revised(plan, dict.fromkeys(given_up, reason))
-    return plan, found
-
-
-def _with_nearly_even(
-    bench: Bench, plan: Plan, changes: Mapping[str, Placed | str], left: Plan, measure: bool, made: Made
-) -> Plan:
-    """The plan that is left, or the one that also has the kernels that were given up for being a little slower alone, if its whole
-    call is faster: XLA may read what they leave faster than what it would have left itself."""
-    as_planned = {s.kernel.name for s in bench.subjects if _runs_as_planned(s)}
-    lost = (
-        v for v in left.verdicts if v.subject in changes.keys() & as_planned and not v.kept and v.ours_us is not None
-    )
-    nearly = {v.subject for v in lost if v.speedup > 1 / _NEARLY_EVEN}
-    together = _revised(plan, {name: change for name, change in changes.items() if name not in nearly})
-    if not nearly or _is_one_kernel(together):
-        return left
-    call = _whole(bench, together, made, measure)
-    if call is None or call.ours_us is None:
-        return left
-    names = ", ".join(sorted(nearly))
-    gain = call.speedup / max((v.speedup for v in left.verdicts if v.subject == WHOLE_CALL and v.kept), default=1.0)
-    if not call.kept or gain < _MORE_TOGETHER:
-        refused = replace(call, kept=False, reason=f"with {names}: no faster than without")
-        return replace(left, verdicts=(*left.verdicts, refused))
-    chosen = [replace(v, kept=True, reason="the kernel is used: the whole call is faster with it") if v.subject in nearly else v
-              for v in left.verdicts if v.subject != WHOLE_CALL]  # fmt: skip
-    return replace(together, verdicts=(*chosen, replace(call, reason=f"with {names}: the kernels are used")))
-
-
-def _saved(plan: Plan, verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Returns the microseconds that the kernels of a plan save alone, by their names; for unmeasured ones what is predicted."""
-    saved = {k.name: max(0.0, k.replaced.us - k.price.us) for k in plan.kernels}
-    return saved | {v.subject: v.saved_us for v in verdicts if v.ours_us is not None and v.subject in saved}
-
-
-def _least(bench: Bench, saved: Mapping[str, float]) -> list[str]:
-    """Returns the names of the kernels that save the least, equal ones together. saved: microseconds, by their names."""
-    parts = _parts(bench)
-    together: dict[str, list[str]] = {}
-    for name in saved:
-        together.setdefault(parts[name], []).append(name)
-    return min(together.values(), key=lambda names: sum(saved[n] for n in names))
-
-
-def _parts(bench: Bench) -> dict[str, str]:
-    """Returns the key of each kernel's part by the name of the kernel. Equal kernels have the same key."""
-    return {s.kernel.name: s.identity["part"] for s in bench.subjects}
-
-
-def _whole(bench: Bench, plan: Plan, made: Made, measure: bool) -> Verdict | None:
-    """Compares the whole call with its kernels to the same without any; None where nothing is known. `made`: as of `compare`."""
-    unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
-    if unfit:
-        return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measure else None
-    parts = _parts(bench)
-    kernels = ", ".join(f"{parts[k.name]} on {way_of_kernel(k)}" for k in plan.kernels)
-    identity = {**bench.around, "of": "call", "program": whole_key(plan.converted.jaxpr), "kernels": kernels}
-    known, seconds = bench.store.get(identity), 0.0
-    if known is None and measure:
-        found = apart(lambda: _measure_whole(bench, plan, made), bench.device)
-        seconds = found.seconds
-        if _OURS not in found.microseconds:
-            return _not_measured(bench, found)
-        entry = comparison(found, _OURS)
-        known = bench.store.update(identity, lambda _: entry)
-    if known is None:
-        return None
-    reason = "the kernels are used" if known["faster"] else "XLA's own is used"
-    reason += _of_kernels(known)
-    return Verdict(WHOLE_CALL, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
-
-
-def _not_measured(bench: Bench, found: Measured) -> Verdict:
-    failed = {**found.uncompiled, **found.failed}.get(_OURS, "")
-    if not failed or is_shortage(failed):
-        reason = f"not measured ({found.skipped}): its kernels are used"
-        return Verdict(WHOLE_CALL, True, reason, seconds=found.seconds)
-    warnings.warn(f"pallasfuse: the fused call does not run on {bench.device.device_kind}: {failed}; XLA's own is used instead",
-                  stacklevel=2)  # fmt: skip
-    return Verdict(WHOLE_CALL, False, f"it does not run: {failed}", seconds=found.seconds)
-
-
-def _measure_whole(bench: Bench, plan: Plan, made: Made) -> Measured:
-    free = replace(plan, options=replace(plan.options, strict=False, verify=None))
-    plain = _revised(free, {k.name: "to compare" for k in plan.kernels})
-    consts = list(plan.converted.jaxpr.consts)
-    functions = {
-        XLA: lambda *args: execute(plain, [*consts, *args]),
-        _OURS: lambda *args: execute(plan, [*consts, *args]),
-    }
-    avals = [v.aval for v in plan.converted.jaxpr.invars]
-    return compare(functions, avals, bench.device, budget_s=BUDGET_S, more_s=_MORE_FOR_CALLS_S, made=made)

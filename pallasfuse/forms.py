@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
 from pallasfuse.environment import environment
-from pallasfuse.first_time import IMPORTS
+from pallasfuse.executables import Executables
+from pallasfuse.first_time import IMPORTS, shared
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.kept_plans import plan_of
@@ -76,7 +78,7 @@ def _verdict(form: Converted, rewritings: tuple[Rewriting, ...], device: Any, me
     identity = {**environment(device), "of": "form", "program": whole_key(form.whole), "form": whole_key(form.jaxpr)}
     known, seconds = store.get(identity), 0.0
     if known is None and measure:
-        found = apart(lambda: _measured(form, device), device)
+        found = _measured(form, device)
         seconds = found.seconds
         error = {**found.uncompiled, **found.failed}.get(_REWRITTEN)
         if _REWRITTEN not in found.microseconds and error is None:
@@ -98,4 +100,6 @@ def _measured(form: Converted, device: Any) -> Measured:
         return lambda *args: _compat.eval_jaxpr(one, one.consts, *args)
 
     avals = [v.aval for v in form.jaxpr.invars]
-    return compare({XLA: run(form.original), _REWRITTEN: run(form.jaxpr)}, avals, device, budget_s=_BUDGET_S)
+    functions = {XLA: run(form.original), _REWRITTEN: run(form.jaxpr)}
+    timed = partial(compare, budget_s=_BUDGET_S, executables=shared(Executables, Executables))
+    return apart(lambda: timed(functions, avals, device), device)

@@ -2,9 +2,10 @@
 context of the caller, with JAX's configuration as measurements want it. One at a time in a process."""
 
 import contextlib
+import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +13,8 @@ import jax
 
 _TURN = threading.Lock()
 _here = threading.local()
+_MOST_AT_ONCE = 8
+"""A compiler takes memory for each program that it works on."""
 
 
 def apart[T](function: Callable[[], T], device: Any) -> T:
@@ -41,7 +44,7 @@ def is_inside() -> bool:
     return getattr(_here, "inside", False)
 
 
-def together[T](functions: Mapping[str, Callable[[], T]], device: Any) -> dict[str, T]:
+def together[T](functions: Sequence[Callable[[], T]], device: Any) -> list[T]:
     """The results of functions that run at the same time, each as `apart` runs one. To be called from there."""
     assert is_inside(), "it is somebody else's turn"
     x64 = bool(jax.config.jax_enable_x64)
@@ -50,8 +53,13 @@ def together[T](functions: Mapping[str, Callable[[], T]], device: Any) -> dict[s
         with _configured(device, x64):
             return function()
 
-    with ThreadPoolExecutor(max(1, min(4, len(functions)))) as pool:
-        return dict(zip(functions, pool.map(run, functions.values()), strict=True))
+    with ThreadPoolExecutor(max(1, min(cores(), _MOST_AT_ONCE, len(functions)))) as pool:
+        return list(pool.map(run, functions))
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager

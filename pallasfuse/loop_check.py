@@ -6,11 +6,12 @@ one trip ends with and the next one begins with, and keeps values elsewhere.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from pallasfuse.check import BUDGET_S
 from pallasfuse.environment import environment
-from pallasfuse.execution import execute
+from pallasfuse.executables import Executables
+from pallasfuse.first_time import shared
 from pallasfuse.forms import UNTIMED
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Measured, compare
@@ -18,8 +19,9 @@ from pallasfuse.parts import CHOICE, branches, primitives, way_of_kernel, whole_
 from pallasfuse.plan import Plan
 from pallasfuse.primitive_names import FUSED_CALL
 from pallasfuse.store import Record, current
-from pallasfuse.subjects import XLA, comparison
+from pallasfuse.subjects import XLA, comparison, whole_call
 from pallasfuse.verdicts import BODIES, Verdict
+from pallasfuse.whole_calls import BUDGET_S
 
 _OURS = "with kernels in the bodies of loops"
 
@@ -42,7 +44,7 @@ def with_bodies_that_pay(plan: Plan, without: Callable[[], Plan], device: Any, *
         return plan
     if known is None:
         other = without()
-        found = apart(lambda: _measured(plan, other, device), device)
+        found = _measured(plan, other, device)
         is_timed, seconds = _OURS in found.microseconds, found.seconds
         skipped: Record = {"skipped": found.skipped or str({**found.uncompiled, **found.failed}.get(_OURS, ""))}
         entry = comparison(found, _OURS) if is_timed else skipped
@@ -66,10 +68,7 @@ def _identity(plan: Plan, device: Any) -> Mapping[str, str]:
 
 
 def _measured(plan: Plan, other: Plan, device: Any) -> Measured:
-    def run(one: Plan) -> Callable[..., Any]:
-        free = replace(one, options=replace(one.options, strict=False, verify=None))
-        consts = list(one.converted.jaxpr.consts)
-        return lambda *args: execute(free, [*consts, *args])
-
     avals = [v.aval for v in plan.converted.jaxpr.invars]
-    return compare({XLA: run(other), _OURS: run(plan)}, avals, device, budget_s=BUDGET_S)
+    functions = {XLA: whole_call(other), _OURS: whole_call(plan)}
+    timed = partial(compare, budget_s=BUDGET_S, executables=shared(Executables, Executables))
+    return apart(lambda: timed(functions, avals, device), device)

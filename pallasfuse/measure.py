@@ -11,11 +11,7 @@ from typing import Any
 import jax
 
 from pallasfuse import _compat, samples, timing, turns
-from pallasfuse.isolation import together
-
-Function = Callable[..., Any]
-type Made = dict[int, Any]
-"""The first of compared programs as it was compiled, by how often it runs what is measured."""
+from pallasfuse.executables import Executables, Function, Request, summary
 
 _REPEATS = 32
 """Trips of the loop in which programs are measured that are too short to be sent off one by one."""
@@ -71,23 +67,23 @@ def compare(
     budget_s: float,
     more_s: float = 0.0,
     expected_us: float | None = None,
-    made: Made | None = None,
+    executables: Executables | None = None,
     parts: bool = False,
     most_memory: float = math.inf,
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 
     budget_s, more_s: as of `timing.race`; compilation comes on top. expected_us: about what a call takes, where that is known: a
-    short program is compiled only as it is measured. made: to be given to other comparisons with the same first program, which is
-    then compiled once. parts: the functions are parts of a larger program, which hides the starts of kernels: between short ones
-    the time of their kernels decides, unless the clock is against one by more than starts take. Of other short programs it decides
-    where the clock is against one by no more than starts differ from process to process. most_memory: programs that take so many
-    times as much memory as the first one are not run, unless it is little more.
+    short program is compiled only as it is measured. executables: what is compiled already, to which is added what is not. parts:
+    the functions are parts of a larger program, which hides the starts of kernels: between short ones the time of their kernels
+    decides, unless the clock is against one by more than starts take. Of other short programs it decides where the clock is
+    against one by no more than starts differ from process to process. most_memory: programs that take so many times as much
+    memory as the first one are not run, unless it is little more.
     """
-    made = {} if made is None else made
     start = time.perf_counter()
-    times = _REPEATS if _is_accelerator(device) and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
-    programs = _compiled(functions, times, avals, device, made)
+    times = _times(device, expected_us)
+    compiled = partial(_compiled, avals=avals, device=device, executables=executables or Executables())
+    programs = compiled(functions, times)
     uncompiled = {n: p for n, p in programs.items() if isinstance(p, str)}
     too_large = _too_large(programs, most_memory)
     usable = {n: p for n, p in programs.items() if n not in uncompiled and n not in too_large}
@@ -96,7 +92,7 @@ def compare(
     waiting = time.perf_counter()
     with turns.turn(device):
         start += time.perf_counter() - waiting
-        found = _timed(functions, usable, times, avals, device, race, failed, made, parts=parts)
+        found = _timed(functions, usable, times, avals, device, race, failed, compiled, parts=parts)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
         return Measured(
@@ -107,27 +103,25 @@ def compare(
     return Measured(microseconds, outcome.winner, outcome.faster, uncompiled, failed, "", seconds, kernels, too_large)
 
 
-def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
-    """`function` compiled for a device, or the error that this ended with."""
-    where = jax.sharding.SingleDeviceSharding(device)
-    try:
-        given = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where) for a in avals]
-        return jax.jit(function).lower(*given).compile()
-    except Exception as error:  # whatever a lowering or a compiler raises
-        return summary(error)
+def requests(
+    functions: Mapping[str, Function], avals: Sequence[Any], device: Any, *, expected_us: float | None = None
+) -> list[Request]:
+    """Returns what `compare` is going to ask for, to be compiled ahead of it, beside that of other comparisons."""
+    counts = {_times(device, expected_us), 1}
+    return [Request(f, avals, times) for times in counts for f in functions.values()]
+
+
+def _times(device: Any, expected_us: float | None) -> int:
+    """Returns how often a program runs what is measured: a short one of an accelerator takes less than it takes to send it off."""
+    return _REPEATS if _is_accelerator(device) and (expected_us or math.inf) < 1e6 * _SHORT_S else 1
 
 
 def _compiled(
-    functions: Mapping[str, Function], times: int, avals: Sequence[Any], device: Any, made: Made
+    functions: Mapping[str, Function], times: int, *, avals: Sequence[Any], device: Any, executables: Executables
 ) -> dict[str, Any]:
-    """Programs that run each function so many times, or the errors of those that do not compile. The first is looked for in
-    `made`, and put there."""
-    first, *_ = functions
-    fresh = {n: f for n, f in functions.items() if n != first or times not in made}
-    repeated = {n: f if times == 1 else timing.repeated(f, times) for n, f in fresh.items()}
-    programs = together({n: partial(compiled, f, avals, device) for n, f in repeated.items()}, device)
-    made[times] = programs.setdefault(first, made.get(times))
-    return {n: programs[n] for n in functions}
+    """Programs that run each function so many times, or the errors of those that do not compile."""
+    made = executables.of([Request(f, avals, times) for f in functions.values()], device)
+    return dict(zip(functions, made, strict=True))
 
 
 def _too_large(programs: Mapping[str, Any], most: float) -> dict[str, str]:
@@ -145,12 +139,6 @@ def _too_large(programs: Mapping[str, Any], most: float) -> dict[str, str]:
     }
 
 
-def summary(error: BaseException) -> str:
-    """An error in one line."""
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
-
-
 def _is_accelerator(device: Any) -> bool:
     """Does a program run there while the host goes on? Then it may take less than it takes to send it off."""
     return bool(device.platform != "cpu")
@@ -158,7 +146,8 @@ def _is_accelerator(device: Any) -> bool:
 
 def _timed(
     functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any,
-    race: Callable[[Mapping[str, timing.Sampler]], timing.Outcome], failed: dict[str, str], made: Made, *, parts: bool,
+    race: Callable[[Mapping[str, timing.Sampler]], timing.Outcome], failed: dict[str, str],
+    compiled: Callable[[Mapping[str, Function], int], dict[str, Any]], *, parts: bool,
 ) -> tuple[timing.Outcome, dict[str, float]] | str:  # fmt: skip
     """The race of programs that compiled, or why there was none; and where it is known, what kernels of those take that may win.
 
@@ -181,7 +170,7 @@ def _timed(
     if reference not in samplers or len(samplers) == 1:
         return next(iter(failed.values()))
     if times == 1 and _is_accelerator(device) and min(t / n for t, n in (s() for s in samplers.values())) < _SHORT_S:
-        longer = _compiled({n: functions[n] for n in samplers}, _REPEATS, avals, device, made)
+        longer = compiled({n: functions[n] for n in samplers}, _REPEATS)
         if not any(isinstance(p, str) for p in longer.values()):
             lasting = _samplers(longer, arguments, device, _REPEATS, {})
             samplers = lasting if len(lasting) == len(samplers) else samplers
@@ -196,7 +185,7 @@ def _timed(
     if not ahead or not _is_accelerator(device) or is_sure:
         return outcome, {}
     left = {n: f for n, f in functions.items() if n == reference or n in ahead}
-    single = {n: programs[n] for n in left} if times == 1 else _compiled(left, 1, avals, device, made)
+    single = {n: programs[n] for n in left} if times == 1 else compiled(left, 1)
     return _confirmed(outcome, single, arguments)
 
 

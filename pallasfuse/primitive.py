@@ -5,7 +5,6 @@ original function, with one warning.
 """
 
 import functools
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,7 @@ from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
-from pallasfuse.isolation import is_inside
+from pallasfuse.isolation import cores, is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.loop_check import with_bodies_that_pay
@@ -297,17 +296,12 @@ def target_for(platform: str, options: FuseOptions) -> Target:
 def for_device_at_hand(target: Target) -> Target:
     """The target with the numbers of the device of its platform that is at hand; where there is none, of the assumed one."""
     if target.platform == "cpu":
-        return target.on(replace(target.device, multiprocessors=_cores()))
+        return target.on(replace(target.device, multiprocessors=cores()))
     if target.platform != jax.default_backend():
         return target
     here = jax.devices()[0]
     numbers = device.find(here.device_kind, target.platform)
     return target.on(replace(numbers, multiprocessors=int(getattr(here, "core_count", 0) or numbers.multiprocessors)))
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _capabilities() -> frozenset[str]:

@@ -1,6 +1,6 @@
 """The kernels of a plan as they are measured: each with the part that it computes, and what is known about ways to run it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -10,15 +10,18 @@ from pallasfuse import _compat
 from pallasfuse.decisions import Placed
 from pallasfuse.emission.lookups import stored
 from pallasfuse.environment import environment
-from pallasfuse.execution import run_kernel
-from pallasfuse.first_time import IMPORTS
-from pallasfuse.measure import Function, Measured, is_shortage
+from pallasfuse.executables import Executables, Function
+from pallasfuse.execution import execute, run_kernel
+from pallasfuse.first_time import IMPORTS, shared
+from pallasfuse.measure import Measured, is_shortage
 from pallasfuse.parts import Part, part_of, producers, way, way_of_kernel
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Identity, Record, Store, current
 
 XLA = "XLA's own"
 """The name of XLA's program among those that are compared, and of a winner that is none of ours."""
+OURS = "fused"
+"""The name of the program with kernels, where it is compared with XLA's alone."""
 
 
 def comparison(found: Measured, key: str) -> Record:
@@ -45,6 +48,8 @@ class Subject:
     store: Store
     within: bool = True
     """It is part of a larger call, which hides the starts of its kernels: when it is short, their own time decides."""
+    _functions: dict[int, tuple[Kernel, Function]] = field(default_factory=dict)
+    """By the identity of kernels: each as a function."""
 
     @cached_property
     def way(self) -> str:
@@ -79,9 +84,9 @@ class Subject:
     def others(self, *, searched: bool = False) -> Iterator[tuple[Placed, Kernel]]:
         """Other ways to run the kernel, the most promising first; searched: as of `pipeline.ways`."""
         with IMPORTS:
-            from pallasfuse.pipeline import revised, ways
+            from pallasfuse.pipeline import ways
 
-        free = replace(self.plan, options=replace(self.plan.options, strict=False, verify=None))
+        free = _unbound(self.plan)
         seen = {self.way}
         for placed in chain(self.kernel.rivals, ways(self.plan, self.kernel, searched=searched)):
             if self.way_of(placed) not in seen:
@@ -107,7 +112,12 @@ class Subject:
         return next((p for p in known if self.way_of(p) == name), None)
 
     def function(self, kernel: Kernel) -> Function:
-        """The kernel, run in one way, as a function of the inputs of its part, with the outputs of that."""
+        """The kernel, run in one way, as a function of the inputs of its part, with the outputs of that. It is the same one
+        whenever it is asked for."""
+        _, found = self._functions.setdefault(id(kernel), (kernel, self._as_function(kernel)))
+        return found
+
+    def _as_function(self, kernel: Kernel) -> Function:
         plan, part, own = self.plan, self.part, self.kernel.lookups
         shapes = [_compat.shape_of(plan.converted.variable[n.name]) for n in kernel.group.outputs]
 
@@ -153,6 +163,10 @@ class Bench:
     """By the name of a kernel, what its check has taken, in seconds."""
     skipped: dict[str, str] = field(default_factory=dict)
     """By the name of a kernel, why it could not be timed."""
+    executables: Executables = field(default_factory=lambda: shared(Executables, Executables))
+    """What was compiled for comparisons."""
+    _calls: dict[tuple[tuple[str, str], ...], Function] = field(default_factory=dict)
+    """By the names of kernels, and how they run: the whole call with them."""
 
     @property
     def are_parts(self) -> bool:
@@ -161,6 +175,16 @@ class Bench:
         On a CPU nothing is hidden, and one judgement serves all calls.
         """
         return self.device.platform == "cpu" or len(self.plan.steps) > 1
+
+    @cached_property
+    def xla_call(self) -> Function:
+        """The whole call without any kernel."""
+        return whole_call(revised(_unbound(self.plan), {k.name: "to compare" for k in self.plan.kernels}))
+
+    def call(self, plan: Plan) -> Function:
+        """The whole call with the kernels of a plan. It is the same function whenever it is asked for."""
+        kernels = tuple((k.name, way_of_kernel(k)) for k in plan.kernels)
+        return self._calls.setdefault(kernels, whole_call(plan))
 
     def __post_init__(self) -> None:
         self.around, makers = environment(self.device), producers(self.plan.converted)
@@ -171,3 +195,23 @@ class Bench:
             of = "part" if self.are_parts else "call of one part"
             identity = {**self.around, "of": of, "part": part.key, "target": self.plan.target.name}
             self.subjects.append(Subject(self.plan, kernel, part, identity, self.store, self.are_parts))
+
+
+def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
+    """As `pipeline.revised`, which is imported only where something changes."""
+    if not changes:
+        return plan
+    with IMPORTS:
+        from pallasfuse import pipeline
+    return pipeline.revised(plan, changes)
+
+
+def whole_call(plan: Plan) -> Function:
+    """Returns the call that a plan is of as a function of its arguments."""
+    free, consts = _unbound(plan), list(plan.converted.jaxpr.consts)
+    return lambda *args: execute(free, [*consts, *args])
+
+
+def _unbound(plan: Plan) -> Plan:
+    """Returns the plan without what a user forbids it: any of its kernels may be left out."""
+    return replace(plan, options=replace(plan.options, strict=False, verify=None))

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from pallasfuse.api import FusedFunction
-from pallasfuse.check import BUDGET_S, check, unchecked, wanted
+from pallasfuse.check import check, unchecked, wanted
+from pallasfuse.executables import Executables
 from pallasfuse.isolation import apart
-from pallasfuse.measure import Made, Measured, compare
+from pallasfuse.measure import Measured, compare
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import FORMAT, Identity, Record, current
 from pallasfuse.subjects import XLA, Bench, Subject
+from pallasfuse.whole_calls import BUDGET_S
 
 WAYS = 8
 """So many ways to run a kernel are measured, if the time does for them, and trees that a search finds."""
@@ -147,13 +149,13 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
     best: tuple[str, Kernel] | None = None
     winner, measured = XLA, 0
     waiting = _ways(subject)
-    made: Made = {}
+    executables = Executables()
     while True:
         field = list(islice(waiting, _AT_ONCE))
         if not field or (measured and until is not None and time.perf_counter() >= until):
             break
         field = ([] if best is None else [best]) + field
-        found = _race(subject, field, device, made)
+        found = _race(subject, field, device, executables)
         for name, kernel in field:
             subject.take_down(name, kernel, found, name)
         fresh = len(field) - (best is not None)
@@ -169,12 +171,18 @@ def _tune_one(subject: Subject, device: Any, until: float | None, advance: Calla
     advance(max(0, WAYS - measured))
 
 
-def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, made: Made) -> Measured:
+def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, executables: Executables) -> Measured:
     functions = {XLA: subject.part.run} | {name: subject.function(kernel) for name, kernel in field}
     expected_us = subject.kernel.price.us
     budget_s = BUDGET_S * len(field)
     return compare(
-        functions, subject.avals, device, budget_s=budget_s, expected_us=expected_us, made=made, parts=subject.within
+        functions,
+        subject.avals,
+        device,
+        budget_s=budget_s,
+        expected_us=expected_us,
+        executables=executables,
+        parts=subject.within,
     )
 
 

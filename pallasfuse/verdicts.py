@@ -1,6 +1,8 @@
 """Verdicts say what a clock found about a plan: one for each kernel, and one for the whole call."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 WHOLE_CALL = "the whole call"
 """The subject of a verdict that is not of one kernel."""
@@ -47,3 +49,16 @@ class Verdict:
         when = "known from before" if self.remembered else f"checked in {self.seconds:.2g} s"
         times = f"{self.ours_us:.4g} us, XLA's {self.xla_us:.4g} us ({self.speedup:.2f}x)"
         return f"{self.subject}: {times}, {when}: {self.reason}"
+
+
+def words_for_times(ours: float | None, theirs: float | None) -> str:
+    """Says what a kernel or a call takes, and what XLA's own does, in microseconds."""
+    return "not measured" if ours is None or theirs is None else f"{ours:.4g} us against {theirs:.4g} us"
+
+
+def words_for_kernels(entry: Mapping[str, Any]) -> str:
+    """Says what kernels take alone, where they were compared and XLA's won; else nothing. entry: the record of a comparison."""
+    if entry["faster"] or "kernels_us" not in entry:
+        return ""
+    times = words_for_times(entry["kernels_us"], entry["xla_kernels_us"])
+    return f"; kernels alone, without the gaps between them: {times}"

@@ -10,15 +10,16 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
-from pallasfuse.check import BUDGET_S
 from pallasfuse.decompositions import Decomposer, Rule
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
-from pallasfuse.first_time import IMPORTS, Later
+from pallasfuse.executables import Executables
+from pallasfuse.first_time import IMPORTS, Later, shared
 from pallasfuse.forms import UNTIMED
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten
@@ -32,6 +33,7 @@ from pallasfuse.subjects import XLA, comparison
 from pallasfuse.targets import Target
 from pallasfuse.unrolled_loops import unrolled_surely, unrollings
 from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT, Verdict
+from pallasfuse.whole_calls import BUDGET_S
 
 _MORE_MEMORY = 1.1
 """A form may take so many times as much memory: who computes in chunks has a reason for it."""
@@ -111,7 +113,7 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
     }
     known = store.get(identity)
     if known is None and measure:
-        found = apart(lambda: _compared(written, {_OPERATIONS: other}, device, _OPERATION_S), device)
+        found = _compared(written, {_OPERATIONS: other}, device, _OPERATION_S)
         error = _error_of(found, _OPERATIONS)
         timed = _OPERATIONS in found.microseconds
         entry: Record = comparison(found, _OPERATIONS) if timed else {"skipped": found.skipped}
@@ -182,7 +184,7 @@ def fastest(
     if known is None and not measure:
         return None, None
     if known is None:
-        found = apart(lambda: _compared(jaxpr, ways, device, BUDGET_S), device)
+        found = _compared(jaxpr, ways, device, BUDGET_S)
         seconds = found.seconds
         best = min((n for n in ways if n in found.microseconds), key=found.microseconds.__getitem__, default=None)
         best = found.winner if found.winner in ways else best
@@ -286,9 +288,12 @@ def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
 
 
 def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float) -> Measured:
+    executables = shared(Executables, Executables)
+
     def run(one: Jaxpr) -> Callable[..., Any]:
         return lambda *args: _compat.eval_jaxpr(one, one.consts, *args)
 
     functions = {XLA: run(jaxpr)} | {words: run(one) for words, one in ways.items()}
     avals = [v.aval for v in jaxpr.invars]
-    return compare(functions, avals, device, budget_s=budget_s, most_memory=_MORE_MEMORY)
+    timed = partial(compare, budget_s=budget_s, most_memory=_MORE_MEMORY, executables=executables)
+    return apart(lambda: timed(functions, avals, device), device)

@@ -128,16 +128,6 @@ def test_a_repeated_program_that_does_not_compile_is_measured_by_itself(monkeypa
     assert set(compare({"often": often, "once": once}, [small]).microseconds) == {"often", "once"}
 
 
-def test_the_first_program_is_compiled_once_for_several_comparisons(monkeypatch):
-    made, compiled = {}, []
-    original = measure.compiled
-    monkeypatch.setattr(measure, "compiled", lambda f, *more: compiled.append(f) or original(f, *more))
-    assert compare({"often": often, "once": once}, made=made).winner == "once"
-    assert compare({"often": often, "other": lambda x: x @ x + 1}, made=made).winner == "other"
-    assert compiled.count(often) == 1
-    assert len(compiled) == 3
-
-
 # --- kernels alone
 
 

@@ -15,6 +15,7 @@ from pallasfuse import check, store, tuning
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from pallasfuse.subjects import XLA
+from tests.check.clock import timed_by
 from tests.programs_by_name import attention, softmax, variance
 
 Q = np.random.default_rng(0).normal(size=(512, 32)).astype("float32")
@@ -33,7 +34,7 @@ class Clock:
         self.times, self.default, self.xla = times, default, xla
         self.raced = []
 
-    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, made=None, **_):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, **_):
         names = [n for n in functions if n != XLA]
         self.raced.append(names)
         found = {n: next((t for part, t in self.times.items() if part in n), self.default) for n in names}
@@ -48,7 +49,7 @@ def clock(monkeypatch):
     def install(times, **more):
         made = Clock(times, **more)
         monkeypatch.setattr(tuning, "compare", made)
-        monkeypatch.setattr(check, "compare", made)
+        timed_by(monkeypatch, made)
         return made
 
     return install

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pallasfuse import check, loop_check, written_out
-from tests.check.clock import Clock
+from pallasfuse import loop_check, written_out
+from tests.check.clock import Clock, timed_by
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def own_store(tmp_path, monkeypatch):
 def clock(monkeypatch):
     def install(*speedups, **more):
         made = Clock(*speedups, **more)
-        monkeypatch.setattr(check, "compare", made)
+        timed_by(monkeypatch, made)
         monkeypatch.setattr(loop_check, "compare", made)
         monkeypatch.setattr(written_out, "compare", made)
         return made

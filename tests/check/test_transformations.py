@@ -13,7 +13,7 @@ from pallasfuse import check, execution, isolation, loop_check, primitive, store
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
 from pallasfuse.verdicts import BODIES
-from tests.check.clock import Clock, X, kernels_run, same
+from tests.check.clock import Clock, X, kernels_run, same, timed_by
 from tests.programs_by_name import softmax, variance
 
 
@@ -124,7 +124,7 @@ def test_a_call_that_is_checked_by_itself_and_inside_another_one(monkeypatch):
 def test_whoever_measures_waits_for_nobody(monkeypatch):
     """The lock of a call is held by a thread that waits for its turn: the thread whose turn it is goes on without it."""
     compared = []
-    monkeypatch.setattr(check, "compare", lambda *a, **k: compared.append(1) or Measured(skipped="a test"))
+    timed_by(monkeypatch, lambda *a, **k: compared.append(1) or Measured(skipped="a test"))
     plan = pf.fuse(softmax).trace(X).fuse().tile().plan
     call = primitive.FusedCall(plan.converted.original, FuseOptions(), "softmax", primitive.Once(), {"xla": plan})
     device = jax.devices()[0]

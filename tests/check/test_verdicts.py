@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, store, subjects
+from pallasfuse import store, subjects, whole_calls
 from pallasfuse.measure import Measured
-from tests.check.clock import X, kernels_run, layers, same
+from tests.check.clock import X, kernels_run, layers, same, timed_by
 from tests.programs_by_name import softmax, variance
 
 
@@ -55,7 +55,7 @@ def test_a_call_of_one_kernel_hides_no_starts(clock, monkeypatch):
 
 
 def test_a_kernel_that_wins_by_its_own_time_is_told_with_that(clock, monkeypatch):
-    monkeypatch.setattr(check, "compare", lambda *_, **__: Measured(
+    timed_by(monkeypatch, lambda *_, **__: Measured(
         {subjects.XLA: 9.0, "fused": 30.0}, "fused", frozenset({"fused"}), kernels={subjects.XLA: 6.0, "fused": 3.0}))  # fmt: skip
     fused = pf.fuse(softmax)
     fused(X)
@@ -143,7 +143,7 @@ def test_kernels_are_given_up_until_none_is_left(clock, monkeypatch):
 
 
 def test_after_three_tries_all_are_given_up(clock, monkeypatch):
-    monkeypatch.setattr(check, "_FEWER_KERNELS", 1)
+    monkeypatch.setattr(whole_calls, "_FEWER_KERNELS", 1)
     compared = clock(4.0, 1.5, 2.0, 0.9)
     assert pf.fuse(three)(X, Y)
     assert len(compared.compared) == 3 + 2
@@ -173,7 +173,7 @@ def test_a_kernel_that_wins_by_the_clock_alone_is_left_to_xla(monkeypatch):
         times, kernels = ({n: t for n, t in zip(functions, pair, strict=True)} for pair in ((22.9, 19.1), (6.5, 8.45)))
         return Measured(times, next(iter(functions)), frozenset(), kernels=kernels, seconds=0.1)
 
-    monkeypatch.setattr(check, "compare", compare)
+    timed_by(monkeypatch, compare)
     fused = pf.fuse(softmax)
     fused(X)
     plan = fused.explain(X)
