@@ -1,11 +1,13 @@
 """The check of a whole call: what its kernels gain alone may be lost by what XLA could have fused around them.
 
-Should that be so, fewer kernels are tried; and those that were only nearly even alone, where XLA's neighbours gain by them.
+Should that be so, some of them are tried in groups. Those that were only nearly even alone are tried as well: what XLA runs beside
+them may gain.
 """
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from pallasfuse.decisions import Placed
@@ -24,8 +26,18 @@ BUDGET_S = 0.25
 """The seconds that the timed calls of one comparison may take together, or twice that if they are few."""
 _MORE_FOR_CALLS_S = 1.0
 """The seconds that a whole call of long programs gets beyond that while its kernels seem to win: it decides on all of them."""
-_FEWER_KERNELS = 3
-"""So often some kernels are given up to save the others, when the whole call is not faster with them."""
+_SHARE_OF_PROMISED = 0.5
+"""Kernels that gain less than this of what they gain alone are looked at again in the call."""
+_ALONE = 3
+"""So many of them, those that gain the most, are timed in the call one by one: each takes a compilation of the whole call."""
+_SEEN_GAIN = 1.005
+"""Kernels that gain more than this in the call are tried together: the sums of what kernels take differ by less from run to run."""
+_CLEARLY = 1.01
+"""Fewer kernels must be faster by this than all: of several that take the same, one seems to be the fastest."""
+_CORES_TO_SPARE = 4
+"""From so many on, what is perhaps never asked for is compiled beside what is."""
+_NOT_FASTER = "the whole call is not faster than XLA's"
+_FASTER_WITHOUT = "the whole call is faster without it"
 _NEARLY_EVEN = 1.15
 """A kernel that takes so much longer than XLA's at most may still be worth having for what XLA makes of its neighbours."""
 _MORE_TOGETHER = 1.03
@@ -36,7 +48,7 @@ def settled_as_a_whole(
     bench: Bench,
     plan: Plan,
     changes: Mapping[str, Placed | str],
-    as_planned: set[str],
+    as_planned: Collection[str],
     verdicts: Sequence[Verdict],
     measures: bool,
 ) -> Plan:
@@ -45,15 +57,19 @@ def settled_as_a_whole(
     plan: as it was made. changes: what follows from what kernels take alone, by their names. as_planned: the names of those that
     ran as they are planned. verdicts: on the kernels. measures: False looks up what is known, and measures nothing.
     """
-    lost = [v for v in verdicts if v.subject in changes.keys() & as_planned and not v.kept and v.ours_us is not None]
-    nearly = {v.subject for v in lost if v.speedup > 1 / _NEARLY_EVEN}
+    lost = [v for v in verdicts if v.subject in changes and v.subject in as_planned and not v.kept]
+    nearly = {v.subject for v in lost if v.ours_us is not None and v.speedup > 1 / _NEARLY_EVEN}
+    with_nearly = {name: change for name, change in changes.items() if name not in nearly}
     chosen = revised(plan, changes)
-    more = revised(plan, {name: change for name, change in changes.items() if name not in nearly}) if nearly else chosen
     if measures:
-        _compile_ahead(bench, [chosen, more])
-    left, of_calls = _as_a_whole(bench, chosen, verdicts, measures)
-    left = replace(left, verdicts=(*verdicts, *of_calls))
-    return _with_nearly_even(bench, more, nearly, left, measures) if nearly else left
+        _compile_ahead(bench, [chosen, revised(plan, with_nearly)])
+    best, of_calls = _fastest(bench, chosen, verdicts, measures)
+    left = replace(best.plan, verdicts=(*verdicts, *of_calls))
+    if not nearly:
+        return left
+    kept = {k.name for k in best.plan.kernels} or {k.name for k in chosen.kernels}
+    given_up = {k.name: _FASTER_WITHOUT for k in chosen.kernels if k.name not in kept}
+    return _with_nearly_even(bench, revised(plan, with_nearly | given_up), nearly, left, best.gain, measures)
 
 
 def _is_one_kernel(plan: Plan) -> bool:
@@ -62,85 +78,107 @@ def _is_one_kernel(plan: Plan) -> bool:
 
 
 def requests_for(bench: Bench) -> list[Request]:
-    """Returns what the comparison of the whole call is going to ask for whatever becomes of its kernels: XLA's own program."""
-    return [Request(bench.xla_call, _avals(bench.plan))] if _is_measured(bench.plan) else []
+    """Returns what the comparison of the whole call asks for whatever becomes of its kernels, XLA's own program; and where there
+    are cores to spare, what it asks for if all kernels win alone."""
+    calls = [bench.xla_call, bench.call(bench.plan)] if cores() >= _CORES_TO_SPARE else [bench.xla_call]
+    return [Request(call, _avals(bench.plan)) for call in calls] if _is_measured(bench.plan) else []
 
 
-def _as_a_whole(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measures: bool) -> tuple[Plan, list[Verdict]]:
-    """Returns a plan whose whole call is faster than XLA's, with the verdicts on calls.
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A plan whose whole call was timed.
 
-    Where it is not, kernels are given up, the ones that gain the least first (`_next_given_up`); all after a few tries.
+    `gain`: how many times as long XLA's own call takes, by its kernels alone where these were compared: their sum differs less
+    from run to run than what the clock says of calls that wait for their starts.
     """
-    found: list[Verdict] = []
-    while plan.kernels and not _is_one_kernel(plan):
-        whole = _whole(bench, plan, measures)
-        found += [] if whole is None else [whole]
-        if whole is None or whole.kept:
-            break
-        if measures and len(found) == 1:
-            _compile_ahead(bench, _with_fewer(bench, plan, verdicts, whole))
-        given_up = list(_saved(plan, verdicts))
-        if len(found) <= _FEWER_KERNELS:
-            given_up = _next_given_up(bench, plan, verdicts, whole)
-        if len(given_up) < len(plan.kernels):
-            found[-1] = replace(whole, reason=f"without {', '.join(given_up)}, then")
-        times = words_for_times(whole.ours_us, whole.xla_us)
-        reason = f"the whole call is not faster than XLA's: {times}" if whole.ours_us is not None else whole.reason
-        plan = revised(plan, dict.fromkeys(given_up, reason))
-    return plan, found
+
+    plan: Plan
+    verdict: Verdict
+    gain: float = 1.0
+
+    def told(self, reason: str) -> Verdict:
+        """The verdict, of a plan that was tried and is not used."""
+        return replace(self.verdict, kept=False, reason=reason)
 
 
-def _with_fewer(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], lost: Verdict) -> list[Plan]:
-    """Returns the plans that are tried next, as far as there are cores to compile them beside each other: the first may be the
-    last that is needed. lost: the verdict on the whole call with all kernels."""
-    found: list[Plan] = []
-    while plan.kernels and len(found) < min(_FEWER_KERNELS, max(1, cores() // 2)):
-        plan = revised(plan, dict.fromkeys(_next_given_up(bench, plan, verdicts, lost), ""))
-        found.append(plan)
-    return found
+def _fastest(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measures: bool) -> tuple[_Timed, list[Verdict]]:
+    """Returns a plan with those of its kernels that make the whole call the fastest, and the verdicts on calls; without any where
+    none is faster than XLA's own.
+
+    Should all kernels together gain less than half of what they gain alone, XLA fuses in the call what it cannot fuse in parts of
+    it, and some kernels lose by that. Then they are timed in the call in groups (`_groups`), and those that gain there together.
+    """
+    every = None if not plan.kernels or _is_one_kernel(plan) else _whole(bench, plan, measures)
+    if every is None:
+        return _Timed(plan, Verdict(WHOLE_CALL, True, "")), []
+    groups = _groups(bench, plan, verdicts, every.verdict)
+    plans = [_with_only(plan, group) for group in groups]
+    if measures:
+        _compile_ahead(bench, plans)
+    timed = [(group, _whole(bench, one, measures)) for group, one in zip(groups, plans, strict=True)]
+    gaining = [group for group, one in timed if one is not None and one.gain > _SEEN_GAIN]
+    names = list(chain.from_iterable(gaining))
+    if len(gaining) > 1 and len(names) < len(plan.kernels):
+        timed.append((names, _whole(bench, _with_only(plan, names), measures)))
+    tried = [(group, one) for group, one in timed if one is not None]
+    better = [one for _, one in tried if one.verdict.kept and one.gain > _CLEARLY * every.gain]
+    used = max(better, key=lambda one: one.gain, default=every)
+    told = [one.told(f"with {', '.join(group)} alone") for group, one in tried if one is not used]
+    if used is every and every.verdict.kept:
+        return every, [*told, every.verdict]
+    if used is every:
+        times = words_for_times(every.verdict.ours_us, every.verdict.xla_us)
+        reason = every.verdict.reason if every.verdict.ours_us is None else f"{_NOT_FASTER}: {times}"
+        return _Timed(revised(plan, {k.name: reason for k in plan.kernels}), every.verdict), [*told, every.verdict]
+    return used, [every.told("with all kernels"), *told, used.verdict]
 
 
-def _next_given_up(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], lost: Verdict) -> list[str]:
-    """Returns the names of the kernels that gain the least, equal ones together; of all, when the others gain too little for a
-    clock to see it in the call. lost: the verdict on a whole call that was not faster."""
+def _with_only(plan: Plan, names: Collection[str]) -> Plan:
+    return revised(plan, {k.name: _FASTER_WITHOUT for k in plan.kernels if k.name not in names})
+
+
+def _groups(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], every: Verdict) -> list[list[str]]:
+    """Returns the names of the kernels that are timed in the call together: the few that save the most alone, equal ones together,
+    one by one, and all others. None where nothing is to be found out by that. every: the verdict on the call with all."""
+    if every.ours_us is None or every.xla_us is None:
+        return []
     saved = _saved(plan, verdicts)
-    least = _least(bench, saved)
-    left_us = sum(us for name, us in saved.items() if name not in least)
-    seen = lost.ours_us is not None and lost.xla_us is not None and left_us >= (1 - 1 / LEAST_GAIN) * lost.xla_us
-    return least if seen else list(saved)
+    promised_us, unseen_us = sum(saved.values()), (1 - 1 / LEAST_GAIN) * every.xla_us
+    if every.xla_us - every.ours_us >= min(_SHARE_OF_PROMISED * promised_us, promised_us - unseen_us):
+        return []
+    keys, equal = _parts(bench), dict[str, list[str]]()
+    for name in saved:
+        equal.setdefault(keys[name], []).append(name)
+    us = {tuple(names): sum(saved[n] for n in names) for names in equal.values()}
+    least_us = (1 - 1 / _CLEARLY) * every.xla_us
+    largest = sorted((names for names in us if us[names] >= least_us), key=us.__getitem__, reverse=True)[:_ALONE]
+    others = [n for n in saved if not any(n in names for names in largest)]
+    groups = [*map(list, largest), *([others] if sum(saved[n] for n in others) >= least_us else [])]
+    return groups if len(largest) > 1 or (largest and others) else []
 
 
-def _with_nearly_even(bench: Bench, more: Plan, nearly: Collection[str], left: Plan, measures: bool) -> Plan:
+def _with_nearly_even(
+    bench: Bench, more: Plan, nearly: Collection[str], left: Plan, gain: float, measures: bool
+) -> Plan:
     """Returns the plan that is left, or the one with more kernels, if its whole call is faster: XLA may read what those leave
-    faster than what it would have left itself. nearly: the names of the kernels that were given up for being a little slower."""
-    if _is_one_kernel(more):
-        return left
-    call = _whole(bench, more, measures)
-    if call is None or call.ours_us is None:
+    faster than what it would have left itself. nearly: the names of the kernels that were given up for being a little slower.
+    gain: of the plan that is left."""
+    call = None if _is_one_kernel(more) else _whole(bench, more, measures)
+    if call is None or call.verdict.ours_us is None:
         return left
     names = ", ".join(sorted(nearly))
-    gain = call.speedup / max((v.speedup for v in left.verdicts if v.subject == WHOLE_CALL and v.kept), default=1.0)
-    if not call.kept or gain < _MORE_TOGETHER:
-        refused = replace(call, kept=False, reason=f"with {names}: no faster than without")
+    if not call.verdict.kept or call.gain < _MORE_TOGETHER * gain:
+        refused = call.told(f"with {names}: no faster than without")
         return replace(left, verdicts=(*left.verdicts, refused))
     chosen = [replace(v, kept=True, reason="the kernel is used: the whole call is faster with it") if v.subject in nearly else v
               for v in left.verdicts if v.subject != WHOLE_CALL]  # fmt: skip
-    return replace(more, verdicts=(*chosen, replace(call, reason=f"with {names}: the kernels are used")))
+    return replace(more, verdicts=(*chosen, replace(call.verdict, reason=f"with {names}: the kernels are used")))
 
 
 def _saved(plan: Plan, verdicts: Sequence[Verdict]) -> dict[str, float]:
     """Returns the microseconds that the kernels of a plan save alone, by their names; for unmeasured ones what is predicted."""
     saved = {k.name: max(0.0, k.replaced.us - k.price.us) for k in plan.kernels}
     return saved | {v.subject: v.saved_us for v in verdicts if v.ours_us is not None and v.subject in saved}
-
-
-def _least(bench: Bench, saved: Mapping[str, float]) -> list[str]:
-    """Returns the names of the kernels that save the least, equal ones together. saved: microseconds, by their names."""
-    parts = _parts(bench)
-    together: dict[str, list[str]] = {}
-    for name in saved:
-        together.setdefault(parts[name], []).append(name)
-    return min(together.values(), key=lambda names: sum(saved[n] for n in names))
 
 
 def _parts(bench: Bench) -> dict[str, str]:
@@ -161,25 +199,30 @@ def _is_measured(plan: Plan) -> bool:
     return bool(plan.kernels) and not _is_one_kernel(plan) and not primitives(plan.converted.jaxpr) & UNTIMED
 
 
-def _whole(bench: Bench, plan: Plan, measures: bool) -> Verdict | None:
+def _whole(bench: Bench, plan: Plan, measures: bool) -> _Timed | None:
     """Compares the whole call with its kernels to the same without any; None where nothing is known."""
     unfit = sorted(primitives(plan.converted.jaxpr) & UNTIMED)
     if unfit:
-        return Verdict(WHOLE_CALL, True, f"not measured: it has {', '.join(unfit)}") if measures else None
+        reason = f"not measured: it has {', '.join(unfit)}"
+        return _Timed(plan, Verdict(WHOLE_CALL, True, reason)) if measures else None
     identity = _identity(bench, plan)
     known, seconds = bench.store.get(identity), 0.0
     if known is None and measures:
         found = apart(lambda: _measured(bench, plan), bench.device)
         seconds = found.seconds
         if OURS not in found.microseconds:
-            return _not_measured(bench, found)
+            return _Timed(plan, _not_measured(bench, found))
         entry = comparison(found, OURS)
         known = bench.store.update(identity, lambda _: entry)
     if known is None:
         return None
     reason = "the kernels are used" if known["faster"] else "XLA's own is used"
     reason += words_for_kernels(known)
-    return Verdict(WHOLE_CALL, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds)
+    verdict = Verdict(
+        WHOLE_CALL, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds
+    )
+    by = "kernels_us" if "kernels_us" in known else "us"
+    return _Timed(plan, verdict, known[f"xla_{by}"] / known[by])
 
 
 def _identity(bench: Bench, plan: Plan) -> Identity:

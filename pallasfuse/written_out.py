@@ -281,7 +281,8 @@ def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
     """The microseconds of a call with the kernels that it has kept, by the clock; None where it has not seen them."""
     if not plan.fuses:
         return by_xla_us
-    whole = next((v for v in plan.verdicts if v.subject == WHOLE_CALL), None)
+    of_calls = [v for v in plan.verdicts if v.subject == WHOLE_CALL]
+    whole = next((v for v in of_calls if v.kept), of_calls[0] if of_calls else None)
     if whole is None or whole.ours_us is None:
         return None
     return whole.ours_us if whole.kept else by_xla_us
