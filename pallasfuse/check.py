@@ -320,6 +320,7 @@ def _measured_error(bench: Bench, subject: Subject, kernel: Kernel, name: str) -
         expected_us=_expected_us(kernel),
         executables=bench.executables,
         parts=_decided_by_kernels(bench, subject),
+        below=subject.below,
     )
     bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + found.seconds
     error = subject.take_down(name, kernel, found, OURS)

@@ -10,6 +10,7 @@ from pallasfuse._compat import Jaxpr
 from pallasfuse.environment import environment
 from pallasfuse.executables import Executables
 from pallasfuse.first_time import IMPORTS, shared
+from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import Converted
 from pallasfuse.kept_plans import plan_of
@@ -101,5 +102,6 @@ def _measured(form: Converted, device: Any) -> Measured:
 
     avals = [v.aval for v in form.jaxpr.invars]
     functions = {XLA: run(form.original), _REWRITTEN: run(form.jaxpr)}
-    timed = partial(compare, budget_s=_BUDGET_S, executables=shared(Executables, Executables))
+    below = index_ranges(form.original.eqns, form.original.invars)
+    timed = partial(compare, budget_s=_BUDGET_S, executables=shared(Executables, Executables), below=below)
     return apart(lambda: timed(functions, avals, device), device)

@@ -13,6 +13,7 @@ from pallasfuse.environment import environment
 from pallasfuse.executables import Executables
 from pallasfuse.first_time import shared
 from pallasfuse.forms import UNTIMED
+from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import CHOICE, branches, primitives, way_of_kernel, whole_key
@@ -68,7 +69,8 @@ def _identity(plan: Plan, device: Any) -> Mapping[str, str]:
 
 
 def _measured(plan: Plan, other: Plan, device: Any) -> Measured:
-    avals = [v.aval for v in plan.converted.jaxpr.invars]
-    functions = {XLA: whole_call(other), _OURS: whole_call(plan)}
-    timed = partial(compare, budget_s=BUDGET_S, executables=shared(Executables, Executables))
+    jaxpr = plan.converted.jaxpr
+    functions, avals = {XLA: whole_call(other), _OURS: whole_call(plan)}, [v.aval for v in jaxpr.invars]
+    below = index_ranges(jaxpr.eqns, jaxpr.invars)
+    timed = partial(compare, budget_s=BUDGET_S, executables=shared(Executables, Executables), below=below)
     return apart(lambda: timed(functions, avals, device), device)

@@ -70,6 +70,7 @@ def compare(
     executables: Executables | None = None,
     parts: bool = False,
     most_memory: float = math.inf,
+    below: Sequence[int | None] = (),
 ) -> Measured:
     """Time functions of the same arguments on a device. The first is the one to beat. To be called inside `isolation.apart`.
 
@@ -78,7 +79,7 @@ def compare(
     the functions are parts of a larger program, which hides the starts of kernels: between short ones the time of their kernels
     decides, unless the clock is against one by more than starts take. Of other short programs it decides where the clock is
     against one by no more than starts differ from process to process. most_memory: programs that take so many times as much
-    memory as the first one are not run, unless it is little more.
+    memory as the first one are not run, unless it is little more. below: as of `samples.drawn`.
     """
     start = time.perf_counter()
     times = _times(device, expected_us)
@@ -92,7 +93,8 @@ def compare(
     waiting = time.perf_counter()
     with turns.turn(device):
         start += time.perf_counter() - waiting
-        found = _timed(functions, usable, times, avals, device, race, failed, compiled, parts=parts)
+        draw = partial(samples.drawn, avals, device, below)
+        found = _timed(functions, usable, times, draw, device, race, failed, compiled, parts=parts)
     seconds = time.perf_counter() - start
     if isinstance(found, str):
         return Measured(
@@ -145,7 +147,7 @@ def _is_accelerator(device: Any) -> bool:
 
 
 def _timed(
-    functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, avals: Sequence[Any], device: Any,
+    functions: Mapping[str, Function], programs: Mapping[str, Any], times: int, draw: Callable[[], list[jax.Array]], device: Any,
     race: Callable[[Mapping[str, timing.Sampler]], timing.Outcome], failed: dict[str, str],
     compiled: Callable[[Mapping[str, Function], int], dict[str, Any]], *, parts: bool,
 ) -> tuple[timing.Outcome, dict[str, float]] | str:  # fmt: skip
@@ -162,7 +164,7 @@ def _timed(
     if short_of is not None:
         return short_of
     try:
-        arguments = samples.drawn(avals, device)
+        arguments = draw()
         jax.block_until_ready(arguments)
     except Exception as error:
         return f"no arguments could be drawn ({summary(error)})"

@@ -88,7 +88,7 @@ def primitives(jaxpr: Jaxpr) -> set[str]:
     found: set[str] = set()
     for eqn in jaxpr.eqns:
         found.add(eqn.primitive.name)
-        for inner in _inside(eqn):
+        for inner in inside(eqn):
             found |= primitives(inner)
     return found
 
@@ -96,12 +96,12 @@ def primitives(jaxpr: Jaxpr) -> set[str]:
 def branches(jaxpr: Jaxpr) -> Iterator[Jaxpr]:
     """Yields the branches among which a program chooses as it runs, also those inside of others and of loops."""
     for eqn in jaxpr.eqns:
-        for inner in _inside(eqn):
+        for inner in inside(eqn):
             yield from (inner,) if eqn.primitive.name == CHOICE else ()
             yield from branches(inner)
 
 
-def _inside(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+def inside(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yields the jaxprs inside of an equation, with that of a call which was fused itself."""
     for value in eqn.params.values():
         for inner in value if isinstance(value, tuple | list) else (value,):

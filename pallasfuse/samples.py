@@ -18,23 +18,30 @@ _SHARE = 0.8
 """The share of the free memory that a check may take."""
 
 
-def drawn(avals: Sequence[Any], device: Any) -> list[jax.Array]:
-    """Arrays of these shapes and types: floats normal, booleans mixed, integers between 0 and the largest extent of all dimensions,
-    so that they can be lengths and indices.
+def drawn(avals: Sequence[Any], device: Any, below: Sequence[int | None] = ()) -> list[jax.Array]:
+    """Arrays of these shapes and types: floats normal, booleans mixed, integers from 0 on, so that they can be lengths and indices.
+
+    below: of each array, the number that its integers stay below; None: the largest extent of all dimensions, and one more. A
+    number by itself is half of that: a length is neither the shortest nor the longest.
 
     Raises:
       TypeError: a type has no such values.
     """
-    extent = max((n for a in avals for n in a.shape), default=1)
-    return [_drawn(a.shape, a.dtype, extent, device, seed) for seed, a in enumerate(avals)]
+    most = max((n for a in avals for n in a.shape), default=1) + 1
+    bounds = [n or most for n in below] or [most] * len(avals)
+    return [
+        _drawn(a.shape, a.dtype, bound, device, seed) for seed, (a, bound) in enumerate(zip(avals, bounds, strict=True))
+    ]
 
 
-def _drawn(shape: tuple[int, ...], dtype: Any, extent: int, device: Any, seed: int) -> jax.Array:
+def _drawn(shape: tuple[int, ...], dtype: Any, below: int, device: Any, seed: int) -> jax.Array:
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jnp.empty(shape, dtype)  # zeros, and as good as any
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"values of type {dtype} are not drawn")
-    block = _block(dtype, extent, np.random.default_rng(seed))
+    block = _block(dtype, below, np.random.default_rng(seed))
+    if not shape and jnp.issubdtype(dtype, jnp.integer):
+        block = np.full((), min(below // 2, jnp.iinfo(dtype).max), dtype)
     size = math.prod(shape)
     if device.platform == "cpu" or size * block.dtype.itemsize <= _ON_HOST_BYTES:
         written: jax.Array = jax.device_put(np.resize(block, shape), device)
@@ -43,12 +50,11 @@ def _drawn(shape: tuple[int, ...], dtype: Any, extent: int, device: Any, seed: i
     return written
 
 
-def _block(dtype: Any, extent: int, random: np.random.Generator) -> np.ndarray:
+def _block(dtype: Any, below: int, random: np.random.Generator) -> np.ndarray:
     if jnp.issubdtype(dtype, jnp.bool_):
         return random.random(_PERIOD) < 0.5
     if jnp.issubdtype(dtype, jnp.integer):
-        largest = min(extent, int(jnp.iinfo(dtype).max))
-        return random.integers(0, largest, _PERIOD, endpoint=True).astype(dtype)
+        return random.integers(0, min(below - 1, int(jnp.iinfo(dtype).max)), _PERIOD, endpoint=True).astype(dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return (random.standard_normal(_PERIOD) + 1j * random.standard_normal(_PERIOD)).astype(dtype)
     return random.standard_normal(_PERIOD).astype(dtype)

@@ -13,6 +13,7 @@ from pallasfuse.environment import environment
 from pallasfuse.executables import Executables, Function
 from pallasfuse.execution import execute, run_kernel
 from pallasfuse.first_time import IMPORTS, shared
+from pallasfuse.index_ranges import index_ranges
 from pallasfuse.measure import Measured, is_shortage
 from pallasfuse.parts import Part, part_of, producers, way, way_of_kernel
 from pallasfuse.plan import Kernel, Plan
@@ -133,6 +134,11 @@ class Subject:
     def avals(self) -> list[Any]:
         """Shapes and types of the part's inputs."""
         return [v.aval for v in self.part.inputs]
+
+    @cached_property
+    def below(self) -> list[int | None]:
+        """The numbers that integers of the part's inputs stay below."""
+        return index_ranges(self.part.equations, self.part.inputs)
 
     def take_down(self, name: str, kernel: Kernel, found: Measured, key: str) -> str | None:
         """Remember what was found of one way to run the kernel (`key` among what was compared). Returns its error, if it has one.

@@ -183,6 +183,7 @@ def _race(subject: Subject, field: Sequence[tuple[str, Kernel]], device: Any, ex
         expected_us=expected_us,
         executables=executables,
         parts=subject.within,
+        below=subject.below,
     )
 
 

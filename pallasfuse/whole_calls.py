@@ -13,6 +13,7 @@ from typing import Any
 from pallasfuse.decisions import Placed
 from pallasfuse.executables import Request
 from pallasfuse.forms import UNTIMED
+from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart, cores
 from pallasfuse.measure import Measured, compare, is_shortage
 from pallasfuse.parts import primitives, way_of_kernel, whole_key
@@ -242,7 +243,7 @@ def _not_measured(bench: Bench, found: Measured) -> Verdict:
 
 
 def _measured(bench: Bench, plan: Plan) -> Measured:
-    functions = {XLA: bench.xla_call, OURS: bench.call(plan)}
+    functions, jaxpr = {XLA: bench.xla_call, OURS: bench.call(plan)}, plan.converted.jaxpr
     return compare(
         functions,
         _avals(plan),
@@ -250,6 +251,7 @@ def _measured(bench: Bench, plan: Plan) -> Measured:
         budget_s=BUDGET_S,
         more_s=_MORE_FOR_CALLS_S,
         executables=bench.executables,
+        below=index_ranges(jaxpr.eqns, jaxpr.invars),
     )
 
 

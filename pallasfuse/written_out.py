@@ -21,6 +21,7 @@ from pallasfuse.environment import environment
 from pallasfuse.executables import Executables
 from pallasfuse.first_time import IMPORTS, Later, shared
 from pallasfuse.forms import UNTIMED
+from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_calls import loops_as_kernels
@@ -296,5 +297,6 @@ def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: fl
 
     functions = {XLA: run(jaxpr)} | {words: run(one) for words, one in ways.items()}
     avals = [v.aval for v in jaxpr.invars]
-    timed = partial(compare, budget_s=budget_s, most_memory=_MORE_MEMORY, executables=executables)
+    below = index_ranges(jaxpr.eqns, jaxpr.invars)
+    timed = partial(compare, budget_s=budget_s, most_memory=_MORE_MEMORY, executables=executables, below=below)
     return apart(lambda: timed(functions, avals, device), device)

@@ -1,0 +1,105 @@
+"""The ranges of integer inputs, from what a program does with them: indices of an axis, lengths along one, positions.
+
+A program that is timed on drawn numbers should do what it does for a user: read rows all over a table, mask some of the keys.
+Numbers that are too large would read the last row again and again, and mask nothing.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.parts import inside
+
+_KEEP = frozenset({
+    "add", "sub", "max", "min", "clamp", "select_n", "concatenate", "pad", "broadcast_in_dim", "reshape", "squeeze",
+    "expand_dims", "transpose", "convert_element_type", "slice", "dynamic_slice", "rev", "copy", "gather", "sort",
+    "optimization_barrier", "reduce_max", "reduce_min",
+})  # fmt: skip
+"""Operations whose results are about as large as what they are given."""
+_COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The inputs that an integer comes from, by their numbers, and of how many positions it may be one."""
+
+    sources: frozenset[int] = frozenset()
+    positions: float = math.inf
+
+
+_NOTHING = _Known()
+
+
+@dataclass(slots=True)
+class _Ranges:
+    below: dict[int, int] = field(default_factory=dict)
+
+    def learn(self, of: _Known, extent: float) -> None:
+        """Every input that a value comes from is below an extent."""
+        for source in of.sources if 0 < extent < math.inf else ():
+            self.below[source] = min(int(extent), self.below.get(source, int(extent)))
+
+    def walk(self, equations: Iterable[JaxprEqn], known: dict[Var, _Known]) -> None:
+        for eqn in equations:
+            given = [_NOTHING if isinstance(a, Literal) else known.get(a, _NOTHING) for a in eqn.invars]
+            for of, extent in _uses(eqn, given):
+                self.learn(of, extent)
+            for inner in _inside(eqn):
+                own = given[len(given) - len(inner.invars) :]
+                self.walk(inner.eqns, dict(zip(inner.invars, own, strict=True)))
+            known.update((v, found) for v in eqn.outvars if (found := _result(eqn, given, v)) != _NOTHING)
+
+
+def index_ranges(equations: Iterable[JaxprEqn], inputs: Sequence[Var]) -> list[int | None]:
+    """Returns for each input the number that its integers should stay below to mean something; None where nothing says so."""
+    found = _Ranges()
+    integers = {v: _Known(frozenset({n})) for n, v in enumerate(inputs) if _is_integer(v)}
+    found.walk(equations, integers)
+    return [found.below.get(n) for n in range(len(inputs))]
+
+
+def _uses(eqn: JaxprEqn, given: Sequence[_Known]) -> Iterator[tuple[_Known, float]]:
+    """Yields what an equation takes for an index, a length or a position, with the extent that this is of."""
+    name = eqn.primitive.name
+    if name in _COMPARE:
+        left, right = given
+        yield left, right.positions
+        yield right, left.positions
+    elif name == "gather":
+        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        shape = _compat.shape_of(eqn.invars[0])
+        yield given[1], min((shape[d] - sizes[d] + 1 for d in numbers.start_index_map), default=math.inf)
+    elif name.startswith("scatter"):
+        shape, numbers = _compat.shape_of(eqn.invars[0]), eqn.params["dimension_numbers"]
+        yield given[1], min((shape[d] for d in numbers.scatter_dims_to_operand_dims), default=math.inf)
+    elif name in ("dynamic_slice", "dynamic_update_slice"):
+        first = 1 if name == "dynamic_slice" else 2
+        sizes = eqn.params["slice_sizes"] if first == 1 else _compat.shape_of(eqn.invars[1])
+        for of, extent, size in zip(given[first:], _compat.shape_of(eqn.invars[0]), sizes, strict=True):
+            yield of, extent - size + 1
+
+
+def _result(eqn: JaxprEqn, given: Sequence[_Known], result: Var) -> _Known:
+    """Says where the integers of a result come from."""
+    name = eqn.primitive.name
+    if name == "iota":
+        return _Known(positions=eqn.params["shape"][eqn.params["dimension"]])
+    if name not in _KEEP or not _is_integer(result):
+        return _NOTHING
+    own = given[:1] if name in ("gather", "dynamic_slice") else given
+    sources = frozenset[int]().union(*(k.sources for k in own))
+    return _Known(sources, min((k.positions for k in own), default=math.inf))
+
+
+def _inside(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    """Yields the jaxprs of an equation that are given its last operands one by one, as loops, branches and calls have them."""
+    if eqn.primitive.name != "while":  # whose two take different operands
+        yield from (inner for inner in inside(eqn) if len(inner.invars) <= len(eqn.invars))
+
+
+def _is_integer(of: Var) -> bool:
+    return bool(np.issubdtype(of.aval.dtype, np.integer)) if hasattr(of.aval, "dtype") else False

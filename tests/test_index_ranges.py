@@ -1,0 +1,74 @@
+"""What integers are drawn below, by what programs do with them; and what is drawn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallasfuse import samples
+from pallasfuse.index_ranges import index_ranges
+
+TABLE = jax.ShapeDtypeStruct((1000, 8), jnp.float32)
+KEYS = jax.ShapeDtypeStruct((4, 61, 16), jnp.float32)
+ROWS = jax.ShapeDtypeStruct((4,), jnp.int32)
+NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def ranges(function, *avals):
+    jaxpr = jax.make_jaxpr(function)(*avals).jaxpr
+    return index_ranges(jaxpr.eqns, jaxpr.invars)
+
+
+def masked(keys, lengths):
+    known = jnp.arange(61)[None, :] < jnp.maximum(lengths, 1)[:, None]
+    return jnp.where(known[..., None], keys, 0.0)
+
+
+def window(keys, place):
+    near = jnp.abs(jnp.arange(61) + 3 - place)
+    return jnp.where((jnp.arange(61) <= place)[None, :, None], keys, 0.0) + near[None, :, None]
+
+
+def in_a_loop(table, rows):
+    return jax.lax.scan(lambda total, row: (total + table[row], None), jnp.zeros(8), rows)[0]
+
+
+def of_two_uses(table, keys, rows):
+    return table[rows].sum() + masked(keys, rows).sum()
+
+
+@pytest.mark.parametrize(
+    ("function", "avals", "want"),
+    [
+        (lambda table, rows: table[rows], (TABLE, ROWS), [None, 1000]),
+        (lambda table, rows: table.at[rows].add(1.0), (TABLE, ROWS), [None, 1000]),
+        (lambda table, n: jax.lax.dynamic_slice_in_dim(table, n, 10), (TABLE, NUMBER), [None, 991]),
+        (lambda table, n: jax.lax.dynamic_update_slice(table, jnp.zeros((10, 8)), (n, 0)), (TABLE, NUMBER), [None, 991]),
+        (masked, (KEYS, ROWS), [None, 61]),
+        (window, (KEYS, NUMBER), [None, 61]),
+        (jax.jit(masked), (KEYS, ROWS), [None, 61]),
+        (in_a_loop, (TABLE, ROWS), [None, 1000]),
+        (of_two_uses, (TABLE, KEYS, ROWS), [None, None, 61]),
+        (lambda rows: jax.nn.one_hot(rows, 17), (ROWS,), [17]),
+        (lambda rows: rows * 2 + 1, (ROWS,), [None]),
+        (lambda keys, n: jax.lax.cond(n > 0, masked, lambda k, m: k, keys, jnp.full(4, n)),
+         (KEYS, NUMBER), [None, 61]),
+    ],
+)  # fmt: skip
+def test_integers_stay_below_what_they_index_or_are_compared_with(function, avals, want):
+    assert ranges(function, *avals) == want
+
+
+def test_drawn_integers_stay_below():
+    device = jax.devices()[0]
+    table, rows, number, other = samples.drawn([TABLE, jax.ShapeDtypeStruct((500,), jnp.int32), NUMBER, ROWS], device,
+                                               [None, 17, 61, None])  # fmt: skip
+    assert table.shape == (1000, 8)
+    assert set(np.unique(rows)) == set(range(17))
+    assert int(number) == 30
+    assert 17 < int(jnp.max(other)) <= 1000
+
+
+def test_small_types_hold_what_is_drawn():
+    (small,) = samples.drawn([jax.ShapeDtypeStruct((500,), jnp.int8)], jax.devices()[0], [1000])
+    assert 100 < int(jnp.max(small)) <= 127 and int(jnp.min(small)) >= 0
