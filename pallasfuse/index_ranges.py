@@ -20,15 +20,20 @@ _KEEP = frozenset({
     "optimization_barrier", "reduce_max", "reduce_min",
 })  # fmt: skip
 """Operations whose results are about as large as what they are given."""
+_SAME_SHAPE = frozenset({"convert_element_type", "copy", "optimization_barrier"})
 _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The inputs that an integer comes from, by their numbers, and of how many positions it may be one."""
+    """The inputs that an integer comes from, by their numbers, and of how many positions it may be one.
+
+    `columns`: what stands in each column of the last axis, where single ones were put together.
+    """
 
     sources: frozenset[int] = frozenset()
     positions: float = math.inf
+    columns: "tuple[_Known, ...]" = ()
 
 
 _NOTHING = _Known()
@@ -70,17 +75,25 @@ def _uses(eqn: JaxprEqn, given: Sequence[_Known]) -> Iterator[tuple[_Known, floa
         yield left, right.positions
         yield right, left.positions
     elif name == "gather":
-        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-        shape = _compat.shape_of(eqn.invars[0])
-        yield given[1], min((shape[d] - sizes[d] + 1 for d in numbers.start_index_map), default=math.inf)
+        shape, sizes = _compat.shape_of(eqn.invars[0]), eqn.params["slice_sizes"]
+        dims = eqn.params["dimension_numbers"].start_index_map
+        yield from _of_columns(given[1], [shape[d] - sizes[d] + 1 for d in dims])
     elif name.startswith("scatter"):
-        shape, numbers = _compat.shape_of(eqn.invars[0]), eqn.params["dimension_numbers"]
-        yield given[1], min((shape[d] for d in numbers.scatter_dims_to_operand_dims), default=math.inf)
+        shape, dims = _compat.shape_of(eqn.invars[0]), eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+        yield from _of_columns(given[1], [shape[d] for d in dims])
     elif name in ("dynamic_slice", "dynamic_update_slice"):
         first = 1 if name == "dynamic_slice" else 2
         sizes = eqn.params["slice_sizes"] if first == 1 else _compat.shape_of(eqn.invars[1])
         for of, extent, size in zip(given[first:], _compat.shape_of(eqn.invars[0]), sizes, strict=True):
             yield of, extent - size + 1
+
+
+def _of_columns(indices: _Known, extents: Sequence[int]) -> Iterator[tuple[_Known, float]]:
+    """Yields the columns of an array of indices, each with the extent that it is an index of."""
+    if len(indices.columns) == len(extents):
+        yield from zip(indices.columns, extents, strict=True)
+    else:  # nobody knows which one is whose
+        yield indices, max(extents, default=math.inf)
 
 
 def _result(eqn: JaxprEqn, given: Sequence[_Known], result: Var) -> _Known:
@@ -91,8 +104,13 @@ def _result(eqn: JaxprEqn, given: Sequence[_Known], result: Var) -> _Known:
     if name not in _KEEP or not _is_integer(result):
         return _NOTHING
     own = given[:1] if name in ("gather", "dynamic_slice") else given
+    columns: tuple[_Known, ...] = ()
+    if name == "concatenate" and eqn.params["dimension"] == len(_compat.shape_of(result)) - 1:
+        columns = tuple(given) if all(_compat.shape_of(a)[-1] == 1 for a in eqn.invars) else ()
+    elif name in _SAME_SHAPE and len(given) == 1:
+        columns = given[0].columns
     sources = frozenset[int]().union(*(k.sources for k in own))
-    return _Known(sources, min((k.positions for k in own), default=math.inf))
+    return _Known(sources, min((k.positions for k in own), default=math.inf), columns)
 
 
 def _inside(eqn: JaxprEqn) -> Iterator[Jaxpr]:

@@ -44,6 +44,8 @@ def of_two_uses(table, keys, rows):
         (lambda table, rows: table.at[rows].add(1.0), (TABLE, ROWS), [None, 1000]),
         (lambda table, n: jax.lax.dynamic_slice_in_dim(table, n, 10), (TABLE, NUMBER), [None, 991]),
         (lambda table, n: jax.lax.dynamic_update_slice(table, jnp.zeros((10, 8)), (n, 0)), (TABLE, NUMBER), [None, 991]),
+        (lambda keys, rows, places: keys[rows, places], (KEYS, ROWS, ROWS), [None, 4, 61]),
+        (lambda keys, places: keys.at[jnp.arange(4), places].set(0.0), (KEYS, ROWS), [None, 61]),
         (masked, (KEYS, ROWS), [None, 61]),
         (window, (KEYS, NUMBER), [None, 61]),
         (jax.jit(masked), (KEYS, ROWS), [None, 61]),

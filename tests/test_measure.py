@@ -106,7 +106,7 @@ def test_short_programs_of_an_accelerator_are_repeated(monkeypatch, expected_us)
     monkeypatch.setattr(measure, "_SHORT_S", 0.1)
     compiled, original = [], timing.repeated
     monkeypatch.setattr(timing, "repeated", lambda f, times: compiled.append(times) or original(f, times))
-    small = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    small = jax.ShapeDtypeStruct((32, 32), jnp.float32)
     found = compare({"often": often, "once": once}, [small], expected_us=expected_us)
     assert compiled == [32, 32]
     assert found.winner == "once"
@@ -124,7 +124,7 @@ def test_long_programs_of_an_accelerator_are_not(monkeypatch):
 def test_a_repeated_program_that_does_not_compile_is_measured_by_itself(monkeypatch):
     monkeypatch.setattr(measure, "_is_accelerator", lambda device: True)
     monkeypatch.setattr(timing, "repeated", lambda f, times: does_not_compile)
-    small = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    small = jax.ShapeDtypeStruct((32, 32), jnp.float32)
     assert set(compare({"often": often, "once": once}, [small]).microseconds) == {"often", "once"}
 
 
@@ -153,7 +153,7 @@ def kernels(monkeypatch):
     return install
 
 
-SMALL = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+SMALL = jax.ShapeDtypeStruct((32, 32), jnp.float32)
 
 
 @pytest.mark.sampled(2, cover=("seconds", "expected_us"))
