@@ -71,7 +71,7 @@ def test_a_kernel_computes_what_its_loop_does(name):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [pytest.param("moving_average", marks=pytest.mark.deep), *FEW[1:]])
 def test_every_layout_means_the_same_in_float64(name):
     function, args = LOOPS[name]
     jaxpr, loop = loop_of(function, *args)

@@ -323,7 +323,7 @@ def test_large_repetitions_stay():
     assert with_joined_axes(_program(turned, LONG, ANGLES)) is None
 
 
-@pytest.mark.parametrize("function", [turned, turned_by_signs])
+@pytest.mark.parametrize("function", [pytest.param(turned, marks=pytest.mark.deep), turned_by_signs])
 def test_values_with_repetitions_left(function):
     rng = np.random.default_rng(0)
     x, angles = (
