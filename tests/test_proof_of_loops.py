@@ -203,7 +203,7 @@ def test_parts_that_are_too_large_to_compare_are_said_to_be_so(monkeypatch):
     assert "parts and joins of loop_" in line and "verify it with smaller arguments" in line
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.deep), "float16"])
 def test_parts_of_half_types_are_compared(dtype):
     def function(x, rows):
         def trip(x, row):

@@ -58,7 +58,7 @@ def test_left_padding_with_default_tiles(target):
     check(fn, normal(64, 16), keys, normal(1000, 16, seed=2), target=target, tiles=())
 
 
-@pytest.mark.sampled(6, cover=("target",))
+@pytest.mark.sampled(12, cover=())
 @TARGETS
 @pytest.mark.parametrize("k", [1, 3, 4, 5, 36, 37])
 def test_every_lower_bound(k, target):
