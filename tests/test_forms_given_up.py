@@ -58,7 +58,7 @@ FEW = [pytest.param(n, marks=[pytest.mark.deep] if n in ("its gradient", "repeat
 @pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("timed", [False, True], ids=["by price", "by the clock"])
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
-@pytest.mark.sampled(7, cover=("name", "platform"))
+@pytest.mark.sampled(16, cover=("platform",))
 def test_the_plan_is_that_of_all_forms(name, timed, platform, monkeypatch):
     target = (H100 if platform == "gpu" else target_for("cpu", PRICED)).judged(timed=timed)
     function, structs = CASES[name]

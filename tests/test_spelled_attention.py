@@ -33,7 +33,7 @@ def on_a_gpu(function):
 
 @pytest.mark.parametrize("before", [None, normed], ids=["as they are", "normed"])
 @pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.sampled(4, cover=("before",))
+@pytest.mark.sampled(9, cover=("before",))
 def test_rotated_queries_and_keys_on_a_gpu(rotate, before):
     kernel, plain = on_a_gpu(with_rotations(rotate, before)), on_a_gpu(attend)
     assert len(kernel.group.folds) == 3
@@ -66,10 +66,11 @@ def test_values(rotate, before):
 
 
 @pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(5, cover=())
 def test_proof(rotate):
     structs = [jax.ShapeDtypeStruct((1, 64, 2, 16), jnp.float32)] * 3
-    report = pf.verify(pf.fuse(with_rotations(rotate, normed), options=FuseOptions(check=False, price=False)), *structs)
+    fused = pf.fuse(with_rotations(rotate, normed), options=FuseOptions(check=False, price=False))
+    report = pf.verify(fused, *structs, delta=1e-4)
     assert report.counterexample is None, report
     assert report.plan.kernels
 

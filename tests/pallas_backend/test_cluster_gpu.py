@@ -89,6 +89,7 @@ def test_parts_and_tiles(interpreted, name, columns, parts, tile):
     compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays, parts=parts, tile=tile))
 
 
+@pytest.mark.deep  # `test_parts_and_tiles` has parts, too
 @pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 def test_a_part_without_a_tile(interpreted, name):
@@ -267,6 +268,7 @@ def scaled(x):
     return jax.nn.softmax(x * (x.astype(jnp.float32) ** 2).mean(-1, keepdims=True).astype(x.dtype) ** -3, axis=-1)
 
 
+@pytest.mark.deep  # `test_quotients_by_huge_and_tiny_values` has inverses, too
 def test_negative_powers(interpreted):
     arrays = ROWS["softmax"].arrays(2, 4096, "float32")
     (ours,), theirs = interpreted(scaled, arrays), jax.jit(scaled)(*arrays)

@@ -9,8 +9,6 @@ import pallasfuse as pf
 from tests.property.judging import fuse_for, judge_function
 from tests.property.programs import AXIS_NAMES
 
-pytestmark = pytest.mark.optimized
-
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = pytest.mark.parametrize("target", ["xla", "interpret"])
 
@@ -110,6 +108,7 @@ def test_frame_that_underflows_to_zero():
     check(fn, x)
 
 
+@pytest.mark.optimized
 @pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_variance_far_from_zero(target):
