@@ -122,7 +122,7 @@ def checked(monkeypatch, tmp_path):
     return pf.FuseOptions(price=True)
 
 
-@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("faster", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_clock_decides_between_the_forms(monkeypatch, checked, faster):
     calls = []
     answer = measured(10.0, 20.0 if faster else 10.0, faster)

@@ -78,6 +78,7 @@ def test_large_factors_of_products_are_not_kept():
     assert accumulators_apart(loop) is None
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", LOOPS)
 def test_distributed_loops_compute_the_same(name):
     function, args = LOOPS[name]
@@ -192,6 +193,7 @@ def test_branches_and_loops_that_may_not_end_stay_in_their_trips():
     assert not {"while", "cond", "select_n"} & names
 
 
+@pytest.mark.sampled(2, cover=("name",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["sum", "product"])
 def test_sums_over_trips_are_added_up_in_a_wide_type(name, dtype):

@@ -66,7 +66,7 @@ def test_values(rotate, before):
 
 
 @pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.sampled(5, cover=())
+@pytest.mark.sampled(9, cover=())
 def test_proof(rotate):
     structs = [jax.ShapeDtypeStruct((1, 64, 2, 16), jnp.float32)] * 3
     fused = pf.fuse(with_rotations(rotate, normed), options=FuseOptions(check=False, price=False))

@@ -19,7 +19,7 @@ def decomposed(rule, function, *arrays):
     return None if run is None else run(*arrays, *(a.val for a in eqn.invars if hasattr(a, "val")))[0]
 
 
-@pytest.mark.sampled(8, cover=("combine", "backwards"))
+@pytest.mark.sampled(16, cover=("combine", "backwards"))
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("combine", [lax.cumsum, lax.cumprod, lax.cummax, lax.cummin])
 @pytest.mark.parametrize("shape", [(4, 3), (5, 7), (64, 2), (100, 3), (257, 2), (5000, 1)])

@@ -123,6 +123,7 @@ def test_gradients_of_windows_with_holes_are_products(taps, dilation, stride):
         )  # fmt: skip
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("window", "strides", "padding", "numbers"),
     [
