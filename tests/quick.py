@@ -4,8 +4,8 @@ With `jax_disable_most_optimizations` two thirds of the time of a compilation st
 fusion is lowered through MLIR in a context of its own, and the code of a module is divided among 32 threads. Both are
 options of XLA that JAX has no flag for, and `XLA_FLAGS` would set them for the tests marked `optimized`, too.
 
-And a quarter of all compilations are of a program that was compiled before, under another name or from other lines: a function
-called alone and inside of `jax.jit`, the operations of what is expected. What was compiled lately is taken again.
+And a fifth of the time of compilations goes to programs that were compiled before, from other lines: a function that several cases
+call, the operations of what is expected. What was compiled lately is taken again.
 """
 
 import hashlib

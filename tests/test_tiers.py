@@ -127,7 +127,7 @@ class TestQuick:
         assert least.executable_build_options.debug_options.xla_llvm_disable_expensive_passes
 
     def test_equal_programs_are_compiled_once(self):
-        """Names and lines do not count; numbers do, and functions of Python that a program calls."""
+        """Lines do not count, nor names of variables; numbers do, and functions of Python that a program calls."""
         import jax
         from jax._src.lib import xla_client
 
