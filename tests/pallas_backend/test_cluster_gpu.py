@@ -89,7 +89,6 @@ def test_parts_and_tiles(interpreted, name, columns, parts, tile):
     compare(ROWS[name].function, arrays, interpreted(ROWS[name].function, arrays, parts=parts, tile=tile))
 
 
-@pytest.mark.deep  # `test_parts_and_tiles` has parts, too
 @pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", ["softmax", "layer norm"])
 def test_a_part_without_a_tile(interpreted, name):
