@@ -3,8 +3,14 @@
 With `jax_disable_most_optimizations` two thirds of the time of a compilation still go to what small programs do not need: every
 fusion is lowered through MLIR in a context of its own, and the code of a module is divided among 32 threads. Both are
 options of XLA that JAX has no flag for, and `XLA_FLAGS` would set them for the tests marked `optimized`, too.
+
+And a fifth of the time of compilations goes to programs that were compiled before, from other lines: a function that several cases
+call, the operations of what is expected. What was compiled lately is taken again.
 """
 
+import hashlib
+from collections import OrderedDict
+from threading import Lock
 from typing import Any
 
 SETTINGS = {"xla_cpu_disable_new_fusion_emitters": ""}
@@ -40,8 +46,38 @@ def least_effort(options: Any) -> Any:
     return type(options).ParseFromString(options.SerializeAsString() + _ADDED)
 
 
+class Recent:
+    """Compiles programs as a function of JAX does, but for those that it compiled lately: programs whose texts, without names of
+    lines and scopes, are equal."""
+
+    def __init__(self, compiled: Any, size: int = 512) -> None:
+        self.compiled, self.size = compiled, size
+        self.kept: OrderedDict[bytes, Any] = OrderedDict()
+        self.lock = Lock()
+
+    def __call__(self, backend: Any, module: Any, executable_devices: Any, options: Any, host_callbacks: Any) -> Any:
+        text = module.operation.get_asm(enable_debug_info=False)
+        given = (backend, module, executable_devices, options, host_callbacks)
+        if host_callbacks or "callback" in text:  # the addresses of functions, which others may have later
+            return self.compiled(*given)
+        devices = [d.id for d in executable_devices]
+        around = f"{id(backend)} {devices} ".encode() + options.SerializeAsString()
+        key = hashlib.sha256(around + text.encode()).digest()
+        with self.lock:
+            if key in self.kept:
+                self.kept.move_to_end(key)
+                return self.kept[key]
+        made = self.compiled(*given)
+        with self.lock:
+            self.kept[key] = made
+            if len(self.kept) > self.size:
+                self.kept.popitem(last=False)
+        return made
+
+
 def install() -> None:
-    """From here on, whatever JAX compiles without optimizations is compiled with the least effort."""
+    """From here on, whatever JAX compiles without optimizations is compiled with the least effort, and once."""
+    import jax
     from jax._src import compiler
 
     made = compiler.get_compile_options
@@ -56,3 +92,11 @@ def install() -> None:
 
     get_compile_options.with_all_effort = made  # type: ignore[attr-defined]
     compiler.get_compile_options = get_compile_options
+    every_time = compiler.backend_compile_and_load
+    recent = Recent(every_time)
+
+    def backend_compile_and_load(*args: Any) -> Any:
+        return (recent if jax.config.values["jax_disable_most_optimizations"] else every_time)(*args)
+
+    backend_compile_and_load.every_time = every_time  # type: ignore[attr-defined]
+    compiler.backend_compile_and_load = backend_compile_and_load

@@ -145,6 +145,7 @@ def test_bodies_of_loops_are_in_their_scopes():
     assert inside and all(re.search(r"/layers/while/body/.*block/attn/fused_t\w+/", name) for name in inside)
 
 
+@pytest.mark.optimized
 def test_a_kept_plan_has_the_scopes_of_the_program_at_hand(tmp_path, monkeypatch):
     monkeypatch.setenv("PALLASFUSE_KEEP_PLANS", "1")
     monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))

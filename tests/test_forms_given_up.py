@@ -51,10 +51,14 @@ def converted_of(function, structs):
     return convert(jax.make_jaxpr(function)(*structs))
 
 
-@pytest.mark.parametrize("name", CASES)
+FEW = [pytest.param(n, marks=[pytest.mark.deep] if n in ("its gradient", "repeated tables") else []) for n in CASES]
+"""One program with parts of axes, and one with joined axes; the others are deep."""
+
+
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("timed", [False, True], ids=["by price", "by the clock"])
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
-@pytest.mark.sampled(7, cover=("name", "platform"))
+@pytest.mark.sampled(16, cover=("platform",))
 def test_the_plan_is_that_of_all_forms(name, timed, platform, monkeypatch):
     target = (H100 if platform == "gpu" else target_for("cpu", PRICED)).judged(timed=timed)
     function, structs = CASES[name]
@@ -68,7 +72,7 @@ def test_the_plan_is_that_of_all_forms(name, timed, platform, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", FEW)
 def test_what_kernels_save_is_within_the_bound_in_every_form(name):
     written = Placements(converted(name), H100, PRICED)
     forms = [written, *pipeline._other_forms(written, choose_groups(written))]
@@ -107,7 +111,8 @@ def test_forms_are_priced_together_where_kernels_share_memory():
     assert part.most_saved_us() == float("inf")
 
 
-def test_a_program_and_its_form_are_planned_once_each(monkeypatch):
+@pytest.mark.parametrize("name", ["a first token", pytest.param("its gradient", marks=pytest.mark.deep)])
+def test_a_program_and_its_form_are_planned_once_each(monkeypatch, name):
     planned = []
     original = pipeline.choose_form
 
@@ -117,15 +122,21 @@ def test_a_program_and_its_form_are_planned_once_each(monkeypatch):
 
     monkeypatch.setattr(pipeline, "choose_form", counting)
     monkeypatch.setenv("PALLASFUSE_KEEP_PLANS", "0")
-    function, structs = CASES["its gradient"]
+    function, structs = CASES[name]
     call = FusedCall(jax.make_jaxpr(function)(*structs), PRICED, "loss", Once())
     call.plan(H100.judged(timed=False, one_device=True))
     assert len(planned) == len({id(j) for j in planned}) <= 2
 
 
-def test_plans_of_one_task_are_those_that_each_would_be():
+def with_another_loss(tokens, token, w, v):
+    return with_a_first_token(tokens, token, w, v) + jnp.mean(jax.nn.logsumexp(tokens @ v, -1))
+
+
+@pytest.mark.parametrize("name", ["another loss", pytest.param("the gradient", marks=pytest.mark.deep)])
+def test_plans_of_one_task_are_those_that_each_would_be(name):
     function, structs = CASES["a first token"]
-    jaxpr, other = (jax.make_jaxpr(f)(*structs) for f in (function, jax.grad(function, (1, 2, 3))))
+    changed = with_another_loss if name == "another loss" else jax.grad(function, (1, 2, 3))
+    jaxpr, other = (jax.make_jaxpr(f)(*structs) for f in (function, changed))
     alone = make_plan(other, H100, PRICED)
     with one_task():
         make_plan(jaxpr, H100, PRICED)

@@ -86,6 +86,7 @@ assert f.explain(x).kernels
 """)
 
 
+@pytest.mark.deep  # hostile/test_threads.py calls from several threads, too, in a process that has made plans
 def test_first_calls_of_several_threads():
     run("""
 import sys

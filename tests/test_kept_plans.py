@@ -105,7 +105,7 @@ def test_equal_layers_are_read_as_equal_kernels(kept, planned):
     assert len(planned) == 1
     assert str(again) == str(made)
     assert len(again.repeated) == len(made.repeated) > 0
-    assert pf.verify(pf.fuse(softmax, options=OPTIONS), jnp.ones((8, 64))).proof.holds
+    assert pf.verify(pf.fuse(softmax, options=OPTIONS), jnp.ones((8, 64)), delta=1e-4).proof.holds
 
 
 @pytest.mark.deep  # `test_a_plan_that_was_kept_imports_nothing_that_makes_plans` sees that no part of the planner is imported

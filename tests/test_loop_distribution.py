@@ -26,7 +26,12 @@ def gradients(name):
     return jax.grad(loss_of(function), argnums=floats), args
 
 
-WITH_SUMS = ("forward_algorithm", "recurrent_network", "gated_unit", "best_paths")
+WITH_SUMS = (
+    pytest.param("forward_algorithm", marks=pytest.mark.deep),
+    "recurrent_network",
+    pytest.param("gated_unit", marks=pytest.mark.deep),
+    "best_paths",
+)
 
 
 @pytest.mark.parametrize("name", WITH_SUMS)
@@ -73,6 +78,7 @@ def test_large_factors_of_products_are_not_kept():
     assert accumulators_apart(loop) is None
 
 
+@pytest.mark.sampled(2, cover=())
 @pytest.mark.parametrize("name", LOOPS)
 def test_distributed_loops_compute_the_same(name):
     function, args = LOOPS[name]
@@ -92,10 +98,11 @@ def test_gates_of_one_product_are_products_of_parts_and_parts_of_rows_are_made_b
     assert {"split", "slice"} & {e.primitive.name for e in written.eqns}
 
 
+FEW = [pytest.param(name, marks=[pytest.mark.deep] if n % 3 != 1 else []) for n, name in enumerate(LOOPS)]
 GRADIENTS = [
-    pytest.param(f"gradient of {name}", marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)
+    pytest.param(f"gradient of {name}", marks=[pytest.mark.deep] if n % 12 else []) for n, name in enumerate(LOOPS)
 ]
-"""Most of them are deep."""
+"""Most of them are deep; `test_recurrences` has other loops."""
 
 
 def observed(emissions, first, observations, rows):
@@ -155,7 +162,7 @@ def test_what_would_take_much_memory_stays_in_the_loop():
     assert AsKernel(DEVICE)(loop) is None
 
 
-@pytest.mark.parametrize("name", [*LOOPS, *GRADIENTS])
+@pytest.mark.parametrize("name", [*FEW, *GRADIENTS])
 def test_a_rule_gives_programs_that_compute_the_same(name):
     function, args = gradients(name.rpartition(" ")[2]) if name.startswith("gradient") else LOOPS[name]
     jaxpr, loops = scans_of(function, *args)
@@ -186,6 +193,7 @@ def test_branches_and_loops_that_may_not_end_stay_in_their_trips():
     assert not {"while", "cond", "select_n"} & names
 
 
+@pytest.mark.sampled(2, cover=("name",))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("name", ["sum", "product"])
 def test_sums_over_trips_are_added_up_in_a_wide_type(name, dtype):

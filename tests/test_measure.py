@@ -117,7 +117,7 @@ def test_long_programs_of_an_accelerator_are_not(monkeypatch):
     monkeypatch.setattr(measure, "_is_accelerator", lambda device: True)
     monkeypatch.setattr(timing, "repeated", lambda f, times: pytest.fail("it is long"))
     monkeypatch.setattr(measure, "_SHORT_S", 1e-4)
-    large = jax.ShapeDtypeStruct((768, 768), jnp.float32)
+    large = jax.ShapeDtypeStruct((512, 512), jnp.float32)
     assert compare({"often": often, "once": once}, [large]).winner == "once"
 
 

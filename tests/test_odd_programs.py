@@ -197,7 +197,7 @@ def test_results(function):
 
 
 @pytest.mark.sampled(4, cover=())
-@pytest.mark.parametrize("function", [heads_without_elements, own_rule_for_batches, masked_heads, constrained],
+@pytest.mark.parametrize("function", [own_rule_for_batches, heads_without_elements, masked_heads, constrained],
                          ids=lambda f: f.__name__)  # fmt: skip
 def test_transformed(function):
     args = arguments(function)

@@ -32,20 +32,31 @@ def in_layouts(loop):
             yield KernelOfLoop(loop, program, operands, results, kernel_of(loop, H100.device).price, own, TARGET)
 
 
+def is_proved(own):
+    found = prove_loop(own)
+    assert found.counterexample is None and found.uncovered == () and found.holds
+    assert 0 < found.bound < 1e-9 and found.trials >= 32 and found.extents["trip"] == 4
+    assert {s.split(" of ")[0] for s in found.stages} >= {
+        "own lowering",
+        "conversion to loops",
+        "lowering",
+        "trips and loads",
+    }
+
+
 @pytest.mark.parametrize("name", FEW)
-def test_the_kernel_of_a_loop_is_proved_in_every_layout(name):
+def test_the_kernel_of_a_loop_is_proved(name):
     function, args = LOOPS[name]
     _, loop = loop_of(function, *args)
-    for own in (kernel_of(loop, H100.device), *in_layouts(loop)):
-        found = prove_loop(own)
-        assert found.counterexample is None and found.uncovered == () and found.holds
-        assert 0 < found.bound < 1e-9 and found.trials >= 32 and found.extents["trip"] == 4
-        assert {s.split(" of ")[0] for s in found.stages} >= {
-            "own lowering",
-            "conversion to loops",
-            "lowering",
-            "trips and loads",
-        }
+    is_proved(kernel_of(loop, H100.device))
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.deep] if n != "repeated" else []) for n in LOOPS])
+def test_it_is_proved_in_every_layout(name):
+    function, args = LOOPS[name]
+    _, loop = loop_of(function, *args)
+    for own in in_layouts(loop):
+        is_proved(own)
 
 
 def proofs_of(function, args):
@@ -54,16 +65,18 @@ def proofs_of(function, args):
     rule = AsKernel(DEVICE)
     kernels = [k for eqn in loops for k in loops_as_kernels(written(eqn, rule(eqn)))]
     assert kernels
-    return [prove_loop(k) for k in kernels]
+    return [prove_loop(k, delta=1e-4) for k in kernels]
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.deep] if n >= 4 else []) for n in range(60)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(n, marks=[pytest.mark.deep] if n not in (1, 3) else []) for n in range(60)]
+)
 def test_no_false_alarm_in_random_loops(seed):
     for found in proofs_of(*random_loop(seed)):
         assert found.holds, (found.counterexample, found.uncovered)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.deep] if n >= 2 else []) for n in range(40)])
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.deep] if n != 1 else []) for n in range(40)])
 def test_no_false_alarm_in_gradients_of_random_loops(seed):
     function, args = random_loop(seed)
 
@@ -115,7 +128,7 @@ def test_a_report_says_which_kernel_of_a_loop_is_wrong(monkeypatch):
 
     monkeypatch.setattr("pallasfuse.recurrences.lower_recurrence", turned)
     monkeypatch.setattr("pallasfuse.proof.loops.lower_recurrence", turned)
-    report = pf.verify(function, *structs, target="mosaic_gpu")
+    report = pf.verify(function, *structs, target="mosaic_gpu", delta=1e-4)
     assert not report.equivalent and report.counterexample is not None
     assert "loop_" in str(report.counterexample) and "NOT equivalent" in str(report)
 
@@ -126,12 +139,13 @@ def test_what_a_report_does_not_cover_of_a_loop_keeps_it_from_holding(monkeypatc
     function, args = LOOPS["best_paths"]
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (args[0], args[1])]
     rows = jax.ShapeDtypeStruct((300, *args[2].shape[1:]), jnp.float32)
-    report = pf.verify(pf.fuse(function, options=PRICED), *structs, rows, target="mosaic_gpu")
+    report = pf.verify(pf.fuse(function, options=PRICED), *structs, rows, target="mosaic_gpu", delta=1e-4)
     assert report.plan.loops and not report.equivalent and report.counterexample is None
     assert "not covered: the loop at " in str(report) and "was False in every test" in str(report)
 
 
-def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch):
+@pytest.mark.parametrize("where", ["outside", pytest.param("in another loop", marks=pytest.mark.deep)])
+def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch, where):
     """Sums over trips are computed after the loop, here with the wrong sign: no trip of a kernel shows that."""
     function, args = LOOPS["selective_state_space"]
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in args]
@@ -147,9 +161,9 @@ def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch):
 
         return jax.lax.scan(step, first, None, length=3)[0]
 
-    for plain in (jax.grad(loss), descent):
-        report = pf.verify(pf.fuse(plain, options=PRICED), *structs, target="mosaic_gpu")
-        assert report.plan.loops and report.equivalent, str(report)
+    plain = jax.grad(loss) if where == "outside" else descent
+    report = pf.verify(pf.fuse(plain, options=PRICED), *structs, target="mosaic_gpu", delta=1e-4)
+    assert report.plan.loops and report.equivalent, str(report)
     real, spoiled = recurrences.accumulators_apart, []
 
     def with_other_signs(eqn):
@@ -158,12 +172,10 @@ def test_a_report_finds_what_leaves_a_loop_wrongly(monkeypatch):
         return None if run is None else lambda *operands: [-x for x in run(*operands)]
 
     monkeypatch.setattr(recurrences, "accumulators_apart", with_other_signs)
-    for plain in (jax.grad(loss), descent):
-        spoiled.clear()
-        report = pf.verify(pf.fuse(plain, options=PRICED), *structs, target="mosaic_gpu")
-        assert any(run is not None for run in spoiled)
-        assert report.plan.loops and report.proof.holds and not report.equivalent
-        assert "of the program with its loops apart" in str(report.counterexample)
+    report = pf.verify(pf.fuse(plain, options=PRICED), *structs, target="mosaic_gpu", delta=1e-4)
+    assert any(run is not None for run in spoiled)
+    assert report.plan.loops and report.proof.holds and not report.equivalent
+    assert "of the program with its loops apart" in str(report.counterexample)
 
 
 @pytest.mark.parametrize("what", ["large", "failing"])
@@ -176,7 +188,7 @@ def test_a_report_does_not_vouch_for_what_leaves_loops_that_were_not_compared(mo
     else:
         monkeypatch.setattr(report_module, "float64_results", fails)
     _, structs = average(8, 16, 40)
-    found = pf.verify(pf.fuse(moving_average, options=PRICED), *structs, target="mosaic_gpu")
+    found = pf.verify(pf.fuse(moving_average, options=PRICED), *structs, target="mosaic_gpu", delta=1e-4)
     assert found.plan.loops and not found.equivalent and found.counterexample is None
     assert "not covered: what is computed before and after loops that are kernels: " in str(found)
 
@@ -185,13 +197,13 @@ def test_parts_that_are_too_large_to_compare_are_said_to_be_so(monkeypatch):
     monkeypatch.setattr("pallasfuse.proof.selections._LARGEST", 8)
     function, args = LOOPS["gated_unit"]
     _, _, own = made(function, *args)
-    found = prove_loop(own)
+    found = prove_loop(own, delta=1e-4)
     assert not found.holds and found.counterexample is None
     (line,) = found.uncovered
     assert "parts and joins of loop_" in line and "verify it with smaller arguments" in line
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.deep), "float16"])
 def test_parts_of_half_types_are_compared(dtype):
     def function(x, rows):
         def trip(x, row):
@@ -201,5 +213,5 @@ def test_parts_of_half_types_are_compared(dtype):
         return jax.lax.scan(trip, x, rows)
 
     _, _, own = made(function, normal(0, 3, 24).astype(dtype), normal(1, 6, 3, 24).astype(dtype))
-    found = prove_loop(own)
+    found = prove_loop(own, delta=1e-4)
     assert found.holds and any(s.startswith("parts and joins") for s in found.stages)

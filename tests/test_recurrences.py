@@ -71,7 +71,7 @@ def test_a_kernel_computes_what_its_loop_does(name):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [pytest.param("moving_average", marks=pytest.mark.deep), *FEW[1:]])
 def test_every_layout_means_the_same_in_float64(name):
     function, args = LOOPS[name]
     jaxpr, loop = loop_of(function, *args)
@@ -93,7 +93,8 @@ def test_every_layout_means_the_same_in_float64(name):
     assert count > 1
 
 
-@pytest.mark.parametrize("name", ["moving_average", "gated_unit", "best_paths"])
+@pytest.mark.sampled(3, cover=())
+@pytest.mark.parametrize("name", ["best_paths", "moving_average", "gated_unit"])
 def test_numbers_of_64_bits(name):
     function, args = LOOPS[name]
     with jax.enable_x64(True):

@@ -237,6 +237,7 @@ def test_a_wrong_rewrite_names_itself_in_the_report():
 # --- FuseOptions(verify="stages")
 
 
+@pytest.mark.deep  # `test_a_wrong_rewrite_names_itself_when_a_plan_is_made` does, too
 def test_stages_are_verified_when_a_plan_is_made():
     fused = pf.fuse(layer_norm, options=FuseOptions(verify="stages"))
     plan = fused.explain(X[:, :40], X[0, :40])

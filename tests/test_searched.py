@@ -171,6 +171,7 @@ def test_tiles_that_fill_the_registers_of_few_warps_are_tried_with_more():
     assert kernel.price.us < 0.7 * kernel.replaced.us
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_trees_with_the_same_loops_are_misformed_with_all_tiles_or_with_none(name):
     """So that one of them says it for the others, which are not lowered."""

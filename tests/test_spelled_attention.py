@@ -1,5 +1,7 @@
 """However queries and keys are made, attention is one kernel."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,13 +26,14 @@ def core(function, target, shape, dtype):
     return max(plan.kernels, key=lambda k: k.replaced.us - k.price.us)
 
 
+@functools.cache
 def on_a_gpu(function):
     return core(function, H100, (2, 2048, 16, 128), jnp.bfloat16)
 
 
 @pytest.mark.parametrize("before", [None, normed], ids=["as they are", "normed"])
 @pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.sampled(2, cover=("rotate",))
+@pytest.mark.sampled(9, cover=("before",))
 def test_rotated_queries_and_keys_on_a_gpu(rotate, before):
     kernel, plain = on_a_gpu(with_rotations(rotate, before)), on_a_gpu(attend)
     assert len(kernel.group.folds) == 3
@@ -38,7 +41,7 @@ def test_rotated_queries_and_keys_on_a_gpu(rotate, before):
 
 
 @pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(3, cover=())
 def test_rotated_queries_and_keys_on_a_cpu(rotate):
     kernel = core(with_rotations(rotate, normed), target_for("cpu", PRICED), (1, 1024, 8, 64), jnp.float32)
     assert len(kernel.group.folds) == 3
@@ -53,7 +56,7 @@ def test_what_is_computed_of_each_operand_is_computed_once(change):
 
 @pytest.mark.parametrize("before", [None, normed], ids=["as they are", "normed"])
 @pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(4, cover=("before",))
 def test_values(rotate, before):
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(2, 64, 2, 16)), jnp.float32) for _ in range(3))
@@ -63,10 +66,11 @@ def test_values(rotate, before):
 
 
 @pytest.mark.parametrize("rotate", ROTATIONS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9, cover=())
 def test_proof(rotate):
     structs = [jax.ShapeDtypeStruct((1, 64, 2, 16), jnp.float32)] * 3
-    report = pf.verify(pf.fuse(with_rotations(rotate, normed), options=FuseOptions(check=False, price=False)), *structs)
+    fused = pf.fuse(with_rotations(rotate, normed), options=FuseOptions(check=False, price=False))
+    report = pf.verify(fused, *structs, delta=1e-4)
     assert report.counterexample is None, report
     assert report.plan.kernels
 

@@ -91,6 +91,8 @@ class TestQuick:
 
         made = compiler.get_compile_options
         monkeypatch.setattr(compiler, "get_compile_options", getattr(made, "with_all_effort", made))
+        each = compiler.backend_compile_and_load
+        monkeypatch.setattr(compiler, "backend_compile_and_load", getattr(each, "every_time", each))
         quick.install()
         return lambda overrides: compiler.get_compile_options(1, 1, env_options_overrides=overrides)
 
@@ -123,6 +125,32 @@ class TestQuick:
         assert least.num_partitions == 2 and least.device_assignment.computation_count() == 2
         assert least.env_option_overrides == options.env_option_overrides
         assert least.executable_build_options.debug_options.xla_llvm_disable_expensive_passes
+
+    def test_equal_programs_are_compiled_once(self):
+        """Lines do not count, nor names of variables; numbers do, and functions of Python that a program calls."""
+        import jax
+        from jax._src.lib import xla_client
+
+        compiled = []
+        recent = quick.Recent(lambda backend, module, *_: compiled.append(module) or len(compiled), size=2)
+
+        def made(function, host_callbacks=()):
+            module = jax.jit(function).lower(np.ones(3, np.float32)).compiler_ir()
+            return recent(
+                jax.local_devices()[0].client, module, jax.devices(), xla_client.CompileOptions(), host_callbacks
+            )
+
+        def plus_two(x):
+            return x + 2
+
+        assert made(lambda x: x + 1) == 1
+        assert made(lambda y: y + 1) == 1
+        assert made(plus_two) == 2
+        assert made(lambda x: x + 1, [print]) == 3
+        assert made(lambda x: x + 1) == 1
+        assert made(lambda x: x + 3) == 4
+        assert made(plus_two) == 5, "only the last two are kept"
+        assert made(lambda x: jax.pure_callback(np.sin, x, x)) != made(lambda x: jax.pure_callback(np.sin, x, x))
 
     @pytest.mark.deep  # children with these flags are tests/sharding
     def test_flags_say_the_same(self):

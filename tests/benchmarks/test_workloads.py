@@ -23,7 +23,7 @@ def built(name, size):
         pytest.skip(str(missing))
 
 
-@pytest.mark.sampled(60, cover=())
+@pytest.mark.sampled(120, cover=())
 @pytest.mark.parametrize(("group", "name"), CASES)
 def test_a_program_traces_at_every_size(group, name):
     assert ENTRIES[name].group == group

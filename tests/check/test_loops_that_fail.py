@@ -71,6 +71,7 @@ def of_averages(kernel):
     return "max(" not in str(kernel)
 
 
+@pytest.mark.deep  # `test_without_a_clock_the_other_loops_are_kept` runs one of them
 def test_kernels_of_loops_run_here(as_on_a_gpu):
     seen = as_on_a_gpu()
     with warnings.catch_warnings():
@@ -141,7 +142,7 @@ def test_the_environment_switches_the_clock_off_and_not_the_net(as_on_a_gpu, mon
     monkeypatch.setenv("PALLASFUSE_CHECK", "0")
     as_on_a_gpu(of_averages)
     with pytest.warns(UserWarning, match="loop_.* does not run on") as caught:
-        same(pf.fuse(both, options=FuseOptions(price=True))(X), both(X))
+        same(pf.fuse(averages, options=FuseOptions(price=True))(X), averages(X))
     assert len(caught) == 1
 
 
@@ -159,7 +160,7 @@ class ClockOfKernels:
         return Measured(times, runs[0], frozenset(runs), uncompiled, seconds=0.1)
 
 
-@pytest.mark.parametrize("fails", ["one", "all"])
+@pytest.mark.parametrize("fails", [pytest.param("one", marks=pytest.mark.deep), "all"])
 def test_with_a_clock_a_loop_that_fails_is_xlas_and_others_are_kept(as_on_a_gpu, monkeypatch, fails):
     as_on_a_gpu(of_averages if fails == "one" else lambda kernel: True)
     monkeypatch.setattr(written_out, "compare", ClockOfKernels())

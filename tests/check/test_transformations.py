@@ -17,7 +17,7 @@ from tests.check.clock import Clock, X, kernels_run, same, timed_by
 from tests.programs_by_name import softmax, variance
 
 
-@pytest.mark.sampled(3, cover=())
+@pytest.mark.sampled(5, cover=())
 @pytest.mark.parametrize("transform", ["jit", "vmap", "scan", "nested", "x64", "nans", "device", "promotion", "ensure"])
 def test_it_is_checked_inside(transform):
     fused = pf.fuse(softmax)

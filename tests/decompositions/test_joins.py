@@ -18,13 +18,15 @@ from tests.decompositions.test_windows import drawn
 H100 = find("NVIDIA H100 80GB HBM3", "gpu")
 
 
-@settings(max_examples=12, deadline=None)
+@pytest.mark.sampled(2, cover=())
+@pytest.mark.parametrize("part", range(2))
+@settings(max_examples=6, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 5), min_size=2, max_size=4),
     axis=st.integers(0, 2),
     dtype=st.sampled_from(["float32", "bfloat16", "int8", "uint32", "bool", "complex64"]),
 )
-def test_a_choice_is_exact(lengths, axis, dtype):
+def test_a_choice_is_exact(part, lengths, axis, dtype):
     shapes = [[n if d == axis else d + 2 for d in range(3)] for n in lengths]
     arrays = [(100 * drawn(shape, seed=n)).astype(dtype) for n, shape in enumerate(shapes)]
     arrays[0] = arrays[0].at[0].set(-0.0 if dtype in ("float32", "bfloat16") else 1)

@@ -19,7 +19,7 @@ def decomposed(rule, function, *arrays):
     return None if run is None else run(*arrays, *(a.val for a in eqn.invars if hasattr(a, "val")))[0]
 
 
-@pytest.mark.sampled(8, cover=("combine", "backwards"))
+@pytest.mark.sampled(16, cover=("combine", "backwards"))
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("combine", [lax.cumsum, lax.cumprod, lax.cummax, lax.cummin])
 @pytest.mark.parametrize("shape", [(4, 3), (5, 7), (64, 2), (100, 3), (257, 2), (5000, 1)])
@@ -41,9 +41,9 @@ def test_many_rows_stay_with_xla_along_the_last_axis():
     assert decomposed(running.running, lambda a: lax.cumsum(a, axis=1), drawn((64, 64))) is None
 
 
-@pytest.mark.sampled(4, cover=())
-@pytest.mark.parametrize("part", range(4))
-@settings(max_examples=15, deadline=None)
+@pytest.mark.sampled(8, cover=())
+@pytest.mark.parametrize("part", range(8))
+@settings(max_examples=8, deadline=None)
 @given(
     batch=st.integers(0, 2),
     own=st.tuples(st.integers(0, 2), st.integers(0, 2)),
@@ -103,14 +103,16 @@ def test_an_inverse_root_by_a_quotient():
     np.testing.assert_allclose(decomposed(powers.inverse_root, lax.rsqrt, x), lax.rsqrt(x), rtol=1e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@pytest.mark.sampled(3, cover=())
+@pytest.mark.parametrize("part", range(3))
+@settings(max_examples=8, deadline=None)
 @given(
     sizes=st.tuples(*[st.integers(1, 19)] * 3),
     left=st.permutations("mk"),
     right=st.permutations("kn"),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_uneven_rows_are_longer_with_zeros(sizes, left, right, dtype):
+def test_uneven_rows_are_longer_with_zeros(part, sizes, left, right, dtype):
     size = dict(zip("mkn", sizes, strict=True))
     x, y = drawn([size[n] for n in left], dtype), drawn([size[n] for n in right], dtype, 1)
     dims = (((left.index("k"),), (right.index("k"),)), ((), ()))

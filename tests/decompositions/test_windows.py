@@ -35,7 +35,9 @@ def drawn(shape, dtype="float32", seed=0):
 _LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW", "NCHW"), ("HWNC", "IHWO", "CNHW")]
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.sampled(2, cover=())
+@pytest.mark.parametrize("part", range(2))
+@settings(max_examples=4, deadline=None)
 @given(
     groups=st.integers(1, 3),
     channels=st.integers(1, 2),
@@ -46,7 +48,7 @@ _LAYOUTS = [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("NHWC", "OIHW",
     padding=st.sampled_from(["SAME", "VALID", ((1, 0), (2, 1)), ((-1, 0), (0, -1))]),
     layout=st.sampled_from(_LAYOUTS),
 )
-def test_any_convolution_of_few_channels(groups, channels, results, window, strides, dilated, padding, layout):
+def test_any_convolution_of_few_channels(part, groups, channels, results, window, strides, dilated, padding, layout):
     if window == (1, 1) and channels == 1:
         return
     sizes = {"N": 2, "C": groups * channels, "H": 9, "W": 8, "O": groups * results, "I": channels}
@@ -60,7 +62,9 @@ def test_any_convolution_of_few_channels(groups, channels, results, window, stri
     )  # fmt: skip
 
 
-@settings(max_examples=8, deadline=None)
+@pytest.mark.sampled(2, cover=())
+@pytest.mark.parametrize("part", range(2))
+@settings(max_examples=4, deadline=None)
 @given(
     channels=st.integers(1, 3),
     results=st.integers(1, 3),
@@ -70,7 +74,7 @@ def test_any_convolution_of_few_channels(groups, channels, results, window, stri
     layout=st.sampled_from(_LAYOUTS),
     dtype=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_windows_that_do_not_overlap_are_rows(channels, results, window, between, padding, layout, dtype):
+def test_windows_that_do_not_overlap_are_rows(part, channels, results, window, between, padding, layout, dtype):
     sizes = {"N": 2, "C": channels, "H": 9, "W": 8, "O": results, "I": channels}
     images = drawn([sizes[d] for d in layout[0]], dtype)
     weights = drawn([{**sizes, "H": window[0], "W": window[1]}[d] for d in layout[1]], dtype, seed=1)
@@ -119,6 +123,7 @@ def test_gradients_of_windows_with_holes_are_products(taps, dilation, stride):
         )  # fmt: skip
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize(
     ("window", "strides", "padding", "numbers"),
     [
@@ -206,9 +211,9 @@ def test_what_is_left_to_the_library(weights, changed):
     assert windows.convolution(eqn) is None
 
 
-@pytest.mark.sampled(3, cover=())
-@pytest.mark.parametrize("part", range(3))
-@settings(max_examples=10, deadline=None)
+@pytest.mark.sampled(6, cover=())
+@pytest.mark.parametrize("part", range(6))
+@settings(max_examples=5, deadline=None)
 @given(
     window=st.tuples(*3 * [st.integers(1, 3)]),
     strides=st.tuples(*3 * [st.integers(1, 2)]),

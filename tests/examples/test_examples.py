@@ -17,6 +17,7 @@ import pytest
 from benchmarks.cases import ATTENTION, all_cases
 from examples import moments
 from pallasfuse.testing import assert_equivalent
+from tests import quick
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCRIPTS = {"quickstart"}
@@ -95,7 +96,7 @@ def test_one_kernel_and_nothing_left_to_xla(case, length):
 
 
 @pytest.mark.optimized
-@pytest.mark.sampled(18, cover=("dtype", "length"))
+@pytest.mark.sampled(60, cover=("dtype", "length"))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("length", [96, 61])
 @pytest.mark.parametrize("case", named(all_cases()))
@@ -129,7 +130,9 @@ def test_moments_far_from_zero(name):
     assert largest_error(getattr(moments, name)(x), expected) <= 1e-5
 
 
-def test_readme_shows_what_the_quickstart_prints():
+def test_readme_shows_what_the_quickstart_prints(request, monkeypatch):
+    if request.config.getoption("quick"):
+        monkeypatch.setenv("XLA_FLAGS", quick.FLAGS)
     check = [sys.executable, str(EXAMPLES.parent / "scripts" / "readme_output.py")]
     done = subprocess.run(check, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -323,7 +323,7 @@ def test_large_repetitions_stay():
     assert with_joined_axes(_program(turned, LONG, ANGLES)) is None
 
 
-@pytest.mark.parametrize("function", [turned, turned_by_signs])
+@pytest.mark.parametrize("function", [pytest.param(turned, marks=pytest.mark.deep), turned_by_signs])
 def test_values_with_repetitions_left(function):
     rng = np.random.default_rng(0)
     x, angles = (
@@ -337,4 +337,4 @@ def test_values_with_repetitions_left(function):
 
     fused = pf.fuse(attention, options=pf.FuseOptions(check=False, price=False, target="interpret"))
     np.testing.assert_allclose(fused(x, angles), attention(x, angles), rtol=2e-5, atol=2e-5)
-    assert pf.verify(fused, x, angles).counterexample is None
+    assert pf.verify(fused, x, angles, delta=1e-4).counterexample is None

@@ -61,6 +61,7 @@ def test_a_chain_of_thousands_of_operations():
     same(chain(MOST_NESTS + 100))
 
 
+@pytest.mark.deep  # tests/test_repetition.py says that more layers derive and price nothing more
 def test_planning_time_of_repeated_layers_is_about_linear():
     seconds(repeated(3))
     times = {n: seconds(repeated(n))[0] for n in (4, 12)}

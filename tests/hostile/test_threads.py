@@ -44,6 +44,7 @@ def test_one_function_on_different_values():
         same(got, softmax(x))
 
 
+@pytest.mark.deep  # `test_different_functions_planned_at_once` plans at once, too
 def test_one_function_at_different_shapes():
     fused = pf.fuse(variance)
     inputs = [values(3 + n % 4, 20 + n) for n in range(THREADS)]

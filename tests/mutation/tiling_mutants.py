@@ -434,6 +434,7 @@ MUTANTS = (
     ),
     *_in(
         "units",
+        ("rows_multiplied", instead_of(f"{_ARITHMETIC}:_by_rows", _rows_multiplied), "half_attention", "hopper proof"),
         (
             "factor_lost",
             instead_of(f"{_UNITS}:_Scaler._folded", lambda real, self, x, f: real(self, x, f / LOG2_E)),
@@ -446,7 +447,6 @@ MUTANTS = (
             "half_log_sum",
             "hopper proof",
         ),
-        ("rows_multiplied", instead_of(f"{_ARITHMETIC}:_by_rows", _rows_multiplied), "half_attention", "hopper proof"),
     ),
     *_in(
         "contraction",

@@ -267,6 +267,7 @@ def scaled(x):
     return jax.nn.softmax(x * (x.astype(jnp.float32) ** 2).mean(-1, keepdims=True).astype(x.dtype) ** -3, axis=-1)
 
 
+@pytest.mark.deep  # `test_quotients_by_huge_and_tiny_values` has inverses, too
 def test_negative_powers(interpreted):
     arrays = ROWS["softmax"].arrays(2, 4096, "float32")
     (ours,), theirs = interpreted(scaled, arrays), jax.jit(scaled)(*arrays)

@@ -23,6 +23,7 @@ def compare(function, *given, **options):
     return len(kernel.lookups), np.asarray(got)
 
 
+@pytest.mark.deep  # `test_pages_of_each_head` reads pages in tiles, too
 @pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("tile", [1, 4, 16, 30])
 def test_tiles_of_pages(tile):

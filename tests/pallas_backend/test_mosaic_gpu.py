@@ -285,7 +285,7 @@ def test_a_kernel_that_does_not_lower_is_replaced(monkeypatch):
         h100.lower(pf.fuse(plain, target=TARGET), arrays)
 
 
-@pytest.mark.sampled(34, cover=())
+@pytest.mark.deep  # `test_the_default_for_hopper` lowers one of them
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_lowers_to_one_kernel(name):
     variant = VARIANTS[name]

@@ -120,6 +120,7 @@ def test_other_forms(interpreted, name):
     assert_as_accurate_as_plain(interpreted(function, arrays), function, arrays)
 
 
+@pytest.mark.deep  # tests/pallas_backend/test_mosaic_gpu.py plants such a race, too
 def test_a_missing_wait_is_a_race(interpreted, monkeypatch):
     multiply = Block._sum_of_slices
 

@@ -98,6 +98,7 @@ def test_softmax_of_the_transposed_scores():
     check(lambda q, k, v: v.T @ jax.nn.softmax(k @ q.T, axis=0), Q, K, V, run_on=())
 
 
+@pytest.mark.deep  # `test_masks_from_data` reads data, too
 def test_permuted_keys():
     """Keys come as [dim, key], as after a transposition elsewhere; heads and batch in any order."""
     check(lambda q, k, v: weigh(q @ k, v), Q, np.ascontiguousarray(K.T), V, run_on=("xla",))
@@ -159,6 +160,7 @@ def test_scale(name):
     check(lambda q, k, v: weigh(SCALES[name](q @ k.T), v), Q, K, V, run_on=run_on)
 
 
+@pytest.mark.deep  # `test_scale` has the others
 def test_scale_from_an_argument():
     check(lambda q, k, v, s: weigh(q @ k.T * s, v), Q, K, V, np.float32(0.3), run_on=())
     check(lambda q, k, v, s: weigh(q @ k.T / s, v), Q, K, V, np.float32(-3.0), run_on=())
@@ -258,6 +260,7 @@ def test_an_intermediate_is_used_outside_the_chain():
     check(fn, Q, K, V, fallback="cumsum")
 
 
+@pytest.mark.deep  # `test_row_reductions_that_are_also_returned` has several, too
 def test_probabilities_feed_several_reductions():
     def fn(q, k, v):
         p = jax.nn.softmax(q @ k.T, axis=-1)
@@ -266,6 +269,7 @@ def test_probabilities_feed_several_reductions():
     check(fn, Q, K, V, run_on=("xla",))
 
 
+@pytest.mark.deep  # tests/property/test_transforms.py has closures, too
 def test_score_function_with_captured_arrays():
     slopes, table, order = (
         jnp.asarray([0.5, 0.25]),
@@ -308,6 +312,7 @@ def test_integer_and_boolean_inputs(dtype):
     check(lambda x: jnp.var(x.astype(jnp.float32), -1), x, run_on=())
 
 
+@pytest.mark.deep  # `test_integer_and_boolean_inputs` reads integers, too
 def test_reductions_of_integers():
     """Integers wrap and divide: no repair is derived, and they take another pass."""
     x = np.random.default_rng(0).integers(-50, 50, (35, 37)).astype(np.int32)
@@ -378,6 +383,7 @@ def test_float64(name):
             assert {t.dtype for k in plan.kernels for t in (*k.program.inputs, *k.program.outputs)} == {"float64"}
 
 
+@pytest.mark.deep  # `test_float64` has float64 alone
 def test_float64_beside_float32():
     """Each chain keeps its own precision, beside one of another."""
 

@@ -96,7 +96,7 @@ def in_float64(function, *arrays):
         return np.asarray(jax.jit(function)(*wide))
 
 
-@pytest.mark.sampled(40, cover=("target",))
+@pytest.mark.sampled(80, cover=("target",))
 @pytest.mark.parametrize("target", ["xla", "interpret"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_results_are_those_of_the_program(name, target):

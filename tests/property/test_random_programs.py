@@ -50,7 +50,7 @@ def _check(choices, emitters):
 @pytest.mark.parametrize("part", range(32))
 def test_random_programs_on_xla(part):
     @seed(part)
-    @settings(common, max_examples=5 if part else 3)
+    @settings(common, max_examples={0: 2, 1: 6}.get(part, 5))
     @given(CHOICES)
     def run(choices):
         _check(choices, ["xla", *INTERPRETED])
@@ -62,7 +62,7 @@ def test_random_programs_on_xla(part):
 @pytest.mark.parametrize("part", range(14))
 def test_random_programs_on_interpret(part):
     @seed(100 + part)
-    @settings(common, max_examples=3 if part else 2)
+    @settings(common, max_examples={0: 1, 1: 4}.get(part, 3))
     @given(CHOICES)
     def run(choices):
         _check(choices, ["interpret"])

@@ -11,8 +11,6 @@ from pallasfuse.ir.tile_program import Contract, Loop
 from tests.property.judging import fuse_for
 from tests.property.programs import AXIS_NAMES
 
-pytestmark = pytest.mark.optimized
-
 FOURS = tuple((name, 4) for name in AXIS_NAMES)
 TARGETS = pytest.mark.parametrize("target", ["xla", "interpret"])
 
@@ -94,6 +92,7 @@ def test_an_exponent_with_an_unfinished_mean(target):
     check(fn, x, target=target)
 
 
+@pytest.mark.optimized
 @pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_a_sum_of_squares_around_the_mean_of_something_else(target):
@@ -122,6 +121,7 @@ def test_an_axis_that_the_term_does_not_have_is_padded(target):
         np.testing.assert_allclose(have, plain, rtol=1e-5, atol=1e-4, err_msg=str(n))  # sums of 39 that cancel
 
 
+@pytest.mark.optimized
 @pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_covariance(target):
@@ -132,6 +132,7 @@ def test_covariance(target):
     check(fn, c, np.cos(c), target=target, passes=1)
 
 
+@pytest.mark.optimized
 @pytest.mark.sampled(2, cover=())
 @TARGETS
 def test_product_of_centred_values(target):

@@ -99,7 +99,7 @@ CHAINS = [
 ]
 
 
-@pytest.mark.sampled(10, cover=("strict", "parts"))
+@pytest.mark.sampled(32, cover=("strict", "parts"))
 @pytest.mark.parametrize("parts", [None, 2])
 @pytest.mark.parametrize("strict", [False, True], ids=["usual", "strict"])
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda f: f.__name__)
@@ -112,7 +112,7 @@ def test_rows_without_a_visible_element(chain, strict, parts):
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), fused(X, masks(), V), chain(X, masks(), V))
 
 
-@pytest.mark.sampled(8, cover=())
+@pytest.mark.sampled(16, cover=())
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda f: f.__name__)
 def test_a_row_of_visible_infinities(chain):
     """Its sum is NaN in the program. A strict plan keeps that; another one lists where it does not."""

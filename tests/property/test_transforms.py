@@ -232,19 +232,20 @@ def test_python_scalars_numpy_arrays_and_weak_types():
     assert fused(fn).explain(x, 2.0).kernels
 
 
-def test_x64():
+@pytest.mark.sampled(2, cover=())
+@TARGETS
+def test_x64(target):
     with jax.enable_x64(True):
         x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 37)) + 1e6)
         assert x.dtype == jnp.float64
-        for target in ("xla", "interpret"):
-            f = fused(lambda x: jnp.var(x, -1), target)
-            np.testing.assert_allclose(f(x), np.var(np.asarray(x), -1), rtol=1e-7)
-            close(
-                fused(attention, target)(*(a.astype(jnp.float64) for a in (Q, K, V))),
-                attention(*(a.astype(jnp.float64) for a in (Q, K, V))),
-                1e-12,
-            )
-            close(fused(attention, target)(Q, K, V), attention(Q, K, V))
+        f = fused(lambda x: jnp.var(x, -1), target)
+        np.testing.assert_allclose(f(x), np.var(np.asarray(x), -1), rtol=1e-7)
+        close(
+            fused(attention, target)(*(a.astype(jnp.float64) for a in (Q, K, V))),
+            attention(*(a.astype(jnp.float64) for a in (Q, K, V))),
+            1e-12,
+        )
+        close(fused(attention, target)(Q, K, V), attention(Q, K, V))
 
 
 def test_same_function_in_and_out_of_x64():

@@ -37,6 +37,7 @@ def test_monomials_give_what_fractions_give(both):
     assert any(both) and not all(both)
 
 
+@pytest.mark.deep  # so does tests/test_imports.py, of a quotient
 def test_a_softmax_imports_no_sympy():
     code = """
 import sys

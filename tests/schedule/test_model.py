@@ -116,6 +116,7 @@ def test_few_blocks_are_slow():
     assert rounds.price(many).us < published.price(many).us
 
 
+@pytest.mark.sampled(3, cover=())
 @pytest.mark.parametrize("seed", range(6))
 def test_many_candidates_at_a_time_have_the_prices_of_each(seed):
     region = (norm_product(64, 96, 128), attention(2, 64, 48, 32, 32), *map(random_region, range(4)))[seed]

@@ -52,6 +52,7 @@ def test_a_rule_keeps_the_values_of_its_example(rule):
         assert same(result, want), result
 
 
+@pytest.mark.sampled(2, cover=("rule",))
 @pytest.mark.parametrize(("rule", "mutant"), MUTANTS)
 def test_evaluation_tells_a_mutant_from_its_rule(rule, mutant):
     program = (mutant.example or EXAMPLES[rule.number][0])()

@@ -304,7 +304,7 @@ def grown(graph: EGraph, draw: random.Random, depth: int) -> int:
             return graph.inverse(leaf(graph, draw.choice(["s", "y", "n"])))
 
 
-@pytest.mark.sampled(5, cover=())
+@pytest.mark.sampled(10, cover=())
 @pytest.mark.parametrize("seed", range(90))
 def test_all_terms_of_a_class_are_equal(seed):
     """Also where a sum occurs twice in a product: its axes are the same then, and get other names when it is merged."""

@@ -47,7 +47,7 @@ def test_there_are_many_programs():
     assert len(SUBJECTS) >= 30
 
 
-@pytest.mark.sampled(2, cover=())
+@pytest.mark.sampled(4, cover=())
 @pytest.mark.parametrize("seed", range(0, 5 * len(NAMES), 8))
 def test_in_float64(seed):
     judged(seed, ())

@@ -43,6 +43,7 @@ def large(subject):
     return subject.target == "triton" and subject.name.startswith(("relative bias", "pairs 128", "pairs 64", "paged"))
 
 
+@pytest.mark.sampled(2, cover=("target",))
 @pytest.mark.parametrize("target", ["triton", "mosaic_gpu"])
 @pytest.mark.parametrize("subject", [s for s in kernels.harder() if large(s)], ids=lambda s: s.name.replace(" ", "-"))
 def test_no_planned_kernel_overflows_shared_memory(subject, target):

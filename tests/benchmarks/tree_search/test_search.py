@@ -82,7 +82,7 @@ def test_a_small_space_is_tried_completely(region):
 
 
 def test_equal_arguments_find_the_same():
-    region = attention(2, 64, 64, 32, 32)
+    region = chain(128, 96, 64, 64)
     found = candidates_of(region)
     runs = [
         search(found, by_model(ModelPrices(found, Model(region, GPU))), evolution=Evolution(seed=3)) for _ in range(2)
