@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from pallasfuse import _compat
@@ -18,7 +19,7 @@ from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions import Decomposer, Rule
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
-from pallasfuse.executables import Executables
+from pallasfuse.executables import Executables, Function
 from pallasfuse.first_time import IMPORTS, Later, shared
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
@@ -26,10 +27,10 @@ from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
-from pallasfuse.measure import Measured, compare, is_shortage
+from pallasfuse.measure import Measured, compare, is_shortage, requests
 from pallasfuse.parts import CHOICE, branches, primitives, whole_key
 from pallasfuse.plan import Plan
-from pallasfuse.store import Record, current
+from pallasfuse.store import Identity, Record, current
 from pallasfuse.subjects import XLA, comparison
 from pallasfuse.targets import Target
 from pallasfuse.unrolled_loops import unrolled_surely, unrollings
@@ -66,6 +67,8 @@ def forms(
         return _is_faster(written, other, target.device, at_hand, measure)
 
     decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude))
+    if measure:
+        _compile_ahead(decomposer, jaxpr, at_hand)
     decomposed = decomposer.of(jaxpr)
     unrolled = unrollings(decomposed, exclude, partly=device.platform == "gpu")
     if decomposed is jaxpr:
@@ -75,6 +78,16 @@ def forms(
     if fewer is not jaxpr and whole_key(fewer) != whole_key(decomposed):
         found[f"{_OPERATIONS}, but for short axes"] = fewer
     return found
+
+
+def _compile_ahead(decomposer: Decomposer, jaxpr: Jaxpr, device: Any) -> None:
+    """Compiles what the clock is going to be asked for operations of a program, all at the same time."""
+    fresh = [pair for pair in decomposer.questions(jaxpr) if current().get(_identity(*pair, device)) is None]
+    # most are short: those run several times in a program, beside one that runs once
+    wanted = [requests(_functions(w, {_OPERATIONS: o}), _avals(w), device, expected_us=1.0) for w, o in fresh]
+    executables = shared(Executables, Executables)
+    if wanted:
+        apart(lambda: executables.of(list(chain.from_iterable(wanted)), device), device)
 
 
 def surely_faster(jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = ()) -> Jaxpr:
@@ -106,12 +119,7 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
     numbers: of the device, as plans have them. measure: as of `fastest`.
     """
     store = current()
-    identity = {
-        **environment(device),
-        "of": "an operation in parts",
-        "operation": whole_key(written),
-        "parts": whole_key(other),
-    }
+    identity = _identity(written, other, device)
     known = store.get(identity)
     if known is None and measure:
         found = _compared(written, {_OPERATIONS: other}, device, _OPERATION_S)
@@ -134,6 +142,11 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
     if known is None or "skipped" in known:
         return None
     return bool(known.get("faster"))
+
+
+def _identity(written: Jaxpr, other: Jaxpr, device: Any) -> Identity:
+    operation = {"operation": whole_key(written), "parts": whole_key(other)}
+    return {**environment(device), "of": "an operation in parts", **operation}
 
 
 def _error_of(found: Measured, key: str) -> str:
@@ -290,13 +303,22 @@ def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
 
 
 def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: float) -> Measured:
-    executables = shared(Executables, Executables)
+    timed = partial(
+        compare,
+        budget_s=budget_s,
+        most_memory=_MORE_MEMORY,
+        executables=shared(Executables, Executables),
+        below=index_ranges(jaxpr.eqns, jaxpr.invars),
+    )
+    return apart(lambda: timed(_functions(jaxpr, ways), _avals(jaxpr), device), device)
 
-    def run(one: Jaxpr) -> Callable[..., Any]:
+
+def _functions(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr]) -> dict[str, Function]:
+    def run(one: Jaxpr) -> Function:
         return lambda *args: _compat.eval_jaxpr(one, one.consts, *args)
 
-    functions = {XLA: run(jaxpr)} | {words: run(one) for words, one in ways.items()}
-    avals = [v.aval for v in jaxpr.invars]
-    below = index_ranges(jaxpr.eqns, jaxpr.invars)
-    timed = partial(compare, budget_s=budget_s, most_memory=_MORE_MEMORY, executables=executables, below=below)
-    return apart(lambda: timed(functions, avals, device), device)
+    return {XLA: run(jaxpr)} | {words: run(one) for words, one in ways.items()}
+
+
+def _avals(jaxpr: Jaxpr) -> list[Any]:
+    return [v.aval for v in jaxpr.invars]

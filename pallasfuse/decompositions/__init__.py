@@ -7,7 +7,7 @@ for the whole program (`written_out`). Values change as by another order of sums
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
@@ -85,6 +85,12 @@ class Decomposer:
             if apart is not made and self.gain * self._price_us(apart) <= self._price_us(made):
                 made, changed = apart, True
         return made if changed else jaxpr
+
+    def questions(self, jaxpr: Jaxpr) -> list[tuple[Jaxpr, Jaxpr]]:
+        """Returns what `of` asks the clock: operations as they are written, each with another way to compute it."""
+        asked: list[tuple[Jaxpr, Jaxpr]] = []
+        replace(self, clock=lambda *pair: asked.append(pair), _known={}).of(jaxpr)
+        return asked
 
     @property
     def _takes_axes_apart(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 import pallasfuse as pf
 from pallasfuse import unrolled_loops, written_out
 from pallasfuse.device import assumed
+from pallasfuse.executables import Executables
 from pallasfuse.first_time import Once
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
@@ -134,6 +135,21 @@ IMAGES, WEIGHTS = np.ones((2, 64, 256), "float32"), np.ones((15, 1, 256), "float
 def smoothed(x, w):
     numbers = ("NWC", "WIO", "NWC")
     return jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=numbers, feature_group_count=256)
+
+
+def test_operations_are_compiled_at_the_same_time(monkeypatch):
+    """Before the clock is asked about the first one; two that are equal are one."""
+    made, original = [], Executables.of
+    monkeypatch.setattr(
+        Executables, "of", lambda self, requests, device: made.append(len(requests)) or original(self, requests, device)
+    )
+    clock = Clock(0.5)
+    monkeypatch.setattr(written_out, "compare", clock)
+    twice = IMAGES[:, :32]
+    function = jax.jit(lambda x, y, w: smoothed(x, w).sum() + smoothed(y, w).sum() + smoothed(y + 1, w).sum())
+    assert np.isfinite(pf.fuse(function)(IMAGES, twice, WEIGHTS))
+    assert len(clock.compared) == 2  # one for each shape
+    assert made[0] == 2 * 2  # each as it is written, and in parts
 
 
 @pytest.mark.sampled(2, cover=())
