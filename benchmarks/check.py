@@ -145,7 +145,7 @@ def against_cupti(dtype: Any) -> list[dict[str, Any]]:
         jax.block_until_ready((plain(x), looped(x)))
         sampled = {}
         for label, program, times in (("sent one by one", plain, 1), ("in a loop", looped, 32)):
-            sample = timing.sampler(functools.partial(program, x), in_flight=True, times=times)
+            sample = timing.Sampled(functools.partial(program, x), in_flight=True, times=times)
             sampled[label] = statistics.median(1e6 * s / n for s, n in (sample() for _ in range(20)))
         _, kernels_ms = profiler.measure(softmax, iterations=10)(x)
         rows.append({"shape": shape, **sampled, "CUPTI": 1e3 * statistics.median(kernels_ms)})

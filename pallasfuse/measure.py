@@ -222,15 +222,16 @@ def _confirmed(
 
 def _samplers(
     programs: Mapping[str, Any], arguments: Sequence[Any], device: Any, times: int, failed: dict[str, str]
-) -> dict[str, timing.Sampler]:
+) -> dict[str, timing.Sampled]:
     """Runs each program once to warm it up, and returns its sampler by name. Notes those that fail in `failed`."""
-    found: dict[str, timing.Sampler] = {}
+    found: dict[str, timing.Sampled] = {}
     for name, program in programs.items():
         try:
             in_flight = _is_accelerator(device)
-            found[name] = timing.sampler(partial(program, *arguments), in_flight=in_flight, times=times)
+            found[name] = timing.Sampled(partial(program, *arguments), in_flight, times)
         except Exception as error:
             failed[name] = summary(error)
+    timing.alike(found.values())
     return found
 
 

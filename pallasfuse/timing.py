@@ -10,8 +10,8 @@ import math
 import statistics
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -159,33 +159,53 @@ _LONG_S = 0.1
 """The first call of what takes longer is a measurement already: what it takes to get going is a small part of it."""
 
 
-def sampler(
-    call: Callable[[], Any], *, in_flight: bool, times: int = 1, clock: Callable[[], float] = time.perf_counter
-) -> Sampler:
-    """A sampler of a compiled program on its arguments. Runs it first, to warm up.
+@dataclass
+class Sampled:
+    """A compiled program on its arguments, which was run to warm it up, as it is measured: in batches of `calls`.
 
-    in_flight: calls are sent off one behind the other and awaited together, so that what it takes to send them is hidden (GPUs).
-    times: how often one call runs what is measured.
+    call: runs it. in_flight: calls are sent off one behind the other and awaited together, so that what it takes to send them is
+    hidden (GPUs). times: how often one call runs what is measured.
     """
 
-    def batch(count: int) -> float:
-        start = clock()
-        for _ in range(count):
-            last = call()
-            if not in_flight:
+    call: Callable[[], Any]
+    in_flight: bool
+    times: int = 1
+    clock: Callable[[], float] = time.perf_counter
+    calls: int = field(init=False, default=1)
+    _known: list[tuple[float, int]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        taken = self._run(1)
+        if self.in_flight:  # the first call has loaded what the others find on the device
+            taken = self._run(1)
+        elif taken >= _LONG_S:
+            self._known = [(taken, self.times)]
+        least_s = _IN_FLIGHT_S if self.in_flight else _BATCH_S
+        while taken < least_s and self.calls < _MOST_IN_BATCH:
+            wanted = int(1.2 * self.calls * least_s / max(taken, 1e-7))
+            self.calls = min(_MOST_IN_BATCH, max(2 * self.calls, wanted))
+            taken = self._run(self.calls)
+
+    def __call__(self) -> tuple[float, int]:
+        """Runs a batch, and returns how many seconds that took, and how often what is measured ran."""
+        return self._known.pop() if self._known else (self._run(self.calls), self.calls * self.times)
+
+    def _run(self, calls: int) -> float:
+        start = self.clock()
+        for _ in range(calls):
+            last = self.call()
+            if not self.in_flight:
                 jax.block_until_ready(last)
         jax.block_until_ready(last)
-        return clock() - start
+        return self.clock() - start
 
-    taken, count = batch(1), 1
-    known = [(taken, times)] if taken >= _LONG_S else []
-    if in_flight:  # the first call has loaded what the others find on the device
-        taken, known = batch(1), []
-    least_s = _IN_FLIGHT_S if in_flight else _BATCH_S
-    while taken < least_s and count < _MOST_IN_BATCH:
-        count = min(_MOST_IN_BATCH, max(2 * count, int(1.2 * count * least_s / max(taken, 1e-7))))
-        taken = batch(count)
-    return lambda: known.pop() if known else (batch(count), count * times)
+
+def alike(samplers: Iterable[Sampled]) -> None:
+    """Gives programs that are compared batches of as many calls: each batch has one start and one end."""
+    several = list(samplers)
+    fewest = min((s.calls for s in several), default=1)
+    for sampler in several:
+        sampler.calls = fewest
 
 
 def repeated(function: Callable[..., Any], times: int) -> Callable[..., Any]:

@@ -238,7 +238,7 @@ def fake(call_s, send_s=0.0):
 def test_short_calls_are_measured_in_batches():
     call, clock = fake(1e-5)
     calls = []
-    sample = timing.sampler(lambda: calls.append(1) or call(), in_flight=True, clock=clock)
+    sample = timing.Sampled(lambda: calls.append(1) or call(), in_flight=True, clock=clock)
     before = len(calls)
     seconds, count = sample()
     assert seconds / count == pytest.approx(1e-5)
@@ -248,7 +248,7 @@ def test_short_calls_are_measured_in_batches():
 
 def test_the_first_call_of_a_long_program_counts():
     call, clock = fake(0.5)
-    sample = timing.sampler(call, in_flight=False, clock=clock)
+    sample = timing.Sampled(call, in_flight=False, clock=clock)
     assert sample() == (0.5, 1)
     assert clock() == 0.5
     assert sample() == (0.5, 1)
@@ -265,14 +265,28 @@ def test_what_the_first_call_loads_changes_nothing(loading_s):
         now[0] += 1e-3 + (loading_s if len(calls) == 1 else 0.0)
         return jnp.zeros(())
 
-    seconds, count = timing.sampler(call, in_flight=True, clock=lambda: now[0])()
+    seconds, count = timing.Sampled(call, in_flight=True, clock=lambda: now[0])()
     assert count >= 4
     assert seconds / count == pytest.approx(1e-3)
 
 
+def test_programs_that_are_compared_have_batches_of_as_many_calls():
+    """A batch has one start and one end: the fewer calls, the more of them for each."""
+    samplers = [timing.Sampled(*as_long(seconds)) for seconds in (3.9e-3, 4.1e-3)]
+    assert samplers[0].calls > samplers[1].calls == 1
+    timing.alike(samplers)
+    assert [s.calls for s in samplers] == [1, 1]
+    assert samplers[0]() == (pytest.approx(3.9e-3), 1)
+
+
+def as_long(seconds):
+    call, clock = fake(seconds)
+    return call, True, 1, clock
+
+
 def test_what_a_call_repeats_is_taken_into_account():
     call, clock = fake(3.2e-3)
-    seconds, count = timing.sampler(call, in_flight=True, times=32, clock=clock)()
+    seconds, count = timing.Sampled(call, in_flight=True, times=32, clock=clock)()
     assert seconds / count == pytest.approx(1e-4)
 
 
