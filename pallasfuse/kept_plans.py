@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, Var
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.decisions import Grouping, Left, Original, Phase, Placed
 from pallasfuse.environment import versions
 from pallasfuse.first_time import IMPORTS, Later, shared, without_collection
@@ -54,7 +54,7 @@ from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
-from pallasfuse.parts import whole_key
+from pallasfuse.parts import WITH_BODIES, digest
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.price.terms import Price, Term
@@ -125,11 +125,24 @@ def _identity(flat: Jaxpr, target: Target, options: FuseOptions) -> Identity:
         **versions(),
         "flags": os.environ.get("XLA_FLAGS", ""),
         "of": "plan",
-        "program": whole_key(flat),
+        "program": digest((*flat.constvars, *flat.invars), map(_without_bodies, flat.eqns), flat.outvars),
         "names": hashlib.sha256(repr(around).encode()).hexdigest()[:32],
         "target": f"{target.name} {hashlib.sha256(repr(_ordered(target)).encode()).hexdigest()[:32]}",
         "options": repr(options),
     }
+
+
+def _without_bodies(eqn: JaxprEqn) -> JaxprEqn:
+    """Returns an equation without the bodies of its loop or its branches: a plan leaves them as they are, so that programs that
+    differ in nothing else share it, with kernels in their bodies or without."""
+    if eqn.primitive.name not in WITH_BODIES:
+        return eqn
+    return _compat.with_params(eqn, {k: v for k, v in eqn.params.items() if not _has_bodies(v)})
+
+
+def _has_bodies(value: Any) -> bool:
+    several = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(getattr(v, "jaxpr", v), Jaxpr) for v in several)
 
 
 def _ordered(target: Target) -> list[Any]:

@@ -312,3 +312,32 @@ def test_a_kept_plan_is_for_the_device_as_its_program_finds_it(kept):
     assert made.kernels and 0 < made.target.device.found_share < 1
     assert again.target == made.target
     assert [k.target for k in again.kernels] == [k.target for k in made.kernels]
+
+
+@pytest.mark.parametrize("loop", ["scan", "while", "cond"])
+def test_programs_that_differ_in_bodies_share_a_plan(kept, planned, loop):
+    """And yet each computes what it says: the record has no more than what is outside of the bodies."""
+
+    def program(body):
+        def function(x):
+            y = softmax(x)
+            if loop == "scan":
+                y = jax.lax.scan(lambda c, _: (body(c), None), y, length=3)[0]
+            elif loop == "while":
+                y = jax.lax.while_loop(lambda c: jnp.sum(c) < 1e3, body, y)
+            else:
+                y = jax.lax.cond(jnp.sum(y) > 0.0, body, jnp.negative, y)
+            return y - jnp.max(y, axis=-1, keepdims=True)
+
+        return function
+
+    x = jnp.linspace(-1.0, 1.0, 8 * 32).reshape(8, 32)
+    for body in (lambda c: c * 2.0 + 1.0, lambda c: c * 3.0 + jnp.sum(c), lambda c: jnp.tanh(c) + c + 5.0):
+        kept()
+        function = program(body)
+        fused = pf.fuse(function, options=OPTIONS)
+        assert jnp.allclose(fused(x), function(x), rtol=1e-5)
+        assert fused.explain(x).kernels
+    assert len([p for p in planned if len(p.nests) > 5]) == 1, [
+        len(p.nests) for p in planned
+    ]  # the others are of bodies
