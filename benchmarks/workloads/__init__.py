@@ -31,6 +31,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     second_training,
     second_vision,
     seventh_models,
+    seventh_science,
     sixth_language,
     sixth_science,
     sixth_training,
