@@ -5,7 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks.workloads.registry import Built, Size, gain, half, integers, like, normal, pick, program, weight
+from benchmarks.workloads.registry import (
+    Built,
+    Size,
+    booleans,
+    gain,
+    half,
+    integers,
+    like,
+    normal,
+    pick,
+    program,
+    weight,
+)
 
 GROUP = "seventh"
 
@@ -45,9 +57,8 @@ def _branchformer(size: Size) -> Built:
             padded = jnp.pad(position, ((0, 0), (0, 0), (0, 0), (1, 0)))
             shifted = padded.reshape(b, h, 2 * t, t)[:, :, 1:].reshape(b, h, t, 2 * t - 1)[..., :t]
             scores = (content + shifted).astype(jnp.float32) / np.sqrt(d)
-            mask = seen[:, None, None, :]
-            scores = jnp.where(mask, scores, jnp.finfo(jnp.float32).min)
-            probs = jnp.where(mask, nn.softmax(scores, axis=-1), 0.0).astype(dtype)
+            scores = jnp.where(seen[:, None, None, :], scores, jnp.finfo(jnp.float32).min)
+            probs = jnp.where(seen[:, None, None, :], nn.softmax(scores, axis=-1), 0.0).astype(dtype)
             return nn.DenseGeneral(n, axis=(-2, -1), dtype=dtype)(jnp.einsum("bhqk,bkhd->bqhd", probs, v))
 
     class GatedChannels(nn.Module):
@@ -69,8 +80,7 @@ def _branchformer(size: Size) -> Built:
             attended = nn.LayerNorm(epsilon=1e-12, dtype=dtype, name="norm_attention")(x)
             attended = RelativeAttention(name="attention")(attended, places, seen)
             gated = GatedChannels(name="gating")(nn.LayerNorm(epsilon=1e-12, dtype=dtype, name="norm_gating")(x))
-            both = jnp.concatenate([attended, gated], axis=-1)
-            both = jnp.where(seen[..., None], both, 0.0)
+            both = jnp.where(seen[..., None], jnp.concatenate([attended, gated], axis=-1), 0.0)
             x = x + nn.Dense(n, dtype=dtype, name="merge")(both + depthwise(2 * n, "merge_conv")(both))
             x = x + 0.5 * FeedForward(name="after")(x)
             x = nn.LayerNorm(epsilon=1e-12, dtype=dtype, name="norm_final")(x)
@@ -126,8 +136,7 @@ def _pixart(size: Size) -> Built:
         return linear(p, patches) + jnp.concatenate([columns, rows], axis=-1).reshape(t, n).astype(dtype)
 
     def predict(p, x, time, y, seen):
-        half_band = frequencies // 2
-        angle = time * jnp.exp(-np.log(10_000.0) * jnp.arange(half_band) / half_band)
+        angle = time * jnp.exp(-np.log(10_000.0) * jnp.arange(frequencies // 2) / (frequencies // 2))
         wave = jnp.concatenate([jnp.cos(angle), jnp.sin(angle)]).astype(dtype)[None]
         condition = linear(p["time2"], jax.nn.silu(linear(p["time1"], wave)))
         modulation = linear(p["modulation"], jax.nn.silu(condition)).reshape(1, 6, n)
@@ -300,3 +309,141 @@ def _gemma3n(size: Size) -> Built:
     }
     caches = [[normal(b, slots, kv, d, dtype=dtype)] * 2 for slots in (window, t)]
     return Built(step, (params, integers(b, below=vocabulary), caches, integers(b, below=t)))
+
+
+@program("soft-moe-slots-linen-grad", GROUP)
+def _soft_moe(size: Size) -> Built:
+    """This gives the gradient of a vision layer with a Soft MoE and its classifier's sigmoid loss, as in the V-MoE code.
+
+    Each slot of an expert is a weighted mean of an image's tokens, each token a weighted mean of the experts' slots; weights are
+    those of normalised tokens and normalised directions with a learned scale.
+    """
+    import flax.linen as nn
+
+    b, t, n, h, wide, experts, slots, labels = pick(
+        size, (32, 196, 768, 12, 3072, 16, 12, 1000), (2, 64, 192, 3, 384, 8, 8, 100), (2, 5, 8, 2, 12, 3, 2, 4)
+    )
+    dtype = half(size)
+
+    class Mlp(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(n, dtype=dtype)(nn.gelu(nn.Dense(wide, dtype=dtype)(x)))
+
+    class SoftRouter(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            phi = self.param("mu", nn.initializers.lecun_normal(), (n, experts, slots))
+            scale = self.param("scale", nn.initializers.ones, ())
+            y = x.astype(jnp.float32)
+            y = y * lax.rsqrt(jnp.sum(y * y, axis=-1, keepdims=True) + 1e-6)
+            phi = scale * phi * lax.rsqrt(jnp.sum(phi * phi, axis=0, keepdims=True) + 1e-6)
+            logits = jnp.einsum("gmd,dnp->gmnp", y, phi, preferred_element_type=jnp.float32)
+            dispatch = nn.softmax(logits, axis=1).astype(dtype)
+            combine = nn.softmax(logits, axis=(2, 3)).astype(dtype)
+            mixed = jnp.einsum("gmd,gmnp->ngpd", x, dispatch)
+            each = nn.vmap(Mlp, in_axes=0, out_axes=0, variable_axes={"params": 0}, split_rngs={"params": True})
+            done = each(name="experts")(mixed.reshape(experts, b * slots, n)).reshape(experts, b, slots, n)
+            return jnp.einsum("ngpd,gmnp->gmd", done, combine)
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            y = nn.LayerNorm(dtype=dtype)(x)
+            x = x + nn.MultiHeadDotProductAttention(num_heads=h, dtype=dtype, deterministic=True)(y, y)
+            x = x + SoftRouter(name="moe")(nn.LayerNorm(dtype=dtype)(x))
+            x = jnp.mean(nn.LayerNorm(dtype=dtype)(x), axis=1)
+            return nn.Dense(labels, bias_init=nn.initializers.constant(-10.0))(x.astype(jnp.float32))
+
+    module, x = Model(), normal(b, t, n, dtype=dtype)
+
+    def loss(params, x, label):
+        logits = module.apply(params, x)
+        each = jax.nn.log_sigmoid(jnp.where(jax.nn.one_hot(label, labels) > 0, logits, -logits))
+        return -jnp.mean(jnp.sum(each, axis=-1)), jnp.mean(jnp.argmax(logits, axis=-1) == label)
+
+    params = like(jax.eval_shape(module.init, jax.random.key(0), x.struct))
+    params["params"]["moe"]["scale"] = normal(scale=0.1, offset=8.0)
+    return Built(jax.value_and_grad(loss, has_aux=True), (params, x, integers(b, below=labels)))
+
+
+@program("tabpfn-features-then-rows-nnx", GROUP)
+def _tabpfn(size: Size) -> Built:
+    """This gives class probabilities of a table's test rows in context by layers as TabPFN's second version, in Flax's nnx.
+
+    Cells are standardised by the training rows and embedded with a flag of what is missing; attention goes over a row's features,
+    then over a feature's rows, where test rows see the first head of the training rows.
+    """
+    from flax import nnx
+
+    b, rows, train, features, n, h, layers, classes = pick(
+        size, (2, 1000, 830, 17, 192, 6, 3, 10), (1, 200, 150, 8, 96, 3, 2, 5), (2, 7, 5, 3, 8, 2, 1, 3)
+    )
+    dtype, d = half(size), n // h
+
+    def linear(i, o, rngs, bias=False):
+        return nnx.Linear(i, o, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+    def norm(rngs):
+        return nnx.LayerNorm(n, epsilon=1e-5, use_bias=False, use_scale=False, dtype=dtype, rngs=rngs)
+
+    class Layer(nnx.Module):
+        def __init__(self, rngs):
+            self.across, self.across_out = linear(n, 3 * n, rngs), linear(n, n, rngs)
+            self.q, self.kv, self.out = linear(n, n, rngs), linear(n, 2 * n, rngs), linear(n, n, rngs)
+            self.up, self.down = linear(n, 4 * n, rngs), linear(4 * n, n, rngs)
+            self.norm1, self.norm2, self.norm3 = norm(rngs), norm(rngs), norm(rngs)
+
+        def of_features(self, x):
+            q, k, v = jnp.split(self.across(x).reshape(b * rows, -1, 3 * h, d), 3, axis=2)
+            return self.across_out(nnx.dot_product_attention(q, k, v).reshape(x.shape))
+
+        def of_rows(self, x):
+            x = x.swapaxes(1, 2).reshape(-1, rows, n)
+            q = self.q(x).reshape(-1, rows, h, d)
+            k, v = jnp.split(self.kv(x[:, :train]).reshape(-1, train, 2 * h, d), 2, axis=2)
+            own = nnx.dot_product_attention(q[:, :train], k, v)
+            k, v = (jnp.broadcast_to(y[:, :, :1], y.shape) for y in (k, v))
+            other = nnx.dot_product_attention(q[:, train:], k, v)
+            out = jnp.concatenate([own, other], axis=1).reshape(b, -1, rows, n)
+            return self.out(out).swapaxes(1, 2)
+
+        def __call__(self, x):
+            x = self.norm1(x + self.of_features(x))
+            x = self.norm2(x + self.of_rows(x))
+            return self.norm3(x + self.down(nnx.gelu(self.up(x), approximate=False)))
+
+    class Model(nnx.Module):
+        def __init__(self, rngs):
+            self.cell, self.target, self.places = linear(2, n, rngs), linear(2, n, rngs), linear(n // 4, n, rngs)
+            self.layers = nnx.List([Layer(rngs) for _ in range(layers)])
+            self.head1, self.head2 = linear(n, 4 * n, rngs, bias=True), linear(4 * n, classes, rngs, bias=True)
+
+        def __call__(self, table, present, label, places):
+            known = present[:, :train].astype(jnp.float32)
+            count = jnp.maximum(jnp.sum(known, axis=1, keepdims=True), 2.0)
+            mean = jnp.sum(known * table[:, :train], axis=1, keepdims=True) / count
+            spread = jnp.sum(known * (table[:, :train] - mean) ** 2, axis=1, keepdims=True) / (count - 1.0)
+            cells = jnp.clip((table - mean) / (jnp.sqrt(spread) + 1e-6), -100.0, 100.0)
+            cells = jnp.stack([jnp.where(present, cells, 0.0), jnp.where(present, 0.0, -2.0)], axis=-1)
+            x = self.cell(cells.astype(dtype)) + self.places(places)
+            test = jnp.arange(rows) >= train
+            middle = jnp.mean(label[:, :train].astype(jnp.float32), axis=1, keepdims=True)
+            y = jnp.where(test, middle, label.astype(jnp.float32))
+            flag = jnp.broadcast_to(jnp.where(test, -2.0, 0.0), y.shape)
+            y = self.target(jnp.stack([y, flag], axis=-1).astype(dtype))
+            x = jnp.concatenate([x, y[:, :, None]], axis=2)
+            for layer in self.layers:
+                x = layer(x)
+            logits = self.head2(nnx.gelu(self.head1(x[:, train:, -1]), approximate=False)).astype(jnp.float32) / 0.9
+            seen = jnp.any(label[:, :train, None] == jnp.arange(classes), axis=1)
+            return nnx.softmax(jnp.where(seen[:, None, :], logits, -jnp.inf), axis=-1)
+
+    graph, state = nnx.split(nnx.eval_shape(lambda: Model(nnx.Rngs(0))))
+
+    def predict(state, *inputs):
+        return nnx.merge(graph, state)(*inputs)
+
+    inputs = (normal(b, rows, features, scale=3.0, offset=1.0), booleans(b, rows, features))
+    labels = integers(b, rows, below=classes)
+    return Built(predict, (like(state, dtype), *inputs, labels, normal(features, n // 4, dtype=dtype)))
