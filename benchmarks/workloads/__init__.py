@@ -30,6 +30,8 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     second_science,
     second_training,
     second_vision,
+    seventh_models,
+    seventh_science,
     sixth_language,
     sixth_science,
     sixth_training,
