@@ -80,6 +80,7 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
         changes |= {} if change is None else {subject.kernel.name: change}
     as_planned = {s.kernel.name for s in bench.subjects if _runs_as_planned(s)}
     left = settled_as_a_whole(bench, plan, changes, as_planned, verdicts, measures=measure)
+    bench.forget_programs()
     return _in_another_form(left, device, measure) if plan.outdoes and not left.kernels else left
 
 
@@ -253,7 +254,7 @@ def _measure_kernels(bench: Bench) -> None:
     fresh: dict[tuple[str, str], tuple[Subject, Kernel]] = {}
     for subject in filter(_is_open, bench.subjects):
         fresh.setdefault((subject.identity["part"], subject.way), (subject, subject.kernel))
-    _compile_ahead(bench, fresh.values(), requests_for(bench))  # the largest first
+    _compile_kernels_ahead(bench, fresh.values(), requests_for(bench))  # the largest first
     for subject, _ in fresh.values():
         _first_that_runs(bench, subject, partial(_measured_error, bench, subject), failures)
     rivals = {
@@ -263,20 +264,22 @@ def _measure_kernels(bench: Bench) -> None:
         for placed, kernel in subject.rivals
         if subject.entry(subject.way_of(placed)) is None
     }
-    _compile_ahead(bench, rivals.values())
+    _compile_kernels_ahead(bench, rivals.values())
     for (_, name), (subject, kernel) in rivals.items():
         _measured_error(bench, subject, kernel, name)
     if failures:
         warnings.warn(f"pallasfuse: {'; '.join(failures)}", stacklevel=2)
 
 
-def _compile_ahead(bench: Bench, kernels: Collection[tuple[Subject, Kernel]], others: Sequence[Request] = ()) -> None:
+def _compile_kernels_ahead(
+    bench: Bench, kernels: Collection[tuple[Subject, Kernel]], others: Sequence[Request] = ()
+) -> None:
     """Compiles what comparisons of these kernels with XLA's are going to run, and others, all at the same time."""
     start = time.perf_counter()
     asked = [requests(_functions(s, k), s.avals, bench.device, expected_us=_expected_us(k)) for s, k in kernels]
     bench.executables.of([*others, *chain.from_iterable(asked)], bench.device)
     for _, kernel in kernels:
-        bench.spent[kernel.name] = (time.perf_counter() - start) / len(asked)
+        bench.spent[kernel.name] = bench.spent.get(kernel.name, 0.0) + (time.perf_counter() - start) / len(asked)
 
 
 def _first_that_compiles(bench: Bench, subject: Subject, failures: list[str]) -> None:

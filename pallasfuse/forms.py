@@ -8,8 +8,8 @@ from typing import Any
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
 from pallasfuse.environment import environment
-from pallasfuse.executables import Executables
-from pallasfuse.first_time import IMPORTS, shared
+from pallasfuse.executables import executables_of_task
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import Converted
@@ -103,5 +103,5 @@ def _measured(form: Converted, device: Any) -> Measured:
     avals = [v.aval for v in form.jaxpr.invars]
     functions = {XLA: run(form.original), _REWRITTEN: run(form.jaxpr)}
     below = index_ranges(form.original.eqns, form.original.invars)
-    timed = partial(compare, budget_s=_BUDGET_S, executables=shared(Executables, Executables), below=below)
+    timed = partial(compare, budget_s=_BUDGET_S, executables=executables_of_task(), below=below)
     return apart(lambda: timed(functions, avals, device), device)

@@ -1,4 +1,4 @@
-"""The ranges of integer inputs, from what a program does with them: indices of an axis, lengths along one, positions.
+"""Finds the ranges of integer inputs from what a program does with them: indices of an axis, lengths along one, positions.
 
 A program that is timed on drawn numbers should do what it does for a user: read rows all over a table, mask some of the keys.
 Numbers that are too large would read the last row again and again, and mask nothing.
@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
+import jax.numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -26,7 +26,7 @@ _COMPARE = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The inputs that an integer comes from, by their numbers, and of how many positions it may be one.
+    """Says which inputs an integer comes from, by their numbers, and of how many positions it may be one.
 
     `columns`: what stands in each column of the last axis, where single ones were put together.
     """
@@ -41,30 +41,36 @@ _NOTHING = _Known()
 
 @dataclass(slots=True)
 class _Ranges:
-    below: dict[int, int] = field(default_factory=dict)
+    indices: dict[int, int] = field(default_factory=dict)
+    compared: dict[int, int] = field(default_factory=dict)
 
-    def learn(self, of: _Known, extent: float) -> None:
+    def learn(self, found: dict[int, int], of: _Known, extent: float) -> None:
         """Every input that a value comes from is below an extent."""
         for source in of.sources if 0 < extent < math.inf else ():
-            self.below[source] = min(int(extent), self.below.get(source, int(extent)))
+            found[source] = min(int(extent), found.get(source, int(extent)))
 
     def walk(self, equations: Iterable[JaxprEqn], known: dict[Var, _Known]) -> None:
         for eqn in equations:
             given = [_NOTHING if isinstance(a, Literal) else known.get(a, _NOTHING) for a in eqn.invars]
+            found_here = self.compared if eqn.primitive.name in _COMPARE else self.indices
             for of, extent in _uses(eqn, given):
-                self.learn(of, extent)
-            for inner in _inside(eqn):
+                self.learn(found_here, of, extent)
+            for inner in _bodies(eqn):
                 own = given[len(given) - len(inner.invars) :]
                 self.walk(inner.eqns, dict(zip(inner.invars, own, strict=True)))
             known.update((v, found) for v in eqn.outvars if (found := _result(eqn, given, v)) != _NOTHING)
 
 
 def index_ranges(equations: Iterable[JaxprEqn], inputs: Sequence[Var]) -> list[int | None]:
-    """Returns for each input the number that its integers should stay below to mean something; None where nothing says so."""
+    """Returns for each input the number that its integers should stay below to mean something; None where nothing says so.
+
+    What is an index of an axis is below its extent, whatever else it is compared with.
+    """
     found = _Ranges()
     integers = {v: _Known(frozenset({n})) for n, v in enumerate(inputs) if _is_integer(v)}
     found.walk(equations, integers)
-    return [found.below.get(n) for n in range(len(inputs))]
+    below = found.compared | found.indices
+    return [below.get(n) for n in range(len(inputs))]
 
 
 def _uses(eqn: JaxprEqn, given: Sequence[_Known]) -> Iterator[tuple[_Known, float]]:
@@ -113,11 +119,11 @@ def _result(eqn: JaxprEqn, given: Sequence[_Known], result: Var) -> _Known:
     return _Known(sources, min((k.positions for k in own), default=math.inf), columns)
 
 
-def _inside(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+def _bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Yields the jaxprs of an equation that are given its last operands one by one, as loops, branches and calls have them."""
     if eqn.primitive.name != "while":  # whose two take different operands
         yield from (inner for inner in inside(eqn) if len(inner.invars) <= len(eqn.invars))
 
 
 def _is_integer(of: Var) -> bool:
-    return bool(np.issubdtype(of.aval.dtype, np.integer)) if hasattr(of.aval, "dtype") else False
+    return hasattr(of.aval, "dtype") and bool(jnp.issubdtype(of.aval.dtype, jnp.integer))

@@ -14,7 +14,7 @@ import jax
 _TURN = threading.Lock()
 _here = threading.local()
 _MOST_AT_ONCE = 8
-"""A compiler takes memory for each program that it works on."""
+"""A compiler takes memory for each program that it works on, some hundred megabytes for large ones."""
 
 
 def apart[T](function: Callable[[], T], device: Any) -> T:
@@ -26,8 +26,10 @@ def apart[T](function: Callable[[], T], device: Any) -> T:
         return function()
     x64 = bool(jax.config.jax_enable_x64)
     result: Future[T] = Future()
+    given_up = threading.Event()
 
     def run() -> None:
+        _here.given_up = given_up
         try:
             with _TURN, _configured(device, x64), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*Triton.*deprecated", category=DeprecationWarning)
@@ -36,7 +38,11 @@ def apart[T](function: Callable[[], T], device: Any) -> T:
             result.set_exception(error)
 
     threading.Thread(target=run, name="pallasfuse-check", daemon=True).start()
-    return result.result()
+    try:
+        return result.result()
+    except BaseException:  # the caller was interrupted, and waits no longer
+        given_up.set()
+        raise
 
 
 def is_inside() -> bool:
@@ -48,8 +54,12 @@ def together[T](functions: Sequence[Callable[[], T]], device: Any) -> list[T]:
     """The results of functions that run at the same time, each as `apart` runs one. To be called from there."""
     assert is_inside(), "it is somebody else's turn"
     x64 = bool(jax.config.jax_enable_x64)
+    given_up: threading.Event = _here.given_up
 
     def run(function: Callable[[], T]) -> T:
+        if given_up.is_set():
+            raise InterruptedError("nobody waits for it any longer")
+        _here.given_up = given_up  # what it calls may ask for more
         with _configured(device, x64):
             return function()
 
@@ -58,7 +68,7 @@ def together[T](functions: Sequence[Callable[[], T]], device: Any) -> list[T]:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Returns how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

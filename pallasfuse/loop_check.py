@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from pallasfuse.environment import environment
-from pallasfuse.executables import Executables
-from pallasfuse.first_time import shared
+from pallasfuse.executables import executables_of_task
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
@@ -72,5 +71,5 @@ def _measured(plan: Plan, other: Plan, device: Any) -> Measured:
     jaxpr = plan.converted.jaxpr
     functions, avals = {XLA: whole_call(other), _OURS: whole_call(plan)}, [v.aval for v in jaxpr.invars]
     below = index_ranges(jaxpr.eqns, jaxpr.invars)
-    timed = partial(compare, budget_s=BUDGET_S, executables=shared(Executables, Executables), below=below)
+    timed = partial(compare, budget_s=BUDGET_S, executables=executables_of_task(), below=below)
     return apart(lambda: timed(functions, avals, device), device)

@@ -9,9 +9,8 @@ import jax
 
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
-from pallasfuse.executables import compiled
+from pallasfuse.executables import compiled, is_shortage
 from pallasfuse.loop_calls import KernelOfLoop, recurrence_p
-from pallasfuse.measure import is_shortage
 from pallasfuse.store import Identity, current
 
 

@@ -33,7 +33,6 @@ _KERNEL_SAMPLES = 20
 """So many samples of each program are needed, by more turns where a turn gives one: fewer tell only what is far apart."""
 _LITTLE_BYTES = 64 << 20
 """Nobody minds a program that takes so much more memory than another, however little that is."""
-_OUT_OF_MEMORY = ("out of memory", "failed to allocate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +232,3 @@ def _samplers(
             failed[name] = summary(error)
     timing.alike(found.values())
     return found
-
-
-def is_shortage(error: str) -> bool:
-    """Does an error of a running program say that there was no memory? It may run another time."""
-    return any(sign in error.lower() for sign in _OUT_OF_MEMORY)

@@ -10,11 +10,11 @@ from pallasfuse import _compat
 from pallasfuse.decisions import Placed
 from pallasfuse.emission.lookups import stored
 from pallasfuse.environment import environment
-from pallasfuse.executables import Executables, Function
+from pallasfuse.executables import Executables, Function, executables_of_task, is_shortage
 from pallasfuse.execution import execute, run_kernel
-from pallasfuse.first_time import IMPORTS, shared
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.index_ranges import index_ranges
-from pallasfuse.measure import Measured, is_shortage
+from pallasfuse.measure import Measured
 from pallasfuse.parts import Part, part_of, producers, way, way_of_kernel
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Identity, Record, Store, current
@@ -22,7 +22,7 @@ from pallasfuse.store import Identity, Record, Store, current
 XLA = "XLA's own"
 """The name of XLA's program among those that are compared, and of a winner that is none of ours."""
 OURS = "fused"
-"""The name of the program with kernels, where it is compared with XLA's alone."""
+"""Names the program with kernels, where it is compared with XLA's alone."""
 
 
 def comparison(found: Measured, key: str) -> Record:
@@ -87,7 +87,7 @@ class Subject:
         with IMPORTS:
             from pallasfuse.pipeline import ways
 
-        free = _unbound(self.plan)
+        free = unbound(self.plan)
         seen = {self.way}
         for placed in chain(self.kernel.rivals, ways(self.plan, self.kernel, searched=searched)):
             if self.way_of(placed) not in seen:
@@ -113,10 +113,15 @@ class Subject:
         return next((p for p in known if self.way_of(p) == name), None)
 
     def function(self, kernel: Kernel) -> Function:
-        """The kernel, run in one way, as a function of the inputs of its part, with the outputs of that. It is the same one
+        """Returns the kernel, run in one way, as a function of the inputs of its part, with the outputs of that: the same one
         whenever it is asked for."""
         _, found = self._functions.setdefault(id(kernel), (kernel, self._as_function(kernel)))
         return found
+
+    @property
+    def functions(self) -> list[Function]:
+        """Returns what `function` has returned so far."""
+        return [function for _, function in self._functions.values()]
 
     def _as_function(self, kernel: Kernel) -> Function:
         plan, part, own = self.plan, self.part, self.kernel.lookups
@@ -137,7 +142,7 @@ class Subject:
 
     @cached_property
     def below(self) -> list[int | None]:
-        """The numbers that integers of the part's inputs stay below."""
+        """Returns the numbers that integers of the part's inputs stay below."""
         return index_ranges(self.part.equations, self.part.inputs)
 
     def take_down(self, name: str, kernel: Kernel, found: Measured, key: str) -> str | None:
@@ -146,7 +151,8 @@ class Subject:
         What fails when it runs, and not when it is compiled, is remembered by this process alone."""
         known = {"schedule": str(kernel.schedule), "target": kernel.target.name, "predicted_us": kernel.price.us}
         if key in found.uncompiled:
-            self.note(name, known | {"error": found.uncompiled[key]})
+            error = found.uncompiled[key]
+            self.note(name, known | {"error": error}, on_disk=not is_shortage(error))
             return found.uncompiled[key]
         if key in found.failed and not is_shortage(found.failed[key]):
             self.note(name, known | {"error": found.failed[key]}, on_disk=False)
@@ -169,8 +175,10 @@ class Bench:
     """By the name of a kernel, what its check has taken, in seconds."""
     skipped: dict[str, str] = field(default_factory=dict)
     """By the name of a kernel, why it could not be timed."""
-    executables: Executables = field(default_factory=lambda: shared(Executables, Executables))
+    executables: Executables = field(default_factory=executables_of_task)
     """What was compiled for comparisons."""
+    compiling_s: float = 0.0
+    """The seconds that whole calls have taken to compile which were not compared yet."""
     _calls: dict[tuple[tuple[str, str], ...], Function] = field(default_factory=dict)
     """By the names of kernels, and how they run: the whole call with them."""
 
@@ -184,13 +192,19 @@ class Bench:
 
     @cached_property
     def xla_call(self) -> Function:
-        """The whole call without any kernel."""
-        return whole_call(revised(_unbound(self.plan), {k.name: "to compare" for k in self.plan.kernels}))
+        """Computes the whole call without any kernel."""
+        return whole_call(revised(unbound(self.plan), {k.name: "to compare" for k in self.plan.kernels}))
 
     def call(self, plan: Plan) -> Function:
-        """The whole call with the kernels of a plan. It is the same function whenever it is asked for."""
+        """Returns the whole call with the kernels of a plan: the same function whenever it is asked for."""
         kernels = tuple((k.name, way_of_kernel(k)) for k in plan.kernels)
         return self._calls.setdefault(kernels, whole_call(plan))
+
+    def forget_programs(self) -> None:
+        """Lets go of all that was compiled for comparisons: a task may go on with others, for which the device needs its memory."""
+        own = [f for s in self.subjects for f in (s.part.run, *s.functions)]
+        calls = [*self._calls.values(), *([self.xla_call] if "xla_call" in self.__dict__ else [])]
+        self.executables.forget([*own, *calls])
 
     def __post_init__(self) -> None:
         self.around, makers = environment(self.device), producers(self.plan.converted)
@@ -214,10 +228,10 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
 
 def whole_call(plan: Plan) -> Function:
     """Returns the call that a plan is of as a function of its arguments."""
-    free, consts = _unbound(plan), list(plan.converted.jaxpr.consts)
+    free, consts = unbound(plan), list(plan.converted.jaxpr.consts)
     return lambda *args: execute(free, [*consts, *args])
 
 
-def _unbound(plan: Plan) -> Plan:
+def unbound(plan: Plan) -> Plan:
     """Returns the plan without what a user forbids it: any of its kernels may be left out."""
     return replace(plan, options=replace(plan.options, strict=False, verify=None))

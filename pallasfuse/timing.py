@@ -156,7 +156,7 @@ _MOST_IN_BATCH = 100
 
 
 _LONG_S = 0.1
-"""The first call of what takes longer is a measurement already: what it takes to get going is a small part of it."""
+"""The call that warms up what takes longer is a measurement already: what it takes to get going is a small part of it."""
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Sampled:
         taken = self._run(1)
         if self.in_flight:  # the first call has loaded what the others find on the device
             taken = self._run(1)
-        elif taken >= _LONG_S:
+        if taken >= _LONG_S:
             self._known = [(taken, self.times)]
         least_s = _IN_FLIGHT_S if self.in_flight else _BATCH_S
         while taken < least_s and self.calls < _MOST_IN_BATCH:

@@ -22,7 +22,8 @@ class Verdict:
     """Says what became of a kernel, or of the whole call (`subject`), when it was to be compared with XLA's own on the device.
 
     `kept`: it is used. `ours_us` and `xla_us`: the medians of one call on the device, None where nothing was measured; `reason`
-    then says why. `seconds`: what the check took, compilation included; 0 for what was known from before (`remembered`).
+    then says why. `seconds`: what the check took, with its share of what was compiled together; 0 for what was known from before
+    (`remembered`).
     """
 
     subject: str

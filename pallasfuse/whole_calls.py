@@ -1,9 +1,10 @@
-"""The check of a whole call: what its kernels gain alone may be lost by what XLA could have fused around them.
+"""Checks a whole call: what its kernels gain alone may be lost by what XLA could have fused around them.
 
 Should that be so, some of them are tried in groups. Those that were only nearly even alone are tried as well: what XLA runs beside
 them may gain.
 """
 
+import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,15 +12,15 @@ from itertools import chain
 from typing import Any
 
 from pallasfuse.decisions import Placed
-from pallasfuse.executables import Request
+from pallasfuse.executables import Request, is_shortage
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart, cores
-from pallasfuse.measure import Measured, compare, is_shortage
+from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import primitives, way_of_kernel, whole_key
 from pallasfuse.plan import Plan
-from pallasfuse.store import Identity
-from pallasfuse.subjects import OURS, XLA, Bench, comparison, revised
+from pallasfuse.store import Identity, Record
+from pallasfuse.subjects import OURS, XLA, Bench, comparison, revised, unbound
 from pallasfuse.timing import LEAST_GAIN
 from pallasfuse.verdicts import WHOLE_CALL, Verdict, words_for_kernels, words_for_times
 
@@ -28,7 +29,8 @@ BUDGET_S = 0.25
 _MORE_FOR_CALLS_S = 1.0
 """The seconds that a whole call of long programs gets beyond that while its kernels seem to win: it decides on all of them."""
 _SHARE_OF_PROMISED = 0.5
-"""Kernels that gain less than this of what they gain alone are looked at again in the call."""
+"""Kernels that gain less than this of what they gain alone are looked at again in the call. All gain a little less there, where
+what XLA computes beside them reads what they leave; which ones lose is not worth asking before half of it is missing."""
 _ALONE = 3
 """So many of them, those that gain the most, are timed in the call one by one: each takes a compilation of the whole call."""
 _SEEN_GAIN = 1.005
@@ -36,8 +38,9 @@ _SEEN_GAIN = 1.005
 _CLEARLY = 1.01
 """Fewer kernels must be faster by this than all: of several that take the same, one seems to be the fastest."""
 _CORES_TO_SPARE = 4
-"""From so many on, what is perhaps never asked for is compiled beside what is."""
+"""From so many on, what is perhaps never asked for is compiled beside what is: two for that, and two for what is."""
 _NOT_FASTER = "the whole call is not faster than XLA's"
+_DOES_NOT_RUN = "it does not run: "
 _FASTER_WITHOUT = "the whole call is faster without it"
 _NEARLY_EVEN = 1.15
 """A kernel that takes so much longer than XLA's at most may still be worth having for what XLA makes of its neighbours."""
@@ -63,14 +66,14 @@ def settled_as_a_whole(
     with_nearly = {name: change for name, change in changes.items() if name not in nearly}
     chosen = revised(plan, changes)
     if measures:
-        _compile_ahead(bench, [chosen, revised(plan, with_nearly)])
+        _compile_calls_ahead(bench, [chosen, revised(plan, with_nearly)])
     best, of_calls = _fastest(bench, chosen, verdicts, measures)
     left = replace(best.plan, verdicts=(*verdicts, *of_calls))
     if not nearly:
         return left
     kept = {k.name for k in best.plan.kernels} or {k.name for k in chosen.kernels}
     given_up = {k.name: _FASTER_WITHOUT for k in chosen.kernels if k.name not in kept}
-    return _with_nearly_even(bench, revised(plan, with_nearly | given_up), nearly, left, best.gain, measures)
+    return _with_nearly_even(bench, revised(plan, with_nearly | given_up), nearly, left, best, measures)
 
 
 def _is_one_kernel(plan: Plan) -> bool:
@@ -87,19 +90,27 @@ def requests_for(bench: Bench) -> list[Request]:
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    """A plan whose whole call was timed.
-
-    `gain`: how many times as long XLA's own call takes, by its kernels alone where these were compared: their sum differs less
-    from run to run than what the clock says of calls that wait for their starts.
-    """
+    """Holds a plan whose whole call was compared with XLA's own. `entry`: the record of that; None where it was not timed."""
 
     plan: Plan
     verdict: Verdict
-    gain: float = 1.0
+    entry: Record | None = None
 
     def told(self, reason: str) -> Verdict:
-        """The verdict, of a plan that was tried and is not used."""
+        """Returns the verdict of a plan that was tried and is not used."""
         return replace(self.verdict, kept=False, reason=reason)
+
+
+def _gains(several: Sequence[_Timed]) -> list[float]:
+    """Returns how many times as long XLA's own call takes, for calls that were timed.
+
+    By their kernels alone, where all were compared by these: their sum differs less from run to run than what the clock says of
+    calls that wait for their starts.
+    """
+    entries = [one.entry for one in several if one.entry is not None]
+    assert len(entries) == len(several)
+    by = "kernels_us" if all("kernels_us" in entry for entry in entries) else "us"
+    return [entry[f"xla_{by}"] / entry[by] for entry in entries]
 
 
 def _fastest(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measures: bool) -> tuple[_Timed, list[Verdict]]:
@@ -112,46 +123,60 @@ def _fastest(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measures: bo
     every = None if not plan.kernels or _is_one_kernel(plan) else _whole(bench, plan, measures)
     if every is None:
         return _Timed(plan, Verdict(WHOLE_CALL, True, "")), []
-    groups = _groups(bench, plan, verdicts, every.verdict)
-    plans = [_with_only(plan, group) for group in groups]
+    if every.entry is None and not every.verdict.kept and every.verdict.seconds:
+        error = every.verdict.reason.removeprefix(_DOES_NOT_RUN)
+        warnings.warn(f"pallasfuse: the fused call does not run on {bench.device.device_kind}: {error}; XLA's own is used instead",
+                      stacklevel=2)  # fmt: skip
+    groups = _groups(bench, plan, verdicts, every)
+    free = unbound(plan)
     if measures:
-        _compile_ahead(bench, plans)
-    timed = [(group, _whole(bench, one, measures)) for group, one in zip(groups, plans, strict=True)]
-    gaining = [group for group, one in timed if one is not None and one.gain > _SEEN_GAIN]
+        _compile_calls_ahead(bench, [_with_only(free, group) for group in groups])
+    tried = [(group, _whole(bench, _with_only(free, group), measures)) for group in groups]
+    gaining = [g for g, one in tried if one is not None and one.entry is not None and _gains([one])[0] > _SEEN_GAIN]
     names = list(chain.from_iterable(gaining))
     if len(gaining) > 1 and len(names) < len(plan.kernels):
-        timed.append((names, _whole(bench, _with_only(plan, names), measures)))
-    tried = [(group, one) for group, one in timed if one is not None]
-    better = [one for _, one in tried if one.verdict.kept and one.gain > _CLEARLY * every.gain]
-    used = max(better, key=lambda one: one.gain, default=every)
-    told = [one.told(f"with {', '.join(group)} alone") for group, one in tried if one is not used]
-    if used is every and every.verdict.kept:
+        tried.append((names, _whole(bench, _with_only(free, names), measures)))
+    timed = [(group, one) for group, one in tried if one is not None]
+    used: tuple[list[str], _Timed] | None = None
+    ahead = [(group, one) for group, one in timed if one.entry is not None and one.verdict.kept]
+    if ahead:
+        least, *gains = _gains([every, *(one for _, one in ahead)])
+        best = max(range(len(ahead)), key=gains.__getitem__)
+        used = ahead[best] if gains[best] > _CLEARLY * least else None
+    told = [one.told(f"with {', '.join(g)} alone") for g, one in timed if used is None or one is not used[1]]
+    if used is not None:
+        return replace(used[1], plan=_with_only(plan, used[0])), [
+            every.told("with all kernels"),
+            *told,
+            used[1].verdict,
+        ]
+    if every.verdict.kept:
         return every, [*told, every.verdict]
-    if used is every:
-        times = words_for_times(every.verdict.ours_us, every.verdict.xla_us)
-        reason = every.verdict.reason if every.verdict.ours_us is None else f"{_NOT_FASTER}: {times}"
-        return _Timed(revised(plan, {k.name: reason for k in plan.kernels}), every.verdict), [*told, every.verdict]
-    return used, [every.told("with all kernels"), *told, used.verdict]
+    times = words_for_times(every.verdict.ours_us, every.verdict.xla_us)
+    reason = every.verdict.reason if every.entry is None else f"{_NOT_FASTER}: {times}"
+    without = revised(plan, {k.name: reason for k in plan.kernels})
+    return _Timed(without, every.verdict), [*told, every.verdict]
 
 
 def _with_only(plan: Plan, names: Collection[str]) -> Plan:
     return revised(plan, {k.name: _FASTER_WITHOUT for k in plan.kernels if k.name not in names})
 
 
-def _groups(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], every: Verdict) -> list[list[str]]:
+def _groups(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], every: _Timed) -> list[list[str]]:
     """Returns the names of the kernels that are timed in the call together: the few that save the most alone, equal ones together,
-    one by one, and all others. None where nothing is to be found out by that. every: the verdict on the call with all."""
-    if every.ours_us is None or every.xla_us is None:
+    one by one, and all others. None where nothing is to be found out by that, or a strict user wants all. every: the call with
+    all of them."""
+    if every.entry is None or plan.options.strict:
         return []
     saved = _saved(plan, verdicts)
-    promised_us, unseen_us = sum(saved.values()), (1 - 1 / LEAST_GAIN) * every.xla_us
-    if every.xla_us - every.ours_us >= min(_SHARE_OF_PROMISED * promised_us, promised_us - unseen_us):
+    promised_us, unseen_us = sum(saved.values()), (1 - 1 / LEAST_GAIN) * every.entry["xla_us"]
+    if every.entry["xla_us"] - every.entry["us"] >= min(_SHARE_OF_PROMISED * promised_us, promised_us - unseen_us):
         return []
     keys, equal = _parts(bench), dict[str, list[str]]()
     for name in saved:
         equal.setdefault(keys[name], []).append(name)
     us = {tuple(names): sum(saved[n] for n in names) for names in equal.values()}
-    least_us = (1 - 1 / _CLEARLY) * every.xla_us
+    least_us = (1 - 1 / _CLEARLY) * every.entry["xla_us"]
     largest = sorted((names for names in us if us[names] >= least_us), key=us.__getitem__, reverse=True)[:_ALONE]
     others = [n for n in saved if not any(n in names for names in largest)]
     groups = [*map(list, largest), *([others] if sum(saved[n] for n in others) >= least_us else [])]
@@ -159,16 +184,17 @@ def _groups(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], every: Verdic
 
 
 def _with_nearly_even(
-    bench: Bench, more: Plan, nearly: Collection[str], left: Plan, gain: float, measures: bool
+    bench: Bench, more: Plan, nearly: Collection[str], left: Plan, best: _Timed, measures: bool
 ) -> Plan:
     """Returns the plan that is left, or the one with more kernels, if its whole call is faster: XLA may read what those leave
     faster than what it would have left itself. nearly: the names of the kernels that were given up for being a little slower.
-    gain: of the plan that is left."""
+    best: the call that is left, where it was timed."""
     call = None if _is_one_kernel(more) else _whole(bench, more, measures)
-    if call is None or call.verdict.ours_us is None:
+    if call is None or call.entry is None:
         return left
     names = ", ".join(sorted(nearly))
-    if not call.verdict.kept or call.gain < _MORE_TOGETHER * gain:
+    gain, least = _gains([call, best]) if best.entry is not None else [*_gains([call]), 1.0]
+    if not call.verdict.kept or gain < _MORE_TOGETHER * least:
         refused = call.told(f"with {names}: no faster than without")
         return replace(left, verdicts=(*left.verdicts, refused))
     chosen = [replace(v, kept=True, reason="the kernel is used: the whole call is faster with it") if v.subject in nearly else v
@@ -187,12 +213,14 @@ def _parts(bench: Bench) -> dict[str, str]:
     return {s.kernel.name: s.identity["part"] for s in bench.subjects}
 
 
-def _compile_ahead(bench: Bench, plans: Sequence[Plan]) -> None:
+def _compile_calls_ahead(bench: Bench, plans: Sequence[Plan]) -> None:
     """Compiles the whole calls of plans that are not known yet at the same time, with XLA's own beside them."""
+    start = time.perf_counter()
     open_ones = [p for p in plans if _is_measured(p) and bench.store.get(_identity(bench, p)) is None]
     if open_ones:
-        requests = [Request(f, _avals(bench.plan)) for f in (bench.xla_call, *map(bench.call, open_ones))]
-        apart(lambda: bench.executables.of(requests, bench.device), bench.device)
+        wanted = [Request(f, _avals(bench.plan)) for f in (bench.xla_call, *map(bench.call, open_ones))]
+        apart(lambda: bench.executables.of(wanted, bench.device), bench.device)
+        bench.compiling_s += time.perf_counter() - start
 
 
 def _is_measured(plan: Plan) -> bool:
@@ -210,36 +238,32 @@ def _whole(bench: Bench, plan: Plan, measures: bool) -> _Timed | None:
     known, seconds = bench.store.get(identity), 0.0
     if known is None and measures:
         found = apart(lambda: _measured(bench, plan), bench.device)
-        seconds = found.seconds
-        if OURS not in found.microseconds:
-            return _Timed(plan, _not_measured(bench, found))
-        entry = comparison(found, OURS)
-        known = bench.store.update(identity, lambda _: entry)
+        bench.executables.forget([bench.call(plan)])
+        seconds, bench.compiling_s = found.seconds + bench.compiling_s, 0.0
+        error = {**found.uncompiled, **found.failed}.get(OURS, "")
+        if OURS in found.microseconds:
+            entry = comparison(found, OURS)
+        elif error and not is_shortage(error):
+            entry = {"error": error}
+        else:
+            reason = f"not measured ({found.skipped}): its kernels are used"
+            return _Timed(plan, Verdict(WHOLE_CALL, True, reason, seconds=seconds))
+        # what fails when it runs may run in another process
+        known = bench.store.update(identity, lambda _: entry, on_disk="error" not in entry)
     if known is None:
         return None
+    if "error" in known:
+        return _Timed(plan, Verdict(WHOLE_CALL, False, f"{_DOES_NOT_RUN}{known['error']}", seconds=seconds))
     reason = "the kernels are used" if known["faster"] else "XLA's own is used"
     reason += words_for_kernels(known)
-    verdict = Verdict(
-        WHOLE_CALL, known["faster"], reason, known["us"], known["xla_us"], seconds, remembered=not seconds
-    )
-    by = "kernels_us" if "kernels_us" in known else "us"
-    return _Timed(plan, verdict, known[f"xla_{by}"] / known[by])
+    times = known["us"], known["xla_us"]
+    return _Timed(plan, Verdict(WHOLE_CALL, known["faster"], reason, *times, seconds, remembered=not seconds), known)
 
 
 def _identity(bench: Bench, plan: Plan) -> Identity:
     parts = _parts(bench)
     kernels = ", ".join(f"{parts[k.name]} on {way_of_kernel(k)}" for k in plan.kernels)
     return {**bench.around, "of": "call", "program": whole_key(plan.converted.jaxpr), "kernels": kernels}
-
-
-def _not_measured(bench: Bench, found: Measured) -> Verdict:
-    failed = {**found.uncompiled, **found.failed}.get(OURS, "")
-    if not failed or is_shortage(failed):
-        reason = f"not measured ({found.skipped}): its kernels are used"
-        return Verdict(WHOLE_CALL, True, reason, seconds=found.seconds)
-    warnings.warn(f"pallasfuse: the fused call does not run on {bench.device.device_kind}: {failed}; XLA's own is used instead",
-                  stacklevel=2)  # fmt: skip
-    return Verdict(WHOLE_CALL, False, f"it does not run: {failed}", seconds=found.seconds)
 
 
 def _measured(bench: Bench, plan: Plan) -> Measured:

@@ -19,15 +19,15 @@ from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions import Decomposer, Rule
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
-from pallasfuse.executables import Executables, Function
-from pallasfuse.first_time import IMPORTS, Later, shared
+from pallasfuse.executables import Function, executables_of_task, is_shortage
+from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
 from pallasfuse.jaxpr_frontend import called, flatten
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
-from pallasfuse.measure import Measured, compare, is_shortage, requests
+from pallasfuse.measure import Measured, compare, requests
 from pallasfuse.parts import CHOICE, branches, primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Identity, Record, current
@@ -68,7 +68,7 @@ def forms(
 
     decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude))
     if measure:
-        _compile_ahead(decomposer, jaxpr, at_hand)
+        _compile_operations_ahead(decomposer, jaxpr, at_hand)
     decomposed = decomposer.of(jaxpr)
     unrolled = unrollings(decomposed, exclude, partly=device.platform == "gpu")
     if decomposed is jaxpr:
@@ -80,12 +80,12 @@ def forms(
     return found
 
 
-def _compile_ahead(decomposer: Decomposer, jaxpr: Jaxpr, device: Any) -> None:
+def _compile_operations_ahead(decomposer: Decomposer, jaxpr: Jaxpr, device: Any) -> None:
     """Compiles what the clock is going to be asked for operations of a program, all at the same time."""
     fresh = [pair for pair in decomposer.questions(jaxpr) if current().get(_identity(*pair, device)) is None]
     # most are short: those run several times in a program, beside one that runs once
     wanted = [requests(_functions(w, {_OPERATIONS: o}), _avals(w), device, expected_us=1.0) for w, o in fresh]
-    executables = shared(Executables, Executables)
+    executables = executables_of_task()
     if wanted:
         apart(lambda: executables.of(list(chain.from_iterable(wanted)), device), device)
 
@@ -307,7 +307,7 @@ def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: fl
         compare,
         budget_s=budget_s,
         most_memory=_MORE_MEMORY,
-        executables=shared(Executables, Executables),
+        executables=executables_of_task(),
         below=index_ranges(jaxpr.eqns, jaxpr.invars),
     )
     return apart(lambda: timed(_functions(jaxpr, ways), _avals(jaxpr), device), device)

@@ -1,4 +1,4 @@
-"""What integers are drawn below, by what programs do with them; and what is drawn."""
+"""Integers are drawn below what programs mean by them."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from pallasfuse.index_ranges import index_ranges
 TABLE = jax.ShapeDtypeStruct((1000, 8), jnp.float32)
 KEYS = jax.ShapeDtypeStruct((4, 61, 16), jnp.float32)
 ROWS = jax.ShapeDtypeStruct((4,), jnp.int32)
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+SMALL = jax.ShapeDtypeStruct((), jnp.int4)
 NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 
 
@@ -50,7 +52,10 @@ def of_two_uses(table, keys, rows):
         (window, (KEYS, NUMBER), [None, 61]),
         (jax.jit(masked), (KEYS, ROWS), [None, 61]),
         (in_a_loop, (TABLE, ROWS), [None, 1000]),
-        (of_two_uses, (TABLE, KEYS, ROWS), [None, None, 61]),
+        (of_two_uses, (TABLE, KEYS, ROWS), [None, None, 1000]),
+        (lambda table, rows: table[rows] * (rows[:, None] == jnp.arange(2)).sum(), (TABLE, ROWS), [None, 1000]),
+        (lambda x, key: x + jax.random.normal(key.reshape(1)[0], x.shape), (TABLE, KEY), [None, None]),
+        (lambda table, n: jax.lax.dynamic_slice_in_dim(table, n.astype(jnp.int32), 1), (TABLE, SMALL), [None, 1000]),
         (lambda rows: jax.nn.one_hot(rows, 17), (ROWS,), [17]),
         (lambda rows: rows * 2 + 1, (ROWS,), [None]),
         (lambda keys, n: jax.lax.cond(n > 0, masked, lambda k, m: k, keys, jnp.full(4, n)),

@@ -8,6 +8,7 @@ import pytest
 from jax.experimental.mosaic.gpu import profiler as cupti
 
 from pallasfuse import _compat, measure, samples, timing
+from pallasfuse.executables import is_shortage
 from pallasfuse.isolation import apart
 
 DEVICE = jax.devices()[0]
@@ -95,8 +96,8 @@ def test_random_keys_are_drawn():
 
 
 def test_errors_of_memory_may_pass():
-    assert measure.is_shortage("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5 bytes")
-    assert not measure.is_shortage("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 1048576")
+    assert is_shortage("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5 bytes")
+    assert not is_shortage("RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 1048576")
 
 
 @pytest.mark.parametrize("expected_us", [None, 5.0, 1e9])

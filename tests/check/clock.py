@@ -18,13 +18,15 @@ def same(got, want):
 class Clock:
     """Stands in for what measures: kernels are faster or slower, as told; what was compared is kept."""
 
-    def __init__(self, *speedups, uncompiled=(), failed=()):
+    def __init__(self, *speedups, uncompiled=(), failed=(), skipped=(), kernels=None):
         self.speedups, self.uncompiled, self.failed = list(speedups), list(uncompiled), list(failed)
-        self.compared, self.parts = [], []
+        self.skipped, self.kernels = list(skipped), kernels or {}
+        self.compared, self.parts, self.below = [], [], []
 
-    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, parts=False, **_):
+    def __call__(self, functions, avals, device, *, budget_s, expected_us=None, parts=False, below=(), **_):
         number = len(self.compared)
         self.parts.append(parts)
+        self.below.append(list(below))
         self.compared.append([a.shape for a in avals])
         first, *others = functions
         if number in self.uncompiled:
@@ -35,11 +37,14 @@ class Clock:
             )
         if number in self.failed:
             return Measured(failed=dict.fromkeys(others, "XlaError: illegal address"), skipped="it fails", seconds=0.1)
+        if number in self.skipped:
+            return Measured(skipped="it takes 9 MiB, and 8 MiB are free", seconds=0.1)
         speedup = self.speedups[min(number, len(self.speedups) - 1)]
         times = {first: 100.0} | dict.fromkeys(others, 100.0 / speedup)
-        return Measured(
-            times, others[0] if speedup > 1 else first, frozenset(others if speedup > 1 else ()), seconds=0.1
-        )
+        alone = self.kernels.get(number)
+        kernels = {} if alone is None else {first: 50.0} | dict.fromkeys(others, 50.0 / alone)
+        faster = frozenset(others if speedup > 1 else ())
+        return Measured(times, others[0] if speedup > 1 else first, faster, seconds=0.1, kernels=kernels)
 
 
 def timed_by(monkeypatch, compare):

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import check, execution
+from pallasfuse import check, execution, store
+from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
-from tests.check.clock import X, kernels_run, same
+from tests.check.clock import X, kernels_run, same, timed_by
 from tests.programs_by_name import attention, softmax, variance
 
 
@@ -151,3 +152,16 @@ def test_errors_of_the_users_own_function_stay_as_they_are():
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_function"), warnings.catch_warnings():
         warnings.simplefilter("error")
         pf.fuse(lambda x: unknown_call(softmax(x)), options=FuseOptions(check=False))(X)
+
+
+def test_a_shortage_while_compiling_is_not_kept_on_disk(monkeypatch):
+    """Another process may have the memory."""
+    shortage = "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate"
+
+    def short(functions, *_, **__):
+        return Measured(uncompiled=dict.fromkeys(list(functions)[1:], shortage), skipped="nothing else compiles")
+
+    timed_by(monkeypatch, short)
+    with pytest.warns(UserWarning, match="does not run"):
+        pf.fuse(softmax)(X)
+    assert not any("error" in str(record) for _, record in store.current().entries())

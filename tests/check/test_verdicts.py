@@ -8,6 +8,7 @@ import pytest
 import pallasfuse as pf
 from pallasfuse import store, subjects, whole_calls
 from pallasfuse.measure import Measured
+from pallasfuse.options import FuseOptions
 from tests.check.clock import X, kernels_run, layers, same, timed_by
 from tests.programs_by_name import softmax, variance
 
@@ -152,6 +153,65 @@ def test_where_no_kernel_gains_in_the_call_none_is_left(clock, monkeypatch):
     assert seen == []
     assert [v.kept for v in fused.explain(X, Y).verdicts] == [True] * 3 + [False] * 4
     assert len({str(f) for f in fused.explain(X, Y).fallbacks}) >= 3
+
+
+def test_a_group_that_could_not_be_timed_is_not_used(clock, monkeypatch):
+    """Nobody knows what it gains, and of the others none gains anything."""
+    compared = clock(4.0, 1.5, 2.0, 0.8, 0.9, skipped=[4])
+    seen = kernels_run(monkeypatch)
+    fused = pf.fuse(three)
+    fused(X, Y)
+    assert seen == [] and fused.explain(X, Y).kernels == ()
+    assert len(compared.compared) == 3 + 1 + 3
+
+
+def test_a_group_that_does_not_run_is_left_out_silently(clock, recwarn):
+    compared = clock(4.0, 1.5, 2.0, 0.8, 1.3, 1.3, 1.2, failed=[4])
+    fused = pf.fuse(three)
+    fused(X, Y)
+    assert len(compared.compared) == 3 + 1 + 3 + 1  # the second and the third group gain, and are timed together
+    assert not [w for w in recwarn if "does not run" in str(w.message)]
+    planned = pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels
+    assert [k.name for k in fused.explain(X, Y).kernels] == [planned[2].name]
+    pf.fuse(three)(X, Y)
+    assert len(compared.compared) == 3 + 1 + 3 + 1
+
+
+@pytest.mark.parametrize("kernels, used", [({4: 1.6}, 3), ({3: 1.1, 4: 1.6}, 1)])
+def test_calls_are_compared_by_kernels_only_where_all_were(clock, kernels, used):
+    """All kernels together take less by the clock; one group takes less only in kernels, which nobody counted of the others."""
+    clock(4.0, 1.5, 2.0, 1.4, 1.3, 0.9, 0.9, kernels=kernels)
+    fused = pf.fuse(three)
+    fused(X, Y)
+    assert len(fused.explain(X, Y).kernels) == used
+
+
+def test_a_strict_call_is_not_tried_in_groups(clock):
+    compared = clock(4.0, 1.5, 1.05)
+    fused = pf.fuse(lambda x, y: (softmax(x), variance(y)), options=FuseOptions(strict=True, check=True))
+    fused(X, Y)
+    assert len(fused.explain(X, Y).kernels) == 2 and len(compared.compared) == 3
+
+
+def test_what_was_nearly_even_is_tried_beside_those_that_are_left(clock):
+    compared = clock(4.0, 0.95, 2.0, 0.9, 1.3, 0.9, 1.5)  # the first alone gains in the call, and more with the second
+    fused = pf.fuse(three)
+    fused(X, Y)
+    planned = pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels
+    assert [k.name for k in fused.explain(X, Y).kernels] == [planned[0].name, planned[1].name]
+    assert len(compared.compared) == 3 + 1 + 2 + 1
+
+
+def test_integers_of_kernels_and_calls_are_drawn_below_what_they_mean(clock):
+    compared = clock(2.0)
+
+    def function(x, lengths):
+        known = jnp.arange(256)[None, :] < lengths[:, None]
+        return softmax(jnp.where(known, jnp.sort(x, axis=-1), -jnp.inf))
+
+    pf.fuse(function)(X, np.full(64, 200))
+    assert len(compared.below) == 2
+    assert all(256 in below for below in compared.below)
 
 
 def test_those_that_gain_least_are_timed_in_the_call_together(clock, monkeypatch):
