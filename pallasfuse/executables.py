@@ -53,7 +53,7 @@ class Executables:
         made = together([partial(self._compiled, r, device) for r in missing.values()], device)
         self._of_functions.update(zip(missing, made, strict=True))
         for key, request in missing.items():  # by itself, it may find the memory that several together did not
-            if len(missing) > 1 and isinstance(error := self._of_functions[key], str) and is_shortage(error):
+            if len(missing) > 1 and _is_short(self._of_functions[key]):
                 self._of_functions[key] = compiled(_repeated(request), request.avals, device)
         return [self._of_functions[r.key] for r in requests]
 
@@ -71,20 +71,21 @@ class Executables:
             text = lowered.as_text()
         except Exception as error:  # whatever a lowering raises
             return summary(error)
-        made = Future[Any]()
+        if _CALLBACK in text:  # it says nothing of the user's functions that it calls
+            return _executable(lowered)
+        key, made = hashlib.sha256(text.encode()).hexdigest(), Future[Any]()
         with self._lock:
-            # a text says nothing of the user's functions that it calls
-            known = None if _CALLBACK in text else self._of_texts.setdefault(_hash(text), made)
-        if known not in (None, made):
-            return known.result()
-        try:
-            made.set_result(lowered.compile())
-        except Exception as error:  # whatever a compiler raises
-            made.set_result(summary(error))
-        except BaseException:
-            made.set_result("its compilation was interrupted")
-            raise
-        return made.result()
+            known = self._of_texts.setdefault(key, made)
+        if known is made:
+            try:
+                made.set_result(_executable(lowered))
+            finally:  # whatever interrupts it: others may wait
+                if not made.done():
+                    made.set_result("its compilation was interrupted")
+            if _is_short(made.result()):  # another time there may be memory
+                with self._lock:
+                    del self._of_texts[key]
+        return known.result()
 
 
 def executables_of_task() -> Executables:
@@ -96,15 +97,20 @@ def _repeated(request: Request) -> Function:
     return request.function if request.times == 1 else timing.repeated(request.function, request.times)
 
 
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def compiled(function: Function, avals: Sequence[Any], device: Any) -> Any:
     """Returns a function compiled for a device, or the error that this ended with."""
     try:
-        return _lowered(function, avals, device).compile()
-    except Exception as error:  # whatever a lowering or a compiler raises
+        lowered = _lowered(function, avals, device)
+    except Exception as error:  # whatever a lowering raises
+        return summary(error)
+    return _executable(lowered)
+
+
+def _executable(lowered: Any) -> Any:
+    """Returns a lowered program compiled, or the error that this ended with."""
+    try:
+        return lowered.compile()
+    except Exception as error:  # whatever a compiler raises
         return summary(error)
 
 
@@ -125,3 +131,7 @@ def summary(error: BaseException) -> str:
 def is_shortage(error: str) -> bool:
     """Does an error of a program say that there was no memory? It may run another time."""
     return any(sign in error.lower() for sign in _OUT_OF_MEMORY)
+
+
+def _is_short(program: Any) -> bool:
+    return isinstance(program, str) and is_shortage(program)

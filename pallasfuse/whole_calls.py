@@ -127,35 +127,53 @@ def _fastest(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], measures: bo
         error = every.verdict.reason.removeprefix(_DOES_NOT_RUN)
         warnings.warn(f"pallasfuse: the fused call does not run on {bench.device.device_kind}: {error}; XLA's own is used instead",
                       stacklevel=2)  # fmt: skip
-    groups = _groups(bench, plan, verdicts, every)
-    free = unbound(plan)
-    if measures:
-        _compile_calls_ahead(bench, [_with_only(free, group) for group in groups])
-    tried = [(group, _whole(bench, _with_only(free, group), measures)) for group in groups]
-    gaining = [g for g, one in tried if one is not None and one.entry is not None and _gains([one])[0] > _SEEN_GAIN]
-    names = list(chain.from_iterable(gaining))
-    if len(gaining) > 1 and len(names) < len(plan.kernels):
-        tried.append((names, _whole(bench, _with_only(free, names), measures)))
-    timed = [(group, one) for group, one in tried if one is not None]
-    used: tuple[list[str], _Timed] | None = None
-    ahead = [(group, one) for group, one in timed if one.entry is not None and one.verdict.kept]
-    if ahead:
-        least, *gains = _gains([every, *(one for _, one in ahead)])
-        best = max(range(len(ahead)), key=gains.__getitem__)
-        used = ahead[best] if gains[best] > _CLEARLY * least else None
-    told = [one.told(f"with {', '.join(g)} alone") for g, one in timed if used is None or one is not used[1]]
+    tried = _tried_in_groups(bench, plan, _groups(bench, plan, verdicts, every), measures)
+    used = _clearly_ahead(every, tried)
+    told = [one.told(f"with {', '.join(names)} alone") for names, one in tried if used is None or one is not used[1]]
     if used is not None:
-        return replace(used[1], plan=_with_only(plan, used[0])), [
-            every.told("with all kernels"),
-            *told,
-            used[1].verdict,
-        ]
+        names, best = used
+        return replace(best, plan=_with_only(plan, names)), [every.told("with all kernels"), *told, best.verdict]
     if every.verdict.kept:
         return every, [*told, every.verdict]
     times = words_for_times(every.verdict.ours_us, every.verdict.xla_us)
     reason = every.verdict.reason if every.entry is None else f"{_NOT_FASTER}: {times}"
     without = revised(plan, {k.name: reason for k in plan.kernels})
     return _Timed(without, every.verdict), [*told, every.verdict]
+
+
+type _Tried = list[tuple[list[str], _Timed]]
+"""The calls that were tried with some kernels only, and the names of these."""
+
+
+def _tried_in_groups(bench: Bench, plan: Plan, groups: Sequence[list[str]], measures: bool) -> _Tried:
+    """Tries the call with each group of kernels, and with those together that gain something in it."""
+    free = unbound(plan)
+    if measures:
+        _compile_calls_ahead(bench, [_with_only(free, names) for names in groups])
+    found: _Tried = []
+
+    def take(names: list[str]) -> None:
+        one = _whole(bench, _with_only(free, names), measures)
+        found.extend([] if one is None else [(names, one)])
+
+    for names in groups:
+        take(names)
+    gaining = [names for names, one in found if one.entry is not None and _gains([one])[0] > _SEEN_GAIN]
+    together = list(chain.from_iterable(gaining))
+    if len(gaining) > 1 and len(together) < len(plan.kernels):
+        take(together)
+    return found
+
+
+def _clearly_ahead(every: _Timed, tried: _Tried) -> tuple[list[str], _Timed] | None:
+    """Returns the fastest of the calls that were tried, with its kernels, if it is faster than XLA's own, and clearly faster than
+    the call with every kernel."""
+    faster = [(names, one) for names, one in tried if one.entry is not None and one.verdict.kept]
+    if not faster:
+        return None
+    least, *gains = _gains([every, *(one for _, one in faster)])
+    best = max(range(len(faster)), key=gains.__getitem__)
+    return faster[best] if gains[best] > _CLEARLY * least else None
 
 
 def _with_only(plan: Plan, names: Collection[str]) -> Plan:
