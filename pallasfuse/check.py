@@ -1,9 +1,9 @@
 """The check: before a plan is used on a device at hand, its kernels are timed against what XLA makes of the same parts, once.
 
-First every kernel alone, then, if any is left, the whole call: what a kernel gains may be lost by what XLA could have fused around
-it. Should that be so, fewer kernels are tried. Ties are XLA's. A kernel that does not compile, or fails when it first runs, is
-replaced by the next way to run it, or by XLA. Verdicts are kept in the store (`store.py`), so that a program is checked once for
-each kind of device; equal parts are one.
+First every kernel alone, then, if any is left, the whole call (`whole_calls.py`): what a kernel gains may be lost by what XLA could
+have fused around it. Should that be so, some of them are tried. Ties are XLA's. A kernel that does not compile, or fails when it
+first runs, is replaced by the next way to run it, or by XLA. Verdicts are kept in the store (`store.py`), so that a program is
+checked once for each kind of device; equal parts are one.
 """
 
 import math

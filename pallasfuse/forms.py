@@ -1,12 +1,9 @@
 """The check of a rewritten program: XLA's program of the form that was found against that of the form as it is written."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr
 from pallasfuse.environment import environment
 from pallasfuse.executables import executables_of_task
 from pallasfuse.first_time import IMPORTS
@@ -19,7 +16,7 @@ from pallasfuse.parts import primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.search.found import Rewriting
 from pallasfuse.store import Record, current
-from pallasfuse.subjects import XLA, comparison
+from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.verdicts import FORM, Verdict
 
 UNTIMED = frozenset({"while", "pure_callback", "io_callback", "debug_callback", "infeed", "outfeed"})
@@ -97,11 +94,8 @@ def _verdict(form: Converted, rewritings: tuple[Rewriting, ...], device: Any, me
 
 
 def _measured(form: Converted, device: Any) -> Measured:
-    def run(one: Jaxpr) -> Callable[..., Any]:
-        return lambda *args: _compat.eval_jaxpr(one, one.consts, *args)
-
     avals = [v.aval for v in form.jaxpr.invars]
-    functions = {XLA: run(form.original), _REWRITTEN: run(form.jaxpr)}
+    functions = {XLA: function_of(form.original), _REWRITTEN: function_of(form.jaxpr)}
     below = index_ranges(form.original.eqns, form.original.invars)
     timed = partial(compare, budget_s=_BUDGET_S, executables=executables_of_task(), below=below)
     return apart(lambda: timed(functions, avals, device), device)

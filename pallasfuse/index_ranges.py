@@ -41,6 +41,8 @@ _NOTHING = _Known()
 
 @dataclass(slots=True)
 class _Ranges:
+    """Collects what integers of inputs stay below, by their numbers: where they are indices, and where they are compared."""
+
     indices: dict[int, int] = field(default_factory=dict)
     compared: dict[int, int] = field(default_factory=dict)
 
@@ -64,7 +66,7 @@ class _Ranges:
 def index_ranges(equations: Iterable[JaxprEqn], inputs: Sequence[Var]) -> list[int | None]:
     """Returns for each input the number that its integers should stay below to mean something; None where nothing says so.
 
-    What is an index of an axis is below its extent, whatever else it is compared with.
+    An integer that is an index of an axis is below its extent, whatever else it is compared with.
     """
     found = _Ranges()
     integers = {v: _Known(frozenset({n})) for n, v in enumerate(inputs) if _is_integer(v)}

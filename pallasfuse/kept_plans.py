@@ -54,10 +54,11 @@ from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
-from pallasfuse.parts import WITH_BODIES, digest
+from pallasfuse.parts import digest
 from pallasfuse.plan import Kernel, Plan
 from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.price.terms import Price, Term
+from pallasfuse.primitive_names import WITH_BODIES
 from pallasfuse.search.found import Rewriting, Searched
 from pallasfuse.steps import fallbacks_of, steps_of
 from pallasfuse.store import Identity, Record, current

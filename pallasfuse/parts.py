@@ -21,8 +21,6 @@ from pallasfuse.targets import Target
 CHOICE = "cond"
 """The operation that runs one of several branches. Programs that differ in these are not timed on drawn arguments: they take one
 branch, which says nothing of the others."""
-WITH_BODIES = frozenset({"scan", "while", CHOICE})
-"""The operations that have bodies or branches of their own, which run when they do."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _AXIS_NAME = re.compile(r"name='([^']*)'")
 _UNSEEN = frozenset({"name", "debug_info", "jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "bwd", "ctx_mesh"})

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr
 from pallasfuse.decisions import Placed
 from pallasfuse.emission.lookups import stored
 from pallasfuse.environment import environment
@@ -176,7 +177,7 @@ class Bench:
     skipped: dict[str, str] = field(default_factory=dict)
     """By the name of a kernel, why it could not be timed."""
     executables: Executables = field(default_factory=executables_of_task)
-    """What was compiled for comparisons."""
+    """Programs that comparisons of this task have asked for."""
     compiling_s: float = 0.0
     """The seconds that whole calls have taken to compile which were not compared yet."""
     _calls: dict[tuple[tuple[str, str], ...], Function] = field(default_factory=dict)
@@ -224,6 +225,11 @@ def revised(plan: Plan, changes: Mapping[str, Placed | str]) -> Plan:
     with IMPORTS:
         from pallasfuse import pipeline
     return pipeline.revised(plan, changes)
+
+
+def function_of(jaxpr: Jaxpr) -> Function:
+    """Returns a program as a function of its arguments, as XLA runs it."""
+    return lambda *args: _compat.eval_jaxpr(jaxpr, jaxpr.consts, *args)
 
 
 def whole_call(plan: Plan) -> Function:

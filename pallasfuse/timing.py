@@ -163,7 +163,7 @@ _VERY_LONG_S = 1.0
 
 @dataclass
 class Sampled:
-    """A compiled program on its arguments, which was run to warm it up, as it is measured: in batches of `calls`.
+    """Measures a compiled program on its arguments, in batches of `calls`, after it was run to warm it up.
 
     call: runs it. in_flight: calls are sent off one behind the other and awaited together, so that what it takes to send them is
     hidden (GPUs). times: how often one call runs what is measured.

@@ -31,7 +31,7 @@ from pallasfuse.measure import Measured, compare, requests
 from pallasfuse.parts import CHOICE, branches, primitives, whole_key
 from pallasfuse.plan import Plan
 from pallasfuse.store import Identity, Record, current
-from pallasfuse.subjects import XLA, comparison
+from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.targets import Target
 from pallasfuse.unrolled_loops import unrolled_surely, unrollings
 from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT, Verdict
@@ -314,10 +314,7 @@ def _compared(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr], device: Any, budget_s: fl
 
 
 def _functions(jaxpr: Jaxpr, ways: Mapping[str, Jaxpr]) -> dict[str, Function]:
-    def run(one: Jaxpr) -> Function:
-        return lambda *args: _compat.eval_jaxpr(one, one.consts, *args)
-
-    return {XLA: run(jaxpr)} | {words: run(one) for words, one in ways.items()}
+    return {XLA: function_of(jaxpr)} | {words: function_of(one) for words, one in ways.items()}
 
 
 def _avals(jaxpr: Jaxpr) -> list[Any]:

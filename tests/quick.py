@@ -46,7 +46,7 @@ def least_effort(options: Any) -> Any:
     return type(options).ParseFromString(options.SerializeAsString() + _ADDED)
 
 
-class Recent:
+class CompiledOnce:
     """Compiles programs as a function of JAX does, but for those that it compiled lately: programs whose texts, without names of
     lines and scopes, are equal."""
 
@@ -93,10 +93,10 @@ def install() -> None:
     get_compile_options.with_all_effort = made  # type: ignore[attr-defined]
     compiler.get_compile_options = get_compile_options
     every_time = compiler.backend_compile_and_load
-    recent = Recent(every_time)
+    once = CompiledOnce(every_time)
 
     def backend_compile_and_load(*args: Any) -> Any:
-        return (recent if jax.config.values["jax_disable_most_optimizations"] else every_time)(*args)
+        return (once if jax.config.values["jax_disable_most_optimizations"] else every_time)(*args)
 
     backend_compile_and_load.every_time = every_time  # type: ignore[attr-defined]
     compiler.backend_compile_and_load = backend_compile_and_load

@@ -132,7 +132,7 @@ class TestQuick:
         from jax._src.lib import xla_client
 
         compiled = []
-        recent = quick.Recent(lambda backend, module, *_: compiled.append(module) or len(compiled), size=2)
+        recent = quick.CompiledOnce(lambda backend, module, *_: compiled.append(module) or len(compiled), size=2)
 
         def made(function, host_callbacks=()):
             module = jax.jit(function).lower(np.ones(3, np.float32)).compiler_ir()

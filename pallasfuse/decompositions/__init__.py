@@ -16,6 +16,7 @@ from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
+from pallasfuse.primitive_names import WITH_BODIES
 
 __all__ = ["Decomposer", "Rule"]
 
@@ -44,7 +45,6 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
     },
 }
 """The rules that may be worth it, by platform."""
-_WITH_BODIES = frozenset({"scan", "while", "cond"})
 _LEAST_US = 20.0
 """Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
 
@@ -112,7 +112,7 @@ class Decomposer:
         """Write an equation in another way; False where there is none that is faster."""
         name = eqn.primitive.name
         run = self._faster_way(eqn)
-        if run is None and name in _WITH_BODIES:
+        if run is None and name in WITH_BODIES:
             params = {key: self._parameter(value, eqn) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
                 return False
