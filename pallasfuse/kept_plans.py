@@ -51,6 +51,7 @@ from pallasfuse.ir.tree import Do, Keep, Launch, Merge, RangeLoop, TreeKernel
 from pallasfuse.jaxpr_frontend import Converted, flatten
 from pallasfuse.jaxpr_frontend.converted import of_flat
 from pallasfuse.jaxpr_frontend.names import tensor_names
+from pallasfuse.jaxpr_frontend.places import operation_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
@@ -267,7 +268,10 @@ class _Names(Mapping[str, str]):
 
     def __getitem__(self, token: str) -> str:
         name = self._given[token]
-        return self._lines.value[name] if token.startswith(_SOURCE) else name
+        if not token.startswith(_SOURCE):
+            return name
+        lines = self._lines.value
+        return lines[name if name in lines else operation_of(name)]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._given)

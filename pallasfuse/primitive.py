@@ -31,12 +31,10 @@ from pallasfuse.loop_check import with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
 from pallasfuse.price.boundary import NO_LOOP, Boundary
-from pallasfuse.primitive_names import FUSED_CALL
+from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.verdicts import Verdict
 from pallasfuse.written_out import chosen_form, is_faster_as_it_is, may_lose_kernels, surely_faster
-
-PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 
 @dataclass(frozen=True, eq=False)

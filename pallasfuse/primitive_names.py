@@ -7,3 +7,5 @@ KERNEL_OF_LOOP = "pallasfuse_recurrence"
 """A loop that is one kernel (`loop_calls`)."""
 WITH_BODIES = frozenset({"scan", "while", "cond"})
 """JAX's operations that have bodies or branches of their own, which run when they do."""
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+"""The platforms that fused calls are lowered for."""

@@ -25,6 +25,8 @@ class Candidate:
     least_us: float
     relaid: frozenset[str] = frozenset()
     """Maps that stay outside of the kernel, which reads what they store."""
+    again: frozenset[str] = frozenset()
+    """Reductions that the kernel computes for itself, though others compute them as well (`fusion.recomputation`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from pallasfuse.fusion.candidate import (
 from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.recomputation import computed_again, is_of
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, applied_in, reads_in
@@ -38,7 +39,9 @@ from pallasfuse.targets import Target
 def rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
     group = candidate.group
     members = sorted((graph.nests[f.name] for f in group.folds), key=lambda n: graph.order[n.name])
-    built = _build(graph, group.rolled, members, group.parallel, target, context, candidate.relaid)
+    built = _build(
+        graph, group.rolled, members, group.parallel, target, context, candidate.relaid, hands_out=not candidate.again
+    )
     return built if isinstance(built, Candidate) else None
 
 
@@ -86,10 +89,11 @@ def candidates(
                     waiting.append((core, others))
                 legal = True
                 yield built
-                for maps in _stored_before(graph, built.group):
-                    relaid = _build(graph, axis, chosen, parallel, target, relaid=maps)
-                    if isinstance(relaid, Candidate):
-                        yield relaid
+                hands = {True, all(is_of(graph, n.name, names) for n in built.group.outputs)}
+                ways = [(m, h) for m in (frozenset[str](), *_stored_before(graph, built.group)) for h in sorted(hands)]
+                variants = (_build(graph, axis, chosen, parallel, target, relaid=m, hands_out=h)
+                            for m, h in ways if m or not h)  # fmt: skip
+                yield from (c for c in variants if isinstance(c, Candidate))
                 chosen = chosen[:-1]
                 continue
             name, reason = built
@@ -100,9 +104,12 @@ def candidates(
 
 def _build(
     graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = ALONE,
-    relaid: frozenset[str] = frozenset(),
+    relaid: frozenset[str] = frozenset(), *, hands_out: bool = True,
 ) -> Candidate | tuple[str, str]:  # fmt: skip
-    """The candidate with exactly these folds, or (the member that prevents it, why). relaid: as of `Candidate`."""
+    """The candidate with exactly these folds, or (the member that prevents it, why).
+
+    relaid: as of `Candidate`. hands_out: does the kernel store inner reductions for others? Else they compute them again.
+    """
     names = frozenset(n.name for n in members)
     too_long = next((a for a in (*core, axis) if a.extent > MOST_POSITIONS), None)
     if too_long is not None or volume(core) > MOST_POSITIONS:
@@ -118,8 +125,9 @@ def _build(
     inside_axes = frozenset(core).union({axis}, *(n.axes for n in members), *(n.reduced for n in members))
 
     rejected: dict[str, str] = {}
+    before = context.made | relaid | _unsupported_maps(graph, names, target)
     while True:
-        keep = materialized_maps(graph, frozenset(rejected), names) | context.made | relaid
+        keep = materialized_maps(graph, frozenset(rejected), names) | before
         bodies = graph.inlined(keep)
         inner = _inner_nests(graph, members, bodies, keep | rejected.keys(), names)
         moved = moved_reads([*members, *inner], bodies)
@@ -152,7 +160,14 @@ def _build(
     if violation is not None:
         return violation
     outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target)
-    if not outputs:
+    again = frozenset[str]()
+    if not hands_out:
+        again = computed_again(graph, names, inner, outputs)
+        outputs = [n for n in outputs if is_of(graph, n, names)]
+    step = next((n for n in outputs if n in graph.internal), None)
+    if step is not None:
+        return members[-1].name, f"{step} is a step of one operation, which a kernel computes as a whole"
+    if not outputs or not (hands_out or again):
         return members[-1].name, "nothing outside reads it"
     final = tuple(with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else as_store(graph.nests[n])
                   for n in outputs)  # fmt: skip
@@ -172,9 +187,12 @@ def _build(
         exceptions = (*exceptions, widening.EXCEPTION) if widening.may_cancel(written) else exceptions
     reads = frozenset().union(*(n.reads for n in final), *(n.reads for n in inner_nests),
                               *(f.nest.reads for f in folded.folds))  # fmt: skip
-    again = next((t for t in sorted(reads - inside) if graph.depends(t, inside)), None)
-    if again is not None:
-        return members[-1].name, f"{again} is computed outside the kernel from values inside it"
+    waits = next((t for t in sorted(reads - inside) if graph.depends(t, inside - again)), None)
+    if waits is not None:
+        return members[-1].name, f"{waits} is computed outside the kernel from values inside it"
+    step = next((t for t in sorted(reads - inside) if t in graph.internal), None)
+    if step is not None:
+        return members[-1].name, f"{step} is a step of one operation, which a kernel computes as a whole"
     group = Group(
         name=f"fused_{'_'.join(n.name for n in members)}",
         rolled=axis, parallel=core, folds=folded.folds, inner=inner_nests, outputs=final,
@@ -184,7 +202,16 @@ def _build(
     passes = dict.fromkeys(inside, group.passes)
     work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
     least = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).least_us(target.device)
-    return Candidate(group, inside, least, relaid & reads)
+    return Candidate(group, inside - again, least, relaid & reads, again)
+
+
+def _unsupported_maps(graph: Graph, members: frozenset[str], target: Target) -> frozenset[str]:
+    """The maps with operations that a target's kernels lack: they are stored before, where nothing of the kernel is in them."""
+    above = frozenset[str]().union(*(graph.ancestors[m] for m in members))
+    return frozenset(
+        n for n in above if n in graph.nests and not graph.nests[n].is_reduction and not graph.depends(n, members)
+        and unsupported(graph.nests[n], target) is not None
+    )  # fmt: skip
 
 
 def _wide_product(nest: Nest, core: tuple[Axis, ...]) -> str | None:

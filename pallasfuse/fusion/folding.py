@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from pallasfuse import repair
 from pallasfuse.errors import Refusal
+from pallasfuse.fusion.extremes import fold_at_extremes
 from pallasfuse.fusion.hoisting import Hoisted, degree, hoist
 from pallasfuse.fusion.refinement import refined_value
 from pallasfuse.fusion.stability import (
@@ -140,6 +141,9 @@ def fold_over(
     picked = picked_fold(nest, rolled, pass_index, names)
     if picked is not None:
         return Folded(picked)
+    at_extremes = fold_at_extremes(nest, rolled, pass_index, unfinished)
+    if at_extremes is not None:
+        return Folded(*at_extremes)
     kept = frozenset(nest.axes)
     hoisted = Hoisted(nest.body, (), ())
     if nest.reducer == SUM and dtypes.is_float(nest.body.dtype) and not strict:

@@ -28,6 +28,7 @@ class Graph:
                 everything |= {operand} | self.ancestors.get(operand, frozenset())
             self.ancestors[node.name] = frozenset(everything)
         self.outputs = frozenset(program.outputs)
+        self.internal = frozenset(n.name for n in self.nests.values() if n.internal)
         self._inlined: dict[frozenset[str], dict[str, Expr]] = {}
         self._known = Known()
         self._compared: frozenset[str] | None = None

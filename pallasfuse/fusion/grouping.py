@@ -109,9 +109,11 @@ def group_segment(choice: Choice) -> Grouping:
     if judge.is_shared(c.group for c in chosen):
         ranked = sorted(range(len(found)), key=lambda n: -savings[n])
         chosen = _with_others_together(graph, chosen, [found[n] for n in ranked], target, judge)
-    groups = _in_order(graph, [c.group for c in chosen])
+    groups = _in_order(graph, chosen)
     assert groups is not None
-    covered = frozenset(n.name for c in chosen for n in c.group.inner).union(*(c.covers for c in chosen))
+    again = frozenset[str]().union(*(c.again for c in chosen))
+    reasons |= dict.fromkeys(again, "kernels compute it for themselves, and something else needs it")
+    covered = frozenset(n.name for c in chosen for n in c.group.inner).union(*(c.covers for c in chosen)) - again
     left = tuple(
         Left(n.name, reasons.get(n.name, "a single reduction: XLA already runs it in one pass"), n.source)
         for n in graph.reductions() if n.name not in covered
@@ -209,7 +211,7 @@ def _join(
             return None
         result.append(again)
     result.append(new)
-    return result if _in_order(graph, [c.group for c in result]) is not None else None
+    return result if _in_order(graph, result) is not None else None
 
 
 def _rebuilt(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
@@ -218,10 +220,11 @@ def _rebuilt(graph: Graph, candidate: Candidate, context: Context, target: Targe
     return rebuild(graph, candidate, context, target)
 
 
-def _in_order(graph: Graph, groups: list[Group]) -> list[Group] | None:
-    """Groups sorted so that each comes after those it reads; None when they wait for each other."""
+def _in_order(graph: Graph, chosen: Sequence[Candidate]) -> list[Group] | None:
+    """The groups of candidates, sorted so that each comes after those it reads; None when they wait for each other."""
+    groups = [c.group for c in chosen]
     made = {n.name: i for i, g in enumerate(groups) for n in g.outputs}
-    inside = [frozenset(f.name for f in g.folds) | {n.name for n in g.inner} for g in groups]
+    inside = [(frozenset(f.name for f in c.group.folds) | {n.name for n in c.group.inner}) - c.again for c in chosen]
     needs = []
     for i, g in enumerate(groups):
         sources = set(g.inputs).union(*(graph.ancestors.get(t, frozenset()) for t in g.inputs))

@@ -13,7 +13,7 @@ _Key = tuple[tuple[Axis, ...], tuple[Axis, ...], Reducer | None, str, str | None
 
 
 def deduplicate(program: LoopProgram) -> LoopProgram:
-    """Replace every reduction that equals an earlier one by a map that reads it.
+    """Replace every reduction that equals an earlier one by a map that reads it. Of two, a step of an operation becomes the map.
 
     Example: `a[i] max[j]= x[i, j]; b[i] max[j]= x[i, j]` becomes `a[i] max[j]= x[i, j]; b[i] = a[i]`.
     """
@@ -30,13 +30,23 @@ def deduplicate(program: LoopProgram) -> LoopProgram:
             body = substitute(bodies[nest.name], renamed)
             key = (nest.axes, nest.reduced, nest.reducer, nest.dtype, nest.precision, body)
             original = first.setdefault(key, nest)
+            if original.internal and not nest.internal:  # what a variable holds may be read by XLA, too
+                first[key] = same[original.name] = replace(original, name=nest.name, internal=False, source=nest.source)
+                at = nests.index(original)
+                nests[at : at + 1] = [first[key], _copy(original, first[key])]
+                continue
             if original is not nest:
                 same[nest.name] = original
-                copy = read(original.name, original.axes, original.dtype)
-                nests.append(replace(nest, body=copy, reduced=(), reducer=None, precision=None, picks=False))
+                nests.append(_copy(nest, original))
                 continue
         nests.append(nest)
     return replace(program, nests=tuple(nests))
+
+
+def _copy(nest: Nest, original: Nest) -> Nest:
+    """A map in the place of a reduction, which reads an equal one."""
+    body = read(original.name, original.axes, original.dtype)
+    return replace(nest, body=body, reduced=(), reducer=None, precision=None, picks=False)
 
 
 # --- inlining of maps, which brings a reduction's predecessors into sight (Neptune, InlineMapReturnReduce)

@@ -43,6 +43,8 @@ class Frame:
 
     Powers of four: exact, and squares wherever numbers are counted.
     """
+    compared: bool = False
+    """Elements are compared with it: what was accumulated at one value is empty at any other, and nothing stands in for it."""
     late: bool = False
     """The accumulators may stay at `safe` until this frame is finished: one rounding instead of one a tile."""
 

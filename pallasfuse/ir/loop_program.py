@@ -7,15 +7,16 @@ Invariants, checked by `verify`:
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, reads_in
+from pallasfuse.ir.expr import Expr, const, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
+from pallasfuse.ir.simplify import simplify
 from pallasfuse.ir.tensors import Tensor
 
 
@@ -50,6 +51,8 @@ class Nest:
     """The program takes one element of the reduced axis by its index: the body is `select(axis == an index in range, x, 0)`."""
     unit_batch: bool = False
     """A contraction with a batch dimension of one element, which is no axis: XLA computes it in another shape."""
+    internal: bool = False
+    """A step inside of an operation of the program: no variable has its value, and only a kernel computes it."""
 
     @property
     def is_reduction(self) -> bool:
@@ -110,6 +113,24 @@ class LoopProgram:
 
     def __str__(self) -> str:
         return show(self)
+
+
+def as_xla_runs(program: LoopProgram) -> LoopProgram:
+    """Returns a program that costs XLA what this one does, which has no steps inside of its operations (`Nest.internal`).
+
+    Of a chain of steps the last one stays, and whatever begins one is empty: XLA finds all in one pass.
+    """
+    steps = frozenset(n.name for n in program.nests if isinstance(n, Nest) and n.internal)
+    if not steps:
+        return program
+    first = {n.name: n for n in program.nests if isinstance(n, Nest) and n.internal and n.reads.isdisjoint(steps)}
+    empty = {name: n.reducer.identity(n.dtype) if n.reducer is not None else 0 for name, n in first.items()}
+
+    def apart(nest: Nest) -> Nest:
+        known: dict[Expr, Expr] = {r: const(empty[r.tensor], r.dtype) for r in reads_in(nest.body) if r.tensor in empty}
+        return replace(nest, body=simplify(substitute(nest.body, known))) if known else nest
+
+    return replace(program, nests=tuple(apart(n) if isinstance(n, Nest) else n for n in program.nests))
 
 
 def verify(program: LoopProgram) -> LoopProgram:

@@ -19,7 +19,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, add, const, index, mul, read
 from pallasfuse.ir.loop_program import External, ExternalForm, LoopProgram, Nest, Source, verify
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.jaxpr_frontend import elementwise, layout, picking, reductions
+from pallasfuse.jaxpr_frontend import elementwise, layout, picking, places, reductions
 from pallasfuse.jaxpr_frontend.axis_parts import in_parts
 from pallasfuse.jaxpr_frontend.converted import Converted, of_flat
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
@@ -32,7 +32,7 @@ from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
-_RULES: dict[str, Rule] = _MAPS | reductions.RULES
+_RULES: dict[str, Rule] = _MAPS | reductions.RULES | places.RULES
 _FORMS: dict[str, ExternalForm] = {
     **dict.fromkeys(("slice", "dynamic_slice", "gather", "rev", "squeeze", "split", "unstack"), "selection"),
     **dict.fromkeys(
@@ -362,7 +362,7 @@ class _Naming:
                 var = step.eqn.outvars[0]
                 kept, reduced = self._over(plan.kept), self._over(plan.reduced)
                 args = tuple(self._operand(a, v) for a, v in zip(plan.reads(step.eqn), plan.views, strict=True))
-                yield Nest(
+                nest = Nest(
                     name=self._tensor_names[var],
                     axes=kept,
                     body=plan.body(args, self._position),
@@ -374,6 +374,7 @@ class _Naming:
                     picks=plan.picks,
                     unit_batch=plan.unit_batch,
                 )
+                yield from places.nests_of(nest, self._position(plan.reduced)) if plan.places else (nest,)
             case _:
                 assert_never(step.plan)
 

@@ -9,7 +9,7 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.affine_constants import as_operations
 from pallasfuse.errors import Refusal
 from pallasfuse.leaving import left_function
-from pallasfuse.primitive_names import FUSED_CALL
+from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
 
 type Atom = Var | Literal
 
@@ -38,7 +38,7 @@ class _Frame:
 
 def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
-    those that nothing uses are dropped. The arguments stay as they are.
+    those that nothing uses are dropped. The arguments stay as they are. So is a choice that all platforms make alike.
 
     An equation keeps the source of its own line, unless it belongs to a function of JAX: then it has the call's. Its scopes
     are those of all calls around it. A call that `pallasfuse.leave` has marked stays a call.
@@ -69,6 +69,8 @@ def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
         source = eqn.source_info if frame.source is None else frame.source
         source, scopes = _compat.inside_scopes(source, eqn, frame.scopes)
         body = _body(eqn, calls)
+        if body is None and (body := _branch_of_all_platforms(eqn)) is not None:
+            _, *atoms = atoms
         if body is not None:
             inner_env: dict[Var, Atom] = dict(zip(body.invars, atoms, strict=True))
             inner_env |= {v: const_var(v, c) for v, c in zip(body.constvars, body.consts, strict=True)}
@@ -141,6 +143,14 @@ def _body(eqn: JaxprEqn, calls: Set[str]) -> Jaxpr | None:
     bodies.append(getattr(eqn.params.get("call"), "jaxpr", None))  # a fused function inside a fused function
     body = next((b for b in bodies if isinstance(b, Jaxpr)), None)
     return body if body is not None and len(body.invars) == len(eqn.invars) else None
+
+
+def _branch_of_all_platforms(eqn: JaxprEqn) -> Jaxpr | None:
+    """The branch that every platform takes, where platforms decide and none of those that programs are lowered for has its own."""
+    named = eqn.params.get("branches_platforms")
+    if named is None or any(p in PLATFORMS for platforms in named for p in platforms or ()):
+        return None
+    return next((b for b, p in zip(eqn.params["branches"], named, strict=True) if p is None), None)
 
 
 def _resolve(env: dict[Var, Atom], atom: Atom) -> Atom:

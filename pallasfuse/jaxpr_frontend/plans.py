@@ -32,6 +32,8 @@ class Plan:
     """As `Nest.picks`."""
     unit_batch: bool = False
     """As `Nest.unit_batch`."""
+    places: bool = False
+    """The result is the place of what is reduced to: of its first element that equals the maximum or minimum (`places`)."""
 
     def reads(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         """The variables and literals that `views` are of."""

@@ -12,7 +12,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.loop_program import LoopProgram, Nest, as_xla_runs
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips
 from pallasfuse.price import cpu, plain_cpu, plain_gpu
 from pallasfuse.price.gpu_library import (
@@ -57,7 +57,7 @@ class XlaPrices:
     """Prices of one program beside other kernels on one device: kernels that several of these have in common are priced once."""
 
     def __init__(self, program: LoopProgram, device: Device) -> None:
-        self.program, self.device = program, device
+        self.program, self.device = as_xla_runs(program), device
         self._known = Known()
         self._of_kernels: dict[object, Price] = {}
 
@@ -124,7 +124,9 @@ def count_xla(
     program: LoopProgram, device: Device, made: frozenset[str] = frozenset(), read: frozenset[str] = frozenset()
 ) -> Price:
     """The number of nests that are kernels of their own in the simplest compiler, and a trifle for their traffic."""
-    kernels = xla_kernels(program, Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made, read)
+    kernels = xla_kernels(
+        as_xla_runs(program), Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made, read
+    )
     moved = sum(k.read_bytes + k.written_bytes for k in kernels)
     return Price(len(kernels) + 1e-15 * moved, (Term("kernels", len(kernels), "", len(kernels)),))
 

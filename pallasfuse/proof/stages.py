@@ -175,8 +175,12 @@ def _convert(instance: Instance, fields: FiniteFields, record: Record) -> None:
     defined = {d.name: d for d in instance.program.definitions()}
     shapes = short_shapes(instance)
     equations = Equations(fields, lambda atom: shapes[atom], instance.small.number)
+    steps: list[Nest] = []  # of the operation that the next nest is the last one of
     for nest in instance.program.nests:
         if isinstance(nest, External):
+            continue
+        if nest.internal:
+            steps.append(nest)
             continue
         variable = converted.variable[nest.name]
         eqn = maker[variable]
@@ -194,12 +198,15 @@ def _convert(instance: Instance, fields: FiniteFields, record: Record) -> None:
                 values[name] = fields.random([a.extent for a in defined[name].axes], defined[name].dtype)
             return values[name].reshape(shapes[atom])
 
+        before, steps = steps, []
         operands = [operand(atom) for atom in eqn.invars]
         known = [v for v in operands if v is not None]
         expected = equations.equation(eqn, known) if len(known) == len(operands) else None
         if expected is None:
             record.uncovered[f"{stage}: {nest.name}, a {eqn.primitive.name} at {nest.source}"] = None
             continue
+        for step in before:
+            values[step.name] = evaluate_nest(step, values, fields).typed(step.dtype)
         found = evaluate_nest(nest, values, fields).typed(nest.dtype)
         shaped = expected.reshape(tuple(a.extent for a in nest.axes))
         record.compare(stage, nest.name, shaped, found, fields.tower.trials)

@@ -40,6 +40,9 @@ class Passes(Values):
     def _enter(self, folds: list[Fold]) -> None:
         self._late_frames = _late_frames(folds)
         self._carried_frames = self._share_frames(folds)
+        bodies = {f.name: f.nest.body for f in folds}
+        compared = [f for fold in folds for f in fold.frames if f.compared]
+        self._elements = {bodies[u]: f"{u}.element" for f in compared for u in f.unfinished}
 
     def _range_ends(self, visible: Expr, all_if_none: bool) -> Extent:
         """Where something is visible in the rows of the block, and where everything surely is, from the ends of a range."""
@@ -129,9 +132,9 @@ class Passes(Values):
 
     def _share_frames(self, folds: list[Fold]) -> dict[str, Frame]:
         """Every carried frame's name -> the first frame of the pass with the same value: carried once."""
-        first: dict[tuple[Expr, bool, float, float], Frame] = {}
+        first: dict[tuple[object, ...], Frame] = {}
         frames = [f for fold in folds for f in fold.frames if f.name not in self._late_frames]
-        return {f.name: first.setdefault((f.value, f.positive, f.low, f.high), f) for f in frames}
+        return {f.name: first.setdefault((f.value, f.positive, f.low, f.high, f.compared), f) for f in frames}
 
     def _frame(self, frame: Frame, fold: Fold, values: Mapping[str, Fold], scope: Scope) -> None:
         """The new and the old value of a frame, both usable: where the unfinished value is not, a safe one stands in."""
@@ -310,13 +313,17 @@ def _late_frames(folds: list[Fold]) -> frozenset[str]:
 
 
 def usable(value: Expr, frame: Frame) -> Expr:
-    """True where a frame's value is finite, and positive and in its range if the repair relies on that."""
+    """True where a frame's value is finite, and positive and in its range if the repair relies on that; a compared one always."""
+    if frame.compared:
+        return const(True, "bool")
     below = apply("lt", apply("abs", value), const(frame.high, value.dtype))
     return apply("and", below, apply("gt", value, const(frame.low, value.dtype))) if frame.positive else below
 
 
 def guarded(value: Expr, frame: Frame) -> Expr:
     """The value; the end of the frame's range that is next to it where it lies outside; a safe one where there is no such end."""
+    if frame.compared:
+        return value
     dtype = value.dtype
     instead: Expr = const(frame.safe, dtype)
     if frame.low > 0:

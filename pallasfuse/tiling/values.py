@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, read, reads_in, substitute
+from pallasfuse.ir.expr import Expr, Read, apply, const, convert, index, postorder, read, reads_in, substitute
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.reducers import SUM, Reducer
@@ -60,6 +61,8 @@ class Values:
     """All parts, whose states are joined."""
     ranges: list[Range]
     """The ranges by which loops are bounded so far."""
+    _elements: Mapping[Expr, str] = MappingProxyType({})
+    """Elements that are compared with their extremum in the current pass, and names for their values, which are rounded once."""
 
     def _tile(self, axis: Axis) -> int:
         """The positions of the current piece of an axis."""
@@ -94,10 +97,24 @@ class Values:
         """`root` over values of this kernel: loads and inner reductions are emitted on first use."""
         root = simplify(substitute(root, dict(scope.fixed)))
         replacements: dict[Expr, Expr] = {}
+        for element, name in self._elements.items():
+            here = simplify(substitute(element, dict(scope.fixed)))
+            if not isinstance(here, Read) and here in set(postorder(root)):
+                replacements[here] = self._element(here, name, scope)
+        root = substitute(root, replacements)
         for node in reads_in(root):
-            known = self._find(node, scope)
-            replacements[node] = known if known is not None else self._emit_read(node, scope)
+            if node not in replacements.values():
+                known = self._find(node, scope)
+                replacements[node] = known if known is not None else self._emit_read(node, scope)
         return substitute(root, replacements)
+
+    def _element(self, element: Expr, name: str, scope: Scope) -> Expr:
+        """The value of what is compared with its extremum, which is computed once."""
+        known = scope.find(element)
+        if known is None:
+            value = self._expr_with(element, {}, scope)
+            known = scope.known[element] = self._let(name, tuple(value.axes), value, scope, pinned=True)
+        return known
 
     def _let(self, name: str, axes: tuple[Axis, ...], value: Expr, scope: Scope, *, pinned: bool = False) -> Expr:
         if isinstance(value, Read):

@@ -232,6 +232,25 @@ class Equations:
             return None
         return result.reshape(shape)
 
+    # --- reductions with parameters
+
+    def _argmax(self, eqn: JaxprEqn, args: list[Value]) -> Value:
+        """Evaluates the first position of an extremum from the last one back: what is no number comes before all numbers."""
+        (axis,) = (int(a) for a in eqn.params["axes"])
+        x, dtype = args[0].full(), _dtype(eqn.invars[0])
+        reducer = REDUCERS["max" if eqn.primitive.name == "argmax" else "min"]
+        extreme = self._shaped(self.fields.reduce(reducer, x, (axis,), dtype), eqn)
+        elements = [x.take((*[slice(None)] * axis, n, Ellipsis)) for n in range(x.shape[axis])]
+        result = self.fields.constant(len(elements) - 1, "int32", extreme.rank)
+        for op, others in (("eq", [extreme] * len(elements)), ("ne", elements)):
+            for place in reversed(range(len(elements))):
+                here = self.fields.apply(op, [elements[place], others[place]], "bool")
+                at = self.fields.constant(place, "int32", extreme.rank)
+                result = self.fields.apply("select", [here, at, result], "int32")
+        return self._shaped(self.fields.apply("convert", [result], _dtype(eqn.outvars[0])), eqn)
+
+    _argmin = _argmax
+
     # --- contractions
 
     def _dot_general(self, eqn: JaxprEqn, args: list[Value]) -> Value:
