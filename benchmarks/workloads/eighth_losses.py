@@ -243,7 +243,7 @@ def _encodec(size: Size) -> Built:
     Each level finds the code nearest to what the levels before it left over, averages the frames of every code over time, and
     puts frames of the batch in the place of codes which are hardly used; gradients pass straight through to the encoder.
     """
-    b, t, d, codes, levels = pick(size, (32, 750, 128, 1024, 8), (4, 150, 64, 256, 8), (2, 3, 4, 5, 2))
+    b, t, d, codes, levels = pick(size, (20, 750, 128, 1024, 8), (4, 150, 64, 256, 8), (2, 3, 4, 5, 2))
     decay, dead, frames = 0.99, 0.5, b * t
 
     def one(left, book, key):

@@ -58,7 +58,7 @@ def _phi3(size: Size) -> Built:
     frequency, which is another one beyond the length of the first training.
     """
     b, t, n, h, wide, first = pick(
-        size, (8, 4608, 3072, 32, 8192, 4096), (8, 320, 384, 4, 1024, 256), (2, 9, 12, 2, 16, 4)
+        size, (8, 4608, 3072, 32, 8192, 4096), (8, 480, 576, 6, 1536, 256), (2, 9, 12, 2, 16, 4)
     )
     dtype, d = half(size), n // h
     stretch = np.float32(np.sqrt(1.0 + np.log(32.0) / np.log(first)))
@@ -146,12 +146,12 @@ def _gshard(size: Size) -> Built:
             return (gate[..., None] * mask)[..., None] * slot[:, :, None, :]
 
         combine = spread(gate1, mask1, place1) + spread(gate2, mask2, place2)
-        dropped = 1.0 - jnp.mean(jnp.sum(mask1, axis=-1))
-        return combine, balance, dropped
+        second = jnp.mean(jnp.sum(mask2, axis=-1))
+        return combine, balance, second
 
     def loss(p, x, target, seed):
         logits = jnp.einsum("gsm,me->gse", x.astype(jnp.float32), p["router"])
-        combine, balance, dropped = route(logits, jax.random.key(seed))
+        combine, balance, second = route(logits, jax.random.key(seed))
         dispatch = (combine > 0.0).astype(dtype)
         sent = jnp.einsum("gsec,gsm->egcm", dispatch, x)
         hidden = jax.nn.relu(jnp.einsum("egcm,emh->egch", sent, p["in"]))
@@ -159,7 +159,7 @@ def _gshard(size: Size) -> Built:
         y = jnp.einsum("gsec,egcm->gsm", combine.astype(dtype), back)
         error = jnp.mean((x + y - target).astype(jnp.float32) ** 2)
         small = jnp.mean(jax.nn.logsumexp(logits, axis=-1) ** 2)
-        return error + 0.01 * balance + 0.001 * small, {"error": error, "balance": balance, "dropped": dropped}
+        return error + 0.01 * balance + 0.001 * small, {"error": error, "balance": balance, "second": second}
 
     params = {
         "router": normal(n, experts, scale=n**-0.5),
@@ -235,7 +235,7 @@ def _bert_tiny(size: Size) -> Built:
     import equinox as eqx
 
     b, t, n, h, wide, layers, words, classes = pick(
-        size, (256, 128, 128, 2, 512, 2, 30522, 3), (16, 128, 128, 2, 512, 2, 30522, 3), (2, 6, 8, 2, 12, 1, 11, 3)
+        size, (256, 128, 128, 2, 512, 2, 30522, 3), (8, 128, 128, 2, 512, 2, 30522, 3), (2, 6, 8, 2, 12, 1, 11, 3)
     )
     dtype = half(size)
 

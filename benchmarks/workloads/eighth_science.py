@@ -17,7 +17,7 @@ def _boids(size: Size) -> Built:
     Birds that are near each other avoid each other, turn into one direction, and turn to the middle of the birds they see; they
     avoid round obstacles too. Forces and torques are gradients of this energy in a periodic box.
     """
-    birds, obstacles, steps, box = pick(size, (3000, 12, 4, 1600.0), (500, 6, 4, 800.0), (5, 2, 2, 60.0))
+    birds, obstacles, steps, box = pick(size, (3000, 12, 4, 1600.0), (300, 6, 4, 600.0), (5, 2, 2, 60.0))
     speed, dt, sight, turn = 1.0, 0.1, np.float32(np.cos(np.pi * 0.75)), 0.05
 
     def heading(angle):
@@ -79,7 +79,7 @@ def _mean_shift(size: Size) -> Built:
     Each step moves every pixel's copy to the mean of all pixels, weighted by a Gaussian of their distance. The results are the
     modes, the density there, and how many other modes are so near that they are the same segment.
     """
-    side, colours, steps = pick(size, (96, 3, 5), (28, 3, 5), (3, 2, 2))
+    side, colours, steps = pick(size, (80, 3, 5), (22, 3, 5), (3, 2, 2))
     pixels, colour_width, place_width = side * side, 0.35, 0.2
 
     def squared(x, y):
