@@ -180,7 +180,7 @@ def _big_transfer(size: Size) -> Built:
     import flax.linen as nn
 
     b, side, channels, middle, out, groups = pick(
-        size, (32, 56, 256, 128, 512, 32), (2, 28, 64, 32, 128, 32), (2, 4, 4, 2, 6, 2)
+        size, (32, 56, 256, 128, 512, 32), (8, 28, 64, 32, 128, 32), (2, 4, 4, 2, 6, 2)
     )
     dtype = half(size)
 
