@@ -193,8 +193,9 @@ def _build(
     step = next((t for t in sorted(reads - inside) if t in graph.internal), None)
     if step is not None:
         return members[-1].name, f"{step} is a step of one operation, which a kernel computes as a whole"
+    named = [n for n in members if not n.internal] or final
     group = Group(
-        name=f"fused_{'_'.join(n.name for n in members)}",
+        name=f"fused_{'_'.join(n.name for n in named)}",
         rolled=axis, parallel=core, folds=folded.folds, inner=inner_nests, outputs=final,
         inputs=tuple(d.name for d in graph.program.definitions() if d.name in reads - inside),
         conditions=conditions, exceptions=exceptions, strict=graph.strict, source=members[0].source,

@@ -6,13 +6,14 @@ Invariants, checked by `verify`:
 - a map nest has no reduced axes; a reduction has a reducer and at least one reduced axis.
 """
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, const, reads_in, substitute
+from pallasfuse.ir.expr import Expr, const, reads_in, rename_axes, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
@@ -115,22 +116,33 @@ class LoopProgram:
         return show(self)
 
 
-def as_xla_runs(program: LoopProgram) -> LoopProgram:
-    """Returns a program that costs XLA what this one does, which has no steps inside of its operations (`Nest.internal`).
+def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
+    """Returns a program that costs XLA what this one does: steps of an operation are one, and what is picked is looked at alone.
 
-    Of a chain of steps the last one stays, and whatever begins one is empty: XLA finds all in one pass.
+    one_by_one: where an operation has steps (`Nest.internal`), XLA looks at one element after the other, as on a CPU, and computes
+    its operand before. Else it is one pass: of a chain of steps the last one stays, and whatever begins one is empty.
     """
-    steps = frozenset(n.name for n in program.nests if isinstance(n, Nest) and n.internal)
-    if not steps:
-        return program
-    first = {n.name: n for n in program.nests if isinstance(n, Nest) and n.internal and n.reads.isdisjoint(steps)}
+    steps = {n.name: n for n in program.nests if isinstance(n, Nest) and n.internal}
+    first = {name: n for name, n in steps.items() if n.reads.isdisjoint(steps)}
     empty = {name: n.reducer.identity(n.dtype) if n.reducer is not None else 0 for name, n in first.items()}
 
-    def apart(nest: Nest) -> Nest:
+    def apart(nest: Nest | External) -> Nest | External:
+        if isinstance(nest, External):
+            return nest
+        if nest.picks:
+            single = {a: Axis(a.name, 1) for a in nest.reduced}
+            return replace(nest, body=rename_axes(nest.body, single), reduced=tuple(single.values()))
+        if nest.reads.isdisjoint(steps):
+            return nest
+        if one_by_one and not nest.internal:
+            behind = frozenset[str]().union(*(steps[t].reads for t in nest.reads if t in steps))
+            operands = tuple(sorted(behind - steps.keys()))
+            return External(nest.name, nest.axes, nest.dtype, operands, "one element after the other", nest.source)
         known: dict[Expr, Expr] = {r: const(empty[r.tensor], r.dtype) for r in reads_in(nest.body) if r.tensor in empty}
         return replace(nest, body=simplify(substitute(nest.body, known))) if known else nest
 
-    return replace(program, nests=tuple(apart(n) if isinstance(n, Nest) else n for n in program.nests))
+    nests = tuple(map(apart, program.nests))
+    return program if all(map(operator.is_, nests, program.nests)) else replace(program, nests=nests)
 
 
 def verify(program: LoopProgram) -> LoopProgram:

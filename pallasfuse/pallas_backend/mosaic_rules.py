@@ -127,7 +127,7 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
     loads = (*shape.streamed, *shape.resident, *shape.sliced)
     moves = [(s.tensor, s.indices, FLOATS | {"bool", "int32"}, box(program, shape, s)) for s in loads]
     sizes = [tuple(program.tile(a) for a in present(program, s.indices)) for s in shape.stores]
-    moves += [(s.tensor, s.indices, FLOATS, size) for s, size in zip(shape.stores, sizes, strict=True)]
+    moves += [(s.tensor, s.indices, FLOATS | {"int32"}, size) for s, size in zip(shape.stores, sizes, strict=True)]
     tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
     for name, indices, allowed, size in moves:
         tensor, kept = tensors[name], present(program, indices)
@@ -161,7 +161,8 @@ def _check(program: TileProgram, shape: Shape, statement: Statement) -> None:
             if statement.dtype not in FLOATS | {"int32"}:
                 raise Unsuited(f"{tensor} is {statement.dtype}")
         case Reduce(name, axes, reducer, value, over):
-            if reducer.name not in REDUCERS or value.dtype != "float32":
+            counts = value.dtype == "int32" and reducer.name in ("max", "min")
+            if reducer.name not in REDUCERS or not (value.dtype == "float32" or counts):
                 raise Unsuited(f"{name} is a {reducer} of {value.dtype}")
             if present(program, axes) != (shape.rows,) or len(present(program, over)) != 1:
                 raise UnsuitedForm(
@@ -179,7 +180,7 @@ def _check_carries(program: TileProgram, shape: Shape) -> None:
     """Carried values stay in registers, by rows. One of each row may have half precision: a maximum of such scores has."""
     for carry in shape.loop.carries:
         kept = present(program, carry.axes)
-        allowed = FLOATS if kept == (shape.rows,) else {"float32"}
+        allowed = FLOATS | {"int32"} if kept == (shape.rows,) else {"float32"}
         if carry.dtype not in allowed or not kept or kept[0] != shape.rows:
             raise Unsuited(f"{carry.name} is carried as {carry.dtype} over {[a.name for a in kept]}")
 

@@ -57,7 +57,7 @@ class XlaPrices:
     """Prices of one program beside other kernels on one device: kernels that several of these have in common are priced once."""
 
     def __init__(self, program: LoopProgram, device: Device) -> None:
-        self.program, self.device = as_xla_runs(program), device
+        self.program, self.device = as_xla_runs(program, one_by_one=device.platform == "cpu"), device
         self._known = Known()
         self._of_kernels: dict[object, Price] = {}
 
@@ -105,6 +105,7 @@ def kernels_on(
     known: Known | None = None,
 ) -> list[XlaKernel]:  # fmt: skip
     """XLA's kernels for a program on a device; `made` and `read` as in `price_xla`, `known` as in `xla_kernels`."""
+    program = as_xla_runs(program, one_by_one=device.platform == "cpu")
     kernels = xla_kernels(program, habits_on(device), made, read, known)
     return kernels if device.platform == "gpu" else together(kernels, read.union(program.outputs))
 
@@ -125,7 +126,10 @@ def count_xla(
 ) -> Price:
     """The number of nests that are kernels of their own in the simplest compiler, and a trifle for their traffic."""
     kernels = xla_kernels(
-        as_xla_runs(program), Habits(duplicates_maps=True, longest_row=0, shares_reads=False), made, read
+        as_xla_runs(program, one_by_one=False),
+        Habits(duplicates_maps=True, longest_row=0, shares_reads=False),
+        made,
+        read,
     )
     moved = sum(k.read_bytes + k.written_bytes for k in kernels)
     return Price(len(kernels) + 1e-15 * moved, (Term("kernels", len(kernels), "", len(kernels)),))

@@ -41,6 +41,8 @@ def decide(
     over_fields: Callable[[Record, Chain], Tests],
     once: Callable[[Record, FiniteFields], None],
     far: frozenset[float] = frozenset(),
+    *,
+    ordered: bool = False,
 ) -> Tests:
     """Make the tests of a stage, and take a difference for one only where the numbers of the program are such numbers.
 
@@ -48,6 +50,7 @@ def decide(
       over_fields: makes all tests over towers of a chain of primes.
       once: makes one batch of them over given numbers.
       far: the numbers that count as infinities (`Sources`).
+      ordered: elements are compared with their extremum, which in the fields none of them equals: real numbers are run in any case.
     """
     tests = over_fields(record, STANDARD)
     if record.counterexample() is not None and tests.constants.misplaced:
@@ -56,6 +59,8 @@ def decide(
             record.comparisons.clear()
             tests = over_fields(record, chain)
     found = record.mismatch()
+    if ordered and found is None and record.wrong is None:
+        record.wrong = next(iter(_on_reals(program, seed, once, far)), None)
     if found is None or record.wrong is not None:
         return tests
     real = _on_reals(program, seed, once, far)

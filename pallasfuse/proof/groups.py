@@ -99,10 +99,23 @@ class GroupTest:
         variants = _lowered(instance, group, part, bounded)
         return GroupTest(instance, group, variants, part.phases[0].target, record, part.schedule.trips, bounded)
 
+    @property
+    def ordered(self) -> bool:
+        """Does the group look for elements that equal an extremum?"""
+        return any(frame.compared for fold in self.group.folds for frame in fold.frames)
+
     def run(self, delta: float, seed: int) -> None:
         """Batches of trials until every element is determined often enough, or a stage is found to be wrong."""
         program = self.instance.program
-        tests = decide(self.record, program, seed, partial(self._over_fields, delta, seed), self._batches, self.far)
+        tests = decide(
+            self.record,
+            program,
+            seed,
+            partial(self._over_fields, delta, seed),
+            self._batches,
+            self.far,
+            ordered=self.ordered,
+        )
         always = decided(self.instance.converted.program) & decided(program)
         bodies = {n.name: n.body for n in self.replaced}
         for name, outcomes in self.decided.items():
@@ -150,7 +163,9 @@ class GroupTest:
         """A few trials that only look for a mismatch."""
         program = self.instance.program
         before, self.record.comparisons = self.record.comparisons, {}
-        decide(self.record, program, seed, partial(self._probe_fields, seed), self._batches, self.far)
+        decide(
+            self.record, program, seed, partial(self._probe_fields, seed), self._batches, self.far, ordered=self.ordered
+        )
         wrong = {k: c for k, c in self.record.comparisons.items() if c.mismatch is not None}
         self.record.comparisons = before | wrong
 

@@ -151,7 +151,8 @@ def conversion(instance: Instance, delta: float, seed: int, record: Record) -> N
     def once(record: Record, fields: FiniteFields) -> None:
         _convert(instance, fields, record)
 
-    tests = decide(record, instance.program, seed, over_fields, once)
+    ordered = any(isinstance(n, Nest) and n.internal for n in instance.program.nests)
+    tests = decide(record, instance.program, seed, over_fields, once, ordered=ordered)
     record.settle(tests.needed, tests.miss, tests.made)
 
 

@@ -60,9 +60,10 @@ class GroupRun:
         parts = [p for p in np.split(positions, cuts) if len(p)]
         state: list[Value] | None = None
         at: dict[str, Value] = {}
-        for part in parts:
+        for n, part in enumerate(parts):
             last = part is parts[-1]
-            frames = final if last and not self.split else {f.name: random_frame(f, self.fields) for f in fold.frames}
+            seen = part if self.split else np.concatenate(parts[: n + 1])
+            frames = final if last and not self.split else {f.name: self._any(f, seen) for f in fold.frames}
             new = self._terms(fold, part, frames)
             if self.split:
                 new, frames = self._moved(fold, new, frames, final), final
@@ -75,6 +76,14 @@ class GroupRun:
             main = fold.accumulators[0]
             named[main.name] = self._value(fold.refined, main.axes, named)
         return self.fields.finished(self._value(fold.finish, fold.nest.axes, named))
+
+    def _any(self, frame: Frame, seen: Array) -> Value:
+        """Any value for a frame. One that elements are compared with is the extremum of the positions seen: at no other value are
+        all accumulators right."""
+        if not frame.compared:
+            return random_frame(frame, self.fields)
+        (name,) = frame.unfinished
+        return self._terms(next(f for f in self.group.folds if f.name == name), seen, {})[0]
 
     def _terms(self, fold: Fold, part: Array, frames: Mapping[str, Value]) -> list[Value]:
         """Every accumulator over some positions of the rolled axis."""

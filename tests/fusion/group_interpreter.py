@@ -53,8 +53,9 @@ class GroupRun:
         parts = [p for p in np.split(positions, cuts) if len(p)]
         state: list[Array] | None = None
         at: dict[str, Array] = {}
-        for part in parts:
-            frames = final if part is parts[-1] and not split else self._random_frames(fold)
+        for n, part in enumerate(parts):
+            seen = part if split else np.concatenate(parts[: n + 1])
+            frames = final if part is parts[-1] and not split else self._random_frames(fold, seen)
             new = self._terms(fold, part, frames)
             if split:
                 new, frames = self._moved(fold, new, frames, final), final
@@ -68,8 +69,11 @@ class GroupRun:
             named[main.name] = evaluate_expr(fold.refined, main.axes, self.tensors | named)
         self.tensors[fold.name] = evaluate_expr(fold.finish, fold.nest.axes, self.tensors | named)
 
-    def _random_frames(self, fold: Fold) -> dict[str, Array]:
-        return {f.name: self.random.uniform(0.5, 2.0, [a.extent for a in f.axes]) for f in fold.frames}
+    def _random_frames(self, fold: Fold, seen: Array) -> dict[str, Array]:
+        """Any frames; those that elements are compared with are the extrema of the positions seen, as no other has them all."""
+        found = {f.name: self.random.uniform(0.5, 2.0, [a.extent for a in f.axes]) for f in fold.frames}
+        folds = {f.name: f for f in self.group.folds}
+        return found | {f.name: self._terms(folds[f.value.tensor], seen, {})[0] for f in fold.frames if f.compared}
 
     def _terms(self, fold: Fold, part: Array, frames: Mapping[str, Array]) -> list[Array]:
         """Every accumulator over some positions of the rolled axis."""
