@@ -226,6 +226,9 @@ def _one(
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
     if by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
+        if min(occupancy, on_one) == 1:
+            waiting = _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE)
+            busy += _outside_loops(works[0]) * (waiting - busy)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
     if by_warps and products:  # the first trip's loads and the last one's results have nothing beside them
@@ -247,6 +250,16 @@ def _joined(times: Sequence[float], overlap: float) -> float:
 def _begins_ahead(work: BlockWork) -> bool:
     """Do trips of a loop begin the loads of later ones?"""
     return work.stages > 1 and any(a.pipelined for a in work.accesses)
+
+
+def _outside_loops(work: BlockWork) -> float:
+    """The share of what a block loads and stores that stands outside of its loops.
+
+    No trip begins it early: a block that is alone on its multiprocessor has nothing to compute until its first values are
+    there, and while its results leave.
+    """
+    moved = sum(a.bytes for a in work.accesses)
+    return sum(a.bytes for a in work.accesses if a.loop == 0) / moved if moved else 0.0
 
 
 def least_us(moved: float, flops: float, device: Device, *, half: bool = True) -> float:

@@ -208,3 +208,11 @@ def test_a_sum_that_is_repeated_along_rows_is_summed_in_each_of_them():
     few, many = (examine(repeated(rows), spreads=True) for rows in (4, 128))
     assert many.shuffles == 32 * few.shuffles > 0
     assert many.operations.simple > 16 * examine(repeated(128)).operations.simple, "a compiler of loops sums once"
+
+
+def test_results_of_a_block_that_is_alone_leave_with_nothing_beside_them():
+    """A short product with many results, by tiles that leave no room for a second block on a multiprocessor (one took 44 us on an
+    H100 where 29 were foretold): its price is more than what takes longest, though its loads begin ahead."""
+    region = traced(lambda x, w: x @ w, (8192, 64), (64, 8192))
+    price = price_kernel([(lowered(region, "i { i:256@grid k:128@grid j:16~3 ( t0 ) } [warps=8]"), TRITON)])
+    assert price.us > 1.1 * max(t.us for t in price.terms)
