@@ -226,9 +226,9 @@ def _one(
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
     if by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
-        if min(occupancy, on_one) == 1:
-            waiting = _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE)
-            busy += _outside_loops(works[0]) * (waiting - busy)
+        waiting = _WAITING_ALONE if min(occupancy, on_one) == 1 else _WAITING
+        behind = _joined([t.us for t in (*moving, *computing)], waiting)
+        busy += _outside_loops(works[0]) * (behind - busy)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
     if by_warps and products:  # the first trip's loads and the last one's results have nothing beside them
@@ -255,8 +255,8 @@ def _begins_ahead(work: BlockWork) -> bool:
 def _outside_loops(work: BlockWork) -> float:
     """The share of what a block loads and stores that stands outside of its loops.
 
-    No trip begins it early: a block that is alone on its multiprocessor has nothing to compute until its first values are
-    there, and while its results leave.
+    No trip begins it early: a block has nothing to compute until its first values are there, and while its results leave. Others
+    on its multiprocessor may, as far as they did not begin together.
     """
     moved = sum(a.bytes for a in work.accesses)
     return sum(a.bytes for a in work.accesses if a.loop == 0) / moved if moved else 0.0
