@@ -1,8 +1,9 @@
 """Loads and stores of one block of a tile program: bytes, how they lie in memory, and how often."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
@@ -29,6 +30,8 @@ class Access:
     """The number of the loop that it is in; 0: outside."""
     gathered: bool = False
     """The rows of a tile come from places that a table says, and make an array of their own."""
+    passes: int = 1
+    """How often a block goes over the same sectors, each time for some of their elements."""
 
     @property
     def bytes(self) -> float:
@@ -36,7 +39,17 @@ class Access:
 
     def sector_bytes(self, sector: int = 32) -> float:
         """The bytes of all sectors that a block touches."""
-        return self.bytes * sector * math.ceil(self.run_bytes / sector) / self.run_bytes
+        return self.passes * self.bytes * sector * math.ceil(self.run_bytes / sector) / self.run_bytes
+
+    def one_by_one(self, tensor: Tensor, unrolled: Collection[Axis], sector: int = 32) -> "Access":
+        """Returns a store whose `unrolled` axes are written out.
+
+        Neighbours along those leave one after the other: no cache of a multiprocessor gathers a sector until it is whole.
+        """
+        neighbours = math.prod(
+            a.extent for a in takewhile(lambda a: a in unrolled or a.extent == 1, reversed(tensor.axes))
+        )
+        return replace(self, passes=min(neighbours, max(1, sector // dtypes.itemsize_bytes(tensor.dtype))))
 
 
 def access(

@@ -30,9 +30,9 @@ from pallasfuse.ir.tile_program import (
 from pallasfuse.price.block_accesses import Access, access, looked_up
 from pallasfuse.price.block_products import Loaded, Product, operands_of_products, product_of, through_casts
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
-from pallasfuse.price.thread_layouts import exchange, vector_of
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
 from pallasfuse.price.xla_library import FEWEST, takes_all
+from pallasfuse.resources.thread_layouts import exchange, run_of, vector_of
 
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
@@ -281,14 +281,16 @@ class _Walk:
                 case Set(buffer, axes):
                     self.operate(step, times, sizes)
                     self.part_of(buffer, axes, step, times, sizes)
-                case Reduce(_, _, _, value, over):
+                case Reduce(_, axes, _, value, over):
                     self.work.statements += times
                     self.operate(step, times, sizes)
-                    elements = sizes.volume(value.axes | frozenset(over))
+                    # threads repeat a value along all axes of the result first, and sum up each copy
+                    made = value.axes | frozenset(axes) if self.spreads else value.axes
+                    elements = sizes.volume(made | frozenset(over))
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
                     if self.spreads and not value.tensors & self.of_products:
-                        self.exchange(value.axes, frozenset(over), times, sizes)
+                        self.exchange(made, frozenset(over), times, sizes)
                     self.pass_over(value.axes - frozenset(over), step, times, sizes)
                     self.stride(step, times, sizes)
                     self.work.calls += times * (elements >= FEWEST)
@@ -362,7 +364,8 @@ class _Walk:
         if loaded:
             dims = [a for a in self.layouts[loaded[0]] if a in tile]
             itemsize = max(self.itemsizes[n] for n in loaded)
-            vector = vector_of(itemsize, sizes.volume(tile), self.work.warps)
+            run = run_of(self.layouts[loaded[0]], sizes.tiles.__getitem__)
+            vector = vector_of(itemsize, sizes.volume(tile), self.work.warps, run)
         along = [n for n, a in enumerate(dims) if a in over]
         found = exchange([sizes.tiles[a] for a in dims], along, self.work.warps, vector)
         self.work.shuffles += found.shuffles * times

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
+from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.ir.unrolling import as_threads_run_it
-from pallasfuse.price import gpu_clusters
+from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, examine
@@ -75,8 +75,6 @@ _ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 17.0, 30.0, 52.0
 columns, that lie in memory with what is summed before them, and are turned there."""
 _FULL_WARPS = 8
 """Warps on a multiprocessor that hide each other's latencies."""
-_COPY_ROWS = 8
-"""Of a small tile in which the copy engine moves matrices."""
 _STARTED_US = 1.2
 """The time that a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
@@ -111,11 +109,17 @@ def price(
 
 def _work(program: TileProgram, *, spreads: bool) -> BlockWork:
     """The work of a block. The positions of an axis that is written out lie together in memory: one after the other is read
-    from the same sectors, which the multiprocessor keeps."""
+    from the same sectors, which the multiprocessor keeps. What it stores leaves at once."""
     if not program.unrolled and not program.late:
         return examine(program, spreads=spreads)
     work = examine(as_threads_run_it(program).program, spreads=spreads)
-    return replace(work, accesses=examine(program).accesses) if program.unrolled else work
+    if not program.unrolled:
+        return work
+    tensors = {t.name: t for t in program.outputs}
+    accesses = examine(program).accesses
+    return replace(
+        work, accesses=[a.one_by_one(tensors[a.tensor], program.unrolled) if a.is_store else a for a in accesses]
+    )
 
 
 def _one(
@@ -156,6 +160,9 @@ def _one(
         memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
     if by_warps and any(p.uneven for w in works for p in w.products):
         memory_us /= _UNEVEN_LOADS
+    spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
+    through_memory = 0.0 if held is None else spilled * _uncached(held, min(blocks, processors * occupancy), device)
+    memory_us += 1e-3 * through_memory / device.memory_gb_s
     again = sum(max(0.0, m.ahead * blocks - m.memory) for w in moved for m in w) if by_warps else 0.0
     cache_us = device.from_cache_us(sectors - again, again)
 
@@ -193,7 +200,6 @@ def _one(
     vector_us += shares * clock_us * sum(_REDUCED_CLOCKS * w.reductions * w.warps + w.shuffles for w in works)
     special = latency_factor * sum(o.special + o.converted for o in operations)
     special_us = shares * clock_us * special * processors / (device.special_gop_s / device.clock_ghz)
-    spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     spilled_us = spilled / processors * uneven / _SPILLED_BYTES * clock_us
     block_us = (
         gpu_clusters.block_us(programs, works)
@@ -202,10 +208,10 @@ def _one(
     )
     chain_us = rounds * block_us
     launch_us = device.kernel_us + device.launch_us + (_STARTED_US if emission.warpgroups else 0.0)
-    copied = [b for p in programs for b in _copied(p)] if emission.warpgroups else []
-    copies_us = len(copied) * launch_us + 1e-3 * sum(copied) / device.memory_gb_s
+    copied = [b for p in programs for b in gpu_copies.copied(p)] if emission.warpgroups else []
+    copies_us = len(copied) * (device.kernel_us + device.launch_us) + 1e-3 * sum(copied) / device.memory_gb_s
     moving = (
-        Term("device memory", unique, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
+        Term("device memory", unique + through_memory, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
         Term("multiprocessors' ports", sectors, "B", port_us), Term("scattered loads", scattered, "sectors", scattered_us),
         Term("waiting for loads", rounds * sum(w.trips + w.started + 1 for w in works), "trips", chain_us),
     )  # fmt: skip
@@ -220,6 +226,9 @@ def _one(
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
     if by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
+        waiting = _WAITING_ALONE if min(occupancy, on_one) == 1 else _WAITING
+        behind = _joined([t.us for t in (*moving, *computing)], waiting)
+        busy += _outside_loops(works[0]) * (behind - busy)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
     if by_warps and products:  # the first trip's loads and the last one's results have nothing beside them
@@ -241,6 +250,16 @@ def _joined(times: Sequence[float], overlap: float) -> float:
 def _begins_ahead(work: BlockWork) -> bool:
     """Do trips of a loop begin the loads of later ones?"""
     return work.stages > 1 and any(a.pipelined for a in work.accesses)
+
+
+def _outside_loops(work: BlockWork) -> float:
+    """The share of what a block loads and stores that stands outside of its loops.
+
+    No trip begins it early: a block has nothing to compute until its first values are there, and while its results leave. Others
+    on its multiprocessor may, as far as they did not begin together.
+    """
+    moved = sum(a.bytes for a in work.accesses)
+    return sum(a.bytes for a in work.accesses if a.loop == 0) / moved if moved else 0.0
 
 
 def least_us(moved: float, flops: float, device: Device, *, half: bool = True) -> float:
@@ -279,26 +298,18 @@ def _spilled(held: Resources, work: BlockWork) -> float:
     return float(sum(s.bytes * work.executions.get(s.path, 0.0) for s in held.spills)) * held.threads
 
 
+def _uncached(held: Resources, resident: int, device: Device) -> float:
+    """The share of spilled values that the cache does not hold until they are read: each thread of the blocks that live at a time
+    has places of its own in memory.
+
+    resident: those blocks.
+    """
+    kept = held.kept_bytes * held.threads * resident
+    return max(0.0, 1.0 - _CACHED_SHARE * device.cache_bytes / kept) if kept else 0.0
+
+
 def _registers(held: Resources) -> int:
     return held.registers
-
-
-def _copied(program: TileProgram) -> list[float]:
-    """The bytes that XLA reads and writes before and after a kernel for warpgroups, of each tensor that it copies.
-
-    Booleans become bytes; matrices whose rows are no multiple of `_COPY_ROWS`, and vectors that are none of their tile, are padded.
-    """
-    tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
-    found: dict[str, float] = {}
-    for s in every(program.body):
-        if not isinstance(s, Load | Store):
-            continue
-        kept = [a for a in s.indices if program.tile(a) > 1]
-        multiple = _COPY_ROWS if len(kept) == 2 else program.tile(kept[0]) if kept else 1
-        if tensors[s.tensor].dtype == "bool" or (kept and kept[0].extent % multiple):
-            elements = math.prod(a.extent for a in s.indices)
-            found[s.tensor] = 2.0 * elements * dtypes.itemsize_bytes(tensors[s.tensor].dtype)
-    return list(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Spill:
     """Where the loop stands in which they are written and read: places of statements and of segments, from the outside in."""
     bytes: int
     """Written and read, in one trip."""
+    kept: int = 0
+    """The bytes of memory that hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ class Resources:
     def spilled_bytes(self) -> int:
         """Bytes that one thread spills, each counted once."""
         return sum(s.bytes for s in self.spills)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of memory that hold what one thread spills."""
+        return sum(s.kept for s in self.spills)
 
     def problem(self, shared_memory_bytes: int) -> str | None:
         """Says why a block does not fit in so much shared memory; None where it does."""

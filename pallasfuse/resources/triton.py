@@ -101,7 +101,9 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
     at = line.number
     if at in view.copied_ahead:
         in_place = len(direct) == len(readers) and all(p.warpgroup and p.half for p in direct)
-        copies = view.program.stages - (0 if in_place else 1)  # what goes on to registers leaves its slot at once
+        stays = in_place or len(direct) > 1
+        # what goes on to registers leaves its slot at once, unless another product takes it later
+        copies = view.program.stages - (0 if stays else 1)
         is_row = sum(view.program.tile(a) > 1 for a in s.indices) <= 1
         if is_row and not direct and view.elements(s.indices) < WARP * view.program.warps:
             copies *= _LAYOUTS_OF_A_ROW

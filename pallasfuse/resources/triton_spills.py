@@ -11,13 +11,14 @@ The numbers below were fitted on what it reports of all of `benchmarks/workloads
 `scripts/resources_report.py`, and hold for the other half.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from math import prod
 
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, Store, expressions
-from pallasfuse.resources.block import WARP, Spill
+from pallasfuse.resources.block import REGISTER_BYTES, WARP, Spill
 from pallasfuse.resources.triton_operands import stages_left_before
 from pallasfuse.resources.triton_registers import (
     Lifetime,
@@ -31,12 +32,15 @@ from pallasfuse.resources.triton_registers import (
     sides_of,
     until,
 )
+from pallasfuse.resources.triton_sums import Copies, held_by, of_product, wide
 from pallasfuse.resources.triton_view import Line, LoopScope, Product, View
 
 PIECES = 0.3
 """The part of a tile that is in registers at a time, where it is computed piece by piece; also of the addresses of all tiles."""
 OTHERS = 16
 """Registers of a thread that are always taken: positions, bounds, barriers."""
+PREDICATES = 7
+"""Registers of one bit that a thread has."""
 SPILLED_BYTES = 20
 """Bytes that are written and read, in one trip, for each register that is missing: once written, some are read many times."""
 
@@ -50,7 +54,7 @@ def spills(view: View, most: int) -> Iterator[Spill]:
     missing = _missing(view, most)
     for scope in view.scopes:
         if missing.get(scope, 0.0) > 0:
-            yield Spill(scope.path, int(SPILLED_BYTES * missing[scope]))
+            yield Spill(scope.path, int(SPILLED_BYTES * missing[scope]), int(REGISTER_BYTES * missing[scope]))
 
 
 def _missing(view: View, most: int) -> dict[LoopScope, float]:
@@ -78,9 +82,22 @@ def _needed_at(view: View, line: Line, values: tuple[Lifetime, ...]) -> float:
     ending = sum(v.registers for v in values if v.first < n == v.last)
     product = view.products.get(n)
     if product is None:
-        return kept + max(ending, made) + PIECES * on_the_way(view, line)
+        return kept + max(ending, made) + PIECES * on_the_way(view, line) + _of_predicates(view, line)
     left, right = _sides(view, product)
     return kept + made + max(ending, left) + PIECES * right
+
+
+def _of_predicates(view: View, line: Line) -> float:
+    """Returns the registers of a thread for the booleans of a store, beyond those of a piece. Where what they are computed from is
+    whole in registers, as a store before needed it, all are compared before the first of them becomes a byte: a thread has few
+    predicates, and each of the others takes a register."""
+    s = line.statement
+    if not isinstance(s, Store) or view.stored_type(s) != "bool":
+        return 0.0
+    if not any(isinstance(x.statement, Store) and x.scope is line.scope for x in view.lines[: line.number]):
+        return 0.0
+    compared = view.elements(s.indices) / (WARP * view.program.warps)
+    return max(0.0, (1 - PIECES) * compared - PREDICATES)
 
 
 def _sides(view: View, product: Product) -> tuple[float, float]:
@@ -95,6 +112,7 @@ def _sides(view: View, product: Product) -> tuple[float, float]:
 def _values(view: View) -> Iterator[Lifetime]:
     in_place = accumulated(view)
     begins = {total.number: number for number, total in in_place.items()}
+    held = held_by(view)
     for line in view.lines:
         s, at = line.statement, line.number
         if isinstance(s, Buffer):
@@ -117,11 +135,13 @@ def _values(view: View) -> Iterator[Lifetime]:
             last = line.scope.last
         whole = at in begins or not isinstance(s, Let)
         size = registers_of(view, s.axes, dtype_of(s)) * copies(view, line)
+        if not of_product(view, line):
+            size = max(size, _of_sums(view, held, s.axes, dtype_of(s)))
         yield Lifetime(size if whole else PIECES * size, begins.get(at, at), last)
     for scope in view.scopes:
         yield from _between_stores(view, scope)
         if scope.loop is not None:
-            yield from _carried(view, scope, begins)
+            yield from _carried(view, scope, begins, held)
 
 
 def _before_stores(view: View, line: Line, readers: list[Line], rest: float) -> Iterator[Lifetime]:
@@ -187,7 +207,12 @@ def _is_fenced(view: View, line: Line, readers: list[Line]) -> bool:
     return False
 
 
-def _carried(view: View, scope: LoopScope, begins: dict[int, int]) -> Iterator[Lifetime]:
+def _of_sums(view: View, held: Copies, axes: Iterable[Axis], dtype: str) -> float:
+    """Returns the registers of a thread for a value over the axes of sums, of which several threads hold the same results."""
+    return shares(view, int(view.elements(axes) * held.get(wide(view, axes), 1.0)), dtype)
+
+
+def _carried(view: View, scope: LoopScope, begins: dict[int, int], held: Copies) -> Iterator[Lifetime]:
     """Lists the values that a segment of a loop carries: until they have been read for the last time, or a product is accumulated
     in their registers. The last segment leaves them to what is behind it."""
     assert scope.loop is not None
@@ -195,6 +220,8 @@ def _carried(view: View, scope: LoopScope, begins: dict[int, int]) -> Iterator[L
     ends = scope.last == max(s.last for s in view.scopes if s.loop is scope.loop)
     for carry in scope.loop.carries:
         size = registers_of(view, carry.axes, carry.dtype)
+        if not any(x.name == carry.next_name and of_product(view, x) for x in view.lines):
+            size = max(size, _of_sums(view, held, carry.axes, carry.dtype))
         reading = [x for x in view.lines if any(carry.name in e.tensors for e in expressions(x.statement))]
         inside = [x.number for x in reading if scope.first <= x.number <= scope.last]
         yield Lifetime(

@@ -196,7 +196,16 @@ def test_copies_that_begin_ahead_overlap_with_what_a_block_computes_alone():
     assert work.blocks <= H100.multiprocessors and work.trips > 1
     every = [*moving, *computing]
     filling = gpu._FILLING * (sum(every) - max(every)) / work.trips
-    assert ahead.us - launch_us == pytest.approx(together(4, *moving, together(2, *computing)) + filling, rel=1e-6)
+    beside, alone = together(4, *moving, together(2, *computing)), together(1.5, *every)
+    busy = beside + gpu._outside_loops(work) * (alone - beside)
+    assert ahead.us - launch_us == pytest.approx(busy + filling, rel=1e-6)
+
+
+def test_what_a_block_moves_outside_of_its_loop_counts_by_its_share():
+    row, column = Access("x", 3e4, 64, 1e6, 4.0, True, loop=1), Access("y", 6e4, 64, 1e6, 1.0, False, is_store=True)
+    work = BlockWork(264, 8, 3, accesses=[row, column])
+    assert gpu._outside_loops(work) == pytest.approx(1 / 3)
+    assert gpu._outside_loops(BlockWork(264, 8, 3)) == 0.0
 
 
 def together(exponent, *times):

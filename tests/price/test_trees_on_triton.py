@@ -1,5 +1,7 @@
 """Prices of products as Triton runs them: who reads the sides of a product, what is spilled where, what trips wait for."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
@@ -17,6 +19,7 @@ from pallasfuse.targets import TRITON
 from pallasfuse.tiling import arithmetic
 from pallasfuse.tiling.tree_values import Tiles
 from pallasfuse.tiling.trees import lower_tree
+from tests.resources.test_triton_spills import repeated
 
 
 def lowered(region, text):
@@ -186,3 +189,30 @@ def test_integers_are_converted_on_special_function_units():
         return next(t.us for t in price_kernel([(made, TRITON)]).terms if t.name == "special functions")
 
     assert of(jax.numpy.int8) > of(jax.numpy.bfloat16)
+
+
+def test_what_is_spilled_beyond_the_cache_crosses_the_memory():
+    """Every thread of the blocks that live at a time has places of its own for it."""
+    program = lowered(chain(512, 512, 1024, 256), "k { i:256@grid l:32@grid k:128 ( j:128 ( t0 ) t1 ) } [warps=4]")
+    few, many = (
+        price_kernel([(program, TRITON.on(replace(TRITON.device, cache_bytes=n)))]) for n in (1 << 30, 1 << 16)
+    )
+    moved = [next(t for t in p.terms if t.name == "device memory") for p in (few, many)]
+    spilled = next(t.amount for t in few.terms if t.name == "spilled registers")
+    assert moved[1].amount - moved[0].amount == pytest.approx(spilled, rel=0.2)
+    assert many.us > few.us
+
+
+def test_a_sum_that_is_repeated_along_rows_is_summed_in_each_of_them():
+    """Threads sum up the columns' products again for every row, and exchange each of the results."""
+    few, many = (examine(repeated(rows), spreads=True) for rows in (4, 128))
+    assert many.shuffles == 32 * few.shuffles > 0
+    assert many.operations.simple > 16 * examine(repeated(128)).operations.simple, "a compiler of loops sums once"
+
+
+def test_results_of_a_block_that_is_alone_leave_with_nothing_beside_them():
+    """A short product with many results, by tiles that leave no room for a second block on a multiprocessor (one took 44 us on an
+    H100 where 29 were foretold): its price is more than what takes longest, though its loads begin ahead."""
+    region = traced(lambda x, w: x @ w, (8192, 64), (64, 8192))
+    price = price_kernel([(lowered(region, "i { i:256@grid k:128@grid j:16~3 ( t0 ) } [warps=8]"), TRITON)])
+    assert price.us > 1.1 * max(t.us for t in price.terms)

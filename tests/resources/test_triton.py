@@ -92,6 +92,13 @@ def test_what_is_read_for_every_pair_is_copied_ahead_too():
     assert found["2 of mask"] == 2 * 64 * 128
 
 
+def test_what_two_products_take_stays_in_its_slot_for_the_second():
+    """A side in float32, of 128 x 64; the compiler takes 139264 bytes for such a kernel, three slots of it among them."""
+    arrays = kernels.array(4096, 1024), kernels.array(1024, 32), kernels.array(1024, 32)
+    both = program_of(lambda x, a, b: jnp.tanh(x @ a) * (x @ b), *arrays, rows=128, rolled=64, warps=8, stages=3)
+    assert buffers(both)["3 of x"] == 3 * 128 * 64 * 4
+
+
 @pytest.mark.parametrize(("warps", "rolled", "copies"), [(8, 128, 6), (8, 64, 6), (4, 64, 6), (4, 128, 2), (8, 256, 2)])
 def test_a_row_of_fewer_elements_than_threads_may_be_loaded_in_several_layouts(warps, rolled, copies):
     """The crash of a matrix memory with decays: its gates are read before the first product and behind it. Compiled for an H100,

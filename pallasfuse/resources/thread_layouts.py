@@ -4,10 +4,11 @@ The last dimension of a tile is given to neighbouring lanes first, then to warps
 Where lanes share the axis that is summed, they exchange every result of the sum among them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import log2, prod
 
+from pallasfuse.ir.axes import Axis
 from pallasfuse.targets import power_of_two
 
 LANES = 32
@@ -38,9 +39,23 @@ def shares(tile: Sequence[int], warps: int, vector: int = 1) -> list[Share]:
     return found[::-1]
 
 
-def vector_of(itemsize_bytes: int, elements: int, warps: int) -> int:
-    """The neighbours that a thread loads at once, of a tile of so many elements."""
-    return max(1, min(_VECTOR_BYTES // itemsize_bytes, elements // (LANES * warps)))
+def vector_of(itemsize_bytes: int, elements: int, warps: int, run: int | None = None) -> int:
+    """The neighbours that a thread loads at once, of a tile of so many elements. run: as `run_of`, where that is known."""
+    most = _VECTOR_BYTES // itemsize_bytes if run is None else min(_VECTOR_BYTES // itemsize_bytes, run)
+    return max(1, min(most, elements // (LANES * warps)))
+
+
+def run_of(indices: Sequence[Axis], tile: Callable[[Axis], int]) -> int:
+    """The elements of a tile that are known to lie together in memory, at a multiple of their number.
+
+    Rows begin where the rows before them end, and a mask hides what is past the end.
+    """
+    long = [a for a in indices if a.extent > 1]
+    if not long:
+        return 1
+    minor, own = long[-1], tile(long[-1])
+    masked = minor.extent % own != 0
+    return min(power_of_two(own), minor.extent & -minor.extent) if len(long) > 1 or masked else power_of_two(own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from pallasfuse import device
+from pallasfuse.ir.axes import Axis
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
 from pallasfuse.price.block_work import examine
-from pallasfuse.price.thread_layouts import LANES, Share, exchange, shares, vector_of
+from pallasfuse.resources.thread_layouts import LANES, Share, exchange, run_of, shares, vector_of
 from pallasfuse.targets import TRITON
 
 H200 = device.find("NVIDIA H200", "gpu")
@@ -23,6 +24,25 @@ def test_lanes_go_to_neighbours_first():
 @pytest.mark.parametrize(("item", "elements", "found"), [(2, 8192, 8), (4, 8192, 4), (4, 256, 2), (1, 8, 1)])
 def test_a_thread_loads_no_more_than_16_bytes_nor_its_share(item, elements, found):
     assert vector_of(item, elements, 4) == found
+
+
+@pytest.mark.parametrize(("extents", "tile", "run"), [
+    ((4096, 256), 128, 128), ((4096, 257), 128, 1), ((4096, 72), 128, 8), ((8192,), 8192, 8192), ((6001,), 8192, 1),
+    ((4096, 256, 1), 128, 128),
+])  # fmt: skip
+def test_rows_of_an_odd_length_are_loaded_one_by_one(extents, tile, run):
+    """Each row begins where the one before it ends, and what a mask cuts off ends anywhere."""
+    axes = [Axis(f"a{n}", extent) for n, extent in enumerate(extents)]
+    minor = next(a for a in reversed(axes) if a.extent > 1)
+    assert run_of(axes, lambda a: tile if a is minor else 1) == run
+    assert vector_of(2, 4096, 4, run) == min(run, 8)
+
+
+def test_lanes_share_a_row_that_each_of_them_loads_one_by_one():
+    """A row of an odd length: lanes and warps all have parts of each, and every thread has all results."""
+    odd, even = exchange([32, 128], [1], 4), exchange([32, 128], [1], 4, vector=8)
+    assert odd.copies == 4 * LANES and even.copies == LANES / 2
+    assert odd.shuffles == 4 * 32 * 5
 
 
 def test_every_result_of_a_sum_across_lanes_is_exchanged():
