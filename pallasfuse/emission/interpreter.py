@@ -270,8 +270,9 @@ class Interpreter:
         return Tile(REDUCTIONS[reducer](tile.array, dims), tuple(a for a in tile.axes if a not in over))
 
     def _reduce(self, axes: tuple[Axis, ...], reducer: str, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile:
-        tile = self._widen(self.value(value, scope), (*axes, *over), scope)
-        return self._fold(tile, reducer, over)
+        """The reduced value, repeated along the other axes of the result only then: threads would reduce every copy."""
+        folded = self._fold(self._widen(self.value(value, scope), over, scope), reducer, over)
+        return self._widen(folded, axes, scope)
 
     def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
         tile = self._widen(self.value(value, scope), indices, scope)

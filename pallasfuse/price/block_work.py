@@ -281,16 +281,14 @@ class _Walk:
                 case Set(buffer, axes):
                     self.operate(step, times, sizes)
                     self.part_of(buffer, axes, step, times, sizes)
-                case Reduce(_, axes, _, value, over):
+                case Reduce(_, _, _, value, over):
                     self.work.statements += times
                     self.operate(step, times, sizes)
-                    # threads repeat a value along all axes of the result first, and sum up each copy
-                    made = value.axes | frozenset(axes) if self.spreads else value.axes
-                    elements = sizes.volume(made | frozenset(over))
+                    elements = sizes.volume(value.axes | frozenset(over))
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
                     if self.spreads and not value.tensors & self.of_products:
-                        self.exchange(made, frozenset(over), times, sizes)
+                        self.exchange(value.axes, frozenset(over), times, sizes)
                     self.pass_over(value.axes - frozenset(over), step, times, sizes)
                     self.stride(step, times, sizes)
                     self.work.calls += times * (elements >= FEWEST)

@@ -27,7 +27,7 @@ def held_by(view: View) -> Copies:
     for line in view.lines:
         s = line.statement
         if isinstance(s, Reduce) and wide(view, s.over) and not of_product(view, line):
-            tile, over = wide(view, (*s.axes, *s.over)), wide(view, s.over)
+            tile, over = wide(view, (*s.value.axes, *s.over)), wide(view, s.over)
             dims, vector = _order(view, tile)
             along = [n for n, a in enumerate(dims) if a in over]
             copies = exchange([view.program.tile(a) for a in dims], along, view.program.warps, vector).copies

@@ -280,3 +280,16 @@ def test_flax_modules_convert() -> None:
     module = nnx.MultiHeadAttention(num_heads=4, in_features=16, qkv_features=16, decode=False, rngs=nnx.Rngs(0))
     graph, state = nnx.split(module)
     assert reasons(converted(lambda s, x: nnx.merge(graph, s)(x), state, x)) == []
+
+
+def test_a_choice_that_all_platforms_make_alike_is_none():
+    x = np.ones((5, 5), np.float32)
+    assert not {"cond", "platform_index"} & set(primitives(jnp.diagonal, x))
+    check(jnp.diagonal, X[:, :4])
+
+
+def test_a_choice_of_a_platform_that_programs_are_lowered_for_stays_one():
+    def chosen(x):
+        return jax.lax.platform_dependent(x, cuda=jnp.sin, default=jnp.cos)
+
+    assert "cond" in primitives(chosen, X)

@@ -203,11 +203,10 @@ def test_what_is_spilled_beyond_the_cache_crosses_the_memory():
     assert many.us > few.us
 
 
-def test_a_sum_that_is_repeated_along_rows_is_summed_in_each_of_them():
-    """Threads sum up the columns' products again for every row, and exchange each of the results."""
+def test_a_sum_that_is_repeated_along_rows_is_summed_once():
+    """The emitter repeats the result, not what is summed: threads exchange as much for many rows as for few."""
     few, many = (examine(repeated(rows), spreads=True) for rows in (4, 128))
-    assert many.shuffles == 32 * few.shuffles > 0
-    assert many.operations.simple > 16 * examine(repeated(128)).operations.simple, "a compiler of loops sums once"
+    assert many.shuffles == few.shuffles > 0
 
 
 def test_results_of_a_block_that_is_alone_leave_with_nothing_beside_them():

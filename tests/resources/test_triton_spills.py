@@ -171,11 +171,10 @@ def repeated(rows, *, warps=8):
     return TileProgram("repeated", (w,), (y,), ((i, rows),), ((i, rows), (k, 16), (j, 64)), body, warps)
 
 
-def test_lanes_that_share_a_sum_all_hold_its_results():
-    """A state of 2048 numbers has 8 in each of 256 threads, but as a sum along lanes 512 of them. The compiler spills 7416 bytes of
-    a thread in a kernel with such a sum, which took 1340 us where 35 were foretold."""
-    assert spilled(repeated(128)) > 5000
-    assert spilled(repeated(4)) == 0
+def test_a_sum_is_repeated_where_it_is_used():
+    """A state of 2048 numbers has 8 in each of 256 threads. As a sum that was repeated before it was summed it had 512 of them in
+    each: the compiler spilled 7416 bytes of a thread, and spills none now."""
+    assert spilled(repeated(128)) == spilled(repeated(4)) == 0
 
 
 def tiles_of_signs(stores, positions, rows):
@@ -197,5 +196,5 @@ def test_booleans_behind_another_store_take_a_register_each():
 
 
 def test_what_is_spilled_has_a_place_in_memory():
-    held = triton.resources(repeated(128), TRITON)
+    held = triton.resources(tiles_of_signs("result sign", 128, 256), TRITON)
     assert 0 < held.kept_bytes < held.spilled_bytes

@@ -1,0 +1,110 @@
+"""Values that kernels compute for themselves, though something else computes them, too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse.fusion import candidates
+from pallasfuse.fusion.candidate import Candidate
+from pallasfuse.fusion.graph import Graph
+from pallasfuse.fusion.inline import deduplicate
+from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.targets import TRITON
+from tests.fusion.group_interpreter import GroupRun
+from tests.programs_by_name import close, program_of, random_inputs
+
+ROWS, COLUMNS = (300, 5), (400, 5)
+
+
+def along_both_axes(x, y):
+    scores = x @ y.T
+    return jax.nn.logsumexp(scores, 1), jax.nn.logsumexp(scores, 0)
+
+
+def found(function, *shapes) -> tuple[Graph, list[Candidate]]:
+    graph = Graph(deduplicate(program_of(function, *shapes)))
+    axes = dict.fromkeys(a for n in graph.reductions() for a in n.reduced)
+    return graph, [
+        c
+        for axis in axes
+        for members in candidates.components(graph, axis)
+        for c in candidates.candidates(graph, axis, members, TRITON, {})
+    ]
+
+
+def test_both_kernels_of_scores_that_are_normalised_along_both_axes_may_compute_them():
+    graph, all_of_them = found(along_both_axes, ROWS, COLUMNS)
+    alone = [c for c in all_of_them if c.again and len(c.group.folds) == 2]
+    (scores,) = frozenset.union(*(c.again for c in alone))
+    assert {c.group.rolled.extent for c in alone} == {300, 400}
+    inputs = random_inputs(graph.program)
+    want = evaluate(graph.program, inputs)
+    for candidate in alone:
+        assert scores not in candidate.covers
+        assert scores not in {n.name for n in candidate.group.outputs}
+        got = GroupRun(candidate.group, want, np.random.default_rng(0)).run(split=False)
+        assert got
+        for name, value in got.items():
+            close(value, want[name])
+
+
+def test_scores_of_a_contrastive_loss_are_stored_by_nobody():
+    def loss(x, y):
+        scores = jnp.dot(x, y.T, preferred_element_type=jnp.float32)
+        both = jax.nn.logsumexp(scores, 1) + jax.nn.logsumexp(scores, 0) - 2 * jnp.diagonal(scores)
+        return both.mean()
+
+    rows = jax.ShapeDtypeStruct((4096, 128), "bfloat16")
+    plan = pf.fuse(loss, target="mosaic_gpu", options=pf.FuseOptions(check=False, price=True)).explain(rows, rows)
+    assert not {"dot_general", "gather", "cond"} & {f.operation for f in plan.fallbacks}
+    assert sum("dot" in str(k.phases[0].program) for k in plan.kernels) == 2
+
+
+def compared(x, y):
+    scores = x @ y.T
+    largest = scores.max(1)
+    return largest, (scores == largest[:, None]).sum(0)
+
+
+def root(x, y):
+    scores = x @ y.T
+    largest = scores.max(1)
+    return largest, jnp.sqrt(largest[:, None] - scores).sum(0)
+
+
+def root_of_a_map(x, y):
+    scores = x @ y.T
+    behind = scores.max(1, keepdims=True) - scores
+    return scores.max(1), jnp.sqrt(2 * behind).sum(0)
+
+
+def sorted_together(x, y):
+    scores = x @ y.T
+    largest = scores.max(1)
+    return largest, jnp.sort(jnp.concatenate([scores, largest[:, None]], 1))
+
+
+def multiplied(x, y):
+    scores = x @ y.T
+    return scores.max(1).sum() * scores.sum(0)
+
+
+def of_each_alone(x, y):
+    scores = x @ y.T
+    largest = scores.max(1)
+    return largest > 0, (scores > 0).sum(0)
+
+
+@pytest.mark.parametrize("function", [compared, root, root_of_a_map, sorted_together])
+def test_nothing_outside_tells_two_roundings_of_one_value_apart(function):
+    _, all_of_them = found(function, ROWS, COLUMNS)
+    assert all_of_them
+    assert not any(c.again for c in all_of_them)
+
+
+@pytest.mark.parametrize("function", [multiplied, of_each_alone])
+def test_a_value_and_what_is_made_of_it_may_round_apart(function):
+    _, all_of_them = found(function, ROWS, COLUMNS)
+    assert any(c.again for c in all_of_them)
