@@ -132,14 +132,14 @@ def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
         if nest.picks:
             single = {a: Axis(a.name, 1) for a in nest.reduced}
             return replace(nest, body=rename_axes(nest.body, single), reduced=tuple(single.values()))
-        if nest.reads.isdisjoint(steps):
+        if not nest.internal and nest.reads.isdisjoint(steps):
             return nest
         if one_by_one and not nest.internal:
             behind = frozenset[str]().union(*(steps[t].reads for t in nest.reads if t in steps))
             operands = tuple(sorted(behind - steps.keys()))
             return External(nest.name, nest.axes, nest.dtype, operands, "one element after the other", nest.source)
         known: dict[Expr, Expr] = {r: const(empty[r.tensor], r.dtype) for r in reads_in(nest.body) if r.tensor in empty}
-        return replace(nest, body=simplify(substitute(nest.body, known))) if known else nest
+        return replace(nest, body=simplify(substitute(nest.body, known)), internal=False)
 
     nests = tuple(map(apart, program.nests))
     return program if all(map(operator.is_, nests, program.nests)) else replace(program, nests=nests)

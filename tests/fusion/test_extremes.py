@@ -186,3 +186,14 @@ def below(x):
 def test_others_wait_for_the_finished_extremum(function, inputs):
     groups = group(program_of(function, *[(5, 11)] * inputs), FREE).groups
     assert not any(frame.compared for g in groups for fold in g.folds for frame in fold.frames)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]], ids=["in order", "last first"])
+def test_chunks_may_come_in_any_order(order):
+    x, chunks = rows(64, special=True), [(0, 20), (20, 21), (21, 64)]
+    streamed = pf.fold(first_largest, axis=-1)
+    state = streamed.init(x)
+    for start, stop in (chunks[n] for n in order):
+        state = streamed.update(state, x[:, start:stop], start=start)
+    for got, want in zip(streamed.finish(state), first_largest(x), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -74,6 +74,15 @@ def test_xla_looks_at_what_is_picked_alone():
     assert [a.extent for a in picked.reduced] == [1]
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_what_xla_runs_is_run_as_it_is(one_by_one):
+    loops = program_of(
+        lambda x, i: (jnp.argmin(x * 2, -1), jnp.take_along_axis(x, i[:, None].astype(int), 1)), (5, 7), (5,)
+    )
+    once = as_xla_runs(loops, one_by_one=one_by_one)
+    assert as_xla_runs(once, one_by_one=one_by_one) == once
+
+
 def test_a_program_without_either_is_the_same():
     loops = program_of(lambda x: jnp.max(x, -1), (5, 7))
     assert as_xla_runs(loops, one_by_one=False) is loops
