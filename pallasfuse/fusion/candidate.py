@@ -27,6 +27,8 @@ class Candidate:
     """Maps that stay outside of the kernel, which reads what they store."""
     again: frozenset[str] = frozenset()
     """Reductions that the kernel computes for itself, though others compute them as well (`fusion.recomputation`)."""
+    given: frozenset[str] = frozenset()
+    """Reductions that the kernel could compute inside, but reads, as XLA stores them for others."""
 
 
 @dataclass(frozen=True, slots=True)

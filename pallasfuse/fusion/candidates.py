@@ -27,7 +27,7 @@ from pallasfuse.fusion.candidate import (
 from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.recomputation import computed_again, is_of
+from pallasfuse.fusion.recomputation import computed_again, is_of, needed_elsewhere
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, applied_in, reads_in
@@ -39,9 +39,8 @@ from pallasfuse.targets import Target
 def rebuild(graph: Graph, candidate: Candidate, context: Context, target: Target) -> Candidate | None:
     group = candidate.group
     members = sorted((graph.nests[f.name] for f in group.folds), key=lambda n: graph.order[n.name])
-    built = _build(
-        graph, group.rolled, members, group.parallel, target, context, candidate.relaid, hands_out=not candidate.again
-    )
+    way = _Way(candidate.relaid, not candidate.again, candidate.given)
+    built = _build(graph, group.rolled, members, group.parallel, target, context, way)
     return built if isinstance(built, Candidate) else None
 
 
@@ -89,10 +88,9 @@ def candidates(
                     waiting.append((core, others))
                 legal = True
                 yield built
-                hands = {True, all(is_of(graph, n.name, names) for n in built.group.outputs)}
-                ways = [(m, h) for m in (frozenset[str](), *_stored_before(graph, built.group)) for h in sorted(hands)]
-                variants = (_build(graph, axis, chosen, parallel, target, relaid=m, hands_out=h)
-                            for m, h in ways if m or not h)  # fmt: skip
+                variants = (
+                    _build(graph, axis, chosen, parallel, target, way=way) for way in _other_ways(graph, built, names)
+                )
                 yield from (c for c in variants if isinstance(c, Candidate))
                 chosen = chosen[:-1]
                 continue
@@ -102,14 +100,31 @@ def candidates(
             chosen = shorter if len(shorter) < len(chosen) else chosen[:-1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """The values that a kernel computes, reads and stores, where there is a choice. relaid, given: as of `Candidate`."""
+
+    relaid: frozenset[str] = frozenset()
+    hands_out: bool = True
+    """Does the kernel store inner reductions that others read? Else they compute them again."""
+    given: frozenset[str] = frozenset()
+
+
+def _other_ways(graph: Graph, built: Candidate, members: frozenset[str]) -> Iterator[_Way]:
+    """Yields what may be better than to compute everything inside, from arguments as they lie, and to store it for others."""
+    hands_out = {True, all(is_of(graph, n.name, members) for n in built.group.outputs)}
+    for relaid in (frozenset[str](), *_stored_before(graph, built.group)):
+        yield from (_Way(relaid, h) for h in sorted(hands_out) if relaid or not h)
+    given = needed_elsewhere(graph, members, [n.name for n in built.group.inner])
+    if given:
+        yield _Way(given=given)
+
+
 def _build(
     graph: Graph, axis: Axis, members: list[Nest], core: tuple[Axis, ...], target: Target, context: Context = ALONE,
-    relaid: frozenset[str] = frozenset(), *, hands_out: bool = True,
+    way: _Way = _Way(),
 ) -> Candidate | tuple[str, str]:  # fmt: skip
-    """The candidate with exactly these folds, or (the member that prevents it, why).
-
-    relaid: as of `Candidate`. hands_out: does the kernel store inner reductions for others? Else they compute them again.
-    """
+    """The candidate with exactly these folds, or (the member that prevents it, why)."""
     names = frozenset(n.name for n in members)
     too_long = next((a for a in (*core, axis) if a.extent > MOST_POSITIONS), None)
     if too_long is not None or volume(core) > MOST_POSITIONS:
@@ -125,7 +140,7 @@ def _build(
     inside_axes = frozenset(core).union({axis}, *(n.axes for n in members), *(n.reduced for n in members))
 
     rejected: dict[str, str] = {}
-    before = context.made | relaid | _unsupported_maps(graph, names, target)
+    before = context.made | way.relaid | way.given | _unsupported_maps(graph, names, target)
     while True:
         keep = materialized_maps(graph, frozenset(rejected), names) | before
         bodies = graph.inlined(keep)
@@ -161,13 +176,13 @@ def _build(
         return violation
     outputs = _absorb(graph, bodies, inside, inside_axes, axis, keep, context, target)
     again = frozenset[str]()
-    if not hands_out:
+    if not way.hands_out:
         again = computed_again(graph, names, inner, outputs)
         outputs = [n for n in outputs if is_of(graph, n, names)]
     step = next((n for n in outputs if n in graph.internal), None)
     if step is not None:
         return members[-1].name, f"{step} is a step of one operation, which a kernel computes as a whole"
-    if not outputs or not (hands_out or again):
+    if not outputs or not (way.hands_out or again):
         return members[-1].name, "nothing outside reads it"
     final = tuple(with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else as_store(graph.nests[n])
                   for n in outputs)  # fmt: skip
@@ -203,7 +218,7 @@ def _build(
     passes = dict.fromkeys(inside, group.passes)
     work = together([f.nest for f in folded.folds], inner_nests, final, core, passes)
     least = (work + sliced(inner_nests, axis, target.max_inner, group.passes)).least_us(target.device)
-    return Candidate(group, inside - again, least, relaid & reads, again)
+    return Candidate(group, inside - again, least, way.relaid & reads, again, way.given & reads)
 
 
 def _unsupported_maps(graph: Graph, members: frozenset[str], target: Target) -> frozenset[str]:

@@ -106,7 +106,7 @@ def group_segment(choice: Choice) -> Grouping:
     chosen = _with_more(graph, chosen, found, target, judge)
     chosen = _exchanged(graph, chosen, found, target, judge)
     chosen = worth_it(judge, chosen, reasons)
-    if judge.is_shared(c.group for c in chosen):
+    if judge.is_shared(c.group for c in chosen) or any(c.again for c in found):
         ranked = sorted(range(len(found)), key=lambda n: -savings[n])
         chosen = _with_others_together(graph, chosen, [found[n] for n in ranked], target, judge)
     groups = _in_order(graph, chosen)
@@ -163,9 +163,9 @@ def _exchanged(
         for candidate in found:
             overlapping = [c for c in chosen if not candidate.covers.isdisjoint(c.covers)]
             saved_us = sum(beside[id(c)] for c in overlapping)
-            if not overlapping or judge.bound(candidate) <= saved_us or judge.saving(candidate) <= saved_us:
-                continue
             rest = [c for c in chosen if candidate.covers.isdisjoint(c.covers)]
+            if not overlapping or not _may_save(judge, candidate, rest, saved_us):
+                continue
             others = _join(graph, rest, candidate, target, judge)
             others = others and _with_more(graph, others, found, target, judge)
             if others and judge.total_us(others) < best_us:
@@ -175,14 +175,22 @@ def _exchanged(
         chosen = best
 
 
+def _may_save(judge: Judge, candidate: Candidate, rest: Sequence[Candidate], saved_us: float) -> bool:
+    """Does a candidate save more than some microseconds, alone or beside the rest? What several compute for themselves nobody has
+    to store once all of them do."""
+    ways: tuple[list[Group], ...] = ([], [c.group for c in rest])
+    return any(judge.bound(candidate, w) > saved_us < judge.saving(candidate, w) for w in ways)
+
+
 def _with_others_together(
     graph: Graph, chosen: list[Candidate], ranked: Sequence[Candidate], target: Target, judge: Judge
 ) -> list[Candidate]:
     """The chosen candidates, and others that save something only if all of them are kernels: memory that XLA needs for any of them,
-    or a value that they share. ranked: all candidates, the best first."""
+    a value that they share, or one that each computes for itself. ranked: all candidates, the best first."""
     together = chosen
     for candidate in ranked:
-        if all(candidate.covers.isdisjoint(c.covers) for c in together) and judge.may_share(candidate):
+        shares = candidate.again or judge.may_share(candidate)
+        if shares and all(candidate.covers.isdisjoint(c.covers) for c in together):
             together = _join(graph, together, candidate, target, judge) or together
     together = worth_it(judge, together, {})
     return together if judge.total_us(together) < judge.total_us(chosen) else chosen

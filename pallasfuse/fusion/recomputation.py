@@ -32,6 +32,17 @@ def computed_again(
     return again if again and not _meet(graph, again, inside) else frozenset()
 
 
+def needed_elsewhere(graph: Graph, members: Collection[str], inner: Sequence[str]) -> frozenset[str]:
+    """Returns the inner reductions of a kernel that something outside needs as well, other than what the kernel hands out."""
+    inside = frozenset((*members, *inner))
+    live: set[str] = set()
+    for node in reversed(graph.program.nests):
+        lives = isinstance(node, External) or node.is_reduction or node.name in graph.outputs
+        if node.name not in inside and (lives or not live.isdisjoint(graph.consumers[node.name])):
+            live.add(node.name)
+    return frozenset(n for n in inner if not live.isdisjoint(graph.consumers[n]) or n in graph.outputs)
+
+
 def is_of(graph: Graph, name: str, members: Collection[str]) -> bool:
     """Is a value one of some reductions, or computed from them?"""
     return name in members or graph.depends(name, members)

@@ -34,6 +34,11 @@ def found(function, *shapes) -> tuple[Graph, list[Candidate]]:
     ]
 
 
+def planned(function, *arguments):
+    options = pf.FuseOptions(check=False, price=True)
+    return pf.fuse(function, target="mosaic_gpu", options=options).explain(*arguments)
+
+
 def test_both_kernels_of_scores_that_are_normalised_along_both_axes_may_compute_them():
     graph, all_of_them = found(along_both_axes, ROWS, COLUMNS)
     alone = [c for c in all_of_them if c.again and len(c.group.folds) == 2]
@@ -57,7 +62,7 @@ def test_scores_of_a_contrastive_loss_are_stored_by_nobody():
         return both.mean()
 
     rows = jax.ShapeDtypeStruct((4096, 128), "bfloat16")
-    plan = pf.fuse(loss, target="mosaic_gpu", options=pf.FuseOptions(check=False, price=True)).explain(rows, rows)
+    plan = planned(loss, rows, rows)
     assert not {"dot_general", "gather", "cond"} & {f.operation for f in plan.fallbacks}
     assert sum("dot" in str(k.phases[0].program) for k in plan.kernels) == 2
 
@@ -108,3 +113,24 @@ def test_nothing_outside_tells_two_roundings_of_one_value_apart(function):
 def test_a_value_and_what_is_made_of_it_may_round_apart(function):
     _, all_of_them = found(function, ROWS, COLUMNS)
     assert any(c.again for c in all_of_them)
+
+
+# --- the choice
+
+
+def both_ways(x, y):
+    scores = jnp.dot(x, y.T, preferred_element_type=jnp.float32)
+    return jax.nn.logsumexp(scores, 1), jax.nn.logsumexp(scores, 0)
+
+
+def and_a_gradient(x, y):
+    (rows, columns), pull = jax.vjp(both_ways, x, y)
+    return pull((jnp.ones_like(rows), jnp.ones_like(columns)))
+
+
+@pytest.mark.parametrize(("function", "stored"), [(both_ways, False), (and_a_gradient, True)])
+def test_scores_are_stored_where_a_gradient_needs_them(function, stored):
+    rows = jax.ShapeDtypeStruct((8192, 256), "bfloat16")
+    plan = planned(function, rows, rows)
+    assert len(plan.kernels) == (0 if stored else 2)
+    assert any(f.operation == "dot_general" for f in plan.fallbacks) == stored
