@@ -1,6 +1,6 @@
 """Candidates for kernels, and the checks that all kinds of them share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -119,15 +119,20 @@ def is_opaque(graph: Graph, name: str) -> bool:
     return name not in graph.nests or graph.nests[name].is_reduction
 
 
-def needed(graph: Graph, available: frozenset[str], context: Context) -> list[str]:
-    """What a kernel that can store `available` has to store, in the program's order: results, what the groups chosen so far read,
-    and what anything reads that is computed outside."""
+def computed_outside(graph: Graph, inside: Collection[str]) -> set[str]:
+    """Returns what is computed outside of a kernel: all that is no map, and the maps that something outside reads."""
     outside: set[str] = set()
     for node in reversed(graph.program.nests):
         lives = isinstance(node, External) or node.is_reduction or node.name in graph.outputs
-        if node.name not in available and (lives or not outside.isdisjoint(graph.consumers[node.name])):
+        if node.name not in inside and (lives or not outside.isdisjoint(graph.consumers[node.name])):
             outside.add(node.name)
-    outside |= context.made - available
+    return outside
+
+
+def needed(graph: Graph, available: frozenset[str], context: Context) -> list[str]:
+    """What a kernel that can store `available` has to store, in the program's order: results, what the groups chosen so far read,
+    and what anything reads that is computed outside."""
+    outside = computed_outside(graph, available) | (context.made - available)
     found = (n for n in available
              if n in graph.outputs or n in context.wanted or not outside.isdisjoint(graph.consumers[n]))  # fmt: skip
     return sorted(found, key=graph.order.__getitem__)

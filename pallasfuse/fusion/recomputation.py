@@ -10,6 +10,7 @@ compares a value of the one with a value of the other, or takes a function of bo
 
 from collections.abc import Collection, Iterable, Sequence
 
+from pallasfuse.fusion.candidate import computed_outside
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.fusion.widening import EDGED, JUMPS
 from pallasfuse.ir.expr import Apply, Expr, postorder
@@ -34,13 +35,8 @@ def computed_again(
 
 def needed_elsewhere(graph: Graph, members: Collection[str], inner: Sequence[str]) -> frozenset[str]:
     """Returns the inner reductions of a kernel that something outside needs as well, other than what the kernel hands out."""
-    inside = frozenset((*members, *inner))
-    live: set[str] = set()
-    for node in reversed(graph.program.nests):
-        lives = isinstance(node, External) or node.is_reduction or node.name in graph.outputs
-        if node.name not in inside and (lives or not live.isdisjoint(graph.consumers[node.name])):
-            live.add(node.name)
-    return frozenset(n for n in inner if not live.isdisjoint(graph.consumers[n]) or n in graph.outputs)
+    outside = computed_outside(graph, (*members, *inner))
+    return frozenset(n for n in inner if not outside.isdisjoint(graph.consumers[n]) or n in graph.outputs)
 
 
 def is_of(graph: Graph, name: str, members: Collection[str]) -> bool:
@@ -50,18 +46,14 @@ def is_of(graph: Graph, name: str, members: Collection[str]) -> bool:
 
 def _meet(graph: Graph, again: frozenset[str], inside: frozenset[str]) -> bool:
     """Does anything outside of a kernel look at values that are computed `again`, beside those that the kernel hands out?"""
-    live: set[str] = set()
-    for node in reversed(graph.program.nests):
-        lives = isinstance(node, External) or node.is_reduction or node.name in graph.outputs
-        if node.name not in inside and (lives or not live.isdisjoint(graph.consumers[node.name])):
-            live.add(node.name)
+    outside = computed_outside(graph, inside)
     behind: dict[str, tuple[bool, bool]] = dict.fromkeys(again, (True, False)) | dict.fromkeys(inside, (False, True))
 
     def are_both(tensors: Iterable[str]) -> bool:
         return all(map(any, zip(*(behind.get(t, (False, False)) for t in tensors), strict=True)))
 
     for node in graph.program.nests:
-        if node.name in again or node.name not in live:
+        if node.name in again or node.name not in outside:
             continue
         looked_at = [node.reads] if isinstance(node, External) else [e.tensors for e in _looked_at(node.body)]
         if any(tensors and are_both(tensors) for tensors in looked_at):
