@@ -27,7 +27,7 @@ from pallasfuse.fusion.candidate import (
 from pallasfuse.fusion.cost import apart, product_operands, sliced, together
 from pallasfuse.fusion.folding import fold_over, plain_fold
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.recomputation import computed_again, is_of, needed_elsewhere
+from pallasfuse.fusion.recomputation import CONDITION, computed_again, is_of, needed_elsewhere
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, applied_in, reads_in
@@ -197,12 +197,13 @@ def _build(
     if not isinstance(folded, _Folds):
         return folded
     conditions, exceptions = folded.conditions, folded.exceptions
+    conditions = (*conditions, CONDITION) if again else conditions
     if (*folded_nests, *inner_nests, *final) != written:
         conditions = (*conditions, widening.CONDITION)
         exceptions = (*exceptions, widening.EXCEPTION) if widening.may_cancel(written) else exceptions
     reads = frozenset().union(*(n.reads for n in final), *(n.reads for n in inner_nests),
                               *(f.nest.reads for f in folded.folds))  # fmt: skip
-    waits = next((t for t in sorted(reads - inside) if graph.depends(t, inside - again)), None)
+    waits = next((t for t in sorted(reads - inside) if graph.depends(t, inside)), None)
     if waits is not None:
         return members[-1].name, f"{waits} is computed outside the kernel from values inside it"
     step = next((t for t in sorted(reads - inside) if t in graph.internal), None)
@@ -222,7 +223,7 @@ def _build(
 
 
 def _unsupported_maps(graph: Graph, members: frozenset[str], target: Target) -> frozenset[str]:
-    """The maps with operations that a target's kernels lack: they are stored before, where nothing of the kernel is in them."""
+    """Finds the maps with operations that a target's kernels lack, which are stored before: nothing of the kernel is in them."""
     above = frozenset[str]().union(*(graph.ancestors[m] for m in members))
     return frozenset(
         n for n in above if n in graph.nests and not graph.nests[n].is_reduction and not graph.depends(n, members)

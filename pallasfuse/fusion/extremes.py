@@ -23,8 +23,9 @@ CONDITION = (
 def fold_at_extremes(
     nest: Nest, rolled: Axis, pass_index: int, unfinished: Mapping[str, Fold]
 ) -> tuple[Fold, tuple[str, ...]] | None:
-    """The fold of a reduction whose terms are its identity, but where elements equal unfinished maxima or minima of them; with the
-    conditions that it has. None where it is another reduction.
+    """Derives the fold of a reduction that takes in only the elements that equal an unfinished maximum or minimum of them.
+
+    Returns it with the conditions that it has; None where it is another reduction.
     """
     assert nest.reducer is not None
     body = convert(nest.body, dtypes.accumulator(nest.body.dtype))
@@ -34,14 +35,17 @@ def fold_at_extremes(
         return None
     if any(simplify(substitute(body, {test: const(False, "bool")})) != identity for test in tests):
         return None
+    passed: dict[Expr, Expr] = {test: const(True, "bool") for test in tests}
+    if not substitute(body, passed).tensors.isdisjoint(
+        unfinished
+    ):  # -0.0 equals 0.0, and what is computed of it need not
+        return None
     frames = {
         value: Frame(f"{nest.name}.frame{n}", value.indices, value, (value.tensor,), (), compared=True)
         for n, value in enumerate(dict.fromkeys(tests.values()))
     }
     instead: dict[Expr, Expr] = {v: read(f.name, f.axes, v.dtype) for v, f in frames.items()}
     term = substitute(body, instead)
-    if not term.tensors.isdisjoint(unfinished):
-        return None
     name = f"{nest.name}.acc0"
     accumulated: Expr = read(name, nest.axes, body.dtype)
     same: Expr = const(True, "bool")
@@ -56,7 +60,7 @@ def fold_at_extremes(
 
 
 def _extremum(test: Expr, rolled: Axis, unfinished: Mapping[str, Fold]) -> Read | None:
-    """The unfinished extremum that a comparison looks for among its own elements."""
+    """Finds the unfinished extremum that a comparison looks for among its own elements."""
     match test:
         case Apply("eq", (a, b)):
             pairs = ((a, b), (b, a))

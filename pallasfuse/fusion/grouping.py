@@ -178,8 +178,10 @@ def _exchanged(
 def _may_save(judge: Judge, candidate: Candidate, rest: Sequence[Candidate], saved_us: float) -> bool:
     """Does a candidate save more than some microseconds, alone or beside the rest? What several compute for themselves nobody has
     to store once all of them do."""
-    ways: tuple[list[Group], ...] = ([], [c.group for c in rest])
-    return any(judge.bound(candidate, w) > saved_us < judge.saving(candidate, w) for w in ways)
+    for others in ([], [c.group for c in rest]):
+        if judge.bound(candidate, others) > saved_us and judge.saving(candidate, others) > saved_us:
+            return True
+    return False
 
 
 def _with_others_together(
@@ -214,10 +216,10 @@ def _join(
             result.append(old)
             continue
         others = frozenset(n.name for c in (*chosen, new) if c is not old for n in c.group.outputs)
-        again = _rebuilt(graph, old, Context(others, missing), target)
-        if again is None:
+        rebuilt = _rebuilt(graph, old, Context(others, missing), target)
+        if rebuilt is None:
             return None
-        result.append(again)
+        result.append(rebuilt)
     result.append(new)
     return result if _in_order(graph, result) is not None else None
 
@@ -229,7 +231,7 @@ def _rebuilt(graph: Graph, candidate: Candidate, context: Context, target: Targe
 
 
 def _in_order(graph: Graph, chosen: Sequence[Candidate]) -> list[Group] | None:
-    """The groups of candidates, sorted so that each comes after those it reads; None when they wait for each other."""
+    """Sorts the groups of candidates so that each comes after those it reads; None when they wait for each other."""
     groups = [c.group for c in chosen]
     made = {n.name: i for i, g in enumerate(groups) for n in g.outputs}
     inside = [(frozenset(f.name for f in c.group.folds) | {n.name for n in c.group.inner}) - c.again for c in chosen]

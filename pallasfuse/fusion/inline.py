@@ -13,7 +13,9 @@ _Key = tuple[tuple[Axis, ...], tuple[Axis, ...], Reducer | None, str, str | None
 
 
 def deduplicate(program: LoopProgram) -> LoopProgram:
-    """Replace every reduction that equals an earlier one by a map that reads it. Of two, a step of an operation becomes the map.
+    """Replace every reduction that equals an earlier one by a map that reads it.
+
+    Where the earlier one is a step inside of an operation, it is the one that becomes a map: no variable has its value.
 
     Example: `a[i] max[j]= x[i, j]; b[i] max[j]= x[i, j]` becomes `a[i] max[j]= x[i, j]; b[i] = a[i]`.
     """
@@ -44,7 +46,7 @@ def deduplicate(program: LoopProgram) -> LoopProgram:
 
 
 def _copy(nest: Nest, original: Nest) -> Nest:
-    """A map in the place of a reduction, which reads an equal one."""
+    """Makes the map that reads an equal reduction, in the place of one."""
     body = read(original.name, original.axes, original.dtype)
     return replace(nest, body=body, reduced=(), reducer=None, precision=None, picks=False)
 

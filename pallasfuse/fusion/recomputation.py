@@ -3,20 +3,29 @@
 The scores of a contrastive loss are normalised along both of their axes: two kernels each compute them tile by tile, and nobody
 stores them. A kernel that stored them for the other one would save less than it costs.
 
-Two computations of one value round otherwise. That is a change like that of any order of summation, unless something outside
-compares a value of the one with a value of the other, or takes a function of both where it has an edge: `x == max(x)` or
-`sqrt(max(x) - x)` need the same `x` on both sides. There, a kernel hands out what others need.
+Two computations of one value round otherwise. That is a change like that of any order of summation, unless something tells the two
+apart: it compares them, rounds them to integers, or takes a function of both that has an edge. `x == max(x)` and `sqrt(max(x) - x)`
+need the same `x` on both sides. So may whoever gets both from the program, as long as nothing was summed up in between. There, a
+kernel hands out what others need.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from pallasfuse.fusion.candidate import computed_outside
 from pallasfuse.fusion.graph import Graph
-from pallasfuse.fusion.widening import EDGED, JUMPS
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.loop_program import External, Nest
+from pallasfuse.ir.reducers import PROD, SUM
 
-_COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+CONDITION = "a value that something else needs, too, is computed again in the kernel, and rounded by itself"
+
+_SMOOTH = frozenset(
+    {"add", "sub", "mul", "neg", "abs", "square", "max", "min", "exp", "exp2", "expm1", "tanh", "logistic", "sin", "cos",
+     "erf", "erfc", "atan", "asinh", "sinh", "cosh"}
+)  # fmt: skip
+"""Functions that change little where their arguments do: rounding decides nothing."""
 
 
 def computed_again(
@@ -44,31 +53,63 @@ def is_of(graph: Graph, name: str, members: Collection[str]) -> bool:
     return name in members or graph.depends(name, members)
 
 
-def _meet(graph: Graph, again: frozenset[str], inside: frozenset[str]) -> bool:
-    """Does anything outside of a kernel look at values that are computed `again`, beside those that the kernel hands out?"""
-    outside = computed_outside(graph, inside)
-    behind: dict[str, tuple[bool, bool]] = dict.fromkeys(again, (True, False)) | dict.fromkeys(inside, (False, True))
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a value comes from: what is computed `again` outside of a kernel, what the kernel hands out, or both."""
 
-    def are_both(tensors: Iterable[str]) -> bool:
-        return all(map(any, zip(*(behind.get(t, (False, False)) for t in tensors), strict=True)))
+    again: bool = False
+    own: bool = False
+    summed: bool = False
+    """Is it a sum of such values, or made of one? Then its last digits mean nothing to anybody."""
+
+    def __or__(self, other: "_Origin") -> "_Origin":
+        return _Origin(self.again or other.again, self.own or other.own, self.summed or other.summed)
+
+
+def _meet(graph: Graph, again: frozenset[str], inside: frozenset[str]) -> bool:
+    """Can anything tell values that are computed `again` outside of a kernel from those that the kernel has itself?"""
+    outside = computed_outside(graph, inside)
+    origins: dict[str, _Origin] = {}
+
+    def origin(tensors: Iterable[str]) -> _Origin:
+        found = _Origin()
+        for name in tensors:
+            found |= origins.get(name, _Origin())
+        return found
 
     for node in graph.program.nests:
-        if node.name in again or node.name not in outside:
+        found = origin(node.reads)
+        if node.name in again:
+            origins[node.name] = _Origin(again=True)
+            continue
+        if isinstance(node, Nest):
+            found |= _Origin(summed=node.reducer in (SUM, PROD) and not node.picks and (found.again or found.own))
+        if node.name in inside:
+            origins[node.name] = _Origin(own=True, summed=found.summed)
+            continue
+        if node.name not in outside:
+            origins[node.name] = found
             continue
         looked_at = [node.reads] if isinstance(node, External) else [e.tensors for e in _looked_at(node.body)]
-        if any(tensors and are_both(tensors) for tensors in looked_at):
+        if any(o.again and o.own for o in map(origin, looked_at)):
             return True
-        found = [behind[t] for t in node.reads if t in behind]
-        if found:
-            first, other = map(any, zip(*found, strict=True))
-            behind[node.name] = first, other
-    return False
+        origins[node.name] = found
+    exact = [o for name in graph.outputs if not (o := origins.get(name, _Origin())).summed]
+    return any(o.again for o in exact) and any(o.own for o in exact)
 
 
 def _looked_at(body: Expr) -> Iterable[Expr]:
     """Yields the expressions of which a rounding may decide what a body is."""
     for node in postorder(body):
-        if isinstance(node, Apply) and node.op in _COMPARISONS | JUMPS:
-            yield node
-        elif isinstance(node, Apply) and node.op in EDGED:
-            yield node.args[0 if "pow" in node.op else -1]
+        if not isinstance(node, Apply) or node.op in _SMOOTH:
+            continue
+        match node.op:
+            case "convert":
+                if not (dtypes.is_float(node.dtype) and dtypes.is_float(node.args[0].dtype)):
+                    yield node
+            case "select":
+                yield node.args[0]
+            case "div":
+                yield node.args[1]
+            case _:
+                yield node

@@ -28,9 +28,9 @@ EXCEPTION = (
     "differences of bfloat16 values under a quotient, root or logarithm: their rounding decides whether they vanish"
 )
 
-JUMPS = frozenset({"rem", "nextafter", "sign", "floor", "ceil", "round_even", "round_away"})
+_JUMPS = frozenset({"rem", "nextafter", "sign", "floor", "ceil", "round_even", "round_away"})
 """Functions whose results do not follow their arguments continuously."""
-EDGED = frozenset(
+_EDGED = frozenset(
     {"log", "log1p", "sqrt", "rsqrt", "pow", "integer_pow", "atanh", "acosh", "asin", "acos", "erf_inv", "div"}
 )
 """Functions that are infinite or NaN beside numbers where they are not, by their last argument; powers by their first."""
@@ -81,7 +81,7 @@ def _is_narrow(body: Expr) -> bool:
 def may_cancel(nests: Iterable[Nest]) -> bool:
     """Returns whether roundings decide if something is finite: a function with an edge is taken of a difference of bfloat16."""
     for node in (e for n in nests for e in postorder(n.body)):
-        if isinstance(node, Apply) and node.op in EDGED:
+        if isinstance(node, Apply) and node.op in _EDGED:
             looked_at = node.args[0 if "pow" in node.op else -1]
             if any(isinstance(e, Apply) and e.op in ("add", "sub") and e.dtype == NARROW for e in postorder(looked_at)):
                 return True
@@ -94,7 +94,7 @@ def _is_exact(node: Expr) -> bool:
         return False
     if node.op == "convert":
         return node.dtype != WIDE
-    return node.op in JUMPS or (node.dtype != NARROW and node.op != "is_finite")
+    return node.op in _JUMPS or (node.dtype != NARROW and node.op != "is_finite")
 
 
 @lru_cache(1 << 12)

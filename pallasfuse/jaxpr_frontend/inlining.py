@@ -38,7 +38,7 @@ class _Frame:
 
 def flatten(jaxpr: Jaxpr, calls: Set[str] = ALL_CALLS) -> Jaxpr:
     """`jaxpr` with every call inlined and without dead equations; the constants of inner jaxprs become its own, and
-    those that nothing uses are dropped. The arguments stay as they are. So is a choice that all platforms make alike.
+    those that nothing uses are dropped. The arguments stay as they are. A choice that all platforms make alike is inlined, too.
 
     An equation keeps the source of its own line, unless it belongs to a function of JAX: then it has the call's. Its scopes
     are those of all calls around it. A call that `pallasfuse.leave` has marked stays a call.
@@ -146,7 +146,7 @@ def _body(eqn: JaxprEqn, calls: Set[str]) -> Jaxpr | None:
 
 
 def _branch_of_all_platforms(eqn: JaxprEqn) -> Jaxpr | None:
-    """The branch that every platform takes, where platforms decide and none of those that programs are lowered for has its own."""
+    """Finds the branch that every platform takes, where platforms decide and none that programs are lowered for has its own."""
     named = eqn.params.get("branches_platforms")
     if named is None or any(p in PLATFORMS for platforms in named for p in platforms or ()):
         return None

@@ -9,7 +9,7 @@ from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
 
 _COPY_ROWS = 8
-"""Of a small tile in which the copy engine moves matrices."""
+"""The rows of a small tile in which the copy engine moves matrices."""
 _SWIZZLES = (128, 64, 32, 16)
 """Bytes of a row of such a tile: the most of these that divide a row of the tile that a block moves."""
 

@@ -60,7 +60,7 @@ def decide(
             tests = over_fields(record, chain)
     found = record.mismatch()
     if ordered and found is None and record.wrong is None:
-        record.wrong = next(iter(_on_reals(program, seed, once, far)), None)
+        record.wrong = next(iter(_on_reals(program, seed, once, far, record)), None)
     if found is None or record.wrong is not None:
         return tests
     real = _on_reals(program, seed, once, far)
@@ -77,10 +77,14 @@ def decide(
 
 
 def _on_reals(
-    program: LoopProgram, seed: int, once: Callable[[Record, FiniteFields], None], far: frozenset[float]
+    program: LoopProgram,
+    seed: int,
+    once: Callable[[Record, FiniteFields], None],
+    far: frozenset[float],
+    whole: Record | None = None,
 ) -> list[Counterexample]:
-    """The differences in float64; none where it cannot be evaluated."""
-    coarsest = _coarsest_constant(program)
+    """Finds the differences in float64; none where it cannot be evaluated. whole: the record that says what was not covered."""
+    coarsest, runs = _coarsest_constant(program), 0
     for batch in range(_REAL_BATCHES):
         record = Record(comparing=partial(RealComparison, coarsest))
         fields = Reals(tower(1, _REAL_TRIALS, seed * 31 + batch), integers_of(program), far=far)
@@ -88,9 +92,14 @@ def _on_reals(
             once(record, fields)
         except (ArithmeticError, ValueError):  # numbers that only the fields have results for
             continue
+        runs += 1
+        if whole is not None:
+            whole.uncovered.update(record.uncovered)
         found = list(record.mismatches())
         if found:
             return found
+    if whole is not None and not runs:
+        whole.uncovered["places of extrema: float64 has no result for any of the inputs"] = None
     return []
 
 

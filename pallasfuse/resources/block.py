@@ -36,7 +36,7 @@ class Spill:
     """Values of a thread that lie in memory, as there is no register for them."""
 
     path: tuple[int, ...]
-    """Where the loop stands in which they are written and read: places of statements and of segments, from the outside in."""
+    """The place of the loop in which they are written and read: those of statements and of segments, from the outside in."""
     bytes: int
     """Written and read, in one trip."""
     kept: int = 0

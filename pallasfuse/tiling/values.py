@@ -109,7 +109,7 @@ class Values:
         return substitute(root, replacements)
 
     def _element(self, element: Expr, name: str, scope: Scope) -> Expr:
-        """The value of what is compared with its extremum, which is computed once."""
+        """Returns the value of what is compared with its extremum, which is computed once."""
         known = scope.find(element)
         if known is None:
             value = self._expr_with(element, {}, scope)

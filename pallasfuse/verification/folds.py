@@ -78,8 +78,8 @@ class GroupRun:
         return self.fields.finished(self._value(fold.finish, fold.nest.axes, named))
 
     def _any(self, frame: Frame, seen: Array) -> Value:
-        """Any value for a frame. One that elements are compared with is the extremum of the positions seen: at no other value are
-        all accumulators right."""
+        """Returns any value for a frame. One that elements are compared with is the extremum of the positions seen: at no other
+        value are all accumulators right."""
         if not frame.compared:
             return random_frame(frame, self.fields)
         (name,) = frame.unfinished

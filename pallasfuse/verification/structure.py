@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from pallasfuse._compat import Jaxpr, Literal, Var
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.affine_constants import as_operations
 from pallasfuse.ir.domain import Arrays
 from pallasfuse.ir.reducers import Reducer
+from pallasfuse.primitive_names import PLATFORMS
 from pallasfuse.verification.field import Array, mix
 from pallasfuse.verification.jaxprs import body_of
 
@@ -73,9 +74,19 @@ def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
     for eqn in jaxpr.eqns:
         operands = [term(a) for a in eqn.invars]
         body = body_of(eqn)
+        if body is None and (body := _of_every_platform(eqn)) is not None:
+            _, *operands = operands
         if body is not None:
             found = terms(body, operands)
         else:
             found = [hash((eqn.primitive.name, id(eqn.params), *operands, n)) for n in range(len(eqn.outvars))]
         values.update(zip(eqn.outvars, found, strict=True))
     return [term(a) for a in jaxpr.outvars]
+
+
+def _of_every_platform(eqn: JaxprEqn) -> Jaxpr | None:
+    """The branch for all platforms that a choice does not name, where it names none that programs are lowered for."""
+    named = eqn.params.get("branches_platforms") or ()
+    others = [b for b, p in zip(eqn.params.get("branches", ()), named, strict=False) if p is None]
+    ours = set(PLATFORMS).intersection(p for platforms in named for p in platforms or ())
+    return others[0] if others and not ours else None

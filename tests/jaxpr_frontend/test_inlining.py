@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.extend.core import Literal, Var
 
+import pallasfuse as pf
 from pallasfuse.errors import TraceError
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.jaxpr_frontend import convert
@@ -293,3 +294,10 @@ def test_a_choice_of_a_platform_that_programs_are_lowered_for_stays_one():
         return jax.lax.platform_dependent(x, cuda=jnp.sin, default=jnp.cos)
 
     assert "cond" in primitives(chosen, X)
+
+
+def test_a_choice_that_all_platforms_make_alike_is_proved():
+    fused = pf.fuse(lambda x: jnp.diagonal(x) + jax.nn.logsumexp(x, 0), target="interpret",
+                    options=pf.FuseOptions(check=False, price=False))  # fmt: skip
+    report = pf.verify(fused, X[:, :4])
+    assert report.equivalent, str(report)
