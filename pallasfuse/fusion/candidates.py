@@ -115,7 +115,7 @@ def _other_ways(graph: Graph, built: Candidate, members: frozenset[str]) -> Iter
     hands_out = {True, all(is_of(graph, n.name, members) for n in built.group.outputs)}
     for relaid in (frozenset[str](), *_stored_before(graph, built.group)):
         yield from (_Way(relaid, h) for h in sorted(hands_out) if relaid or not h)
-    given = needed_elsewhere(graph, members, [n.name for n in built.group.inner])
+    given = needed_elsewhere(graph, members, [n.name for n in built.group.inner], built.group.rolled)
     if given:
         yield _Way(given=given)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pallasfuse.fusion.candidate import computed_outside
 from pallasfuse.fusion.graph import Graph
 from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, postorder
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.ir.reducers import PROD, SUM
@@ -42,9 +43,13 @@ def computed_again(
     return again if again and not _meet(graph, again, inside) else frozenset()
 
 
-def needed_elsewhere(graph: Graph, members: Collection[str], inner: Sequence[str]) -> frozenset[str]:
-    """Returns the inner reductions of a kernel that something outside needs as well, other than what the kernel hands out."""
-    outside = computed_outside(graph, (*members, *inner))
+def needed_elsewhere(graph: Graph, members: Collection[str], inner: Sequence[str], rolled: Axis) -> frozenset[str]:
+    """Returns the inner reductions of a kernel that something outside needs as well, other than what the kernel hands out.
+
+    What follows the kernel's reductions over its rolled axis might be one of them: it does not count.
+    """
+    follow = [n.name for n in graph.reductions() if rolled in n.reduced and graph.depends(n.name, members)]
+    outside = computed_outside(graph, (*members, *inner, *follow))
     return frozenset(n for n in inner if not outside.isdisjoint(graph.consumers[n]) or n in graph.outputs)
 
 
