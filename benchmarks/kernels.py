@@ -167,6 +167,13 @@ def nearest(x: Any, centres: Any) -> Any:
     return jnp.min(jnp.sum(centres.astype(f32) ** 2, -1) - 2 * s, axis=-1)
 
 
+def closest(x: Any, centres: Any) -> Any:
+    """The centre that is nearest, and how far it is."""
+    s = jnp.einsum("nd,md->nm", x, centres, preferred_element_type=f32)
+    distances = jnp.sum(centres.astype(f32) ** 2, -1) - 2 * s
+    return jnp.argmin(distances, axis=-1), jnp.min(distances, axis=-1)
+
+
 def linear_attention(q: Any, k: Any, v: Any) -> Any:
     """Attention without a softmax: rectified scores, normalised by their sum."""
     i, j = jnp.arange(q.shape[0])[:, None], jnp.arange(k.shape[0])
@@ -315,7 +322,7 @@ def products() -> Iterator[Subject]:
         for dtype in TYPES:
             for d in (64, 128, 256):
                 x, y = array(2048, d, dtype=dtype), array(4096, d, dtype=dtype)
-                for f in (contrastive, entropy_of_scores, variance_of_scores, soft_assignment, nearest):
+                for f in (contrastive, entropy_of_scores, variance_of_scores, soft_assignment, nearest, closest):
                     if target == "triton" or d == 128:
                         own = (x, x) if f is contrastive else (x, y)
                         yield Subject(f"{f.__name__} {d} {dtype}", f, own, target)
