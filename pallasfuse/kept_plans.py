@@ -271,7 +271,7 @@ class _Names(Mapping[str, str]):
         if not token.startswith(_SOURCE):
             return name
         lines = self._lines.value
-        return lines[name if name in lines or not operation_of(name) else operation_of(name)]
+        return lines[name] if name in lines else lines[operation_of(name) or name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._given)

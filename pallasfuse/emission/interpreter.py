@@ -270,7 +270,7 @@ class Interpreter:
         return Tile(REDUCTIONS[reducer](tile.array, dims), tuple(a for a in tile.axes if a not in over))
 
     def _reduce(self, axes: tuple[Axis, ...], reducer: str, value: Expr, over: tuple[Axis, ...], scope: Scope) -> Tile:
-        """The reduced value, repeated along the other axes of the result only then: threads would reduce every copy."""
+        """Returns the reduced value, repeated along the other axes only then: threads would reduce every copy."""
         folded = self._fold(self._widen(self.value(value, scope), over, scope), reducer, over)
         return self._widen(folded, axes, scope)
 

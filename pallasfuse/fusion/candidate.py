@@ -130,8 +130,8 @@ def computed_outside(graph: Graph, inside: Collection[str]) -> set[str]:
 
 
 def needed(graph: Graph, available: frozenset[str], context: Context) -> list[str]:
-    """What a kernel that can store `available` has to store, in the program's order: results, what the groups chosen so far read,
-    and what anything reads that is computed outside."""
+    """Returns what a kernel that can store `available` has to store, in the program's order: results, what the groups chosen so far
+    read, and what anything reads that is computed outside."""
     outside = computed_outside(graph, available) | (context.made - available)
     found = (n for n in available
              if n in graph.outputs or n in context.wanted or not outside.isdisjoint(graph.consumers[n]))  # fmt: skip

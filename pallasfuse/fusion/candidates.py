@@ -179,9 +179,6 @@ def _build(
     if not way.hands_out:
         again = computed_again(graph, names, inner, outputs)
         outputs = [n for n in outputs if is_of(graph, n, names)]
-    step = next((n for n in outputs if n in graph.internal), None)
-    if step is not None:
-        return members[-1].name, f"{step} is a step of one operation, which a kernel computes as a whole"
     if not outputs or not (way.hands_out or again):
         return members[-1].name, "nothing outside reads it"
     final = tuple(with_body(graph.nests[n], bodies) if not graph.nests[n].is_reduction else as_store(graph.nests[n])
@@ -206,7 +203,7 @@ def _build(
     waits = next((t for t in sorted(reads - inside) if graph.depends(t, inside)), None)
     if waits is not None:
         return members[-1].name, f"{waits} is computed outside the kernel from values inside it"
-    step = next((t for t in sorted(reads - inside) if t in graph.internal), None)
+    step = next((t for t in sorted({*outputs, *(reads - inside)}) if t in graph.internal), None)
     if step is not None:
         return members[-1].name, f"{step} is a step of one operation, which a kernel computes as a whole"
     named = [n for n in members if not n.internal] or final

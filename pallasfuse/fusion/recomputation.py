@@ -46,7 +46,7 @@ def computed_again(
 def needed_elsewhere(graph: Graph, members: Collection[str], inner: Sequence[str], rolled: Axis) -> frozenset[str]:
     """Returns the inner reductions of a kernel that something outside needs as well, other than what the kernel hands out.
 
-    What follows the kernel's reductions over its rolled axis might be one of them: it does not count.
+    A reduction that follows the kernel's own over its rolled axis does not count, as it might be one of them.
     """
     follow = [n.name for n in graph.reductions() if rolled in n.reduced and graph.depends(n.name, members)]
     outside = computed_outside(graph, (*members, *inner, *follow))

@@ -31,7 +31,7 @@ class Access:
     gathered: bool = False
     """The rows of a tile come from places that a table says, and make an array of their own."""
     passes: int = 1
-    """How often a block goes over the same sectors, each time for some of their elements."""
+    """The number of times that a block goes over the same sectors, each time for some of their elements."""
 
     @property
     def bytes(self) -> float:

@@ -85,7 +85,10 @@ def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
 
 
 def _of_every_platform(eqn: JaxprEqn) -> Jaxpr | None:
-    """The branch for all platforms that a choice does not name, where it names none that programs are lowered for."""
+    """Finds the branch for all platforms that a choice does not name, where it names none that programs are lowered for.
+
+    The frontend has a rule of its own for this, which is what is checked here.
+    """
     named = eqn.params.get("branches_platforms") or ()
     others = [b for b, p in zip(eqn.params.get("branches", ()), named, strict=False) if p is None]
     ours = set(PLATFORMS).intersection(p for platforms in named for p in platforms or ())
