@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pallasfuse._compat import JaxprEqn
 from pallasfuse.errors import Refusal
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Expr, apply, const, convert, read, select
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import MAX, MIN, Reducer
@@ -56,7 +55,8 @@ def nests_of(last: Nest, position: Expr) -> Iterator[Nest]:
     extreme, value = step("extreme", element, last.reducer)
     first, place = step("first", select(apply("eq", element, value), position, nowhere), MIN)
     yield from (extreme, first)
-    found: Expr = apply("min", place, const(volume(last.reduced) - 1, "int32"))
+    # nothing equals it only where numbers have no order, as in a proof: no number that stands for an extent, in bounds of all
+    found: Expr = select(apply("lt", place, nowhere), place, const(0, "int32"))
     if dtypes.is_float(element.dtype):
         unknown, other = step("unknown", select(apply("ne", element, element), position, nowhere), MIN)
         yield unknown

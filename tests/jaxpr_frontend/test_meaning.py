@@ -190,7 +190,7 @@ def test_binary(name: str) -> None:
 
 LEFT_TO_XLA = {
     "slice": "slices", "concatenate": "concatenations", "pad": "padding", "reverse": "reversals", "cumsum": "cumsum",
-    "sort": "sort", "argmax": "argmax", "gather": "gather", "scan": "scan", "cond": "cond", "split": "slices",
+    "sort": "sort", "gather": "gather", "scan": "scan", "cond": "cond", "split": "slices",
     "complex": "complex", "refused_reshape": "neither splits nor merges", "conflicting_reshapes": "neither splits",
     "rotary": "slices", "empty": "array without elements",
     "conflicting_operands": "split in different ways",

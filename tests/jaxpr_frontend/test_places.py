@@ -17,7 +17,7 @@ def test_the_steps_of_a_place():
         "t0.extreme[i]: float32 min[j:7]= x[i, j]",
         "t0.first[i]: int32 min[j:7]= select(x[i, j] == t0.extreme[i], j, 2147483647)",
         "t0.unknown[i]: int32 min[j:7]= select(x[i, j] != x[i, j], j, 2147483647)",
-        "t0[i]: int32 = select(t0.unknown[i] < 2147483647, t0.unknown[i], min(t0.first[i], 6))",
+        "t0[i]: int32 = select(t0.unknown[i] < 2147483647, t0.unknown[i], select(t0.first[i] < 2147483647, t0.first[i], 0))",
         "return t0",
     ]
 
