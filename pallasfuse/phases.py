@@ -11,6 +11,7 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.pallas_backend import cluster_rules, kernel_resources, mosaic_rules
+from pallasfuse.price import straight_code
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic, clusters
@@ -90,10 +91,22 @@ def _sums_beyond(program: TileProgram, target: Target) -> bool:
 
 
 def problem_of(phase: Phase) -> str | None:
-    """Returns why a target cannot run a phase that is a kernel of its own; None if it can."""
+    """Returns why a target cannot run a phase that is a kernel of its own, or should not; None if it can."""
+    return impossible(phase) or too_large(phase)
+
+
+def impossible(phase: Phase) -> str | None:
+    """Returns why a target cannot run a phase whatever its tiles take; None if it can."""
     rule = _PROBLEMS.get(phase.target.name)
-    reason = None if rule is None else rule(phase.program)
-    return reason or kernel_resources.too_large(phase.program, phase.target)
+    return None if rule is None else rule(phase.program)
+
+
+def too_large(phase: Phase) -> str | None:
+    """Returns why the tiles of a phase are too large, for a block's memory or for the compiler; None if they are not."""
+    program, target = phase.program, phase.target
+    if not kernel_resources.is_of_triton(target):
+        return None
+    return kernel_resources.too_large(program, target) or straight_code.too_long(program, target)
 
 
 def is_misformed(phases: Sequence[Phase]) -> bool:

@@ -15,8 +15,8 @@ from pallasfuse.ir.ranges import Range
 from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import phases_of, problem_of, refused_alike, unsuited, us_of
+from pallasfuse.pallas_backend.kernel_resources import is_of_triton
+from pallasfuse.phases import phases_of, problem_of, refused_alike, too_large, unsuited, us_of
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_range
 from pallasfuse.price.ranges import hiding_nothing
@@ -78,7 +78,7 @@ def _listed_and_smaller(group: Group, target: Target) -> Iterator[Schedule]:
     """Every listed schedule; then, where a compiler decides what lies in shared memory, smaller ones."""
     listed = choose(group, target)
     yield from listed
-    if target.writes_kernels and not target.warpgroup_rows and not target.cluster:
+    if is_of_triton(target):
         yield from smaller(listed[0], target)
 
 
@@ -428,10 +428,10 @@ def _lowered(
 def _with_smaller_tiles(
     chosen: Group, refused: tuple[Schedule, tuple[Phase, ...], str], tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
-    """The largest tiles below refused ones that fit into shared memory, where that is what they were refused for."""
+    """The largest tiles below refused ones that are not too large, where that is what they were refused for."""
     listed, phases, _ = refused
     target = phases[0].target
-    if not any(kernel_resources.too_large(p.program, p.target) for p in phases):
+    if not any(map(too_large, phases)):
         return refused
     for candidate in smaller(listed, target):
         schedule = _override(candidate, options, target)

@@ -26,7 +26,7 @@ from pallasfuse.ir.tree import Do, Keep, Merge, RangeLoop, Tree, parse, renamed,
 from pallasfuse.jaxpr_frontend import Converted, axes_of
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import problem_of
+from pallasfuse.phases import impossible
 from pallasfuse.price.terms import NOTHING
 from pallasfuse.targets import Target
 from pallasfuse.tiling import arithmetic
@@ -65,7 +65,7 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
         problem = kernel_resources.too_large(phase.program, able)
         if problem is not None:
             raise ScheduleError(f"FuseOptions.schedule breaks rule 12 (space): {problem}")
-        problem = problem_of(phase)
+        problem = impossible(phase)
         if problem is not None:
             raise ScheduleError(f"FuseOptions.schedule breaks rule 14 (target): {problem}")
     group = replace(group, conditions=tuple(folds.conditions), exceptions=(*folds.exceptions, *assumptions(bounded)))

@@ -27,8 +27,7 @@ from pallasfuse.ir.tile_program import Contract, TileProgram, every
 from pallasfuse.ir.tree import Launch, Node, RangeLoop, Tree, TreeKernel, walk
 from pallasfuse.lowering import assumptions, lower_on
 from pallasfuse.options import FuseOptions
-from pallasfuse.pallas_backend import kernel_resources
-from pallasfuse.phases import is_misformed, problem_of, us_of
+from pallasfuse.phases import is_misformed, problem_of, too_large, us_of
 from pallasfuse.price.visited_tiles import visited_shares
 from pallasfuse.price.xla_products import without_casts
 from pallasfuse.resources.triton import view_of
@@ -239,18 +238,18 @@ class _Tried:
         Where a tree's tiles are too large for a block, it is not tried with larger ones: they do not fit either.
         """
         found: list[Point] = []
-        too_large: list[Candidate] = []
+        oversized: list[Candidate] = []
         tried = 0
         for point in points:
             tree, sizes = point.candidate.tree, point.candidate.sizes
-            larger = any(c.tree == tree and all(map(le, c.sizes, sizes)) for c in too_large)
+            larger = any(c.tree == tree and all(map(le, c.sizes, sizes)) for c in oversized)
             if larger or sum(p.candidate.tree == tree for p in found) == _OF_A_TREE:
                 continue
             tried += 1
             if self.us(point) < math.inf:
                 found.append(point)
             elif self._is_too_large(point):
-                too_large.append(point.candidate)
+                oversized.append(point.candidate)
             if len(found) == _STARTS or tried == _TRIED:
                 break
         return found
@@ -266,7 +265,7 @@ class _Tried:
             return False  # what is larger has no other loops, and is not lowered
         made = [self._phases(tree) for tree in trees]
         return bool(made) and all(
-            phases is not None and any(kernel_resources.too_large(p.program, p.target) for p in phases)
+            phases is not None and any(map(too_large, phases))
             for phases in made
         )
 

@@ -29,6 +29,9 @@ def too_large(program: TileProgram, target: Target) -> str | None:
 
     Kernels of other targets are counted where they are examined.
     """
-    if target.warpgroup_rows or target.cluster or not target.writes_kernels:
-        return None
-    return triton.shared_memory(program, target).problem(target.shared_memory_bytes)
+    return triton.shared_memory(program, target).problem(target.shared_memory_bytes) if is_of_triton(target) else None
+
+
+def is_of_triton(target: Target) -> bool:
+    """Does Triton compile the kernels of a target, and decide what lies where?"""
+    return target.writes_kernels and not target.warpgroup_rows and not target.cluster

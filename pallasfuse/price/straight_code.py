@@ -1,0 +1,43 @@
+"""The length of the code that a thread of a Triton kernel runs without a branch: ptxas orders it as one piece.
+
+Each element of a tile that a thread has is instructions of its own there. The compiler takes more than in proportion longer for
+longer pieces, and beyond some thousands of instructions it no longer finds an order in which few values are alive: they spill.
+"""
+
+from pallasfuse.ir.expr import Apply, Expr, postorder
+from pallasfuse.ir.tile_program import TileProgram, expressions
+from pallasfuse.price.operations import of_node
+from pallasfuse.resources.block import WARP
+from pallasfuse.resources.triton import view_of
+from pallasfuse.targets import Target
+
+LONGEST = 4096
+"""Instructions. Of 37 compilations for an H100 (12 kernels of whole programs, with 1 to 16 warps), the 28 of fewer took at most
+3.4 s, and one spilled more than 1 kB a thread. The other nine, of 4,041 to 14,068, took 2.6 to 29 s; seven spilled more than 1 kB,
+one of them 41 kB."""
+
+
+def too_long(program: TileProgram, target: Target) -> str | None:
+    """Returns why the compiler should not be given a program; None where no piece of its code is too long."""
+    longest = instructions(program, target)
+    if longest <= LONGEST:
+        return None
+    return f"a thread runs {longest:.0f} instructions without a branch, of {LONGEST} that its compiler orders well"
+
+
+def instructions(program: TileProgram, target: Target) -> float:
+    """The instructions of a thread in the longest body of a loop, or outside of loops; the matrix units' are not counted."""
+    view, threads = view_of(program, target), WARP * program.warps
+    seen: dict[int, set[Expr]] = {}
+    found: dict[int, float] = {}
+    for line in view.lines:
+        own = seen.setdefault(id(line.scope), set())
+        for node in (n for root in expressions(line.statement) for n in postorder(root)):
+            if isinstance(node, Apply) and node not in own:
+                own.add(node)
+                each = of_node(node)
+                times = max(1.0, view.elements(node.axes) / threads)
+                found[id(line.scope)] = found.get(id(line.scope), 0.0) + times * (
+                    each.simple + each.special + each.library + each.converted
+                )
+    return max(found.values(), default=0.0)
