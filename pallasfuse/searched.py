@@ -264,10 +264,7 @@ class _Tried:
         if any(_loops(tree) in self.misformed for tree in trees):
             return False  # what is larger has no other loops, and is not lowered
         made = [self._phases(tree) for tree in trees]
-        return bool(made) and all(
-            phases is not None and any(map(too_large, phases))
-            for phases in made
-        )
+        return bool(made) and all(phases is not None and any(map(too_large, phases)) for phases in made)
 
     def descend(self, point: Point) -> float:
         """Changes one thing of a point after the other, as long as its price falls. Returns the price."""

@@ -334,7 +334,7 @@ class Interpreter:
                 tile = self._widen(initial, carry.axes, scope)
                 state += (lax.convert_element_type(tile.array, jnp.dtype(carry.dtype)),)
             else:
-                shape = tuple(scope.windows[a].size for a in _present(carry, scope))
+                shape = tuple(scope.windows[a].size for a in self._present(carry, scope))
                 state += (jnp.full(shape, initial.array, jnp.dtype(carry.dtype)),)
         return (*state, *(scope.buffers[name].array for name in _written(loop, scope)))
 
@@ -355,15 +355,19 @@ class Interpreter:
         inner.names[block_start(axis)] = Tile(begin, ())
         self.bind_state(loop, state, inner)
         self.run(segment.body, inner)
-        carried = (self._widen(inner.names[c.next_name], _present(c, scope), inner).array for c in loop.carries)
+        carried = (self._widen(inner.names[c.next_name], self._present(c, scope), inner).array for c in loop.carries)
         return (*carried, *(inner.buffers[name].array for name in _written(loop, scope)))
 
     def bind_state(self, loop: Loop, state: tuple[Array, ...], scope: Scope) -> None:
         """Give the carried values their names, and the buffers what they hold."""
         for carry, array in zip(loop.carries, state, strict=False):
-            scope.names[carry.name] = Tile(array, _present(carry, scope))
+            scope.names[carry.name] = Tile(array, self._present(carry, scope))
         for name, array in zip(_written(loop, scope), state[len(loop.carries) :], strict=True):
             scope.buffers[name] = replace(scope.buffers[name], array=array)
+
+    def _present(self, carry: Carry, scope: Scope) -> tuple[Axis, ...]:
+        """The axes of which a carried value has several positions, in canonical order."""
+        return self._union(tuple(a for a in carry.axes if scope.windows[a].size != 1))
 
 
 def _mirrored(trip: Callable[..., tuple[Array, ...]], ends: Array, number: Array, state: Any) -> tuple[Array, ...]:
@@ -374,7 +378,3 @@ def _mirrored(trip: Callable[..., tuple[Array, ...]], ends: Array, number: Array
 def _written(loop: Loop, scope: Scope) -> list[str]:
     """The buffers around a loop that it writes, and therefore carries."""
     return [n for n in dict.fromkeys(n for g in loop.segments for n in sets(g.body)) if n in scope.buffers]
-
-
-def _present(carry: Carry, scope: Scope) -> tuple[Axis, ...]:
-    return tuple(a for a in carry.axes if scope.windows[a].size != 1)

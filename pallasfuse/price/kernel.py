@@ -18,6 +18,7 @@ from pallasfuse.price.block_work import examine
 from pallasfuse.price.gpu_library import memory_us, product_us
 from pallasfuse.price.ranges import FINDING_RANGES, hiding_nothing
 from pallasfuse.price.terms import Price, Term, total
+from pallasfuse.price.without_loops import as_program
 from pallasfuse.price.xla import price_xla
 from pallasfuse.price.xla_forms import LibraryProduct
 from pallasfuse.resources import triton
@@ -55,7 +56,7 @@ def _found(*parts: Any) -> Price:
         bounded = [program for program, _ in own]
         programs = [hiding_nothing(p) for p in bounded]
         if target.platform == "cpu":
-            found.append(cpu.price(programs, target.device))
+            found += [_on_cpu(p, target.device) for p in programs]
         elif target.writes_kernels:
             emission = gpu.Emission(warpgroups=target.warpgroup_rows > 0, together=target.cluster > 0)
             found.append(gpu.price(programs, target.device, emission, _held(programs, target)))
@@ -68,6 +69,12 @@ def _found(*parts: Any) -> Price:
 
 
 _priced = Recent(_found, most=16)
+
+
+def _on_cpu(program: TileProgram, device: Device) -> Price:
+    """The price of loops of XLA on a CPU; without loops it is a program of XLA's, and not cheaper than by its price."""
+    own, plain = cpu.price([program], device), as_program(program)
+    return own if plain is None else max(own, price_xla(plain, device), key=lambda p: p.us)
 
 
 # --- tile programs as loops of XLA on a GPU: every trip is a few kernels, among them the library's products

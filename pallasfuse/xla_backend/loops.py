@@ -20,6 +20,7 @@ from pallasfuse.ir.dtypes import is_integer
 from pallasfuse.ir.expr import Apply, Const, Expr, Index
 from pallasfuse.ir.intervals import interval, within
 from pallasfuse.ir.tile_program import Loop, Store, TileProgram, block_start, every
+from pallasfuse.xla_backend.orders import is_turned, ranks
 
 
 class _XlaMachine:
@@ -47,6 +48,8 @@ class _XlaMachine:
         )
 
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
+        if _strided(rhs, over) < _strided(lhs, over):
+            lhs, rhs = rhs, lhs
         batch = tuple(a for a in lhs.axes if a in rhs.axes and a not in over)
         dims = tuple(tuple(t.axes.index(a) for a in group) for group in (over, batch) for t in (lhs, rhs))
         numbers = ((dims[0], dims[1]), (dims[2], dims[3]))
@@ -94,7 +97,7 @@ class _XlaInterpreter(Interpreter):
 
     def __init__(self, program: TileProgram, machine: _XlaMachine) -> None:
         super().__init__(program, machine)
-        self.xla = machine
+        self.xla, self.rank = machine, ranks(program)
         self._known = {block_start(a): (0, max(0, a.extent - t)) for a, t in program.grid}
         for axis in {s.axis for s in every(program.body) if isinstance(s, Loop)} & {a for a, _ in program.grid}:
             self._known[block_start(axis)] = 0, axis.extent - 1  # of a block, and of every piece of it
@@ -153,6 +156,11 @@ class _XlaInterpreter(Interpreter):
         here = jnp.expand_dims(jnp.clip(here, 0, window.size - 1), along)
         element = jnp.take_along_axis(tile.array, here, axis=along, mode="promise_in_bounds")
         return Tile(jnp.where(inside, jnp.squeeze(element, along), jnp.zeros((), tile.array.dtype)), rows)
+
+
+def _strided(side: Tile, over: tuple[Axis, ...]) -> int:
+    """The elements that the library reads in strides, if this is the left side of a product."""
+    return int(side.array.size) if is_turned(side.axes, over) else 0
 
 
 def _stored(loop: Loop) -> Iterator[str]:

@@ -1,0 +1,79 @@
+"""A kernel of one block without loops is a program of XLA's, and has the price of one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from benchmarks import kernels
+from pallasfuse.device import assumed
+from pallasfuse.ir.evaluate import evaluate
+from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.price import cpu
+from pallasfuse.price.kernel import price_kernel
+from pallasfuse.price.without_loops import as_program
+from pallasfuse.price.xla import price_xla
+from pallasfuse.targets import find
+
+XLA = find("xla")
+
+
+def kernels_of(function, *arguments, **asked):
+    options = pf.FuseOptions(target="xla", price=False, **asked)
+    return [p.program for k in pf.fuse(function, options=options).explain(*arguments).kernels for p in k.phases]
+
+
+def shared_softmax(x, w):
+    p = jax.nn.softmax(x @ w, axis=-1)
+    return p @ w.T, jnp.log(p).sum(-1)
+
+
+PROGRAMS = {
+    "softmax of a product": (shared_softmax, kernels.array(24, 16), kernels.array(16, 20)),
+    "masked mean": (
+        lambda x, y: jnp.where(x > y, x, 0.0).sum(-1) / (x > y).sum(-1),
+        kernels.array(12, 30),
+        kernels.array(12, 1),
+    ),
+    "turned result": (
+        lambda x, y: jnp.tanh(jnp.einsum("nk,np->pk", x, y) * y.sum(0)[:, None]),
+        kernels.array(8, 6),
+        kernels.array(8, 10),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_computes_what_the_kernel_does(name):
+    function, *arguments = PROGRAMS[name]
+    programs = kernels_of(function, *arguments)
+    assert programs
+    rng = np.random.default_rng(0)
+    for program in programs:
+        plain = as_program(program)
+        tensors = {t.name: rng.uniform(0.5, 2, [a.extent for a in t.axes]) for t in program.inputs}
+        found, wanted = evaluate(plain, tensors), evaluate_tiles(program, tensors)
+        for t in program.outputs:
+            np.testing.assert_allclose(found[t.name], wanted[t.name], rtol=1e-12)
+
+
+def test_what_has_loops_is_none():
+    attention = kernels.array(2048, 4, 64)
+    (program,) = kernels_of(lambda q: kernels.attention(q, q, q), attention, tiles=(("i", 128),))
+    assert as_program(program) is None
+
+
+def test_a_result_that_is_stored_as_it_is_is_not_copied():
+    (program,) = kernels_of(lambda x, y: jnp.exp(x) @ y, kernels.array(64, 32), kernels.array(32, 48))
+    plain = as_program(program)
+    assert [n.name for n in plain.nests] == list(plain.outputs)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_not_cheaper_than_xla(name):
+    function, *arguments = PROGRAMS[name]
+    device = assumed("cpu")
+    for program in kernels_of(function, *arguments):
+        plain = price_xla(as_program(program), device).us
+        assert price_kernel([(program, XLA.on(device))]).us == max(plain, cpu.price([program], device).us)

@@ -1,0 +1,116 @@
+"""Tiles are kept as they lie in memory, batches first, and products read the cheaper of their sides in strides."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallasfuse as pf
+from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.expr import read
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram, verify
+from pallasfuse.xla_backend import loops, orders
+
+F = "float32"
+BATCH, ROW, SUM, COLUMN = (Axis(name, size) for name, size in (("b", 3), ("i", 8), ("k", 64), ("j", 96)))
+
+
+def of_product(lhs, rhs, out, *, order=(COLUMN, ROW, SUM, BATCH)):
+    """A kernel of one block that multiplies two tensors, whose tiles are in some order."""
+    axes = tuple(dict.fromkeys((*lhs, *rhs)))
+    over = tuple(a for a in axes if a not in out)
+    tensors = Tensor("x", lhs, F), Tensor("w", rhs, F)
+    body = (
+        Load("x.t", "x", lhs, F), Load("w.t", "w", rhs, F),
+        Contract("y.t", tuple(a for a in order if a in out), read("x.t", lhs, F), read("w.t", rhs, F), over, F),
+        Store("y", out, read("y.t", out, F)),
+    )  # fmt: skip
+    tiles = tuple((a, a.extent) for a in order if a in axes)
+    return verify(TileProgram("product", tensors, (Tensor("y", out, F),), (), tiles, body))
+
+
+def operations(program):
+    """The names of the operations on whole tiles of the emitted kernel, and the shapes of the left side of its product."""
+    inputs = {t.name: jnp.ones([a.extent for a in t.axes], F) for t in program.inputs}
+    jaxpr = jax.make_jaxpr(lambda xs: loops.run(program, xs))(inputs)
+    names = [e.primitive.name for e in jaxpr.eqns]
+    (dot,) = (e for e in jaxpr.eqns if e.primitive.name == "dot_general")
+    return names, dot.invars[0].aval.shape
+
+
+def order_of(program):
+    ranks = orders.ranks(program)
+    return "".join(a.name for a in sorted(ranks, key=ranks.__getitem__))
+
+
+def test_what_lies_in_one_order_is_not_turned():
+    program = of_product((ROW, SUM), (SUM, COLUMN), (ROW, COLUMN))
+    assert order_of(program) == "ikj"
+    names, lhs = operations(program)
+    assert "transpose" not in names
+    assert lhs == (8, 64)
+
+
+def test_the_left_side_is_read_along_its_rows():
+    """Of weights whose neighbours are of different columns, the other side's rows are the product's."""
+    swapped = of_product((SUM, COLUMN), (ROW, SUM), (ROW, COLUMN))
+    assert operations(swapped) == operations(of_product((ROW, SUM), (SUM, COLUMN), (ROW, COLUMN)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_smaller_side_is_read_in_strides(first):
+    sides = ((SUM, ROW), (SUM, COLUMN)) if first else ((SUM, COLUMN), (SUM, ROW))
+    program = of_product(*sides, (COLUMN, ROW))
+    assert operations(program)[1] == (64, 8)
+    assert order_of(program).index("i") < order_of(program).index("j")
+
+
+def test_batches_stand_first():
+    """The results of heads that lie between positions and features are turned otherwise, and these are many."""
+    assert order_of(of_product((ROW, BATCH, SUM), (COLUMN, BATCH, SUM), (BATCH, ROW, COLUMN))).startswith("b")
+
+
+def test_wishes_that_contradict_each_other():
+    """Three tensors of which each lies against the other two: the largest has its way."""
+    short, wide, long = Axis("s", 4), Axis("w", 16), Axis("l", 256)
+    tensors = [Tensor(n, axes, F) for n, axes in (("a", (short, wide)), ("b", (wide, long)), ("c", (long, short)))]
+    loads = tuple(Load(f"{t.name}.t", t.name, t.axes, F) for t in tensors)
+    stores = tuple(Store(f"{t.name}.out", t.axes, read(f"{t.name}.t", t.axes, F)) for t in tensors)
+    outputs = tuple(Tensor(f"{t.name}.out", t.axes, F) for t in tensors)
+    tiles = tuple((a, a.extent) for a in (long, short, wide))
+    program = verify(TileProgram("turns", tuple(tensors), outputs, (), tiles, (*loads, *stores)))
+    assert order_of(program) == "wls"
+
+
+def dequantised(x, w, scale, offset):
+    return jnp.einsum("ikl,klj->ij", x, (w.astype(F) - offset[:, None]) * scale[:, None])
+
+
+def attention_of_heads_inside(q, k, v):
+    p = jax.nn.softmax(jnp.einsum("ihd,mhd->him", q, k) / 8, axis=-1)
+    return jnp.einsum("him,mhd->ihd", p, v)
+
+
+PROGRAMS = {
+    "dequantised": (dequantised, ((6, 4, 32), F), ((4, 32, 48), "uint8"), ((4, 48), F), ((4, 48), F)),
+    "heads inside": (attention_of_heads_inside, *[((40, 3, 16), F)] * 3),
+    "weights first": (lambda w, x: jnp.tanh(jnp.einsum("kj,ik->ji", w, x)).sum(-1), ((32, 48), F), ((6, 32), F)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("tile", [None, 8])
+def test_results_are_those_of_the_program(name, tile):
+    function, *arguments = PROGRAMS[name]
+    rng = np.random.default_rng(0)
+    arrays = [jnp.asarray(rng.uniform(0.5, 9, shape), dtype) for shape, dtype in arguments]
+    options = pf.FuseOptions(target="xla", price=False)
+    plan = pf.fuse(function, options=options).explain(*arrays)
+    assert plan.kernels
+    if tile is not None:
+        grid = [a.name for a, _ in plan.kernels[0].schedule.grid if a.extent > tile]
+        options = pf.FuseOptions(target="xla", price=False, tiles=tuple((name, tile) for name in grid))
+    found = pf.fuse(function, options=options)(*arrays)
+    wanted = function(*arrays)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=2e-6 * float(jnp.abs(wanted).max()))
