@@ -1,9 +1,9 @@
 """Kernels of one block without loops, as loops of a program: XLA compiles both to the same, so that both have one price."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, Read, mul, postorder, read, rename_axes, substitute
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Expr, Read, mul, postorder, read, reads_in, rename_axes, substitute
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram
@@ -54,7 +54,7 @@ def _nests(program: TileProgram, named: Mapping[str, str]) -> Iterator[Nest]:
             case Reduce():
                 yield Nest(named.get(s.name, s.name), s.axes, of(s.value), s.value.dtype, s.over, s.reducer)
             case Contract():
-                body = mul(of(s.lhs), of(s.rhs))
+                body = mul(*sorted((of(s.lhs), of(s.rhs)), key=lambda side: _strided(side, s.over)))
                 yield Nest(
                     named.get(s.name, s.name), s.axes, body, s.dtype, s.over, SUM, precision=s.precision or "default"
                 )
@@ -63,3 +63,11 @@ def _nests(program: TileProgram, named: Mapping[str, str]) -> Iterator[Nest]:
                 yield Nest(s.tensor, s.indices, value, types.get(s.tensor, value.dtype))
         if isinstance(s, Reduce | Contract) and s.name in named:
             lies[s.name] = named[s.name], s.axes
+
+
+def _strided(side: Expr, over: Sequence[Axis]) -> int:
+    """The elements that are read in strides where this is the left side of a product: the emitted loops take the other one for that
+    (`xla_backend.orders`)."""
+    largest = max((r.indices for r in reads_in(side)), key=volume, default=())
+    last = next((a for a in reversed(largest) if a.extent > 1), None)
+    return volume(largest) if last is not None and last not in over else 0

@@ -17,9 +17,9 @@ from pallasfuse.emission.interpreter import Array, DynamicSlice, Interpreter, Sc
 from pallasfuse.emission.lookups import in_whole_blocks, tile_of
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.dtypes import is_integer
-from pallasfuse.ir.expr import Apply, Const, Expr, Index
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read
 from pallasfuse.ir.intervals import interval, within
-from pallasfuse.ir.tile_program import Loop, Store, TileProgram, block_start, every
+from pallasfuse.ir.tile_program import Contract, Loop, Store, TileProgram, block_start, every
 from pallasfuse.xla_backend.orders import is_turned, ranks
 
 
@@ -98,6 +98,7 @@ class _XlaInterpreter(Interpreter):
     def __init__(self, program: TileProgram, machine: _XlaMachine) -> None:
         super().__init__(program, machine)
         self.xla, self.rank = machine, ranks(program)
+        self._products = {s.name for s in every(program.body) if isinstance(s, Contract)}
         self._known = {block_start(a): (0, max(0, a.extent - t)) for a, t in program.grid}
         for axis in {s.axis for s in every(program.body) if isinstance(s, Loop)} & {a for a, _ in program.grid}:
             self._known[block_start(axis)] = 0, axis.extent - 1  # of a block, and of every piece of it
@@ -112,6 +113,17 @@ class _XlaInterpreter(Interpreter):
         around, self.xla.stored = self.xla.stored, frozenset(_stored(loop))
         super()._loop(loop, scope)
         self.xla.stored = around
+
+    def _store(self, tensor: str, indices: tuple[Axis, ...], value: Expr, scope: Scope) -> None:
+        """Stores a tile; a product that is stored in another order is made in its own.
+
+        XLA would exchange its sides instead, and read the larger one in strides.
+        """
+        if isinstance(value, Read) and value.tensor in self._products:
+            tile = scope.names[value.tensor]
+            if tile.axes != tuple(a for a in indices if a in tile.axes):
+                scope.memo[value] = Tile(self.machine.pin(tile.array), tile.axes)
+        super()._store(tensor, indices, value, scope)
 
     def evaluate(self, node: Expr, scope: Scope) -> Tile:
         match node:
