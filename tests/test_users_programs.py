@@ -11,7 +11,6 @@ DELTA = 1e-6
 TARGETS = ("xla", "triton", "mosaic_gpu")
 NOT_COVERED = {
     "rows_that_are_masked_as_a_whole": "in the others a divisor is zero",
-    "gradients_of_a_loss": "the bound: no number",
     "router_with_a_balance_loss": "the bound: no number",
 }
 """What the report says about programs that not all tests speak for."""
