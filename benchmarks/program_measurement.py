@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,6 +37,9 @@ from pallasfuse.ir.loop_program import unknown_in
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.xla import price_xla
 from pallasfuse.verification.reference import float64_results, largest_bytes
+
+FOLDER = Path(__file__).resolve().parent.parent
+"""Source lines are named as seen from here: results are read on other machines."""
 
 Row = dict[str, Any]
 
@@ -117,7 +121,7 @@ def planned(built: Built, fuse: Fuse, row: Row) -> pf.Plan:
         written = convert(traced.call.jaxpr).program  # XLA gets that, and no other form of it
         row["predicted_xla_us"] = price_xla(written, device_at_hand()).us
         row["priced"] = not unknown_in(written)
-        row["rewritings"] = [str(r)[:400] for r in plan.rewritings]
+        row["rewritings"] = [str(r).replace(f"{FOLDER}/", "")[:400] for r in plan.rewritings]
     return plan
 
 

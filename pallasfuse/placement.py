@@ -428,7 +428,7 @@ def _lowered(
 def _with_smaller_tiles(
     chosen: Group, refused: tuple[Schedule, tuple[Phase, ...], str], tensors: Mapping[str, Tensor], options: FuseOptions
 ) -> tuple[Schedule, tuple[Phase, ...], str | None]:
-    """The largest tiles below refused ones that are not too large, where that is what they were refused for."""
+    """Returns the largest tiles below refused ones that are not too large, where that is what they were refused for."""
     listed, phases, _ = refused
     target = phases[0].target
     if not any(map(too_large, phases)):

@@ -366,7 +366,7 @@ class Interpreter:
             scope.buffers[name] = replace(scope.buffers[name], array=array)
 
     def _present(self, carry: Carry, scope: Scope) -> tuple[Axis, ...]:
-        """The axes of which a carried value has several positions, in canonical order."""
+        """Returns the axes of which a carried value has several positions, in canonical order."""
         return self._union(tuple(a for a in carry.axes if scope.windows[a].size != 1))
 
 

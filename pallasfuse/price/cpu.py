@@ -288,7 +288,7 @@ def _passes(work: BlockWork, device: Device) -> Term:
 
 
 def _with_fewer_strides(p: Product) -> Product:
-    """Returns the product with its sides in the order of the emitted loops (`xla_backend.orders`).
+    """Returns the product with its sides in the order of the emitted loops (`ir.tile_orders`).
 
     The left one is read in strides where it lies with the contracted axes first.
     """

@@ -72,7 +72,7 @@ _priced = Recent(_found, most=16)
 
 
 def _on_cpu(program: TileProgram, device: Device) -> Price:
-    """The price of loops of XLA on a CPU; without loops it is a program of XLA's, and not cheaper than by its price."""
+    """Returns the price of loops of XLA on a CPU; a kernel without loops is not cheaper than the same program of XLA's."""
     own, plain = cpu.price([program], device), as_program(program)
     return own if plain is None else max(own, price_xla(plain, device), key=lambda p: p.us)
 

@@ -1,4 +1,4 @@
-"""The length of the code that a thread of a Triton kernel runs without a branch: ptxas orders it as one piece.
+"""Counts the instructions that a thread of a Triton kernel runs without a branch: ptxas orders them as one piece.
 
 Each element of a tile that a thread has is instructions of its own there. The compiler takes more than in proportion longer for
 longer pieces, and beyond some thousands of instructions it no longer finds an order in which few values are alive: they spill.
@@ -12,9 +12,12 @@ from pallasfuse.resources.triton import view_of
 from pallasfuse.targets import Target
 
 LONGEST = 4096
-"""Instructions. Of 37 compilations for an H100 (12 kernels of whole programs, with 1 to 16 warps), the 28 of fewer took at most
-3.4 s, and one spilled more than 1 kB a thread. The other nine, of 4,041 to 14,068, took 2.6 to 29 s; seven spilled more than 1 kB,
-one of them 41 kB."""
+"""A thread should run no more instructions in one piece.
+
+Of 37 compilations for an H100 (12 kernels of whole programs, with 1 to 16 warps), the 29 of up to 4,041 took at most 3.4 s, and two
+spilled more than 1 kB a thread. The other eight, of 4,250 to 14,068, took 2.6 to 29 s; six spilled more than 1 kB, one of
+them 41 kB.
+"""
 
 
 def too_long(program: TileProgram, target: Target) -> str | None:
@@ -26,7 +29,7 @@ def too_long(program: TileProgram, target: Target) -> str | None:
 
 
 def instructions(program: TileProgram, target: Target) -> float:
-    """The instructions of a thread in the longest body of a loop, or outside of loops; the matrix units' are not counted."""
+    """Counts the instructions of a thread in the longest body of a loop, or outside of loops: those of elementwise expressions."""
     view, threads = view_of(program, target), WARP * program.warps
     seen: dict[int, set[Expr]] = {}
     found: dict[int, float] = {}

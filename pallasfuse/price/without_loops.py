@@ -1,11 +1,15 @@
-"""Kernels of one block without loops, as loops of a program: XLA compiles both to the same, so that both have one price."""
+"""Kernels of one block without loops are written as loops of a program, whose price by XLA is the least that they can cost.
+
+XLA compiles the same operations, with some barriers more.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Read, mul, postorder, read, reads_in, rename_axes, substitute
+from pallasfuse.ir.expr import Expr, Read, mul, postorder, read, rename_axes, substitute
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
+from pallasfuse.ir.tile_orders import ranks, strided
 from pallasfuse.ir.tile_program import Contract, Let, Load, Reduce, Store, TileProgram
 
 _OF_TILES = (Load, Let, Reduce, Contract, Store)
@@ -39,6 +43,13 @@ def _named(program: TileProgram) -> dict[str, str]:
 def _nests(program: TileProgram, named: Mapping[str, str]) -> Iterator[Nest]:
     """Yields the nest of each statement; what is loaded is read where it lies. named: as of `_named`."""
     types = {t.name: t.dtype for t in program.outputs}
+    places = ranks(program)
+
+    def strides(side: Expr, over: Sequence[Axis]) -> int:
+        """Counts what the emitted loops would read in strides of a left side; they take the other one for that."""
+        wide = [a for a in side.axes.union(over) if a.extent > 1]
+        return strided(wide, over, places, volume(wide))
+
     lies: dict[str, tuple[str, tuple[Axis, ...]]] = {}
 
     def of(body: Expr) -> Expr:
@@ -54,7 +65,8 @@ def _nests(program: TileProgram, named: Mapping[str, str]) -> Iterator[Nest]:
             case Reduce():
                 yield Nest(named.get(s.name, s.name), s.axes, of(s.value), s.value.dtype, s.over, s.reducer)
             case Contract():
-                body = mul(*sorted((of(s.lhs), of(s.rhs)), key=lambda side: _strided(side, s.over)))
+                left, right = sorted((s.lhs, s.rhs), key=lambda side: strides(side, s.over))
+                body = mul(of(left), of(right))
                 yield Nest(
                     named.get(s.name, s.name), s.axes, body, s.dtype, s.over, SUM, precision=s.precision or "default"
                 )
@@ -63,11 +75,3 @@ def _nests(program: TileProgram, named: Mapping[str, str]) -> Iterator[Nest]:
                 yield Nest(s.tensor, s.indices, value, types.get(s.tensor, value.dtype))
         if isinstance(s, Reduce | Contract) and s.name in named:
             lies[s.name] = named[s.name], s.axes
-
-
-def _strided(side: Expr, over: Sequence[Axis]) -> int:
-    """The elements that are read in strides where this is the left side of a product: the emitted loops take the other one for that
-    (`xla_backend.orders`)."""
-    largest = max((r.indices for r in reads_in(side)), key=volume, default=())
-    last = next((a for a in reversed(largest) if a.extent > 1), None)
-    return volume(largest) if last is not None and last not in over else 0

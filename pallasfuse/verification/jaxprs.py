@@ -241,9 +241,8 @@ class Equations:
         reducer = REDUCERS["max" if eqn.primitive.name == "argmax" else "min"]
         extreme = self._shaped(self.fields.reduce(reducer, x, (axis,), dtype), eqn)
         elements = [x.take((*[slice(None)] * axis, n, Ellipsis)) for n in range(x.shape[axis])]
-        result = self.fields.constant(
-            0, "int32", extreme.rank
-        )  # where nothing equals it: numbers of a field have no order
+        # where nothing equals it: numbers of a field have no order
+        result = self.fields.constant(0, "int32", extreme.rank)
         for op, others in (("eq", [extreme] * len(elements)), ("ne", elements)):
             for place in reversed(range(len(elements))):
                 here = self.fields.apply(op, [elements[place], others[place]], "bool")

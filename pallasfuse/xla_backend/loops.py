@@ -19,15 +19,15 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.dtypes import is_integer
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read
 from pallasfuse.ir.intervals import interval, within
+from pallasfuse.ir.tile_orders import ranks, strided
 from pallasfuse.ir.tile_program import Contract, Loop, Store, TileProgram, block_start, every
-from pallasfuse.xla_backend.orders import is_turned, ranks
 
 
 class _XlaMachine:
     """Whole arrays in memory; `outputs` is threaded through the grid loop."""
 
     def __init__(self, inputs: Mapping[str, jax.Array], outputs: dict[str, jax.Array], program: TileProgram) -> None:
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self.places = inputs, outputs, ranks(program)
         self.lookups = {x.result.name: (x, in_whole_blocks(program, x)) for x in program.lookups}
         self.stored: frozenset[str] = frozenset()
         """The outputs that the loop stores which is being run: it carries no others."""
@@ -48,7 +48,8 @@ class _XlaMachine:
         )
 
     def contract(self, lhs: Tile, rhs: Tile, over: tuple[Axis, ...], dtype: str, precision: str | None) -> Tile:
-        if _strided(rhs, over) < _strided(lhs, over):
+        left, right = (strided(t.axes, over, self.places, t.array.size) for t in (lhs, rhs))
+        if right < left:
             lhs, rhs = rhs, lhs
         batch = tuple(a for a in lhs.axes if a in rhs.axes and a not in over)
         dims = tuple(tuple(t.axes.index(a) for a in group) for group in (over, batch) for t in (lhs, rhs))
@@ -97,7 +98,7 @@ class _XlaInterpreter(Interpreter):
 
     def __init__(self, program: TileProgram, machine: _XlaMachine) -> None:
         super().__init__(program, machine)
-        self.xla, self.rank = machine, ranks(program)
+        self.xla, self.rank = machine, machine.places
         self._products = {s.name for s in every(program.body) if isinstance(s, Contract)}
         self._known = {block_start(a): (0, max(0, a.extent - t)) for a, t in program.grid}
         for axis in {s.axis for s in every(program.body) if isinstance(s, Loop)} & {a for a, _ in program.grid}:
@@ -168,11 +169,6 @@ class _XlaInterpreter(Interpreter):
         here = jnp.expand_dims(jnp.clip(here, 0, window.size - 1), along)
         element = jnp.take_along_axis(tile.array, here, axis=along, mode="promise_in_bounds")
         return Tile(jnp.where(inside, jnp.squeeze(element, along), jnp.zeros((), tile.array.dtype)), rows)
-
-
-def _strided(side: Tile, over: tuple[Axis, ...]) -> int:
-    """The elements that the library reads in strides, if this is the left side of a product."""
-    return int(side.array.size) if is_turned(side.axes, over) else 0
 
 
 def _stored(loop: Loop) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Counts of the instructions that a thread runs without a branch, and schedules that are not made as there would be too many."""
+"""The instructions that a thread runs without a branch are counted; schedules with too many of them are not made."""
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +55,9 @@ def test_no_schedule_has_longer_code_than_its_compiler_orders(monkeypatch):
     def longest():
         return max(straight_code.instructions(p, TRITON) for p in programs_of(busy, kernels.array(4096, 8192)))
 
-    assert longest() <= straight_code.LONGEST
     before = straight_code.LONGEST
+    assert before == 4096  # as measured, see there
+    assert longest() <= before
     monkeypatch.setattr(straight_code, "LONGEST", float("inf"))
     assert longest() > 3 * before
 

@@ -1,4 +1,6 @@
-"""A kernel of one block without loops is a program of XLA's, and has the price of one."""
+"""A kernel of one block without loops is a program of XLA's, and costs no less than one."""
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +66,14 @@ def test_what_has_loops_is_none():
     assert as_program(program) is None
 
 
+def test_several_blocks_without_loops_are_none():
+    (program,) = kernels_of(jax.nn.softmax, kernels.array(64, 32))
+    (axis,) = (a for a, _ in program.grid)
+    assert as_program(program) is not None
+    tiles = tuple((a, 8 if a is axis else t) for a, t in program.tiles)
+    assert as_program(replace(program, grid=((axis, 8),), tiles=tiles)) is None
+
+
 def test_a_result_that_is_stored_as_it_is_is_not_copied():
     (program,) = kernels_of(lambda x, y: jnp.exp(x) @ y, kernels.array(64, 32), kernels.array(32, 48))
     plain = as_program(program)
@@ -74,6 +84,19 @@ def test_a_result_that_is_stored_as_it_is_is_not_copied():
 def test_it_is_not_cheaper_than_xla(name):
     function, *arguments = PROGRAMS[name]
     device = assumed("cpu")
-    for program in kernels_of(function, *arguments):
+    programs = kernels_of(function, *arguments)
+    assert programs
+    for program in programs:
         plain = price_xla(as_program(program), device).us
         assert price_kernel([(program, XLA.on(device))]).us == max(plain, cpu.price([program], device).us)
+
+
+def test_xla_s_price_is_the_larger_one_where_rows_are_read_again():
+    def normalised(x, y):
+        e = jnp.exp(x)
+        return e / e.sum(-1, keepdims=True) * y, (e * y).sum(-1)
+
+    (program,) = kernels_of(normalised, kernels.array(128, 320), kernels.array(128, 320))
+    device = assumed("cpu")
+    plain = price_xla(as_program(program), device).us
+    assert price_kernel([(program, XLA.on(device))]).us == plain > cpu.price([program], device).us

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
+from pallasfuse.ir import tile_orders
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import read
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.ir.tile_program import Contract, Load, Store, TileProgram, verify
-from pallasfuse.xla_backend import loops, orders
+from pallasfuse.ir.tile_program import Contract, Load, Loop, Store, TileProgram, every, verify
+from pallasfuse.xla_backend import loops
 
 F = "float32"
 BATCH, ROW, SUM, COLUMN = (Axis(name, size) for name, size in (("b", 3), ("i", 8), ("k", 64), ("j", 96)))
@@ -40,7 +41,7 @@ def operations(program):
 
 
 def order_of(program):
-    ranks = orders.ranks(program)
+    ranks = tile_orders.ranks(program)
     return "".join(a.name for a in sorted(ranks, key=ranks.__getitem__))
 
 
@@ -53,7 +54,7 @@ def test_what_lies_in_one_order_is_not_turned():
 
 
 def test_the_left_side_is_read_along_its_rows():
-    """Of weights whose neighbours are of different columns, the other side's rows are the product's."""
+    """Weights whose neighbours are of different columns are the right side, whichever the program has there."""
     swapped = of_product((SUM, COLUMN), (ROW, SUM), (ROW, COLUMN))
     assert operations(swapped) == operations(of_product((ROW, SUM), (SUM, COLUMN), (ROW, COLUMN)))
 
@@ -69,6 +70,31 @@ def test_the_smaller_side_is_read_in_strides(first):
 def test_batches_stand_first():
     """The results of heads that lie between positions and features are turned otherwise, and these are many."""
     assert order_of(of_product((ROW, BATCH, SUM), (COLUMN, BATCH, SUM), (BATCH, ROW, COLUMN))).startswith("b")
+
+
+def test_a_product_that_is_stored_in_another_order_is_made_in_its_own():
+    """XLA would exchange its sides, and read the larger one in strides; what lies as it is made needs no barrier."""
+    assert "optimization_barrier" in operations(of_product((ROW, SUM), (SUM, COLUMN), (COLUMN, ROW)))[0]
+    assert "optimization_barrier" not in operations(of_product((ROW, SUM), (SUM, COLUMN), (ROW, COLUMN)))[0]
+
+
+def test_carried_values_have_the_order_of_all_tiles():
+    """The order of a sum that a loop carries is not that of the program."""
+    rng = np.random.default_rng(0)
+    x, y, z = (jnp.asarray(rng.normal(size=s), F) for s in ((6, 17), (8, 6), (24, 17)))
+
+    def two(x, y, z):
+        return jnp.einsum("ji,kj->ik", jnp.tanh(jnp.einsum("di,jd->ji", x, y)), z[:, :8])
+
+    options = pf.FuseOptions(target="xla", price=False)
+    (kernel,) = pf.fuse(two, options=options).explain(x, y, z).kernels
+    program = kernel.phases[0].program
+    short = tuple((a.name, 4) for a in program.order if a.extent > 4)
+    options = pf.FuseOptions(target="xla", price=False, tiles=short[:2])
+    plan = pf.fuse(two, options=options).explain(x, y, z)
+    carried = [c for s in every(plan.kernels[0].phases[0].program.body) if isinstance(s, Loop) for c in s.carries]
+    assert any(len(c.axes) > 1 for c in carried)
+    np.testing.assert_allclose(pf.fuse(two, options=options)(x, y, z), two(x, y, z), rtol=2e-5, atol=2e-5)
 
 
 def test_wishes_that_contradict_each_other():
@@ -110,6 +136,7 @@ def test_results_are_those_of_the_program(name, tile):
     assert plan.kernels
     if tile is not None:
         grid = [a.name for a, _ in plan.kernels[0].schedule.grid if a.extent > tile]
+        assert grid
         options = pf.FuseOptions(target="xla", price=False, tiles=tuple((name, tile) for name in grid))
     found = pf.fuse(function, options=options)(*arrays)
     wanted = function(*arrays)
