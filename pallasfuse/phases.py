@@ -104,9 +104,10 @@ def impossible(phase: Phase) -> str | None:
 def too_large(phase: Phase) -> str | None:
     """Returns why the tiles of a phase are too large, for a block's memory or for the compiler; None if they are not."""
     program, target = phase.program, phase.target
-    if not kernel_resources.is_of_triton(target):
-        return None
-    return kernel_resources.too_large(program, target) or straight_code.too_long(program, target)
+    problem = kernel_resources.beyond_shared_memory(program, target)
+    if problem is not None or not kernel_resources.is_of_triton(target):
+        return problem
+    return straight_code.too_long(program, target)
 
 
 def is_misformed(phases: Sequence[Phase]) -> bool:

@@ -62,7 +62,7 @@ def scheduled(converted: Converted, text: str, target: Target, *, strict: bool =
         raise ScheduleError(f"FuseOptions.schedule breaks {programs}")
     phases = tuple(Phase(arithmetic.rewrite_for(able, p), able) for p in programs)
     for phase in phases:
-        problem = kernel_resources.too_large(phase.program, able)
+        problem = kernel_resources.beyond_shared_memory(phase.program, able)
         if problem is not None:
             raise ScheduleError(f"FuseOptions.schedule breaks rule 12 (space): {problem}")
         problem = impossible(phase)

@@ -36,9 +36,8 @@ def fold_at_extremes(
     if any(simplify(substitute(body, {test: const(False, "bool")})) != identity for test in tests):
         return None
     passed: dict[Expr, Expr] = {test: const(True, "bool") for test in tests}
-    if not substitute(body, passed).tensors.isdisjoint(
-        unfinished
-    ):  # -0.0 equals 0.0, and what is computed of it need not
+    # -0.0 equals 0.0, and what is computed of it need not
+    if not substitute(body, passed).tensors.isdisjoint(unfinished):
         return None
     frames = {
         value: Frame(f"{nest.name}.frame{n}", value.indices, value, (value.tensor,), (), compared=True)

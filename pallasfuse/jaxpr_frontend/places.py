@@ -55,7 +55,7 @@ def nests_of(last: Nest, position: Expr) -> Iterator[Nest]:
     extreme, value = step("extreme", element, last.reducer)
     first, place = step("first", select(apply("eq", element, value), position, nowhere), MIN)
     yield from (extreme, first)
-    # nothing equals it only where numbers have no order, as in a proof: no number that stands for an extent, in bounds of all
+    # No element equals the extremum only in a proof, whose numbers have no order. Position 0 is there for every extent.
     found: Expr = select(apply("lt", place, nowhere), place, const(0, "int32"))
     if dtypes.is_float(element.dtype):
         unknown, other = step("unknown", select(apply("ne", element, element), position, nowhere), MIN)

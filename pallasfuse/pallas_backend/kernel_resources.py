@@ -24,7 +24,7 @@ def resources(programs: Sequence[TileProgram], target: Target) -> Resources | st
     return triton.resources(program, target) if target.writes_kernels else None
 
 
-def too_large(program: TileProgram, target: Target) -> str | None:
+def beyond_shared_memory(program: TileProgram, target: Target) -> str | None:
     """Returns why a kernel that Triton compiles may not fit into shared memory; None if it does.
 
     Kernels of other targets are counted where they are examined.

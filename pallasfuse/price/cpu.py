@@ -83,12 +83,14 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
 
 
 def _in_columns(product: LibraryProduct, device: Device) -> float:
-    """The elements of a left operand that are brought into panels in strides: of another library, which shares long sums among
-    the cores instead, each of them with rows of its own."""
+    """Counts the elements that are brought into panels in strides: of the left operand, and of the right one if it is turned, too.
+
+    Another library does so, which shares long sums among the cores instead, each of them with rows of its own.
+    """
     long = product.summed > 2 * device.multiprocessors * max(product.rows, product.columns)
     if not product.in_columns or long:
         return 0.0
-    # with both sides turned, panels of the right one are gathered as well: 0.8 to 3.8 ns an element for six shapes on two cores
+    # 0.8 to 3.8 ns for each element of the right one, for six shapes on two cores
     sides = product.rows + (product.columns if product.rhs_turned else 0)
     return float(product.batch * product.summed * sides)
 
@@ -290,7 +292,7 @@ def _passes(work: BlockWork, device: Device) -> Term:
 def _with_fewer_strides(p: Product) -> Product:
     """Returns the product with its sides in the order of the emitted loops (`ir.tile_orders`).
 
-    The left one is read in strides where it lies with the contracted axes first.
+    The left one is read in strides where it lies with the contracted axes first; of computed sides the price does not know that.
     """
     left, right = p.rows if p.in_columns else 0, p.columns if p.rhs_in_rows else 0
     if left <= right:

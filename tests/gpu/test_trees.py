@@ -31,7 +31,7 @@ def on_triton(subject, tree):
     programs = lower_tree(subject.region, tree, FoldsOnDemand(subject.region), TILES["dots"])
     assert not isinstance(programs, Refusal), programs
     for program in programs:
-        problem = rules.problem(program) or kernel_resources.too_large(program, TARGETS["triton"])
+        problem = rules.problem(program) or kernel_resources.beyond_shared_memory(program, TARGETS["triton"])
         if problem is not None:
             pytest.skip(problem)
     on_machine(subject, programs, kernel.run)

@@ -39,9 +39,8 @@ def test_in_proportion_to_the_elements_of_a_thread(rows, columns):
         straight_code.instructions(program_of(score, *arrays, rows=rows, rolled=columns, warps=w, stages=1), TRITON)
         for w in (4, 8)
     )
-    assert (
-        rows * columns / 128 * 3 < one
-    )  # at least the scale, the difference from the maximum, and the power of each score
+    # at least the scale, the difference from the maximum, and the power of each score
+    assert rows * columns / 128 * 3 < one
     assert half == pytest.approx(one / 2, rel=0.1)
 
 

@@ -52,7 +52,7 @@ def test_no_planned_kernel_overflows_shared_memory(subject, target):
     assert plan.kernels or any("bytes of shared memory" in str(f) for f in plan.fallbacks)
     for kernel in plan.kernels:
         for phase in kernel.phases:
-            assert kernel_resources.too_large(phase.program, phase.target) is None
+            assert kernel_resources.beyond_shared_memory(phase.program, phase.target) is None
 
 
 def test_a_listed_tiling_that_does_not_fit_gives_way():
