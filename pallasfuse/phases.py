@@ -105,7 +105,7 @@ def too_large(phase: Phase) -> str | None:
     """Returns why the tiles of a phase are too large, for a block's memory or for the compiler; None if they are not."""
     program, target = phase.program, phase.target
     problem = kernel_resources.beyond_shared_memory(program, target)
-    if problem is not None or not kernel_resources.is_of_triton(target):
+    if problem is not None or not target.writes_kernels or target.cluster:
         return problem
     return straight_code.too_long(program, target)
 

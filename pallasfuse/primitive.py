@@ -21,6 +21,7 @@ from pallasfuse import _compat, device
 from pallasfuse._compat import Jaxpr, Primitive
 from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
+from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
@@ -34,7 +35,7 @@ from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.verdicts import Verdict
-from pallasfuse.written_out import chosen_form, is_faster_as_it_is, may_lose_kernels, surely_faster
+from pallasfuse.written_out import chosen_form, is_faster_as_it_is, may_lose_kernels, predicted_us, surely_faster
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,11 +97,22 @@ class FusedCall:
             own = self.options
             asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
-            program = surely_faster(self.jaxpr, target, own.exclude) if sure else self.jaxpr
+            program = surely_faster(self.jaxpr, target, own.exclude, self._with_kernels(target)) if sure else self.jaxpr
             if program is not self.jaxpr and self._may_lose_kernels(program, target):
                 program = self.jaxpr
             self.programs[key] = program
         return program
+
+    def _with_kernels(self, target: Target) -> WithKernels | None:
+        """Returns what plans an operation alone, unchecked: what it is a part of is checked. None: the target has no kernels."""
+        if not target.writes_kernels:
+            return None
+
+        def planned(jaxpr: Jaxpr) -> tuple[Callable[..., list[Any]], float]:
+            call = FusedCall(jaxpr, replace(self.options, check=False), self.name, self.warning)
+            return functools.partial(bind, call), predicted_us(call.plan(target))
+
+        return planned
 
     def _may_lose_kernels(self, form: Jaxpr, target: Target) -> bool:
         return may_lose_kernels(self.jaxpr, form, lambda one: plan_of(one, target, self.options, self.boundary))
@@ -191,7 +203,9 @@ class FusedCall:
         if self.is_body or self.options.strict or not wanted(self.options):
             return None, None
         try:
-            best, form, verdict = chosen_form(self.jaxpr, target, device, self.options.exclude, measure=measure)
+            best, form, verdict = chosen_form(
+                self.jaxpr, target, device, self.options.exclude, self._with_kernels(target), measure=measure
+            )
         except Exception as error:
             warnings.warn(f"{self.name}: its forms could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "
                           "pallasfuse, please report it. It is as it was written.", stacklevel=2)  # fmt: skip

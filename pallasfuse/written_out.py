@@ -16,7 +16,7 @@ from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
-from pallasfuse.decompositions import Decomposer, Rule
+from pallasfuse.decompositions import Decomposer, Rule, WithKernels
 from pallasfuse.device import Device
 from pallasfuse.environment import environment
 from pallasfuse.executables import Function, executables_of_task, is_shortage
@@ -55,18 +55,20 @@ _OPERATION_S = 0.1
 
 
 def forms(
-    jaxpr: Jaxpr, target: Target, at_hand: Any, exclude: Sequence[str] = (), *, measure: bool = True
-) -> dict[str, Jaxpr]:
+    jaxpr: Jaxpr, target: Target, at_hand: Any, exclude: Sequence[str] = (), with_kernels: WithKernels | None = None, *,
+    measure: bool = True,
+) -> dict[str, Jaxpr]:  # fmt: skip
     """Returns other forms of a program that may be faster, each by words that say what it is.
 
-    Operations are timed alone on the device at hand, once. exclude: as of `FuseOptions`. measure: as of `fastest`.
+    Operations are timed alone on the device at hand, once. exclude: as of `FuseOptions`. with_kernels: as of `Decomposer`.
+    measure: as of `fastest`.
     """
     device = target.device
 
     def clock(written: Jaxpr, other: Jaxpr) -> bool | None:
         return _is_faster(written, other, target.device, at_hand, measure)
 
-    decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude))
+    decomposer = Decomposer(device, tuple(exclude), _WORTH_A_CLOCK, clock, _rules(target, exclude), with_kernels)
     if measure:
         _compile_operations_ahead(decomposer, jaxpr, at_hand)
     decomposed = decomposer.of(jaxpr)
@@ -90,10 +92,13 @@ def _compile_operations_ahead(decomposer: Decomposer, jaxpr: Jaxpr, device: Any)
         apart(lambda: executables.of(list(chain.from_iterable(wanted)), device), device)
 
 
-def surely_faster(jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = ()) -> Jaxpr:
+def surely_faster(
+    jaxpr: Jaxpr, target: Target, exclude: Sequence[str] = (), with_kernels: WithKernels | None = None
+) -> Jaxpr:
     """Returns the program with all written out that needs no clock; itself where nothing is."""
     device = target.device
-    decomposed = Decomposer(device, tuple(exclude), device.price_error, rules=_rules(target, exclude)).of(jaxpr)
+    rules = _rules(target, exclude)
+    decomposed = Decomposer(device, tuple(exclude), device.price_error, None, rules, with_kernels).of(jaxpr)
     return unrolled_surely(decomposed, device, exclude)
 
 
@@ -156,20 +161,21 @@ def _error_of(found: Measured, key: str) -> str:
 
 
 def chosen_form(
-    jaxpr: Jaxpr, target: Target, device: Any, exclude: Sequence[str], *, measure: bool
-) -> tuple[str | None, Jaxpr, Verdict | None]:
+    jaxpr: Jaxpr, target: Target, device: Any, exclude: Sequence[str], with_kernels: WithKernels | None = None, *,
+    measure: bool,
+) -> tuple[str | None, Jaxpr, Verdict | None]:  # fmt: skip
     """Chooses the form of a program that is used on a device. Returns words that say which, the form, and what the clock said.
 
     Without words it is the program as it is. Where there was no clock, the price decides; a form that does not run is none.
-    measure: as of `fastest`.
+    with_kernels: as of `Decomposer`. measure: as of `fastest`.
     """
-    ways = forms(jaxpr, target, device, exclude, measure=measure)
+    ways = forms(jaxpr, target, device, exclude, with_kernels, measure=measure)
     best, verdict = fastest(jaxpr, ways, device, measure=measure)
     if best is not None:
         return best, ways[best], verdict
     if verdict is None or verdict.ours_us is not None or verdict.reason.startswith((_FAILS, _TOO_LARGE)):
         return None, jaxpr, verdict
-    sure = surely_faster(jaxpr, target, exclude)
+    sure = surely_faster(jaxpr, target, exclude, with_kernels)
     if sure is jaxpr:
         return None, jaxpr, verdict
     return _SURELY, sure, replace(verdict, kept=True, reason=f"{verdict.reason}: {_SURELY}")
@@ -248,7 +254,7 @@ def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -
         if not Counter(_that_kernels_have(before)) - Counter(_that_kernels_have(after)):
             return False
         own = plan(jaxpr)
-        return bool(own.kernels) and _predicted_us(own) < _predicted_us(plan(form))
+        return bool(own.kernels) and predicted_us(own) < predicted_us(plan(form))
     except Exception:  # a program must not fail because of a form of it
         return True
 
@@ -271,7 +277,7 @@ def _in_bodies(jaxpr: Jaxpr) -> Counter[str]:
     return found
 
 
-def _predicted_us(plan: Plan) -> float:
+def predicted_us(plan: Plan) -> float:
     """The microseconds that a program is predicted to take with the kernels of its plan, but for those in bodies of loops."""
     with IMPORTS:  # few programs have such forms
         from pallasfuse.price.xla import price_xla
@@ -288,7 +294,7 @@ def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:
         times = _measured_us(own, verdict.xla_us), _measured_us(other, verdict.ours_us)
         if times[0] is not None and times[1] is not None:
             return _CLEARLY * times[0] < times[1]
-    return _predicted_us(own) < _predicted_us(other)
+    return predicted_us(own) < predicted_us(other)
 
 
 def _measured_us(plan: Plan, by_xla_us: float) -> float | None:

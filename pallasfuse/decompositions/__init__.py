@@ -11,17 +11,19 @@ from dataclasses import dataclass, field, replace
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
-from pallasfuse.decompositions import joins, powers, products, running, short_axes, windows
+from pallasfuse.decompositions import joins, powers, products, ragged, running, short_axes, windows
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
 from pallasfuse.primitive_names import WITH_BODIES
 
-__all__ = ["Decomposer", "Rule"]
+__all__ = ["Decomposer", "Rule", "WithKernels"]
 
 type Rule = Callable[[JaxprEqn], Run | None]
 """Returns what computes an operation in another way; None where it knows none."""
+type WithKernels = Callable[[Jaxpr], tuple[Run, float]]
+"""Returns what runs a jaxpr with the kernels that are planned for it, and the microseconds that this is predicted to take."""
 type Clock = Callable[[Jaxpr, Jaxpr], bool | None]
 """Is the second of two programs of one operation faster than the first? None: nobody knows."""
 
@@ -34,17 +36,21 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         "concatenate": (joins.choice,),
         "conv_general_dilated": (windows.convolution, windows.patches, windows.few_positions),
         "dot_general": (products.aligned,),
+        "ragged_dot_general": (ragged.in_blocks,),
     },
     "cpu": {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (running.running,)),
         "conv_general_dilated": (windows.convolution, windows.few_positions),
         "dot_general": (products.product,),
+        "ragged_dot_general": (ragged.in_blocks,),
         "pow": (powers.power,),
         "rsqrt": (powers.inverse_root,),
     },
 }
 """The rules that may be worth it, by platform."""
+_FOR_KERNELS = frozenset({"ragged_dot_general"})
+"""Operations whose other ways are worth it where kernels take part in them: XLA would write parts of an operand anew."""
 _LEAST_US = 20.0
 """Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
 
@@ -63,10 +69,14 @@ class Decomposer:
     clock: Clock | None = None
     rules: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
     """Further rules, by the names of operations."""
+    with_kernels: WithKernels | None = None
+    """Runs other ways with kernels where that is what makes them faster; None: nothing is planned."""
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
     _known: dict[str, int | None] = field(default_factory=dict)
     """The answers of `_fastest`, by the texts of operations: the layers of a model have the same ones."""
+    _with_kernels: dict[str, Run] = field(default_factory=dict)
+    """What runs the ways that were found with kernels, by the same texts."""
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         """Returns the program with operations decomposed; itself where nothing is."""
@@ -125,7 +135,7 @@ class Decomposer:
 
     def _ways(self, eqn: JaxprEqn) -> list[Run]:
         """The functions that compute an operation in other ways: those of the rules that have one, and do not fail."""
-        found = []
+        found: list[Run | None] = []
         name = eqn.primitive.name
         for rule in (*_RULES.get(self.device.platform, {}).get(name, ()), *self.rules.get(name, ())):
             with contextlib.suppress(Exception):  # a program must not fail because of a form of it
@@ -171,28 +181,36 @@ class Decomposer:
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
         key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values}"
         if key not in self._known:
-            self._known[key] = self._fastest(eqn, ways)
+            self._known[key] = self._fastest(eqn, ways, key)
         number = self._known[key]
-        return None if number is None else ways[number]
+        return None if number is None else self._with_kernels.get(key, ways[number])
 
-    def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run]) -> int | None:
+    def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run], key: str) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
         written = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
         before_us = self._price_us(written)
         if before_us < _LEAST_US:
             return None
         others: dict[int, Jaxpr] = {}
+        prices_us: dict[int, float] = {}
         for number, run in enumerate(ways):
             with contextlib.suppress(Exception):  # a way that fails when it is traced is none
-                other = traced_as(eqn, run, eqn.invars)
+                other, us = self._traced(eqn, run, key)
                 if has_types_of(other.outvars, eqn.outvars):
-                    others[number] = other
-        prices_us = {number: self._price_us(other) for number, other in others.items()}
+                    others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
             timed = None if self.clock is None else self.clock(written, others[number])
             if self.gain * prices_us[number] <= before_us if timed is None else timed:
                 return number
         return None
+
+    def _traced(self, eqn: JaxprEqn, run: Run, key: str) -> tuple[Jaxpr, float]:
+        """Returns the jaxpr of another way to compute an operation, and the microseconds that it is predicted to take."""
+        other = traced_as(eqn, run, eqn.invars)
+        if self.with_kernels is None or eqn.primitive.name not in _FOR_KERNELS or other.constvars:
+            return other, self._price_us(other)
+        self._with_kernels[key], us = self.with_kernels(other)
+        return traced_as(eqn, self._with_kernels[key], eqn.invars), us
 
     def _price_us(self, jaxpr: Jaxpr) -> float:
         """The microseconds that XLA is predicted to take for a jaxpr."""

@@ -129,6 +129,14 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
+class Special:
+    """A special function of each element, as that of the logarithm of Gamma: a series, or as many steps as its values need."""
+
+    name: str
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
 class Trips[Program]:
     """A loop with a known number of trips, one after the other."""
 
@@ -174,6 +182,7 @@ PlainWork = (
     | Fourier
     | Elimination
     | Drawn
+    | Special
     | Trips[Any]
     | Branches[Any]
     | Nothing

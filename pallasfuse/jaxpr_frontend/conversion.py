@@ -46,10 +46,14 @@ _FORMS: dict[str, ExternalForm] = {
     ),
 }  # fmt: skip
 """The forms of primitives that may be left to XLA, where one is known; all others are "whole"."""
+_OF_COMPLEX = frozenset(elementwise.RULES) | {"complex", "conj"}
+"""Primitives that compute complex numbers element by element."""
 
 
 def _form_of(eqn: JaxprEqn) -> ExternalForm:
     form = _FORMS.get(eqn.primitive.name, "whole")
+    if eqn.primitive.name in _OF_COMPLEX and any("complex" in dtype_of(a) for a in (*eqn.invars, *eqn.outvars)):
+        return "elements"
     first = eqn.invars[0] if eqn.invars else None
     if form == "update" and (not isinstance(first, Var) or any(a is first for a in eqn.invars[1:])):
         return "whole"  # what is updated is a literal, or is needed as it was

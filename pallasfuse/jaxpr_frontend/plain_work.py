@@ -21,6 +21,7 @@ from pallasfuse.ir.plain_work import (
     PlainWork,
     Priced,
     Running,
+    Special,
     Trips,
     Unknown,
     Windows,
@@ -138,6 +139,21 @@ def _windows(eqn: JaxprEqn) -> PlainWork | None:
     return Windows(_size(result), math.prod(window), _element_bytes(operand), _bytes(operand))
 
 
+def _ragged_product(eqn: JaxprEqn) -> PlainWork:
+    """XLA multiplies all rows with the matrices of all groups: one sum, over the groups, too, of rows that are zero elsewhere."""
+    rows, matrices, result = eqn.invars[0], eqn.invars[1], eqn.outvars[0]
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (_, summed), (_, batch) = numbers.dot_dimension_numbers
+    shape = shape_of(matrices)
+    groups = math.prod(shape[d] for d in numbers.rhs_group_dimensions)
+    shared, terms = (math.prod(shape[d] for d in dims) for dims in (batch, summed))
+    columns = math.prod(shape) // max(1, groups * shared * terms)
+    count = _size(result) // max(1, shared * columns)
+    masked = groups * _bytes(rows)
+    moved = _bytes(rows, matrices, result) + 2 * masked
+    return Convolution(shared, count, columns, groups * terms, dtype_of(rows), moved, channels=groups * terms)
+
+
 def _transform(eqn: JaxprEqn) -> PlainWork:
     (operand, *_), (result,) = eqn.invars, eqn.outvars
     lengths = tuple(eqn.params["fft_lengths"])
@@ -179,6 +195,7 @@ def _trips(eqn: JaxprEqn, convert: Convert) -> PlainWork:
 
 _WORK: dict[str, Callable[[JaxprEqn], PlainWork]] = {
     "conv_general_dilated": _convolution,
+    "ragged_dot_general": _ragged_product,
     "sort": _sort,
     "top_k": _largest,
     **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _running),
@@ -190,6 +207,22 @@ _WORK: dict[str, Callable[[JaxprEqn], PlainWork]] = {
     ),
     "triangular_solve": _triangular,
     **dict.fromkeys(("random_bits", "random_seed", "random_split", "random_fold_in", "threefry2x32"), _drawn),
+    **dict.fromkeys(
+        (
+            "lgamma",
+            "digamma",
+            "igamma",
+            "igammac",
+            "polygamma",
+            "zeta",
+            "bessel_i0e",
+            "bessel_i1e",
+            "regularized_incomplete_beta",
+            "igamma_grad_a",
+            "random_gamma_grad",
+        ),
+        lambda eqn: Special(eqn.primitive.name, _size(eqn.outvars[0])),
+    ),
     **dict.fromkeys(("random_wrap", "random_unwrap", "platform_index"), lambda _: Nothing()),
 }
 _UNKNOWN = frozenset({

@@ -192,10 +192,11 @@ def _cores_for(operations: float, device: Device) -> int:
     return device.multiprocessors if operations >= _SHARED_OPERATIONS else 1
 
 
-def _arithmetic(work: Operations, cores: int, device: Device) -> tuple[Term, Term]:
+def _arithmetic(work: Operations, cores: int, device: Device) -> tuple[Term, Term, Term]:
     vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (device.vector_gop_s * cores))
     special = Term("special functions", work.special, "op", 1e-3 * work.special / (device.special_gop_s * cores))
-    return vector, special
+    called = Term("functions of the C library", work.called, "clocks", 1e-3 * work.called / (device.clock_ghz * cores))
+    return vector, special, called
 
 
 def _joined(terms: Sequence[Term]) -> float:
@@ -242,7 +243,7 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
     each = (work.operations.simple + work.operations.special) / max(1.0, work.statements)
     cores = _cores_for(each, device)
     products = [t for p in work.products for t in _block_product(p, device)]
-    vector, special = _arithmetic(work.operations.times(work.blocks), cores, device)
+    scalar = _arithmetic(work.operations.times(work.blocks), cores, device)
     product, packed = (
         Term(name, sum(t.amount for t in of) * work.blocks, unit, sum(t.us for t in of) * work.blocks)
         for name, unit, of in (("products", "flop", products[::2]), ("packed operands", "elements", products[1::2]))
@@ -257,11 +258,11 @@ def _loops(program: TileProgram, work: BlockWork, device: Device) -> Price:
     calls = Term("library calls", called, "", device.call_us * called)
     elements = work.strided * work.blocks
     strided = Term("strided reads", elements, "elements", 1e-3 * _STRIDED_NS * elements)
-    arithmetic = product.us + packed.us + copied.us + strided.us + max(vector.us + special.us + sums.us, kept.us)
+    arithmetic = product.us + packed.us + copied.us + strided.us + max(sum(t.us for t in scalar) + sums.us, kept.us)
     stored = [float(math.prod(a.extent for a in t.axes) * dtypes.itemsize_bytes(t.dtype)) for t in program.outputs]
     own = Price(
         max(arithmetic, unique.us) + trips.us + calls.us + device.kernel_us,
-        (vector, special, sums, product, packed, copied, strided, kept, unique, trips, calls),
+        (*scalar, sums, product, packed, copied, strided, kept, unique, trips, calls),
     )
     return own + pages([*stored, _footprint(work)], device)
 

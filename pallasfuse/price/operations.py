@@ -1,7 +1,7 @@
 """The instructions that scalar operations take on a vector unit, and how many of them an expression executes."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
@@ -9,15 +9,29 @@ from pallasfuse.ir.expr import Apply, Const, Expr, postorder
 
 _SIMPLE = 1.0
 _INSTRUCTIONS: dict[str, tuple[float, ...]] = {
-    "div": (8, 1), "rem": (16, 1), "pow": (24, 2, 26), "atan2": (24, 1), "sqrt": (6, 1), "rsqrt": (3, 1), "cbrt": (16, 2),
-    "exp": (2, 1, 7), "exp2": (1, 1), "expm1": (10, 1, 15), "log": (4, 1, 22), "log1p": (12, 1, 15), "sin": (12, 1, 10),
-    "cos": (12, 1, 10), "tan": (24, 2), "asin": (20, 1, 4), "acos": (20, 1, 6), "atan": (20, 1), "sinh": (12, 2, 11),
-    "cosh": (12, 2, 2), "tanh": (8, 2, 7), "asinh": (20, 2, 19), "acosh": (20, 2, 20), "atanh": (16, 2, 19),
-    "logistic": (9, 2, 3), "erf": (20, 1), "erfc": (28, 2), "erf_inv": (30, 2), "convert": (0.5, 0), "nextafter": (8, 0),
-    "round_away": (4, 0), "round_even": (1, 0, 5), "sign": (3, 0, 4), "integer_pow": (2, 0),
+    "div": (8, 1), "rem": (16, 1, 0, 10), "pow": (24, 2, 66, 28), "atan2": (24, 1, 34, 63), "sqrt": (6, 1), "rsqrt": (3, 1),
+    "cbrt": (16, 2, 0, 60), "exp": (2, 1, 7), "exp2": (1, 1), "expm1": (10, 1, 15), "log": (4, 1, 22), "log1p": (12, 1, 15),
+    "sin": (12, 1, 30, 10), "cos": (12, 1, 32, 8), "tan": (24, 2, 0, 29), "asin": (20, 1, 4, 58), "acos": (20, 1, 6, 65),
+    "atan": (20, 1, 0, 33), "sinh": (12, 2, 16, 4), "cosh": (12, 2, 9), "tanh": (8, 2, 7), "asinh": (20, 2, 19),
+    "acosh": (20, 2, 20), "atanh": (16, 2, 19), "logistic": (9, 2, 8), "erf": (20, 1), "erfc": (28, 2, 45),
+    "erf_inv": (30, 2, 36), "convert": (0.5, 0), "nextafter": (8, 0, 12), "round_away": (4, 0), "round_even": (1, 0, 5),
+    "sign": (3, 0, 4), "integer_pow": (2, 0),
 }  # fmt: skip
-"""(simple instructions, instructions of the special-function unit, further simple ones of the library that a GPU's compilers
-call) for one element; anything else is one simple instruction. The last are the text that Triton makes of each, counted."""
+"""The instructions of one element: (simple ones, those of the special-function unit, further simple ones of the library that a
+GPU's compilers call, clocks of a CPU's core that calls the C library instead); anything else is one simple instruction.
+
+The third ones are the text that Triton makes of each, counted, and where that has branches (from `sin` to `erf_inv`) the time of
+eight of them on each of 4 M elements on an H100. The last ones are the time of four on each of 1 M elements on two cores.
+"""
+
+
+SPECIAL: dict[str, tuple[float, float]] = {
+    "lgamma": (360, 27), "digamma": (700, 34), "bessel_i0e": (130, 9), "bessel_i1e": (130, 7), "polygamma": (3000, 200),
+    "zeta": (3300, 220), "igamma": (4900, 330),
+}  # fmt: skip
+"""Special functions of one element: (instructions of a GPU, clocks of a CPU's core), as the last ones of `_INSTRUCTIONS`. Those of
+a GPU were measured of two; of the others they are fifteen times the clocks. What is not listed takes as long as the longest."""
+LONGEST_SPECIAL = SPECIAL["igamma"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +44,26 @@ class Operations:
     """Further simple instructions, where a GPU's library computes it."""
     converted: float = 0.0
     """Conversions between integers and floats, which a GPU makes on its special-function unit; booleans are chosen between."""
+    called: float = 0.0
+    """Clocks of a CPU's core in functions of the C library, which compute one element after the other."""
 
     def __add__(self, other: "Operations") -> "Operations":
         return Operations(
             self.simple + other.simple, self.special + other.special, self.library + other.library,
-            self.converted + other.converted,
+            self.converted + other.converted, self.called + other.called,
         )  # fmt: skip
 
     def times(self, factor: float) -> "Operations":
-        return Operations(self.simple * factor, self.special * factor, self.library * factor, self.converted * factor)
+        return Operations(
+            self.simple * factor, self.special * factor, self.library * factor, self.converted * factor, self.called * factor
+        )  # fmt: skip
 
 
-_OPERATIONS = {op: Operations(*counts) for op, counts in _INSTRUCTIONS.items()}
+def _of_table(simple: float, special: float, library: float = 0.0, called: float = 0.0) -> Operations:
+    return Operations(simple, special, library, called=called)
+
+
+_OPERATIONS = {op: _of_table(*counts) for op, counts in _INSTRUCTIONS.items()}
 _ONE = Operations(_SIMPLE)
 
 
@@ -58,7 +80,8 @@ def of_node(node: Apply) -> Operations:
         own = ROUNDED if node.dtype in dtypes.HALF else _OPERATIONS["convert"]
         types = node.dtype, node.args[0].dtype
         return own + _CONVERTED if any(map(dtypes.is_integer, types)) and any(map(dtypes.is_float, types)) else own
-    return _OPERATIONS.get(node.op, _ONE)
+    found = _OPERATIONS.get(node.op, _ONE)
+    return replace(found, called=0.0) if found.called and dtypes.is_integer(node.dtype) else found
 
 
 Instructions = tuple[tuple[frozenset[Axis], Operations], ...]
@@ -78,14 +101,15 @@ def new_instructions(nodes: Iterable[Expr], seen: set[Expr]) -> Instructions:
 
 def executed(instructions: Instructions, elements: Callable[[frozenset[Axis]], float]) -> Operations:
     """The instructions for all elements. elements: how many there are along some axes."""
-    simple = special = library = converted = 0.0
+    simple = special = library = converted = called = 0.0
     for axes, each in instructions:
         times = elements(axes)
         simple += each.simple * times
         special += each.special * times
         library += each.library * times
         converted += each.converted * times
-    return Operations(simple, special, library, converted)
+        called += each.called * times
+    return Operations(simple, special, library, converted, called)
 
 
 def count(roots: Iterable[Expr], elements: Callable[[frozenset[Axis]], float], seen: set[Expr]) -> Operations:

@@ -27,11 +27,13 @@ from pallasfuse.ir.plain_work import (
     PlainWork,
     Priced,
     Running,
+    Special,
     Trips,
     Unknown,
     Windows,
 )
 from pallasfuse.price.cpu import SCALAR_NS, memory_term, thunk
+from pallasfuse.price.operations import LONGEST_SPECIAL, SPECIAL
 from pallasfuse.price.terms import NOTHING, Price, Term
 from pallasfuse.price.xla_forms import Opaque
 from pallasfuse.price.xla_habits import CHANNELS, RUN
@@ -72,6 +74,10 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             return _priced(_term("factorisations", work.operations, "factorised_gop_s", device), moved, device)
         case Drawn(words):
             return _priced(_term("random words", words, "drawn_gop_s", device), moved, device)
+        case Special(name, elements):
+            clocks = elements * SPECIAL.get(name, LONGEST_SPECIAL)[1]
+            us = 1e-3 * clocks / (device.clock_ghz * device.multiprocessors)
+            return _priced(Term("special functions", clocks, "clocks", us), moved, device)
         case Nothing():
             return NOTHING
         case Priced() | Unknown() | Trips() | Branches():

@@ -25,12 +25,14 @@ from pallasfuse.ir.plain_work import (
     PlainWork,
     Priced,
     Running,
+    Special,
     Trips,
     Unknown,
     Windows,
 )
 from pallasfuse.price.gpu_convolutions import convolution_on_gpu
 from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
+from pallasfuse.price.operations import LONGEST_SPECIAL, SPECIAL
 from pallasfuse.price.terms import NOTHING, Price, Term, total
 from pallasfuse.price.xla_forms import Opaque
 from pallasfuse.price.xla_habits import ISSUED, RUN
@@ -74,6 +76,10 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             drawn = Term("vector units", words * _DRAWN_OPERATIONS, "op",
                          1e-3 * words * _DRAWN_OPERATIONS / (_INTEGERS * device.vector_gop_s))  # fmt: skip
             return Price(drawn.us, (drawn,)) + copy_on_gpu(4.0 * words, device)
+        case Special(name, elements):
+            instructions = elements * SPECIAL.get(name, LONGEST_SPECIAL)[0]
+            computed = Term("vector units", instructions, "op", 1e-3 * instructions / device.vector_gop_s)
+            return Price(computed.us, (computed,)) + copy_on_gpu(kernel.read_bytes + kernel.written_bytes, device)
         case Nothing():
             return NOTHING
         case Priced(us):

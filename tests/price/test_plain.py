@@ -220,3 +220,37 @@ def test_the_branch_of_a_platform_is_no_choice():
 )
 def test_arrays_without_elements_have_a_price(on, function):
     assert us(on, function, struct(4, 0)) >= 0
+
+
+@pytest.mark.parametrize("function", [lax.lgamma, lax.digamma, lambda x: lax.igamma(x, x)])
+@BOTH
+def test_special_functions_take_far_longer_than_moving_their_elements(on, function):
+    x = struct(1 << 22)
+    assert us(on, function, x) > 4 * us(on, jnp.sign, x)
+
+
+@BOTH
+def test_functions_that_a_cpu_calls_are_dearer_there(on):
+    x = struct(1 << 22)
+    ratio = us(on, jnp.arctan, x) / us(on, jnp.exp, x)
+    assert ratio > 5 if on is CPU else ratio < 1.5
+
+
+def test_remainders_of_integers_call_no_library():
+    def rest(x):
+        return lax.rem(x, jnp.full_like(x, 7))
+
+    ints, floats = (us(CPU, rest, struct(1 << 22, dtype=t)) for t in (jnp.int32, f32))
+    assert ints < floats / 2
+
+
+def test_complex_numbers_are_computed_where_they_are_read_on_a_gpu():
+    """As real ones are: eight operations are one pass over the memory, not eight."""
+
+    def many(x):
+        for n in range(8):
+            x = x * x + jnp.conj(x) * (0.1 * n)
+        return x
+
+    x = struct(1 << 22, dtype=jnp.complex64)
+    assert us(H200, many, x) < 3 * us(H200, lambda x: x * x, x)

@@ -1,0 +1,63 @@
+"""Chooses how many warps run a block of a kernel that Triton compiles, by the price of each number."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pallasfuse.decisions import Phase
+from pallasfuse.ir.tile_program import Contract, Loop, every
+from pallasfuse.pallas_backend import kernel_resources
+from pallasfuse.phases import too_large, us_of
+from pallasfuse.resources import triton
+from pallasfuse.resources.block import Resources
+
+_COUNTS = (1, 2, 4, 8, 16)
+_CLEARLY = 0.98
+"""Other warps than those of the schedule are to take less than so much of its price: prices of one program that differ by less
+say nothing about the times (192 kernels of whole programs, with each number of warps, on an H100)."""
+_MOST_SPILLED_BYTES = 512
+"""A thread that spills more is slower than its price says, which counts the bytes that are written and read.
+
+Of the same kernels, 42 that were estimated to spill more than 2 kB took 2.6 times as long as with the next number of warps that
+spills nothing (the median; up to 33 times), 26 that spill less 1.1 times (up to 2.6 times)."""
+_MOST_REGISTERS = 224
+"""Threads of fewer warps than the schedule has should not need more registers: too few warps live on a multiprocessor then to
+wait for each other's loads, which no price says. For the same reason blocks with a loop keep the warps that they have, or get
+more: with one or two, rows of 32 and 128 K elements took up to 1.4 times as long, although they were to be faster."""
+
+
+def with_best_warps(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+    """Returns the phases with the warps that the price likes best, each on its own.
+
+    Blocks with products stay as they are: what their warps share is laid out by the schedule.
+    """
+    return tuple(_with_best_warps(phase) for phase in phases)
+
+
+def _with_best_warps(phase: Phase) -> Phase:
+    if not kernel_resources.is_of_triton(phase.target) or any(
+        isinstance(s, Contract) for s in every(phase.program.body)
+    ):
+        return phase
+    others = (replace(phase, program=replace(phase.program, warps=n)) for n in _COUNTS if n != phase.program.warps)
+    best = min((o for o in others if _fits(o, phase.program.warps)), key=_us, default=phase)
+    spills = _held(phase).spilled_bytes > _MOST_SPILLED_BYTES
+    return best if spills or _us(best) < _CLEARLY * _us(phase) else phase
+
+
+def _fits(phase: Phase, own: int) -> bool:
+    """Are the registers enough? own: the warps of the schedule."""
+    held = _held(phase)
+    if phase.program.warps < own and (
+        held.registers > _MOST_REGISTERS or any(isinstance(s, Loop) for s in phase.program.body)
+    ):
+        return False
+    return held.spilled_bytes <= _MOST_SPILLED_BYTES and too_large(phase) is None
+
+
+def _us(phase: Phase) -> float:
+    return us_of((phase,))
+
+
+def _held(phase: Phase) -> Resources:
+    """What a block is estimated to take of a multiprocessor."""
+    return triton.resources(phase.program, phase.target)
