@@ -21,8 +21,9 @@ _MOST_SHARES, _MOST_SHARES_OF_GRADIENTS = 8, 128
 """Among so many blocks a sum is split at most; that of a gradient of weights, which is over all positions, among more."""
 _DIRECT = 0.25
 """Of the rate of the vector units, what kernels reach that use no matrix units: they win where there are very few channels."""
-_LONGEST_WINDOW = 32
-"""Of a window with holes, the most elements that the matrix units are used for, holes counted."""
+_LONGEST_WINDOW = 64
+"""Of a window with holes, the most elements that the matrix units are used for, holes counted: with 55 they are (seven taps of 64
+and 128 channels), with 129 they are not (two taps)."""
 _TURNED = 2
 """How often what windows of three dimensions read and write is copied to another order: by XLA, and by the library."""
 
