@@ -75,16 +75,16 @@ def test_no_other_number_is_clearly_cheaper(rows, columns):
     for phase in phases_of(jax.nn.softmax, kernels.array(rows, columns)):
         others = [with_warps(phase, n) for n in (1, 2, 4, 8, 16)]
         fit = [us_of((o,)) for o in others if registers(o) <= 224]
-        assert us_of((phase,)) <= min(fit) / 0.98
+        assert us_of((phase,)) <= min(fit) / 0.95
 
 
 def test_a_trifle_changes_nothing(monkeypatch):
     """Prices that differ by less than they err leave the schedule's own number."""
     (phase,) = phases_of(jax.nn.softmax, kernels.array(4096, 512))
     own = phase.program.warps
-    monkeypatch.setattr(warps, "us_of", lambda of: 1.0 if of[0].program.warps == own else 0.985)
+    monkeypatch.setattr(warps, "us_of", lambda of: 1.0 if of[0].program.warps == own else 0.96)
     assert with_best_warps([phase]) == (phase,)
-    monkeypatch.setattr(warps, "us_of", lambda of: 1.0 if of[0].program.warps == own else 0.97)
+    monkeypatch.setattr(warps, "us_of", lambda of: 1.0 if of[0].program.warps == own else 0.94)
     assert with_best_warps([phase]) != (phase,)
 
 
