@@ -4,7 +4,6 @@ On GPUs, XLA computes them inside of what reads them, as it does maps. For the p
 which tensor it reads, and not from which places.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
@@ -49,7 +48,6 @@ read_otherwise = Recent(_read_otherwise)
 
 
 def _stored_joins(program: LoopProgram) -> frozenset[str]:
-    readers = Counter(t for n in program.nests for t in n.reads)
     carried: set[str] = set()
     stored: set[str] = set()
     for node in program.nests:
@@ -57,7 +55,6 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
         if isinstance(node, External):
             if node.form == "join" and volume(node.axes) > MOST_REPEATED:
                 carried.add(node.name)
-                stored |= {*joined, *((node.name,) if readers[node.name] > 1 else ())}
         elif node.is_reduction:
             stored |= set(joined)
         elif joined:
@@ -67,8 +64,8 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
 
 
 stored_joins = Recent(_stored_joins)
-"""Returns the large joins, and the maps of one, that are written to memory: a kernel writes one join, and maps of it, and neither
-reduces them nor joins them with others. So is a join that several nests read."""
+"""Returns the large joins, and the maps of one, that are written to memory: a kernel computes one join, and maps of it, and neither
+reduces them nor computes others beside it. Where it is joined again, or several kernels read it, each computes what it needs."""
 
 
 def _padded(program: LoopProgram) -> dict[str, float]:
