@@ -89,6 +89,9 @@ def _uses(eqn: JaxprEqn, given: Sequence[_Known]) -> Iterator[tuple[_Known, floa
     elif name.startswith("scatter"):
         shape, dims = _compat.shape_of(eqn.invars[0]), eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
         yield from _of_columns(given[1], [shape[d] for d in dims])
+    elif name == "ragged_dot_general":  # about as many rows as there are, in all groups together
+        (rows, *_), (groups,) = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.invars[2])[-1:]
+        yield given[2], 2 * rows // max(1, groups) + 1
     elif name in ("dynamic_slice", "dynamic_update_slice"):
         first = 1 if name == "dynamic_slice" else 2
         sizes = eqn.params["slice_sizes"] if first == 1 else _compat.shape_of(eqn.invars[1])

@@ -29,7 +29,7 @@ from pallasfuse.tiling.bounds import guards_of
 from pallasfuse.tiling.choose import choose, fixed_axes, prices_decide, sums_beyond_tiles
 from pallasfuse.tiling.descent import cheapest, smaller
 from pallasfuse.tiling.split import split
-from pallasfuse.warps import with_best_warps
+from pallasfuse.warps import with_warps_by_price
 
 _MOST_TREES = 4
 """So many trees that are predicted to be faster than what is planned are tried when a kernel is tuned."""
@@ -100,7 +100,7 @@ def placed_on(
         if reason is None:
             schedule, phases, reason = _fastest(chosen, candidate, tensors, options)
             if reason is None and options.warps is None:
-                phases = with_best_warps(phases)
+                phases = with_warps_by_price(phases)
                 schedule = replace(schedule, warps=phases[0].program.warps)
             found = Placed(schedule, phases, tuple(declined), reason)
             if reason is None:

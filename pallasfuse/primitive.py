@@ -64,6 +64,11 @@ class FusedCall:
     is_body: bool = False
     """It is the body of a loop or a branch: the call around it decides how its own loops run."""
 
+    @property
+    def kernels(self) -> list[str]:
+        """The kernels that are planned so far, with their targets."""
+        return [f"{k.target.name} {k.schedule} {k.schedule.warps}" for plan in self.plans.values() for k in plan.kernels]
+
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
         if not self.options.rewrite:
@@ -97,13 +102,15 @@ class FusedCall:
             own = self.options
             asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
-            program = surely_faster(self.jaxpr, target, own.exclude, self._with_kernels(target)) if sure else self.jaxpr
+            program = (
+                surely_faster(self.jaxpr, target, own.exclude, self._planned_alone(target)) if sure else self.jaxpr
+            )
             if program is not self.jaxpr and self._may_lose_kernels(program, target):
                 program = self.jaxpr
             self.programs[key] = program
         return program
 
-    def _with_kernels(self, target: Target) -> WithKernels | None:
+    def _planned_alone(self, target: Target) -> WithKernels | None:
         """Returns what plans an operation alone, unchecked: what it is a part of is checked. None: the target has no kernels."""
         if not target.writes_kernels:
             return None
@@ -189,7 +196,8 @@ class FusedCall:
             plan = self._settled_as_it_is(target, device, measure=measure)
         else:
             plan = other._settled_as_it_is(target, device, measure=measure).of_written_out()
-            if self._may_lose_kernels(other.jaxpr, self.judged(target, device)):
+            alone = any(fused_calls(other.jaxpr))  # operations that are planned with what is around them now
+            if alone or self._may_lose_kernels(other.jaxpr, self.judged(target, device)):
                 own = self._settled_as_it_is(target, device, measure=measure)
                 if is_faster_as_it_is(own, plan, verdict):
                     plan = own
@@ -204,7 +212,7 @@ class FusedCall:
             return None, None
         try:
             best, form, verdict = chosen_form(
-                self.jaxpr, target, device, self.options.exclude, self._with_kernels(target), measure=measure
+                self.jaxpr, target, device, self.options.exclude, self._planned_alone(target), measure=measure
             )
         except Exception as error:
             warnings.warn(f"{self.name}: its forms could not be checked ({type(error).__name__}: {str(error)[:500]}): a bug in "

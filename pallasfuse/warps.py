@@ -17,7 +17,7 @@ _CLEARLY = 0.95
 Of 178 kernels of whole programs, measured with each number of warps on an H100, 18 change by that: to 0.81 of their time in the
 geometric mean, and to 1.06 times at most.
 """
-_MOST_SPILLED_BYTES = 512
+_MOST_SPILLED_BYTES = 2048
 """A thread that spills more is slower than its price says, which counts the bytes that are written and read.
 
 Of the same kernels, 42 that were estimated to spill more than 2 kB took 2.6 times as long as with the next number of warps that
@@ -28,23 +28,28 @@ wait for each other's loads, which no price says. For the same reason blocks wit
 more: with one or two, rows of 32 and 128 K elements took up to 1.4 times as long, although they were to be faster."""
 
 
-def with_best_warps(phases: Sequence[Phase]) -> tuple[Phase, ...]:
+def with_warps_by_price(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     """Returns the phases with the warps that the price likes best, each on its own.
 
     Blocks with products stay as they are: what their warps share is laid out by the schedule.
     """
-    return tuple(_with_best_warps(phase) for phase in phases)
+    return tuple(_with_warps_by_price(phase) for phase in phases)
 
 
-def _with_best_warps(phase: Phase) -> Phase:
+def _with_warps_by_price(phase: Phase) -> Phase:
     if not kernel_resources.is_of_triton(phase.target) or any(
         isinstance(s, Contract) for s in every(phase.program.body)
     ):
         return phase
-    others = (replace(phase, program=replace(phase.program, warps=n)) for n in _COUNTS if n != phase.program.warps)
-    best = min((o for o in others if _fits(o, phase.program.warps)), key=_us, default=phase)
+    own = phase.program.warps
+    others = [replace(phase, program=replace(phase.program, warps=n)) for n in _COUNTS if n != own]
+    prices_us = {other.program.warps: us_of((other,)) for other in others if _fits(other, own)}
+    if not prices_us:
+        return phase
+    best = min(prices_us, key=prices_us.__getitem__)
     spills = _held(phase).spilled_bytes > _MOST_SPILLED_BYTES
-    return best if spills or _us(best) < _CLEARLY * _us(phase) else phase
+    clearly = spills or prices_us[best] < _CLEARLY * us_of((phase,))
+    return next(other for other in others if other.program.warps == best) if clearly else phase
 
 
 def _fits(phase: Phase, own: int) -> bool:
@@ -55,10 +60,6 @@ def _fits(phase: Phase, own: int) -> bool:
     ):
         return False
     return held.spilled_bytes <= _MOST_SPILLED_BYTES and too_large(phase) is None
-
-
-def _us(phase: Phase) -> float:
-    return us_of((phase,))
 
 
 def _held(phase: Phase) -> Resources:

@@ -6,6 +6,7 @@ program is used, a clock decides, for the call as a whole, once; what is planned
 clock, only what is predicted to be faster beyond the error of the price is written out.
 """
 
+import hashlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from pallasfuse.first_time import IMPORTS, Later
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart
-from pallasfuse.jaxpr_frontend import called, flatten
+from pallasfuse.jaxpr_frontend import called, flatten, fused_calls
 from pallasfuse.loop_calls import loops_as_kernels
 from pallasfuse.loop_failures import fails, note_failure, words_for
 from pallasfuse.measure import Measured, compare, requests
@@ -150,8 +151,14 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
 
 
 def _identity(written: Jaxpr, other: Jaxpr, device: Any) -> Identity:
-    operation = {"operation": whole_key(written), "parts": whole_key(other)}
+    operation = {"operation": whole_key(written), "parts": _key(other)}
     return {**environment(device), "of": "an operation in parts", **operation}
+
+
+def _key(form: Jaxpr) -> str:
+    """A hash of a form of a program: of its equations, and of the kernels of the operations that are planned alone."""
+    calls = [f"{call.kernels}" for call in fused_calls(form)]
+    return " ".join([whole_key(form), *([hashlib.sha256("\n".join(calls).encode()).hexdigest()[:16]] if calls else [])])
 
 
 def _error_of(found: Measured, key: str) -> str:
@@ -199,7 +206,7 @@ def fastest(
         return None, Verdict(WRITTEN_OUT, False, f"not measured: it has {', '.join(unfit)}")
     store = current()
     identity = {**environment(device), "of": "written out", "program": whole_key(jaxpr),
-                "ways": ", ".join(map(whole_key, ways.values()))}  # fmt: skip
+                "ways": ", ".join(map(_key, ways.values()))}  # fmt: skip
     known, seconds = store.get(identity), 0.0
     if known is None and not measure:
         return None, None
@@ -249,6 +256,8 @@ def may_lose_kernels(jaxpr: Jaxpr, form: Jaxpr, plan: Callable[[Jaxpr], Plan]) -
     """
     try:
         before, after = flatten(jaxpr), flatten(form)
+        if any(fused_calls(form)):  # of operations planned alone: what is around them may take what their kernels read
+            return predicted_us(plan(jaxpr)) < predicted_us(plan(form))
         if _in_bodies(before) - _in_bodies(after):
             return True
         if not Counter(_that_kernels_have(before)) - Counter(_that_kernels_have(after)):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.decompositions import joins, powers, products, ragged, running, short_axes, windows
-from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as
+from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
@@ -75,8 +75,8 @@ class Decomposer:
     """Also arrays with a short last axis are written as one for each position."""
     _known: dict[str, int | None] = field(default_factory=dict)
     """The answers of `_fastest`, by the texts of operations: the layers of a model have the same ones."""
-    _with_kernels: dict[str, Run] = field(default_factory=dict)
-    """What runs the ways that were found with kernels, by the same texts."""
+    _runs: dict[tuple[str, int], Run] = field(default_factory=dict)
+    """What runs ways with the kernels that are planned for them, by the same texts and the numbers of the ways."""
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         """Returns the program with operations decomposed; itself where nothing is."""
@@ -183,7 +183,7 @@ class Decomposer:
         if key not in self._known:
             self._known[key] = self._fastest(eqn, ways, key)
         number = self._known[key]
-        return None if number is None else self._with_kernels.get(key, ways[number])
+        return None if number is None else self._runs.get((key, number), ways[number])
 
     def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run], key: str) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
@@ -195,8 +195,8 @@ class Decomposer:
         prices_us: dict[int, float] = {}
         for number, run in enumerate(ways):
             with contextlib.suppress(Exception):  # a way that fails when it is traced is none
-                other, us = self._traced(eqn, run, key)
-                if has_types_of(other.outvars, eqn.outvars):
+                other, us = self._traced(eqn, run, (key, number))
+                if has_types_of(other.outvars, eqn.outvars) and has_types_of(other.invars, eqn.invars):
                     others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
             timed = None if self.clock is None else self.clock(written, others[number])
@@ -204,13 +204,13 @@ class Decomposer:
                 return number
         return None
 
-    def _traced(self, eqn: JaxprEqn, run: Run, key: str) -> tuple[Jaxpr, float]:
+    def _traced(self, eqn: JaxprEqn, run: Run, key: tuple[str, int]) -> tuple[Jaxpr, float]:
         """Returns the jaxpr of another way to compute an operation, and the microseconds that it is predicted to take."""
         other = traced_as(eqn, run, eqn.invars)
         if self.with_kernels is None or eqn.primitive.name not in _FOR_KERNELS or other.constvars:
             return other, self._price_us(other)
-        self._with_kernels[key], us = self.with_kernels(other)
-        return traced_as(eqn, self._with_kernels[key], eqn.invars), us
+        self._runs[key], us = self.with_kernels(with_source_of(eqn, other))
+        return traced_as(eqn, self._runs[key], eqn.invars), us
 
     def _price_us(self, jaxpr: Jaxpr) -> float:
         """The microseconds that XLA is predicted to take for a jaxpr."""

@@ -1,7 +1,7 @@
 """Products of the rows of each group with a matrix of its own, as products of blocks of rows with the matrices of their groups.
 
 Rows of experts stand one group after the other. XLA multiplies all of them with the matrices of all groups, and adds up what zeros
-have left. Here the rows of each group are divided into blocks of as many rows, the last of which has zeros behind them; every block
+have left. Here the rows of each group are divided into blocks of equally many rows, the last one filled up with zeros; every block
 is multiplied with one matrix. There are at most as many blocks as whole ones of all rows, and one more for each group.
 """
 
@@ -18,11 +18,15 @@ from pallasfuse._compat import JaxprEqn
 type Array = Any
 
 _FEWEST, _MOST = 16, 128
-"""Rows of a block: matrix units multiply 16 at a time, and with 128 each of them reads a matrix seldom enough."""
+"""Rows of a block: about those of a group, and at least what matrix units multiply at a time; 128 rows, of half precision, are
+multiplied about as long as their matrix is read from memory."""
 
 
 def in_blocks(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A product of ragged groups of rows as products of blocks; None for ragged sums, batches, and groups that begin elsewhere."""
+    """A product of ragged groups of rows as products of blocks; None for ragged sums, batches, and groups that begin elsewhere.
+
+    A NaN or an infinity in the matrix of a group stays in the rows of that group, which XLA's product of all spreads over all rows.
+    """
     params = eqn.params
     numbers = params["ragged_dot_dimension_numbers"]
     (summed, batch) = numbers.dot_dimension_numbers
@@ -41,6 +45,7 @@ def in_blocks(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     blocks = min(math.ceil(count / size) + groups, count)  # each has a row
 
     def run(x: Array, w: Array, sizes: Array) -> list[Array]:
+        sizes = sizes.astype(jnp.int32)  # numbers of rows, which small types cannot count
         ends = jnp.cumsum(sizes)
         starts = ends - sizes
         of_group = lax.div(sizes + (size - 1), jnp.asarray(size, sizes.dtype))

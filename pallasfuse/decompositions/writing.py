@@ -49,10 +49,8 @@ class Writer:
         def named(atom: Atom) -> Atom:
             return atom if isinstance(atom, Literal) else names.get(atom, atom)
 
-        for inner in traced.eqns:
-            source, _ = _compat.inside_scopes(eqn.source_info, inner, eqn.source_info.name_stack)
-            invars = [named(a) for a in inner.invars]
-            self.eqns.append(inner.replace(invars=invars, source_info=source, ctx=eqn.ctx))
+        for inner in with_source_of(eqn, traced).eqns:
+            self.eqns.append(inner.replace(invars=[named(a) for a in inner.invars]))
         return [named(a) for a in traced.outvars]
 
     def instead(self, eqn: JaxprEqn, run: Run, operands: Sequence[Atom] | None = None) -> None:
@@ -74,6 +72,15 @@ def traced_as(eqn: JaxprEqn, run: Callable[..., Sequence[Any]], atoms: Sequence[
         stack.enter_context(jax.numpy_dtype_promotion("standard"))
         stack.enter_context(jax.numpy_rank_promotion("allow"))
         return jax.make_jaxpr(run)(*(_compat.struct_of(a) for a in atoms))
+
+
+def with_source_of(eqn: JaxprEqn, jaxpr: Jaxpr) -> Jaxpr:
+    """Returns a jaxpr that stands for an equation, with the source line and the scopes of that equation."""
+    eqns = []
+    for inner in jaxpr.eqns:
+        source, _ = _compat.inside_scopes(eqn.source_info, inner, eqn.source_info.name_stack)
+        eqns.append(inner.replace(source_info=source, ctx=eqn.ctx))
+    return _compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, eqns, jaxpr.outvars)
 
 
 def wide(dtype: Any) -> Any:

@@ -10,6 +10,7 @@ from jax import lax
 
 import pallasfuse as pf
 from pallasfuse.decompositions.ragged import in_blocks
+from pallasfuse.index_ranges import index_ranges
 from tests.decompositions.test_operations import decomposed
 from tests.decompositions.test_windows import drawn
 
@@ -24,7 +25,7 @@ def operands(groups, count, *, k=5, n=3, dtype="float32", whole=True):
 
 
 @settings(max_examples=25, deadline=None)
-@given(groups=st.integers(1, 9), count=st.integers(1, 150), whole=st.booleans())
+@given(groups=st.sampled_from([1, 2, 9]), count=st.sampled_from([1, 37, 150]), whole=st.booleans())
 def test_it_is_the_product_of_each_row_with_the_matrix_of_its_group(groups, count, whole):
     x, w, sizes = operands(groups, count, whole=whole)
     found = decomposed(in_blocks, lax.ragged_dot, x, w, sizes)
@@ -93,13 +94,58 @@ def test_without_a_kernel_it_stays_as_it_is():
     assert "ragged_dot_general" in {e.primitive.name for e in plan.converted.jaxpr.eqns}
 
 
-@pytest.mark.parametrize("target", ["xla", "interpret"])
-def test_a_layer_of_experts(target):
-    x, w, sizes = operands(4, 90, k=16, n=32)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
+def test_sizes_of_small_types_are_numbers_of_rows(dtype):
+    x, w, _ = operands(20, 240)
+    sizes = jnp.full(20, 12, dtype)
+    np.testing.assert_allclose(
+        decomposed(in_blocks, lax.ragged_dot, x, w, sizes), lax.ragged_dot(x, w, sizes.astype("int32")), atol=1e-5
+    )
 
-    def layer(x, up, down, sizes):
-        return lax.ragged_dot(jax.nn.silu(lax.ragged_dot(x, up, sizes)), down, sizes)
 
-    down = drawn((4, 32, 16), seed=2)
-    fused = pf.fuse(layer, options=pf.FuseOptions(target=target, check=False))
-    np.testing.assert_allclose(fused(x, w, down, sizes), layer(x, w, down, sizes), atol=1e-4)
+def layer(x, up, down, sizes):
+    return lax.ragged_dot(jax.nn.silu(lax.ragged_dot(x, up, sizes)), down, sizes)
+
+
+def test_a_layer_of_experts_on_a_cpu():
+    x, up, sizes = operands(8, 512, k=64, n=128)
+    down = drawn((8, 128, 64), seed=2)
+    fused = pf.fuse(layer, options=pf.FuseOptions(target="xla", check=False, price=True))
+    primitives = {e.primitive.name for e in fused.explain(x, up, down, sizes).converted.jaxpr.eqns}
+    assert "ragged_dot_general" not in primitives
+    np.testing.assert_allclose(fused(x, up, down, sizes), layer(x, up, down, sizes), atol=1e-4)
+
+
+def test_integers_of_another_configuration_leave_it_as_it_is():
+    x, w, sizes = operands(20, 240, k=256, n=128)
+    with jax.enable_x64(True):
+        long = jnp.asarray(np.asarray(sizes), "int64")
+    fused = pf.fuse(lax.ragged_dot, options=pf.FuseOptions(target="xla", check=False, price=True))
+    np.testing.assert_allclose(fused(x, w, long), lax.ragged_dot(x, w, sizes), atol=1e-3)
+
+
+def test_matrices_that_are_computed_are_not_written_for_every_block():
+    def cast(x, w, sizes):
+        return lax.ragged_dot(x, w.astype(jnp.bfloat16), sizes)
+
+    x, w, sizes = (
+        jax.ShapeDtypeStruct(s, d)
+        for s, d in (((256, 2048), "bfloat16"), ((16, 2048, 2048), "float32"), ((16,), "int32"))
+    )
+    plan = pf.fuse(cast, options=pf.FuseOptions(target="triton", check=False, price=True)).explain(x, w, sizes)
+    assert "ragged_dot_general" in {e.primitive.name for e in plan.converted.jaxpr.eqns}
+
+
+def test_the_plan_names_the_lines_of_the_program():
+    plan = pf.fuse(layer, options=pf.FuseOptions(target="triton", check=False, price=True)).explain(
+        jax.ShapeDtypeStruct((1536, 512), "bfloat16"), jax.ShapeDtypeStruct((64, 512, 384), "bfloat16"),
+        jax.ShapeDtypeStruct((64, 384, 512), "bfloat16"), jax.ShapeDtypeStruct((64,), "int32"),
+    )  # fmt: skip
+    assert "ragged_dot_general" not in {e.primitive.name for e in plan.converted.jaxpr.eqns}
+    assert "test_ragged.py" in plan.text
+    assert "ragged.py:" not in plan.text.replace("test_ragged.py:", "")
+
+
+def test_drawn_sizes_have_about_as_many_rows_as_there_are():
+    jaxpr = jax.make_jaxpr(lax.ragged_dot)(*EXPERTS)
+    assert index_ranges(jaxpr.eqns, jaxpr.jaxpr.invars) == [None, None, 2 * 1536 // 64 + 1]
