@@ -64,11 +64,6 @@ class FusedCall:
     is_body: bool = False
     """It is the body of a loop or a branch: the call around it decides how its own loops run."""
 
-    @property
-    def kernels(self) -> list[str]:
-        """The kernels that are planned so far, with their targets."""
-        return [f"{k.target.name} {k.schedule} {k.schedule.warps}" for plan in self.plans.values() for k in plan.kernels]
-
     def as_written(self) -> "FusedCall":
         """The call without other forms: over several devices, another order may move more between them."""
         if not self.options.rewrite:

@@ -157,7 +157,8 @@ def _identity(written: Jaxpr, other: Jaxpr, device: Any) -> Identity:
 
 def _key(form: Jaxpr) -> str:
     """A hash of a form of a program: of its equations, and of the kernels of the operations that are planned alone."""
-    calls = [f"{call.kernels}" for call in fused_calls(form)]
+    kernels = (k for call in fused_calls(form) for plan in call.plans.values() for k in plan.kernels)
+    calls = [f"{k.target.name} {k.schedule} {k.schedule.warps}" for k in kernels]
     return " ".join([whole_key(form), *([hashlib.sha256("\n".join(calls).encode()).hexdigest()[:16]] if calls else [])])
 
 

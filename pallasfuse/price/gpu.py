@@ -189,7 +189,7 @@ def _one(
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
     # as half-precision results are, exponentials may be approximate
     by_library = by_warps or (emission.together and not is_approximate(programs))
-    simple = [o.simple + (o.library if by_library else 0.0) for o in operations]
+    simple = [o.simple + o.branching + (o.library if by_library else 0.0) for o in operations]
     vector_us = (
         shares
         * clock_us

@@ -9,19 +9,20 @@ from pallasfuse.ir.expr import Apply, Const, Expr, postorder
 
 _SIMPLE = 1.0
 _INSTRUCTIONS: dict[str, tuple[float, ...]] = {
-    "div": (8, 1), "rem": (16, 1, 0, 10), "pow": (24, 2, 66, 28), "atan2": (24, 1, 34, 63), "sqrt": (6, 1), "rsqrt": (3, 1),
-    "cbrt": (16, 2, 0, 60), "exp": (2, 1, 7), "exp2": (1, 1), "expm1": (10, 1, 15), "log": (4, 1, 22), "log1p": (12, 1, 15),
-    "sin": (12, 1, 30, 10), "cos": (12, 1, 32, 8), "tan": (24, 2, 0, 29), "asin": (20, 1, 4, 58), "acos": (20, 1, 6, 65),
-    "atan": (20, 1, 0, 33), "sinh": (12, 2, 16, 4), "cosh": (12, 2, 9), "tanh": (8, 2, 7), "asinh": (20, 2, 19),
-    "acosh": (20, 2, 20), "atanh": (16, 2, 19), "logistic": (9, 2, 8), "erf": (20, 1), "erfc": (28, 2, 45),
-    "erf_inv": (30, 2, 36), "convert": (0.5, 0), "nextafter": (8, 0, 12), "round_away": (4, 0), "round_even": (1, 0, 5),
-    "sign": (3, 0, 4), "integer_pow": (2, 0),
+    "div": (8, 1), "rem": (16, 1, 0, 0, 10), "pow": (24, 2, 0, 66, 28), "atan2": (24, 1, 0, 34, 63), "sqrt": (6, 1),
+    "rsqrt": (3, 1), "cbrt": (16, 2, 0, 0, 60), "exp": (2, 1, 7), "exp2": (1, 1), "expm1": (10, 1, 15), "log": (4, 1, 22),
+    "log1p": (12, 1, 15), "sin": (12, 1, 0, 30, 10), "cos": (12, 1, 0, 32, 8), "tan": (24, 2, 0, 0, 29),
+    "asin": (20, 1, 4, 0, 58), "acos": (20, 1, 6, 0, 65), "atan": (20, 1, 0, 0, 33), "sinh": (12, 2, 0, 16, 4),
+    "cosh": (12, 2, 0, 9), "tanh": (8, 2, 7), "asinh": (20, 2, 19), "acosh": (20, 2, 20), "atanh": (16, 2, 19),
+    "logistic": (9, 2, 8), "erf": (20, 1), "erfc": (28, 2, 0, 45), "erf_inv": (30, 2, 0, 36), "convert": (0.5, 0),
+    "nextafter": (8, 0, 0, 12), "round_away": (4, 0), "round_even": (1, 0, 5), "sign": (3, 0, 4), "integer_pow": (2, 0),
 }  # fmt: skip
 """The instructions of one element: (simple ones, those of the special-function unit, further simple ones of the library that a
-GPU's compilers call, clocks of a CPU's core that calls the C library instead); anything else is one simple instruction.
+GPU's compilers call, those of its functions with branches or long sums, clocks of a CPU's core that calls the C library instead);
+anything else is one simple instruction.
 
-The third ones are the text that Triton makes of each, counted, and where that has branches (from `sin` to `erf_inv`) the time of
-eight of them on each of 4 M elements on an H100. The last ones are the time of four on each of 1 M elements on two cores.
+The third ones are the text that Triton makes of each, counted; the fourth ones are found from the time of eight of them on each of
+4 M elements on an H100. The last ones are the time of four on each of 1 M elements on two cores.
 """
 
 
@@ -29,9 +30,10 @@ SPECIAL: dict[str, tuple[float, float]] = {
     "lgamma": (360, 27), "digamma": (700, 34), "bessel_i0e": (130, 9), "bessel_i1e": (130, 7), "polygamma": (3000, 200),
     "zeta": (3300, 220), "igamma": (4900, 330),
 }  # fmt: skip
-"""Special functions of one element: (instructions of a GPU, clocks of a CPU's core), as the last ones of `_INSTRUCTIONS`. Those of
-a GPU were measured of two; of the others they are fifteen times the clocks. What is not listed takes as long as the longest."""
+"""Special functions of one element: (instructions of a GPU, clocks of a CPU's core), measured as those of `_INSTRUCTIONS`. Those of
+a GPU are measured of the first two; the others are guesses of about fifteen times the clocks."""
 LONGEST_SPECIAL = SPECIAL["igamma"]
+"""A special function that is not listed is taken for the longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Operations:
     special: float = 0.0
     library: float = 0.0
     """Further simple instructions, where a GPU's library computes it."""
+    branching: float = 0.0
+    """Instructions of its functions with branches or long sums, which no emitter approximates."""
     converted: float = 0.0
     """Conversions between integers and floats, which a GPU makes on its special-function unit; booleans are chosen between."""
     called: float = 0.0
@@ -50,17 +54,20 @@ class Operations:
     def __add__(self, other: "Operations") -> "Operations":
         return Operations(
             self.simple + other.simple, self.special + other.special, self.library + other.library,
-            self.converted + other.converted, self.called + other.called,
+            self.branching + other.branching, self.converted + other.converted, self.called + other.called,
         )  # fmt: skip
 
     def times(self, factor: float) -> "Operations":
         return Operations(
-            self.simple * factor, self.special * factor, self.library * factor, self.converted * factor, self.called * factor
+            self.simple * factor, self.special * factor, self.library * factor, self.branching * factor,
+            self.converted * factor, self.called * factor,
         )  # fmt: skip
 
 
-def _of_table(simple: float, special: float, library: float = 0.0, called: float = 0.0) -> Operations:
-    return Operations(simple, special, library, called=called)
+def _of_table(
+    simple: float, special: float, library: float = 0.0, branching: float = 0.0, called: float = 0.0
+) -> Operations:
+    return Operations(simple, special, library, branching, called=called)
 
 
 _OPERATIONS = {op: _of_table(*counts) for op, counts in _INSTRUCTIONS.items()}
@@ -101,15 +108,16 @@ def new_instructions(nodes: Iterable[Expr], seen: set[Expr]) -> Instructions:
 
 def executed(instructions: Instructions, elements: Callable[[frozenset[Axis]], float]) -> Operations:
     """The instructions for all elements. elements: how many there are along some axes."""
-    simple = special = library = converted = called = 0.0
+    simple = special = library = branching = converted = called = 0.0
     for axes, each in instructions:
         times = elements(axes)
         simple += each.simple * times
         special += each.special * times
         library += each.library * times
+        branching += each.branching * times
         converted += each.converted * times
         called += each.called * times
-    return Operations(simple, special, library, converted, called)
+    return Operations(simple, special, library, branching, converted, called)
 
 
 def count(roots: Iterable[Expr], elements: Callable[[frozenset[Axis]], float], seen: set[Expr]) -> Operations:
