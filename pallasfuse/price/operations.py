@@ -22,7 +22,7 @@ GPU's compilers call, those of its functions with branches or long sums, clocks 
 anything else is one simple instruction.
 
 The third ones are the text that Triton makes of each, counted; the fourth ones are found from the time of eight of them on each of
-4 M elements on an H100. The last ones are the time of four on each of 1 M elements on two cores.
+4 M elements on an H100. The last ones are the time of four on each of 1 M elements on two cores (`benchmarks/scalar_functions.py`).
 """
 
 
