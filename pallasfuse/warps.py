@@ -20,11 +20,12 @@ geometric mean, and to 1.06 times at most.
 _MOST_SPILLED_BYTES = 2048
 """A thread that spills more is slower than its price says, which counts the bytes that are written and read.
 
-Of the same kernels, 42 that were estimated to spill more than 2 kB took 2.6 times as long as with the next number of warps that
-spills nothing (the median; up to 33 times), 26 that spill less 1.1 times (up to 2.6 times)."""
+The median of 42 of these kernels with such an estimate took 2.6 times as long as with the next number of warps that spills nothing
+(at most 33 times); that of 26 with a smaller one took 1.1 times as long (at most 2.6 times).
+"""
 _MOST_REGISTERS = 224
 """Threads of fewer warps than the schedule has should not need more registers: too few warps live on a multiprocessor then to
-wait for each other's loads, which no price says. For the same reason blocks with a loop keep the warps that they have, or get
+hide each other's loads, which no price says. For the same reason blocks with a loop keep the warps that they have, or get
 more: with one or two, rows of 32 and 128 K elements took up to 1.4 times as long, although they were to be faster."""
 
 
@@ -63,5 +64,5 @@ def _fits(phase: Phase, own: int) -> bool:
 
 
 def _held(phase: Phase) -> Resources:
-    """What a block is estimated to take of a multiprocessor."""
+    """Returns an estimate of the registers and the memory that a block takes, and of what its threads spill."""
     return triton.resources(phase.program, phase.target)

@@ -10,16 +10,18 @@ from benchmarks.workloads.registry import Built, Size, gain, half, integers, nor
 GROUP = "ninth"
 
 
-def _linear(n, m, dtype, offset=0.0):
+def linear(n, m, dtype, offset=0.0):
     """A dense layer's weights with a bias."""
     return {"w": weight(n, m, dtype=dtype), "b": normal(m, dtype=dtype, scale=0.02, offset=offset)}
 
 
-def _dense(p, x):
+def dense(p, x):
+    """A dense layer."""
     return x @ p["w"] + p["b"]
 
 
-def _rms(scale, x, eps=1e-6):
+def rms(scale, x, eps=1e-6):
+    """The rows with a mean square of one, times a scale."""
     y = x.astype(jnp.float32)
     y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
     return (y * scale).astype(x.dtype)
@@ -128,14 +130,14 @@ def _atoms(size: Size) -> Built:
 
     def adaptive(p, x, condition):
         condition = norm(condition, p["scale"])
-        return jax.nn.sigmoid(_dense(p["gate"], condition)) * norm(x) + condition @ p["shift"]
+        return jax.nn.sigmoid(dense(p["gate"], condition)) * norm(x) + condition @ p["shift"]
 
     def zero_gate(p, x, condition):
-        return jax.nn.sigmoid(_dense(p["condition"], condition)) * (x @ p["out"])
+        return jax.nn.sigmoid(dense(p["condition"], condition)) * (x @ p["out"])
 
     def cross(p, x, xk, seen, seen_k, bias, condition, condition_k):
         x, xk = adaptive(p["norm_q"], x, condition), adaptive(p["norm_k"], xk, condition_k)
-        q = _dense(p["q"], x).reshape(*x.shape[:-1], h, d)
+        q = dense(p["q"], x).reshape(*x.shape[:-1], h, d)
         k, v = ((xk @ p[name]).reshape(*xk.shape[:-1], h, d) for name in ("k", "v"))
         logits = jnp.einsum("swqhc,swkhc->swhqk", q * d**-0.5, k).astype(jnp.float32)
         masked = 1e9 * (seen.astype(jnp.float32) - 1.0)[:, None, :, None] + 1e9 * (seen_k - 1.0)[:, None, None, :]
@@ -227,8 +229,8 @@ def _kimi(size: Size) -> Built:
         wrong = v - jnp.sum(k[..., None] * state, axis=-2)
         state = state + jnp.einsum("bhk,bhv->bhkv", beta[..., None] * k, wrong)
         out = jnp.einsum("bhk,bhkv->bhv", q, state).astype(dtype)
-        gate = _dense(p["gate2"], x @ p["gate1"]).reshape(b, h, d)
-        out = _rms(p["head_norm"], out) * jax.nn.sigmoid(gate)
+        gate = dense(p["gate2"], x @ p["gate1"]).reshape(b, h, d)
+        out = rms(p["head_norm"], out) * jax.nn.sigmoid(gate)
         return out.reshape(b, h * d) @ p["out"], news, state
 
     def feed(p, x):
@@ -243,9 +245,9 @@ def _kimi(size: Size) -> Built:
         return jnp.einsum("ben,be->bn", each, weights.astype(dtype)) + shared
 
     def layer(p, x, pasts, state):
-        y, pasts, state = mix(p["mix"], _rms(p["norm1"], x), pasts, state)
+        y, pasts, state = mix(p["mix"], rms(p["norm1"], x), pasts, state)
         x = x + y
-        return x + feed(p["feed"], _rms(p["norm2"], x)), pasts, state
+        return x + feed(p["feed"], rms(p["norm2"], x)), pasts, state
 
     mixing = {name: weight(n, h * d, dtype=dtype) for name in ("q", "k", "v")}
     mixing |= {name: weight(n, d, dtype=dtype) for name in ("decay1", "gate1")}
@@ -255,7 +257,7 @@ def _kimi(size: Size) -> Built:
         "decay_bias": normal(h * d, scale=0.5, offset=-2.0),
         "log": normal(h, scale=0.5, offset=1.0),
         "beta": weight(n, h, dtype=dtype),
-        "gate2": _linear(d, h * d, dtype),
+        "gate2": linear(d, h * d, dtype),
         "head_norm": gain(d),
         "out": weight(h * d, n, dtype=dtype),
     }

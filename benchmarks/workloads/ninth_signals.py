@@ -5,24 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from benchmarks.workloads.ninth_models import dense, linear, rms
 from benchmarks.workloads.registry import Built, Size, gain, half, integers, normal, pick, program, weight
 
 GROUP = "ninth"
-
-
-def _linear(n, m, dtype, offset=0.0):
-    """A dense layer's weights with a bias."""
-    return {"w": weight(n, m, dtype=dtype), "b": normal(m, dtype=dtype, scale=0.02, offset=offset)}
-
-
-def _dense(p, x):
-    return x @ p["w"] + p["b"]
-
-
-def _rms(scale, x, eps=1e-6):
-    y = x.astype(jnp.float32)
-    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + eps)
-    return (y * scale).astype(x.dtype)
 
 
 @program("descript-codec-snake-decoder", GROUP)
@@ -103,7 +89,7 @@ def _timesfm(size: Size) -> Built:
     sine, cosine = (f(angle)[None, :, None, :].astype(np.float32) for f in (np.sin, np.cos))
 
     def residual(p, x):
-        return _dense(p["out"], jax.nn.silu(_dense(p["hidden"], x))) + _dense(p["skip"], x)
+        return dense(p["out"], jax.nn.silu(dense(p["hidden"], x))) + dense(p["skip"], x)
 
     def running(carry, item):
         count, mean, deviation = carry
@@ -127,7 +113,7 @@ def _timesfm(size: Size) -> Built:
 
     def attend(p, x, first):
         q, k, v = (y.reshape(b, patches, h, d) for y in jnp.split(x @ p["qkv"], 3, axis=-1))
-        q, k = _rms(p["q_norm"], rotate(q)), _rms(p["k_norm"], rotate(k))
+        q, k = rms(p["q_norm"], rotate(q)), rms(p["k_norm"], rotate(k))
         q = q * (1.442695041 / np.sqrt(d)) * jax.nn.softplus(p["scale"])
         scores = jnp.einsum("bqhd,bkhd->bhqk", q.astype(dtype), k.astype(dtype)).astype(jnp.float32)
         place = jnp.arange(patches)
@@ -146,16 +132,16 @@ def _timesfm(size: Size) -> Built:
         y = residual(p["input"], jnp.concatenate([normed, padded.astype(jnp.float32)], axis=-1).astype(dtype))
         first = jnp.sum(padded[..., -1], axis=-1)
         for layer in p["layers"]:
-            y = _rms(layer["norms"][1], attend(layer, _rms(layer["norms"][0], y), first)) + y
-            wide = jax.nn.silu(_rms(layer["norms"][2], y) @ layer["up"]) @ layer["down"]
-            y = _rms(layer["norms"][3], wide) + y
+            y = rms(layer["norms"][1], attend(layer, rms(layer["norms"][0], y), first)) + y
+            wide = jax.nn.silu(rms(layer["norms"][2], y) @ layer["up"]) @ layer["down"]
+            y = rms(layer["norms"][3], wide) + y
         out = residual(p["output"], y).astype(jnp.float32).reshape(b, patches, horizon, quantiles)
         out = out * safe[..., None] + mean[..., None]
         last = out[:, -1]
         return last[..., 0], jnp.sort(last[..., 1:], axis=-1), out[..., 0]
 
     def block(i, m, o):
-        return {"hidden": _linear(i, m, dtype), "out": _linear(m, o, dtype), "skip": _linear(i, o, dtype)}
+        return {"hidden": linear(i, m, dtype), "out": linear(m, o, dtype), "skip": linear(i, o, dtype)}
 
     layer = {name: weight(n, n, dtype=dtype) for name in ("o", "up", "down")}
     layer |= {name: gain(d) for name in ("q_norm", "k_norm")}

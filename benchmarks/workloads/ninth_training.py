@@ -271,7 +271,7 @@ def _prodigy(size: Size) -> Built:
     """
     import optax
 
-    n, wide, words, layers = pick(size, (1024, 4096, 16384, 2), (256, 1024, 1024, 1), (6, 10, 7, 2))
+    n, wide, words, layers = pick(size, (1024, 4096, 16384, 2), (256, 1024, 1024, 2), (6, 10, 7, 2))
     schedule = optax.warmup_cosine_decay_schedule(0.0, 1.0, 100, 10_000)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0), optax.contrib.prodigy(schedule, weight_decay=0.01, safeguard_warmup=True)

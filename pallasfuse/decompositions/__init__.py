@@ -76,7 +76,8 @@ class Decomposer:
     _known: dict[str, int | None] = field(default_factory=dict)
     """The answers of `_fastest`, by the texts of operations: the layers of a model have the same ones."""
     _runs: dict[tuple[str, int], Run] = field(default_factory=dict)
-    """What runs ways with the kernels that are planned for them, by the same texts and the numbers of the ways."""
+    """The functions that run an operation in another way with kernels of its own, by the text of the operation, as in `_known`, and
+    the number of the way."""
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         """Returns the program with operations decomposed; itself where nothing is."""

@@ -130,7 +130,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A special function of each element, as that of the logarithm of Gamma: a series, or as many steps as its values need."""
+    """A special function of each element, such as the logarithm of Gamma: a series, or as many steps as the values need."""
 
     name: str
     elements: int

@@ -140,7 +140,11 @@ def _windows(eqn: JaxprEqn) -> PlainWork | None:
 
 
 def _ragged_product(eqn: JaxprEqn) -> PlainWork:
-    """XLA multiplies all rows with the matrices of all groups: one sum, over the groups, too, of rows that are zero elsewhere."""
+    """Returns the record of a product whose rows belong to groups: XLA multiplies all of them with the matrices of all groups.
+
+    That is one sum, over the groups, too, of rows that are zero for the other groups and are stored. Of a product whose
+    sum is ragged, no copies are counted.
+    """
     rows, matrices, result = eqn.invars[0], eqn.invars[1], eqn.outvars[0]
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (_, summed), (_, batch) = numbers.dot_dimension_numbers

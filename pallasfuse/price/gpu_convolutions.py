@@ -22,8 +22,10 @@ _MOST_SHARES, _MOST_SHARES_OF_GRADIENTS = 8, 128
 _DIRECT = 0.25
 """Of the rate of the vector units, what kernels reach that use no matrix units: they win where there are very few channels."""
 _LONGEST_WINDOW = 64
-"""Of a window with holes, the most elements that the matrix units are used for, holes counted: with 55 they are (seven taps of 64
-and 128 channels), with 129 they are not (two taps)."""
+"""The library uses the matrix units for windows with holes of up to so many elements, holes counted.
+
+It does so with 55 (seven taps, 64 and 128 channels), and does not with 129 (two taps).
+"""
 _TURNED = 2
 """How often what windows of three dimensions read and write is copied to another order: by XLA, and by the library."""
 
