@@ -15,6 +15,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
+from pallasfuse.price.xla_forms import Place
 
 MOST_REPEATED = 1 << 21
 """The elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper: an estimate,
@@ -68,19 +69,56 @@ stored_joins = Recent(_stored_joins)
 reduces them nor computes others beside it. Where it is joined again, or several kernels read it, each computes what it needs."""
 
 
-def _padded(program: LoopProgram) -> dict[str, float]:
+def _read_in_part(program: LoopProgram) -> dict[str, float]:
     known = {d.name: d for d in program.definitions()}
     found: dict[str, float] = {}
     for node in program.nests:
-        if isinstance(node, External) and node.form == "elements" and len(node.operands) > 0:
+        if isinstance(node, External) and node.form in ("elements", "selection") and len(node.operands) > 0:
             source = known[node.operands[0]]
             if volume(source.axes) < volume(node.axes):
                 found[source.name] = float(volume(source.axes) * dtypes.itemsize_bytes(source.dtype))
     return found
 
 
-padded = Recent(_padded)
-"""Returns the bytes of tensors that are padded: no more of them is read, though their maps run over all of the results."""
+read_in_part = Recent(_read_in_part)
+"""Returns the bytes of tensors that are padded, or of which elements are taken several times: no more of them is read, though
+their maps run over all of the results."""
+
+
+_SECTOR = 32
+"""The bytes that are moved for one element whose neighbours are not wanted."""
+
+
+def _scattered_bytes(program: LoopProgram) -> dict[Place, float]:
+    known = {d.name: d for d in program.definitions()}
+    found: dict[Place, float] = {}
+    for node in program.nests:
+        if not isinstance(node, External) or node.form != "selection" or node.moves_nothing:
+            continue
+        source, *positions = (known[t] for t in node.operands)
+        if all(volume(p.axes) == 1 for p in positions):
+            continue
+        neighbours = 1
+        for own, result in zip(reversed(source.axes), reversed(node.axes), strict=False):
+            if own.extent != result.extent:
+                break
+            neighbours *= own.extent
+        size = dtypes.itemsize_bytes(source.dtype)
+        excess = _SECTOR - neighbours * size
+        if excess > 0:
+            for place in _places_read(_as_map(node, known), source.name):
+                found[place] = float(excess * volume(node.axes) / neighbours)
+    return found
+
+
+scattered_bytes = Recent(_scattered_bytes)
+"""Returns the bytes of sectors that are not wanted, where positions say which elements are read, by the places of these."""
+
+
+def _places_read(node: Nest | External, tensor: str) -> list[Place]:
+    return [
+        (e.tensor, e.indices) for e in postorder(node.body) if isinstance(e, Read) and e.tensor == tensor
+    ] if isinstance(node, Nest) else []  # fmt: skip
 
 
 def _threads_of_joins(program: LoopProgram) -> dict[str, float]:
@@ -119,10 +157,10 @@ def _threads(join: External, known: dict[str, Tensor | Nest | External]) -> floa
 
 
 def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:
-    if node.form not in ("selection", "elements", "join") or node.lookup is not None:
+    if node.form not in ("selection", "elements", "join") or node.moves_nothing:
         return node
     operands = [known[t] for t in node.operands]
-    taken = [d for d in operands if d.dtype == node.dtype] or operands[:1]  # others are positions to read from
+    taken = operands[:1] if node.form == "selection" else [d for d in operands if d.dtype == node.dtype] or operands[:1]
     if not taken or len({d.dtype for d in taken}) > 1:
         return node
     largest = max(taken, key=lambda d: volume(d.axes))
@@ -132,6 +170,9 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest 
     body: Expr = reduce(lambda x, y: select(const(True, "bool"), y, x), reads, reads[0])
     for axis in frozenset(node.axes) - body.axes:  # each position along it has another operand
         body = select(apply("ge", index(axis), const(0, "int32")), body, body)
+    for positions in (d for d in operands if d not in taken):
+        one = read(positions.name, _places(positions.axes, node.axes, fills=False, few=True), positions.dtype)
+        body = select(apply("ge", one, const(0, positions.dtype)), body, body)
     return Nest(node.name, node.axes, body, node.dtype, source=node.source)
 
 

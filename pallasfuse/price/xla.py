@@ -1,7 +1,7 @@
 """The price of what XLA makes of nests (`price_xla`): the kernels of `xla_kernels`, each as its platform runs it."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import assert_never
@@ -89,7 +89,10 @@ class XlaPrices:
         key: object = kernel
         if isinstance(kernel, LoopFusion):
             names = kernel.makes
-            key = names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads
+            key = (
+                names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads,
+                kernel.cached_bytes,
+            )  # fmt: skip
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
                 inside, in_order = kernel.inside.intersection(tensors), kernel.in_order.intersection(names)
@@ -149,7 +152,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
         case LoopFusion():
             return _fusion_on_gpu(kernel, device)
         case Opaque():
-            return copy_on_gpu(kernel.read_bytes + kernel.written_bytes, device)
+            return _opaque_on_gpu(kernel, device)
         case _:
             assert_never(kernel)
 
@@ -204,23 +207,48 @@ def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:
     return Price(thunks.us, (thunks,))
 
 
+def _opaque_on_gpu(kernel: Opaque, device: Device) -> Price:
+    """The price of what is moved, changed in the cache, and computed meanwhile."""
+    moved = kernel.read_bytes + kernel.written_bytes
+    if not kernel.computes and not kernel.cached_bytes:
+        return copy_on_gpu(moved, device)
+    memory = Term("device memory", moved, "B", memory_us(moved, device))
+    terms = (memory, *_computed(_work(kernel.computes), device), _cached(kernel.cached_bytes, device))
+    one = launch(device)
+    return Price(sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP) + one.us, (*terms, one))
+
+
+def _work(bodies: Sequence[Expr]) -> Operations:
+    return count(bodies, lambda axes: float(math.prod(a.extent for a in axes)), set())
+
+
+def _computed(work: Operations, device: Device) -> tuple[Term, Term]:
+    """The terms of operations in a loop."""
+    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (ISSUED * device.vector_gop_s))
+    on_special = work.special + work.converted
+    return vector, Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
+
+
+def _cached(moved: float, device: Device) -> Term:
+    return Term("cache sectors", moved, "B", 1e-3 * moved / device.cache_gb_s)
+
+
 def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
-    seen: set[Expr] = set()
-    work = count(fusion.bodies, lambda axes: float(math.prod(a.extent for a in axes)), seen)
+    work = _work(fusion.bodies)
     reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
     work += Operations(float(reduced))
     moved = fusion.read_bytes + fusion.written_bytes
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
-    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (ISSUED * device.vector_gop_s))
-    on_special = work.special + work.converted
-    special = Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
+    vector, special = _computed(work, device)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
     column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
     started_us = fusion.threads / (1e3 * device.multiprocessors * device.clock_ghz)  # one in each clock
     joins = Term("threads of a join", fusion.threads, "", started_us)
     one = launch(device)
     terms = (memory, vector, special, idle, column, joins)
+    if fusion.cached_bytes:
+        terms = (*terms, _cached(fusion.cached_bytes, device))
     busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
     wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
     return Price(busy + one.us + wait, (*terms, one))

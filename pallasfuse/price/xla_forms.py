@@ -80,6 +80,8 @@ class LoopFusion:
     """It is no loop, but part of a library's call."""
     calls: int = 0
     """Calls of the library that are counted here: each once, in one of its parts."""
+    cached_bytes: float = 0.0
+    """Bytes that are read again, from the cache: of a tensor of which elements are taken several times."""
     threads: float = 0.0
     """The threads of a kernel that writes a join; 0 where as many are started as are needed."""
     streams_matrix: bool = False
@@ -153,6 +155,10 @@ class Opaque:
     """The tensors that it reads, and their bytes."""
     work: PlainWork | None = None
     """What it computes; None: no more than it moves."""
+    cached_bytes: float = 0.0
+    """Bytes that are changed in the cache, one after the other where several are for one element."""
+    computes: tuple[Expr, ...] = ()
+    """What it computes of its operands, as it stores them."""
     computed_with: str = ""
     """Another result of the same operation, in whose price this one is."""
 

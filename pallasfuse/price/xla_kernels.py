@@ -19,8 +19,8 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.moves import FEW, moves_as_maps, padded, read_otherwise, stored_joins, threads_of_joins
-from pallasfuse.price.xla_forms import LibraryProduct, Opaque, XlaKernel
+from pallasfuse.price.moves import FEW, moves_as_maps, read_in_part, read_otherwise, scattered_bytes, stored_joins, threads_of_joins
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
@@ -28,10 +28,12 @@ from pallasfuse.price.xla_products import (
     ends_in,
     is_product,
     library_product,
+    places,
     product_operands,
     prologues,
     without_casts,
 )
+from pallasfuse.price.xla_rows import Loop, inner_reductions, row_fusions, stored_normalisations
 
 LONGEST_COLUMN = 1 << 12
 """Elements of a column that one block reduces; longer ones are reduced in two steps."""
@@ -77,17 +79,21 @@ def xla_kernels(
     joins: frozenset[str] = frozenset()
     threads: Mapping[str, float] = {}
     whole: Mapping[str, float] = {}
+    scattered: Mapping[Place, float] = {}
     if habits.fuses_moves:
-        joins, threads, whole = stored_joins(program), threads_of_joins(program), padded(program)
+        scattered = scattered_bytes(program)
+        joins, threads, whole = stored_joins(program), threads_of_joins(program), read_in_part(program)
         program = moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
     needed = _needed(program, made, read)
     readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])
     kept = _stored_maps(program, needed, habits, read, readers) | (joins & needed)
+    kept |= stored_normalisations(program, needed, kept, habits)
     bodies = _inline(program, needed, kept, known)
+    inlined = {n.name for n in program.nests if isinstance(n, Nest) and not n.is_reduction} & bodies.keys() - kept
     kernels: list[XlaKernel] = []
+    loops: list[Loop] = []
     above = Ancestors()
-    fusions = Fusions(habits, above)
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
     shared = frozenset(t for t, n in readers.items() if n > 1) - given
@@ -105,7 +111,8 @@ def xla_kernels(
                 kernels.append(gather_of(node.lookup))
                 continue
             if node.form == "update":
-                kernels.append(_update(node, program, sizes, given))
+                inside = {t: bodies[t] for t in node.operands if t in inlined}
+                kernels.append(_update(node, program, sizes, given, inside, whole))
                 continue
             if node.work is not None:
                 first = by_work.setdefault(id(node.work), node.name)
@@ -128,37 +135,57 @@ def xla_kernels(
             continue
         body = bodies[node.name]
         above.add(node.name, body.tensors)
-        operands = product_operands(node.reduced, body) if node.reducer == SUM and not node.picks else None
+        operands = product_operands(node.reduced, body) if is_product(node) else None
         if operands is None:
             terms = _stored_terms(node, body, habits)
             if terms is not None:
                 above.add(terms.name, body.tensors)
                 above.add(node.name, (terms.name,))
-                fusions.take(terms, terms.body)
+                loops.append((terms, terms.body))
                 body = Read(terms.name, terms.axes, terms.dtype)
-            fusions.take(node, body)
+            loops.append((node, body))
             continue
         alone = shared.isdisjoint(node.reads) and whole.keys().isdisjoint(body.tensors)
         inside = prologues(node, operands, given, habits) if alone else frozenset()
         for operand in operands:
             core = without_casts(operand)
             if not isinstance(core, Read) and core not in stored_operands and core not in inside:
-                axes = tuple(sorted(core.axes))
+                axes = _as_read(core)
                 stored = Nest(f"{node.name}.operand{len(stored_operands) + 1}", axes, core, core.dtype)
                 stored_operands[core] = stored.name
                 above.add(stored.name, core.tensors)
-                fusions.take(stored, core)
+                loops.append((stored, core))
         kernels.append(_library_product(node, operands, stored_operands, inside, given, habits, known))
-    found = fusions.all
-    if habits.fuses_moves:
-        outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
-        found = with_short_reductions(found, outside)
+    outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
+    found = _fused(loops, outside, habits, above)
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
         if not whole.keys().isdisjoint(t for t, _ in fusion.reads):
-            fusion.reads = {p: min(moved, whole.get(p[0], moved)) for p, moved in fusion.reads.items()}
+            reads = {p: min(moved, whole.get(p[0], moved)) for p, moved in fusion.reads.items()}
+            fusion.cached_bytes = sum(fusion.reads.values()) - sum(reads.values())
+            fusion.reads = reads
+        fusion.cached_bytes += sum(moved for place, moved in scattered.items() if place in fusion.reads)
         fusion.threads = max((threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
+
+
+def _as_read(operand: Expr) -> tuple[Axis, ...]:
+    """The axes of an operand in the order in which most of what it is computed from lies in memory."""
+    (_, first), _ = max(places(operand), key=lambda place: place[1], default=(("", ()), 0.0))
+    return (*(a for a in first if a in operand.axes), *sorted(operand.axes - frozenset(first)))
+
+
+def _fused(loops: Sequence[Loop], outside: Set[str], habits: Habits, above: Ancestors) -> list[LoopFusion]:
+    """The kernels of loops. outside: the tensors that something else reads."""
+    inner = inner_reductions(loops, outside, habits)
+    rows = {f.roots[-1].name: f for f in row_fusions(loops, inner)}
+    fusions = Fusions(habits, above)
+    for nest, body in loops:
+        if nest.name in rows:
+            fusions.all.append(rows[nest.name])
+        elif nest.name not in inner:
+            fusions.take(nest, body)
+    return with_short_reductions(fusions.all, outside) if habits.fuses_moves else fusions.all
 
 
 def _library_product(
@@ -196,19 +223,32 @@ def _sizes_of(program: LoopProgram) -> tuple[dict[str, int], dict[str, float]]:
 _sizes = Recent(_sizes_of)
 
 
-def _update(node: External, program: LoopProgram, sizes: Mapping[str, float], given: frozenset[str]) -> Opaque:
-    """The update of a tensor: in its place, unless somebody else needs what was there."""
+def _update(
+    node: External, program: LoopProgram, sizes: Mapping[str, float], given: frozenset[str], inside: Mapping[str, Expr],
+    whole: Mapping[str, float],
+) -> Opaque:  # fmt: skip
+    """The update of a tensor: in its place, unless somebody else needs what was there.
+
+    inside: the operands that are computed as they are stored, and their bodies. whole: as many bytes as are read of a tensor.
+    """
     target, *others = node.operands
     source = _without_changes(target, program)
-    read = {t: sizes[t] for t in others}
-    changed = max(read.values(), default=sizes[node.name])
+    changed = max((sizes[t] for t in others), default=sizes[node.name])
+    read = {t: sizes[t] for t in others if t not in inside}
+    for body in inside.values():
+        read |= {tensor: min(moved, whole.get(tensor, moved)) for (tensor, _), moved in places(body)}
+    work = tuple(inside.values())
     readers = sum(target in n.reads for n in program.nests)
     if sizes[target] == sizes[node.name] and readers == 1 and source not in given and target not in program.outputs:
+        read[target] = 0.0
         return Opaque(
-            node.name, sum(read.values()), min(changed, sizes[node.name]), operands=(*read.items(), (target, 0.0))
-        )
+            node.name, sum(read.values()), min(changed, sizes[node.name]), operands=tuple(read.items()), computes=work,
+            cached_bytes=changed,
+        )  # fmt: skip
     read[target] = sizes[target]
-    return Opaque(node.name, sum(read.values()), sizes[node.name], operands=tuple(read.items()))
+    return Opaque(
+        node.name, sum(read.values()), sizes[node.name], operands=tuple(read.items()), computes=work, cached_bytes=changed
+    )
 
 
 def _without_changes(tensor: str, program: LoopProgram) -> str:
@@ -261,7 +301,8 @@ def _stored_maps(
             and node.name in needed
             and (node.lookup is not None or not _condenses(node, sizes))
         ):
-            stored |= {t for t in node.reads if t in needed}
+            taken = node.operands[:1] if habits.fuses_moves and node.form == "update" else node.operands
+            stored |= {t for t in taken if t in needed}
     if habits.fuses_moves:
         stored |= read_otherwise(program)
     if not habits.duplicates_maps:

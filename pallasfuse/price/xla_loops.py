@@ -1,12 +1,11 @@
 """The loops that XLA makes of maps and reductions: which of them share one, on one space of points.
 
-Reductions of the same values share a kernel (multi-output fusion); on GPUs rows that are reduced and then read again stay in one,
-and a thread computes short reductions for itself.
+Reductions of the same values share a kernel, with maps of these values and of what such maps store (multi-output fusion); on GPUs
+a thread computes short reductions for itself.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
@@ -65,12 +64,11 @@ class Fusions:
         habits, reads = self.habits, dict(places(body))
         space = frozenset((*node.axes, *node.reduced))
         over = self._over.setdefault(space, [])
-        if over and (habits.shares_reads or habits.longest_row):
+        if over and habits.shares_reads:
             largest = {p for p in reads if frozenset(p[1]) == space}
             for one in reversed(over):
-                if self._shares_kernel(node, body, largest, space, one):
+                if self._shares_kernel(node, body, largest, one):
                     fusion = one.fusion
-                    fusion.is_row = fusion.is_row or any(n.name in body.tensors for n in fusion.roots)
                     fusion.roots.append(node)
                     fusion.bodies.append(body)
                     fusion.reads |= reads
@@ -81,33 +79,32 @@ class Fusions:
         self.all.append(LoopFusion([node], [body], reads, streams_matrix=streams))
         over.append(_Open(self.all[-1], self.above.bit(node.name)))
 
-    def _shares_kernel(self, node: Nest, body: Expr, largest: set[Place], space: frozenset[Axis], one: _Open) -> bool:
-        """May a nest be computed in a loop over the same space? largest: what it reads at every point of it."""
-        habits, above, fusion = self.habits, self.above, one.fusion
-        first = fusion.roots[0]
-        follows = bool(one.made & above.of(node.name))
-        if not follows:
-            alike = habits.shares_reads and frozenset(node.reduced) == frozenset(first.reduced)
-            return alike and not largest.isdisjoint(fusion.reads)
-        if not habits.longest_row or not first.reduced:
+    def _shares_kernel(self, node: Nest, body: Expr, largest: set[Place], one: _Open) -> bool:
+        """May a nest be computed in a loop over the same space? largest: what it reads at every point of it.
+
+        What a loop reduces is the same in all of its nests, and its maps lie in memory as what it reduces does. A nest takes
+        part that reads the same values, or the values that the loop's maps write.
+        """
+        made, reads = {n.name: n for n in one.fusion.roots}, one.fusion.reads
+        reduced = frozenset(node.reduced) | one.fusion.reduced
+        nests = (*one.fusion.roots, node)
+        if any(n.reduced and frozenset(n.reduced) != reduced for n in nests):
             return False
-        together = not largest.isdisjoint(fusion.reads) or any(
-            _computed_over(b, space) & _computed_over(body, space) for b in fusion.bodies
+        orders = {axes for _, axes in largest}
+        if reduced and any(not n.reduced and orders != {n.axes} for n in nests):
+            return False
+        if not one.made & self.above.of(node.name):
+            return not largest.isdisjoint(reads)
+        if any(one.made & self.above.of(t) for t in body.tensors - made.keys()):  # through another kernel
+            return False
+        return all(
+            not made[tensor].is_reduction and axes == made[tensor].axes for tensor, axes in places_of(body, made)
         )
-        if not together:
-            return False
-        row = frozenset(first.reduced)
-        made = {n.name for n in fusion.roots}
-        indirect = any(one.made & above.of(t) for t in body.tensors - made)  # through another kernel
-        same_rows = all(frozenset(n.reduced) in (row, frozenset()) for n in (*fusion.roots, node))
-        contiguous = all(frozenset(p[1][-len(row) :]) == row for p in largest)
-        return same_rows and contiguous and not indirect and volume(row) <= habits.longest_row
 
 
-@lru_cache(1 << 10)
-def _computed_over(body: Expr, space: frozenset[Axis]) -> frozenset[Expr]:
-    """The values in an expression that differ from point to point of a space."""
-    return frozenset(n for n in postorder(body) if isinstance(n, Apply) and n.axes == space)
+def places_of(body: Expr, tensors: Collection[str]) -> Iterator[Place]:
+    """Yields the places of some tensors that an expression reads."""
+    return (place for place, _ in places(body) if place[0] in tensors)
 
 
 # --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it
