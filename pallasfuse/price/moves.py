@@ -15,7 +15,6 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.price.xla_forms import Place
 
 MOST_REPEATED = 1 << 21
 """The elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper: an estimate,
@@ -69,29 +68,13 @@ stored_joins = Recent(_stored_joins)
 reduces them nor computes others beside it. Where it is joined again, or several kernels read it, each computes what it needs."""
 
 
-def _read_in_part(program: LoopProgram) -> dict[str, float]:
-    known = {d.name: d for d in program.definitions()}
-    found: dict[str, float] = {}
-    for node in program.nests:
-        if isinstance(node, External) and node.form in ("elements", "selection") and len(node.operands) > 0:
-            source = known[node.operands[0]]
-            if volume(source.axes) < volume(node.axes):
-                found[source.name] = float(volume(source.axes) * dtypes.itemsize_bytes(source.dtype))
-    return found
-
-
-read_in_part = Recent(_read_in_part)
-"""Returns the bytes of tensors that are padded, or of which elements are taken several times: no more of them is read, though
-their maps run over all of the results."""
-
-
 _SECTOR = 32
 """The bytes that are moved for one element whose neighbours are not wanted."""
 
 
-def _scattered_bytes(program: LoopProgram) -> dict[Place, float]:
+def _scattered_bytes(program: LoopProgram) -> dict[tuple[Axis, ...], float]:
     known = {d.name: d for d in program.definitions()}
-    found: dict[Place, float] = {}
+    found: dict[tuple[Axis, ...], float] = {}
     for node in program.nests:
         if not isinstance(node, External) or node.form != "selection" or node.moves_nothing:
             continue
@@ -106,19 +89,20 @@ def _scattered_bytes(program: LoopProgram) -> dict[Place, float]:
         size = dtypes.itemsize_bytes(source.dtype)
         excess = _SECTOR - neighbours * size
         if excess > 0:
-            for place in _places_read(_as_map(node, known), source.name):
-                found[place] = float(excess * volume(node.axes) / neighbours)
+            for read_at in _axes_read(_as_map(node, known), source.name):
+                found[read_at] = float(excess * volume(node.axes) / neighbours)
     return found
 
 
 scattered_bytes = Recent(_scattered_bytes)
-"""Returns the bytes of sectors that are not wanted, where positions say which elements are read, by the places of these."""
+"""Returns the bytes of sectors that are not wanted, where positions say which elements are read, by the axes that these are
+read along."""
 
 
-def _places_read(node: Nest | External, tensor: str) -> list[Place]:
-    return [
-        (e.tensor, e.indices) for e in postorder(node.body) if isinstance(e, Read) and e.tensor == tensor
-    ] if isinstance(node, Nest) else []  # fmt: skip
+def _axes_read(node: Nest | External, tensor: str) -> list[tuple[Axis, ...]]:
+    if isinstance(node, External):
+        return []
+    return [e.indices for e in postorder(node.body) if isinstance(e, Read) and e.tensor == tensor]
 
 
 def _threads_of_joins(program: LoopProgram) -> dict[str, float]:

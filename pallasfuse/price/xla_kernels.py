@@ -19,8 +19,8 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.moves import FEW, moves_as_maps, read_in_part, read_otherwise, scattered_bytes, stored_joins, threads_of_joins
-from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
+from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise, scattered_bytes, stored_joins, threads_of_joins
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
@@ -78,11 +78,10 @@ def xla_kernels(
     known = Known() if known is None else known
     joins: frozenset[str] = frozenset()
     threads: Mapping[str, float] = {}
-    whole: Mapping[str, float] = {}
-    scattered: Mapping[Place, float] = {}
+    scattered: Mapping[tuple[Axis, ...], float] = {}
     if habits.fuses_moves:
         scattered = scattered_bytes(program)
-        joins, threads, whole = stored_joins(program), threads_of_joins(program), read_in_part(program)
+        joins, threads = stored_joins(program), threads_of_joins(program)
         program = moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
     needed = _needed(program, made, read)
@@ -112,7 +111,7 @@ def xla_kernels(
                 continue
             if node.form == "update":
                 inside = {t: bodies[t] for t in node.operands if t in inlined}
-                kernels.append(_update(node, program, sizes, given, inside, whole))
+                kernels.append(_update(node, program, sizes, given, inside))
                 continue
             if node.work is not None:
                 first = by_work.setdefault(id(node.work), node.name)
@@ -145,7 +144,7 @@ def xla_kernels(
                 body = Read(terms.name, terms.axes, terms.dtype)
             loops.append((node, body))
             continue
-        alone = shared.isdisjoint(node.reads) and whole.keys().isdisjoint(body.tensors)
+        alone = shared.isdisjoint(node.reads)
         inside = prologues(node, operands, given, habits) if alone else frozenset()
         for operand in operands:
             core = without_casts(operand)
@@ -160,13 +159,21 @@ def xla_kernels(
     found = _fused(loops, outside, habits, above)
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
-        if not whole.keys().isdisjoint(t for t, _ in fusion.reads):
-            reads = {p: min(moved, whole.get(p[0], moved)) for p, moved in fusion.reads.items()}
-            fusion.cached_bytes = sum(fusion.reads.values()) - sum(reads.values())
-            fusion.reads = reads
-        fusion.cached_bytes += sum(moved for place, moved in scattered.items() if place in fusion.reads)
+        if habits.fuses_moves:
+            _read_once(fusion, sizes, scattered)
         fusion.threads = max((threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
+
+
+def _read_once(fusion: LoopFusion, sizes: Mapping[str, float], scattered: Mapping[tuple[Axis, ...], float]) -> None:
+    """Read no more of a tensor from memory than it has, and the rest from the cache: what is taken several times, and the sectors
+    around elements that lie anywhere."""
+    for place, moved in fusion.reads.items():
+        size = sizes.get(place[0], moved)
+        if moved > size:
+            fusion.reads[place] = size
+            fusion.cached_bytes += moved - size
+        fusion.cached_bytes += scattered.get(place[1], 0.0)
 
 
 def _as_read(operand: Expr) -> tuple[Axis, ...]:
@@ -224,19 +231,18 @@ _sizes = Recent(_sizes_of)
 
 
 def _update(
-    node: External, program: LoopProgram, sizes: Mapping[str, float], given: frozenset[str], inside: Mapping[str, Expr],
-    whole: Mapping[str, float],
+    node: External, program: LoopProgram, sizes: Mapping[str, float], given: frozenset[str], inside: Mapping[str, Expr]
 ) -> Opaque:  # fmt: skip
     """The update of a tensor: in its place, unless somebody else needs what was there.
 
-    inside: the operands that are computed as they are stored, and their bodies. whole: as many bytes as are read of a tensor.
+    inside: the operands that are computed as they are stored, and their bodies.
     """
     target, *others = node.operands
     source = _without_changes(target, program)
     changed = max((sizes[t] for t in others), default=sizes[node.name])
     read = {t: sizes[t] for t in others if t not in inside}
     for body in inside.values():
-        read |= {tensor: min(moved, whole.get(tensor, moved)) for (tensor, _), moved in places(body)}
+        read |= {tensor: min(moved, sizes[tensor]) for (tensor, _), moved in places(body)}
     work = tuple(inside.values())
     readers = sum(target in n.reads for n in program.nests)
     if sizes[target] == sizes[node.name] and readers == 1 and source not in given and target not in program.outputs:
