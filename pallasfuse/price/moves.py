@@ -27,7 +27,7 @@ _ONE = Axis("one", 1)
 
 def _found(program: LoopProgram) -> LoopProgram:
     known = {d.name: d for d in program.definitions()}
-    nests = [_as_map(n, known) if isinstance(n, External) else n for n in program.nests]
+    nests = [_as_map(n, known, at) if isinstance(n, External) else n for at, n in enumerate(program.nests)]
     return replace(program, nests=tuple(nests))
 
 
@@ -89,7 +89,7 @@ def _scattered_bytes(program: LoopProgram) -> dict[tuple[Axis, ...], float]:
         size = dtypes.itemsize_bytes(source.dtype)
         excess = _SECTOR - neighbours * size
         if excess > 0:
-            for read_at in _axes_read(_as_map(node, known), source.name):
+            for read_at in _axes_read(_as_map(node, known, 0), source.name):
                 found[read_at] = float(excess * volume(node.axes) / neighbours)
     return found
 
@@ -140,7 +140,9 @@ def _threads(join: External, known: dict[str, Tensor | Nest | External]) -> floa
     return largest / min(max(1, gcd(*lengths)), _MOST_AT_ONCE)
 
 
-def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest | External:
+def _as_map(node: External, known: dict[str, Tensor | Nest | External], at: int) -> Nest | External:
+    """The map that stands for an operation, or the operation. at: its place in the program, by which it differs from others that
+    read as much of the same tensors, from other places."""
     if node.form not in ("selection", "elements", "join") or node.moves_nothing:
         return node
     operands = [known[t] for t in node.operands]
@@ -154,6 +156,7 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External]) -> Nest 
     body: Expr = reduce(lambda x, y: select(const(True, "bool"), y, x), reads, reads[0])
     for axis in frozenset(node.axes) - body.axes:  # each position along it has another operand
         body = select(apply("ge", index(axis), const(0, "int32")), body, body)
+    body = select(apply("ge", const(at, "int32"), const(0, "int32")), body, body)
     for positions in (d for d in operands if d not in taken):
         one = read(positions.name, _places(positions.axes, node.axes, fills=False, few=True), positions.dtype)
         body = select(apply("ge", one, const(0, positions.dtype)), body, body)

@@ -33,7 +33,8 @@ from pallasfuse.price.xla_products import (
     prologues,
     without_casts,
 )
-from pallasfuse.price.xla_rows import Loop, inner_reductions, row_fusions, stored_normalisations
+from pallasfuse.price.xla_rows import Loop, inner_reductions, normalised, row_fusions
+from pallasfuse.price.xla_stored import stored_to_save_work
 
 LONGEST_COLUMN = 1 << 12
 """Elements of a column that one block reduces; longer ones are reduced in two steps."""
@@ -79,7 +80,9 @@ def xla_kernels(
     joins: frozenset[str] = frozenset()
     threads: Mapping[str, float] = {}
     scattered: Mapping[tuple[Axis, ...], float] = {}
+    moves = frozenset[str]()
     if habits.fuses_moves:
+        moves = frozenset(n.name for n in program.nests if isinstance(n, External))
         scattered = scattered_bytes(program)
         joins, threads = stored_joins(program), threads_of_joins(program)
         program = moves_as_maps(program)
@@ -87,7 +90,10 @@ def xla_kernels(
     needed = _needed(program, made, read)
     readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])
     kept = _stored_maps(program, needed, habits, read, readers) | (joins & needed)
-    kept |= stored_normalisations(program, needed, kept, habits)
+    rows = normalised(program, needed, kept, habits)
+    kept |= rows.stored
+    if habits.fuses_moves:
+        kept |= stored_to_save_work(program, moves, needed, kept, rows.inner)
     bodies = _inline(program, needed, kept, known)
     inlined = {n.name for n in program.nests if isinstance(n, Nest) and not n.is_reduction} & bodies.keys() - kept
     kernels: list[XlaKernel] = []

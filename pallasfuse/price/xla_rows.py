@@ -124,25 +124,32 @@ class _Program:
         return (u for u in self.users.get(tensor, ()) if u.name in needed)
 
 
-def stored_normalisations(
-    program: LoopProgram, needed: Collection[str], kept: Set[str], habits: Habits
-) -> frozenset[str]:  # fmt: skip
-    """Returns the maps that end a normalisation and are written to memory: something is read from them that is not of their row.
+@dataclass(frozen=True, slots=True)
+class Normalised:
+    """The normalisations that XLA finds in a program."""
 
-    needed: the nests that are computed; kept: the tensors that are stored in any case.
-    """
+    stored: frozenset[str] = frozenset()
+    """The maps that end one and are written to memory: something is read from them that is not of their row."""
+    inner: frozenset[str] = frozenset()
+    """The reductions that are computed inside of one."""
+
+
+def normalised(program: LoopProgram, needed: Collection[str], kept: Set[str], habits: Habits) -> Normalised:
+    """Returns the normalisations. needed: the nests that are computed; kept: the tensors that are stored in any case."""
     if not habits.longest_row:
-        return frozenset()
+        return Normalised()
     found: set[str] = set()
+    inside: set[str] = set()
     of = _normalisations(program)
     for one in reversed(of.normalisations):
         stored = kept | found
-        if one.nest.name not in needed or one.nest.name in stored:
+        if one.nest.name not in needed:
             continue
         inner = [r for r in one.reductions if _is_short_row(r, habits) and _serves_its_row(r, of, needed, stored)]
-        if inner and not _stays_in_row(one, of, needed, stored):
+        inside.update(r.name for r in inner)
+        if inner and one.nest.name not in stored and not _stays_in_row(one, of, needed, stored):
             found.add(_last_map(one.nest, of, needed, stored))
-    return frozenset(found)
+    return Normalised(frozenset(found), frozenset(inside))
 
 
 def _find(program: LoopProgram) -> _Program:

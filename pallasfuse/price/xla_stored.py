@@ -1,0 +1,153 @@
+"""Maps that XLA stores on a GPU, as it would take longer to compute them again in each kernel that reads them.
+
+XLA estimates what a map and its readers take apart, and what they take where every reader computes the map by itself, and
+fuses where that is shorter. This is a model of these estimates (its pass of priority fusion), in bytes of memory traffic: what
+a kernel computes and what it moves overlap, but for a twentieth of the smaller part. The costs of operations are XLA's own, in
+clock cycles of an H100; all that are not named here are as cheap as an addition, or cheaper.
+"""
+
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
+from functools import lru_cache
+
+from pallasfuse.first_time import Recent
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.price.xla_products import is_product
+
+_CYCLES: Mapping[str, float] = {
+    "atan2": 431, "cbrt": 178, "cos": 978, "div": 19, "exp": 79, "exp2": 79, "expm1": 190, "log": 166, "log1p": 229,
+    "logistic": 105, "pow": 510, "rem": 300, "rsqrt": 75, "sin": 958, "sqrt": 75, "tanh": 467,
+}  # fmt: skip
+_CHEAP = 5.0
+_CYCLES_PER_BYTE = 18.8
+"""Cycles of all multiprocessors, for one element each, in the time in which one byte comes from memory. From functions of one
+and of two readers, which are stored from 158 cycles on, and not at 150."""
+_LAUNCH_BYTES = 3.35e6
+"""The bytes that come from memory in the microsecond that XLA takes a launch for."""
+_APART = 0.05
+"""The share of the shorter one of computing and moving that the longer one does not hide."""
+_AGAIN = 0.1
+"""What it takes to read a byte again, from a cache."""
+_MOST_READERS = 24
+"""More readers than these are not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Map:
+    """What a map costs by itself."""
+
+    cycles: float
+    """For one of its elements."""
+    reads: tuple[tuple[str, float], ...]
+    """The tensors that it reads, and the elements of each that it takes for one of its own."""
+
+
+def stored_to_save_work(
+    program: LoopProgram, moves: Collection[str], needed: Collection[str], kept: Set[str], inner: Collection[str]
+) -> frozenset[str]:  # fmt: skip
+    """Returns the maps that are stored, and computed once.
+
+    moves: the maps that stand for operations that move elements, of which each reads from places of its own; needed: the nests
+    that are computed; kept: the maps that are stored in any case; inner: the reductions that are computed in what reads them.
+    """
+    readers = _readers(program, moves, needed, kept, inner)
+    known = {d.name: d for d in program.definitions()}
+    found: set[str] = set()
+    inside: dict[str, tuple[float, float]] = {}
+    """Cycles and bytes read for one element of a map, with all that is computed inside of it."""
+    for node in program.nests:
+        if not isinstance(node, Nest) or node.is_reduction or node.name not in needed:
+            continue
+        one = _own(node.body, node.axes)
+        cycles, moved = one.cycles, 0.0
+        for tensor, each in one.reads:
+            if tensor in inside:
+                cycles += each * inside[tensor][0]
+                moved += each * inside[tensor][1]
+            else:
+                moved += each * dtypes.itemsize_bytes(known[tensor].dtype)
+        if node.name in kept:
+            continue
+        size = dtypes.itemsize_bytes(node.dtype)
+        if _is_longer_inside(volume(node.axes), size, cycles, moved, readers.get(node.name, {})):
+            found.add(node.name)
+        else:
+            inside[node.name] = cycles, moved
+    return frozenset(found)
+
+
+def _is_longer_inside(elements: int, size: int, cycles: float, moved: float, readers: Mapping[str, float]) -> bool:
+    """Do readers that compute a map by themselves take longer, than the map and its readers take apart?
+
+    readers: by their names, how often each needs every element.
+    """
+    if sum(readers.values()) <= 1.0:
+        return False
+    apart = _bytes(cycles, moved + size) * elements + _LAUNCH_BYTES
+    inside = 0.0
+    for times in readers.values():
+        again = 1.0 + _AGAIN * (times - 1.0) if times > 1.0 else times
+        apart += size * again * elements
+        inside += _bytes(cycles * times, moved * again) * elements
+    return apart < inside
+
+
+def _bytes(cycles: float, moved: float) -> float:
+    """The bytes that are moved in the time that a kernel takes which computes and moves so much."""
+    computed = cycles / _CYCLES_PER_BYTE
+    return max(computed, moved) + _APART * min(computed, moved)
+
+
+def _readers(
+    program: LoopProgram, moves: Collection[str], needed: Collection[str], kept: Set[str], inner: Collection[str]
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """The kernels that read each map, also through other maps, and how often they need each of its elements."""
+    sizes = _volumes(program)
+    through: dict[str, dict[tuple[str, str], float]] = {}
+    """By the kernel, and by the move through which it reads."""
+    for node in reversed(program.nests):
+        if node.name not in needed:
+            continue
+        if isinstance(node, External):
+            for tensor in node.operands:
+                through.setdefault(tensor, {})[node.name, ""] = 1.0
+            continue
+        is_kernel = node.name in kept or (node.is_reduction and node.name not in inner)
+        ways = {(node.name, ""): 1.0} if is_kernel else through.get(node.name, {})
+        if node.is_reduction and not is_kernel:
+            ways = dict.fromkeys(ways, 1.0)
+        if node.name in moves and not is_kernel:
+            ways = {(kernel, f"{way} {node.name}"): times for (kernel, way), times in ways.items()}
+        space = volume((*node.axes, *node.reduced))
+        for tensor, _ in _own(node.body, (*node.axes, *node.reduced)).reads:
+            times = 1.0 if is_product(node) else space / max(1, sizes[tensor])  # a library's operands are written once
+            found = through.setdefault(tensor, {})
+            for way, each in ways.items():
+                if way in found or len(found) < _MOST_READERS:
+                    found[way] = max(found.get(way, 0.0), each * times)
+    summed: dict[str, dict[str, float]] = {}
+    for tensor, of in through.items():
+        kernels = summed.setdefault(tensor, {})
+        for (kernel, _), times in of.items():
+            kernels[kernel] = kernels.get(kernel, 0.0) + times
+    return summed
+
+
+_volumes = Recent(lambda program: {d.name: volume(d.axes) for d in program.definitions()})
+
+
+@lru_cache(1 << 13)
+def _own(body: Expr, axes: tuple[Axis, ...]) -> _Map:
+    """The costs of a nest without what it reads."""
+    elements = max(1, volume(axes))
+    cycles = 0.0
+    reads: dict[str, float] = {}
+    for node in postorder(body):
+        if isinstance(node, Read):
+            reads[node.tensor] = max(reads.get(node.tensor, 0.0), volume(node.indices) / elements)
+        elif isinstance(node, Apply):
+            cycles += _CYCLES.get(node.op, _CHEAP) * volume(node.axes) / elements
+    return _Map(cycles, tuple(reads.items()))
