@@ -131,7 +131,7 @@ class Normalised:
     stored: frozenset[str] = frozenset()
     """The maps that end one and are written to memory: something is read from them that is not of their row."""
     inner: frozenset[str] = frozenset()
-    """The reductions that are computed inside of one."""
+    """The reductions that are computed inside of one, and the maps of their results."""
 
 
 def normalised(program: LoopProgram, needed: Collection[str], kept: Set[str], habits: Habits) -> Normalised:
@@ -145,9 +145,9 @@ def normalised(program: LoopProgram, needed: Collection[str], kept: Set[str], ha
         stored = kept | found
         if one.nest.name not in needed:
             continue
-        inner = [r for r in one.reductions if _is_short_row(r, habits) and _serves_its_row(r, of, needed, stored)]
-        inside.update(r.name for r in inner)
-        if inner and one.nest.name not in stored and not _stays_in_row(one, of, needed, stored):
+        inner = [_for_its_row(r, of, needed, stored) for r in one.reductions if _is_short_row(r, habits)]
+        inside.update(*inner)
+        if any(inner) and one.nest.name not in stored and not _stays_in_row(one, of, needed, stored):
             found.add(_last_map(one.nest, of, needed, stored))
     return Normalised(frozenset(found), frozenset(inside))
 
@@ -198,21 +198,23 @@ def _is_short_row(reduction: Nest, habits: Habits) -> bool:
     return _is_row(reduction, reduction.body, habits)
 
 
-def _serves_its_row(reduction: Nest, of: _Program, needed: Collection[str], stored: Set[str]) -> bool:
-    """Is a reduction, or a map of its result, read along its row only?"""
+def _for_its_row(reduction: Nest, of: _Program, needed: Collection[str], stored: Set[str]) -> set[str]:
+    """A reduction and the maps of its result, if they are read along its row only; else nothing."""
     if reduction.name not in needed or reduction.name in stored:
-        return False
+        return set()
     space, waiting = space_of(reduction), [reduction.name]
+    found = {reduction.name}
     while waiting:
         for user in of.readers(waiting.pop(), needed):
             if isinstance(user, External):
-                return False
-            if space_of(user) == space:
+                return set()
+            if space_of(user) == space or user.name in found:
                 continue
             if user.is_reduction or frozenset(user.axes) != frozenset(reduction.axes) or user.name in stored:
-                return False
+                return set()
+            found.add(user.name)
             waiting.append(user.name)
-    return True
+    return found
 
 
 def _stays_in_row(one: _Normalisation, of: _Program, needed: Collection[str], stored: Set[str]) -> bool:

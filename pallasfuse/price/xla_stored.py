@@ -51,9 +51,9 @@ def stored_to_save_work(
     """Returns the maps that are stored, and computed once.
 
     moves: the maps that stand for operations that move elements, of which each reads from places of its own; needed: the nests
-    that are computed; kept: the maps that are stored in any case; inner: the reductions that are computed in what reads them.
+    that are computed; kept: the maps that are stored in any case; inner: what is computed inside of normalisations.
     """
-    readers = _readers(program, moves, needed, kept, inner)
+    direct, last = _readers(program, moves, needed, kept, inner)
     known = {d.name: d for d in program.definitions()}
     found: set[str] = set()
     inside: dict[str, tuple[float, float]] = {}
@@ -72,7 +72,10 @@ def stored_to_save_work(
         if node.name in kept:
             continue
         size = dtypes.itemsize_bytes(node.dtype)
-        if _is_longer_inside(volume(node.axes), size, cycles, moved, readers.get(node.name, {})):
+        elements = volume(node.axes)
+        if node.name not in inner and all(
+            _is_longer_inside(elements, size, cycles, moved, of.get(node.name, {})) for of in (direct, last)
+        ):
             found.add(node.name)
         else:
             inside[node.name] = cycles, moved
@@ -101,11 +104,16 @@ def _bytes(cycles: float, moved: float) -> float:
     return max(computed, moved) + _APART * min(computed, moved)
 
 
+_Readers = dict[str, dict[str, float]]
+"""By tensors, the names of what reads them, and how often it needs each of their elements."""
+
+
 def _readers(
     program: LoopProgram, moves: Collection[str], needed: Collection[str], kept: Set[str], inner: Collection[str]
-) -> dict[str, dict[str, float]]:  # fmt: skip
-    """The kernels that read each map, also through other maps, and how often they need each of its elements."""
+) -> tuple[_Readers, _Readers]:  # fmt: skip
+    """The nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end."""
     sizes = _volumes(program)
+    direct: _Readers = {}
     through: dict[str, dict[tuple[str, str], float]] = {}
     """By the kernel, and by the move through which it reads."""
     for node in reversed(program.nests):
@@ -114,6 +122,7 @@ def _readers(
         if isinstance(node, External):
             for tensor in node.operands:
                 through.setdefault(tensor, {})[node.name, ""] = 1.0
+                direct.setdefault(tensor, {})[node.name] = 1.0
             continue
         is_kernel = node.name in kept or (node.is_reduction and node.name not in inner)
         ways = {(node.name, ""): 1.0} if is_kernel else through.get(node.name, {})
@@ -121,19 +130,22 @@ def _readers(
             ways = dict.fromkeys(ways, 1.0)
         if node.name in moves and not is_kernel:
             ways = {(kernel, f"{way} {node.name}"): times for (kernel, way), times in ways.items()}
-        space = volume((*node.axes, *node.reduced))
-        for tensor, _ in _own(node.body, (*node.axes, *node.reduced)).reads:
-            times = 1.0 if is_product(node) else space / max(1, sizes[tensor])  # a library's operands are written once
+        space = (*node.axes, *node.reduced)
+        for tensor, _ in _own(node.body, space).reads:
+            times = volume(space) / max(1, sizes[tensor])
+            if is_product(node) or node.name in moves:  # a library's operands are written once
+                times = min(1.0, times)
+            direct.setdefault(tensor, {})[node.name] = times
             found = through.setdefault(tensor, {})
             for way, each in ways.items():
                 if way in found or len(found) < _MOST_READERS:
                     found[way] = max(found.get(way, 0.0), each * times)
-    summed: dict[str, dict[str, float]] = {}
+    last: _Readers = {}
     for tensor, of in through.items():
-        kernels = summed.setdefault(tensor, {})
+        kernels = last.setdefault(tensor, {})
         for (kernel, _), times in of.items():
             kernels[kernel] = kernels.get(kernel, 0.0) + times
-    return summed
+    return direct, last
 
 
 _volumes = Recent(lambda program: {d.name: volume(d.axes) for d in program.definitions()})
