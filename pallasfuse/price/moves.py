@@ -35,6 +35,19 @@ moves_as_maps = Recent(_found)
 """Returns the program with maps for the operations that move elements, and for those that compute them one by one."""
 
 
+def _places_of_their_own(program: LoopProgram) -> frozenset[str]:
+    sizes = {d.name: volume(d.axes) for d in program.definitions()}
+    return frozenset(
+        n.name for n in program.nests if isinstance(n, External) and (
+            n.form in ("selection", "join") or (n.form == "elements" and n.operands and sizes[n.name] != sizes[n.operands[0]])
+        )
+    )  # fmt: skip
+
+
+places_of_their_own = Recent(_places_of_their_own)
+"""Returns the operations whose elements come from other places than those that have the same position."""
+
+
 def _read_otherwise(program: LoopProgram) -> frozenset[str]:
     dimensions = {n.name: len(n.axes) for n in program.nests if isinstance(n, Nest)}
     return frozenset(

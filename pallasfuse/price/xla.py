@@ -246,9 +246,9 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     started_us = fusion.threads / (1e3 * device.multiprocessors * device.clock_ghz)  # one in each clock
     joins = Term("threads of a join", fusion.threads, "", started_us)
     one = launch(device)
-    terms = (memory, vector, special, idle, column, joins)
+    terms = [memory, vector, special, idle, column, joins]
     if fusion.cached_bytes:
-        terms = (*terms, _cached(fusion.cached_bytes, device))
+        terms.append(_cached(fusion.cached_bytes, device))
     busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
     wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
     return Price(busy + one.us + wait, (*terms, one))

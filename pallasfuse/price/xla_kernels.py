@@ -19,7 +19,15 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.moves import FEW, moves_as_maps, read_otherwise, scattered_bytes, stored_joins, threads_of_joins
+from pallasfuse.price.moves import (
+    FEW,
+    moves_as_maps,
+    places_of_their_own,
+    read_otherwise,
+    scattered_bytes,
+    stored_joins,
+    threads_of_joins,
+)
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
@@ -82,7 +90,7 @@ def xla_kernels(
     scattered: Mapping[tuple[Axis, ...], float] = {}
     moves = frozenset[str]()
     if habits.fuses_moves:
-        moves = frozenset(n.name for n in program.nests if isinstance(n, External))
+        moves = places_of_their_own(program)
         scattered = scattered_bytes(program)
         joins, threads = stored_joins(program), threads_of_joins(program)
         program = moves_as_maps(program)
@@ -98,6 +106,8 @@ def xla_kernels(
     inlined = {n.name for n in program.nests if isinstance(n, Nest) and not n.is_reduction} & bodies.keys() - kept
     kernels: list[XlaKernel] = []
     loops: list[Loop] = []
+    apart: set[str] = set()
+    """The terms of products, which share a kernel with nothing."""
     above = Ancestors()
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
@@ -116,8 +126,8 @@ def xla_kernels(
                 kernels.append(gather_of(node.lookup))
                 continue
             if node.form == "update":
-                inside = {t: bodies[t] for t in node.operands if t in inlined}
-                kernels.append(_update(node, program, sizes, given, inside))
+                stored_by_it = {t: bodies[t] for t in node.operands if t in inlined}
+                kernels.append(_update(node, program, sizes, given, stored_by_it))
                 continue
             if node.work is not None:
                 first = by_work.setdefault(id(node.work), node.name)
@@ -147,6 +157,7 @@ def xla_kernels(
                 above.add(terms.name, body.tensors)
                 above.add(node.name, (terms.name,))
                 loops.append((terms, terms.body))
+                apart.add(terms.name)
                 body = Read(terms.name, terms.axes, terms.dtype)
             loops.append((node, body))
             continue
@@ -162,7 +173,7 @@ def xla_kernels(
                 loops.append((stored, core))
         kernels.append(_library_product(node, operands, stored_operands, inside, given, habits, known))
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
-    found = _fused(loops, outside, habits, above)
+    found = _fused(loops, apart, rows.inner, outside, habits, above)
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
         if habits.fuses_moves:
@@ -188,14 +199,19 @@ def _as_read(operand: Expr) -> tuple[Axis, ...]:
     return (*(a for a in first if a in operand.axes), *sorted(operand.axes - frozenset(first)))
 
 
-def _fused(loops: Sequence[Loop], outside: Set[str], habits: Habits, above: Ancestors) -> list[LoopFusion]:
-    """The kernels of loops. outside: the tensors that something else reads."""
-    inner = inner_reductions(loops, outside, habits)
+def _fused(
+    loops: Sequence[Loop], apart: Collection[str], inner: Set[str], outside: Set[str], habits: Habits, above: Ancestors
+) -> list[LoopFusion]:  # fmt: skip
+    """The kernels of loops. apart: those that share one with nothing; inner: what is computed inside of normalisations;
+    outside: the tensors that something else reads."""
+    inner = inner_reductions(loops, inner, outside, habits)
     rows = {f.roots[-1].name: f for f in row_fusions(loops, inner)}
     fusions = Fusions(habits, above)
     for nest, body in loops:
         if nest.name in rows:
             fusions.all.append(rows[nest.name])
+        elif nest.name in apart:
+            fusions.all.append(LoopFusion([nest], [body], dict(places(body))))
         elif nest.name not in inner:
             fusions.take(nest, body)
     return with_short_reductions(fusions.all, outside) if habits.fuses_moves else fusions.all
@@ -259,7 +275,12 @@ def _update(
         )  # fmt: skip
     read[target] = sizes[target]
     return Opaque(
-        node.name, sum(read.values()), sizes[node.name], operands=tuple(read.items()), computes=work, cached_bytes=changed
+        node.name,
+        sum(read.values()),
+        sizes[node.name],
+        operands=tuple(read.items()),
+        computes=work,
+        cached_bytes=changed,
     )
 
 

@@ -28,14 +28,18 @@ def space_of(nest: Nest) -> frozenset[Axis]:
     return frozenset((*nest.axes, *nest.reduced))
 
 
-def inner_reductions(loops: Sequence[Loop], outside: Collection[str], habits: Habits) -> frozenset[str]:
+def inner_reductions(
+    loops: Sequence[Loop], of_normalisations: Set[str], outside: Collection[str], habits: Habits
+) -> frozenset[str]:  # fmt: skip
     """Returns the reductions that are computed inside of all that reads their results, along the same row.
 
-    outside: tensors that something else than these loops reads: libraries, operations without a nest, the caller.
+    of_normalisations: what is computed inside of them; outside: tensors that something else than these loops reads: libraries,
+    operations without a nest, the caller.
     """
-    if not habits.longest_row:
-        return frozenset()
-    rows = {nest.name: (nest, body) for nest, body in loops if nest.name not in outside and _is_row(nest, body, habits)}
+    rows = {
+        nest.name: (nest, body) for nest, body in loops
+        if nest.name in of_normalisations and nest.name not in outside and _is_row(nest, body, habits)
+    }  # fmt: skip
     readers: dict[str, list[Loop]] = {name: [] for name in rows}
     for loop in loops:
         for tensor in rows.keys() & loop[1].tensors:
@@ -199,22 +203,21 @@ def _is_short_row(reduction: Nest, habits: Habits) -> bool:
 
 
 def _for_its_row(reduction: Nest, of: _Program, needed: Collection[str], stored: Set[str]) -> set[str]:
-    """A reduction and the maps of its result, if they are read along its row only; else nothing."""
+    """A reduction and the maps of its result, each made of the one before, if the last is repeated along the row; else nothing."""
     if reduction.name not in needed or reduction.name in stored:
         return set()
-    space, waiting = space_of(reduction), [reduction.name]
+    space, last = space_of(reduction), reduction
     found = {reduction.name}
-    while waiting:
-        for user in of.readers(waiting.pop(), needed):
-            if isinstance(user, External):
-                return set()
-            if space_of(user) == space or user.name in found:
-                continue
-            if user.is_reduction or frozenset(user.axes) != frozenset(reduction.axes) or user.name in stored:
-                return set()
-            found.add(user.name)
-            waiting.append(user.name)
-    return found
+    while True:
+        users = list(of.readers(last.name, needed))
+        if users and all(isinstance(u, Nest) and space_of(u) == space for u in users):
+            return found
+        if len(users) != 1 or not isinstance(users[0], Nest) or users[0].is_reduction or users[0].name in stored:
+            return set()
+        last = users[0]
+        if frozenset(last.axes) != frozenset(reduction.axes):
+            return set()
+        found.add(last.name)
 
 
 def _stays_in_row(one: _Normalisation, of: _Program, needed: Collection[str], stored: Set[str]) -> bool:
