@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import core, dispatch, sharding_impls, source_info_util
 from jax._src import profiler as jax_profiler
+from jax._src.interpreters import partial_eval
 from jax._src.lax import parallel
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -193,6 +194,11 @@ def explicit_mesh(values: Sequence[Any], *, current: bool = True) -> Any:
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     """Run a jaxpr equation by equation."""
     return list(core.eval_jaxpr(jaxpr, consts, *args))
+
+
+def without_unused(jaxpr: Jaxpr) -> Jaxpr:
+    """The jaxpr without what nobody reads, as `jax.jit` compiles it."""
+    return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
 
 
 def plain_aval(aval: Any) -> Any:

@@ -66,7 +66,7 @@ class FusedFunction[**P, R]:
     def _jit(self, run: Callable[..., Any]) -> Any:
         return jax.jit(
             _with_signature_of(self._function, run), static_argnums=self._static_argnums or None,
-            static_argnames=self._static_argnames or None,
+            static_argnames=self._static_argnames or None, inline=True,
         )  # fmt: skip
 
     @property
