@@ -10,7 +10,6 @@ from functools import reduce
 from math import gcd
 
 from pallasfuse.first_time import Recent
-from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
@@ -79,43 +78,6 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
 stored_joins = Recent(_stored_joins)
 """Returns the large joins, and the maps of one, that are written to memory: a kernel computes one join, and maps of it, and neither
 reduces them nor computes others beside it. Where it is joined again, or several kernels read it, each computes what it needs."""
-
-
-_SECTOR = 32
-"""The bytes that are moved for one element whose neighbours are not wanted."""
-
-
-def _scattered_bytes(program: LoopProgram) -> dict[tuple[Axis, ...], float]:
-    known = {d.name: d for d in program.definitions()}
-    found: dict[tuple[Axis, ...], float] = {}
-    for node in program.nests:
-        if not isinstance(node, External) or node.form != "selection" or node.moves_nothing:
-            continue
-        source, *positions = (known[t] for t in node.operands)
-        if all(volume(p.axes) == 1 for p in positions):
-            continue
-        neighbours = 1
-        for own, result in zip(reversed(source.axes), reversed(node.axes), strict=False):
-            if own.extent != result.extent:
-                break
-            neighbours *= own.extent
-        size = dtypes.itemsize_bytes(source.dtype)
-        excess = _SECTOR - neighbours * size
-        if excess > 0:
-            for read_at in _axes_read(_as_map(node, known, 0), source.name):
-                found[read_at] = float(excess * volume(node.axes) / neighbours)
-    return found
-
-
-scattered_bytes = Recent(_scattered_bytes)
-"""Returns the bytes of sectors that are not wanted, where positions say which elements are read, by the axes that these are
-read along."""
-
-
-def _axes_read(node: Nest | External, tensor: str) -> list[tuple[Axis, ...]]:
-    if isinstance(node, External):
-        return []
-    return [e.indices for e in postorder(node.body) if isinstance(e, Read) and e.tensor == tensor]
 
 
 def _threads_of_joins(program: LoopProgram) -> dict[str, float]:

@@ -26,6 +26,7 @@ from pallasfuse.price.gpu_library import (
     product_on_gpu,
 )
 from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.scattered import cached_change, cached_read, changed_in_memory, read_from_memory
 from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
@@ -91,7 +92,7 @@ class XlaPrices:
             names = kernel.makes
             key = (
                 names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads,
-                kernel.cached_bytes,
+                kernel.cached_bytes, kernel.pieces,
             )  # fmt: skip
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
@@ -210,10 +211,14 @@ def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:
 def _opaque_on_gpu(kernel: Opaque, device: Device) -> Price:
     """The price of what is moved, changed in the cache, and computed meanwhile."""
     moved = kernel.read_bytes + kernel.written_bytes
-    if not kernel.computes and not kernel.cached_bytes:
+    if not kernel.computes and not kernel.pieces:
         return copy_on_gpu(moved, device)
+    cached = 0.0
+    if kernel.pieces:
+        moved += changed_in_memory(kernel.pieces, device)
+        cached = cached_change(kernel.pieces)
     memory = Term("device memory", moved, "B", memory_us(moved, device))
-    terms = (memory, *_computed(_work(kernel.computes), device), _cached(kernel.cached_bytes, device))
+    terms = (memory, *_computed(_work(kernel.computes), device), _cached(cached, device))
     one = launch(device)
     return Price(sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP) + one.us, (*terms, one))
 
@@ -237,7 +242,7 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     work = _work(fusion.bodies)
     reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
     work += Operations(float(reduced))
-    moved = fusion.read_bytes + fusion.written_bytes
+    moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
     vector, special = _computed(work, device)
@@ -247,8 +252,9 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     joins = Term("threads of a join", fusion.threads, "", started_us)
     one = launch(device)
     terms = [memory, vector, special, idle, column, joins]
-    if fusion.cached_bytes:
-        terms.append(_cached(fusion.cached_bytes, device))
+    cached = fusion.cached_bytes + sum(cached_read(p, device) for p in fusion.pieces)
+    if cached:
+        terms.append(_cached(cached, device))
     busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
     wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
     return Price(busy + one.us + wait, (*terms, one))

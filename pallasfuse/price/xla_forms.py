@@ -7,6 +7,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.plain_work import PlainWork
+from pallasfuse.price.scattered import Pieces
 
 Place = tuple[str, tuple[Axis, ...]]
 """A tensor, and the axes that run over its dimensions."""
@@ -81,7 +82,9 @@ class LoopFusion:
     calls: int = 0
     """Calls of the library that are counted here: each once, in one of its parts."""
     cached_bytes: float = 0.0
-    """Bytes that are read again, from the cache: of a tensor of which elements are taken several times."""
+    """Bytes that are read again, from the cache."""
+    pieces: tuple[Pieces, ...] = ()
+    """Those of its reads that lie anywhere."""
     threads: float = 0.0
     """The threads of a kernel that writes a join; 0 where as many are started as are needed."""
     streams_matrix: bool = False
@@ -155,8 +158,8 @@ class Opaque:
     """The tensors that it reads, and their bytes."""
     work: PlainWork | None = None
     """What it computes; None: no more than it moves."""
-    cached_bytes: float = 0.0
-    """Bytes that are changed in the cache, one after the other where several are for one element."""
+    pieces: Pieces | None = None
+    """Those that it changes, wherever they lie."""
     computes: tuple[Expr, ...] = ()
     """What it computes of its operands, as it stores them."""
     computed_with: str = ""

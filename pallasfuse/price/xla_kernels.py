@@ -24,10 +24,10 @@ from pallasfuse.price.moves import (
     moves_as_maps,
     places_of_their_own,
     read_otherwise,
-    scattered_bytes,
     stored_joins,
     threads_of_joins,
 )
+from pallasfuse.price.scattered import Pieces, pieces_changed, pieces_read
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
@@ -87,11 +87,11 @@ def xla_kernels(
     known = Known() if known is None else known
     joins: frozenset[str] = frozenset()
     threads: Mapping[str, float] = {}
-    scattered: Mapping[tuple[Axis, ...], float] = {}
+    scattered: Mapping[tuple[Axis, ...], Pieces] = {}
     moves = frozenset[str]()
     if habits.fuses_moves:
         moves = places_of_their_own(program)
-        scattered = scattered_bytes(program)
+        scattered = pieces_read(program)
         joins, threads = stored_joins(program), threads_of_joins(program)
         program = moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
@@ -182,15 +182,16 @@ def xla_kernels(
     return [*kernels, *found]
 
 
-def _read_once(fusion: LoopFusion, sizes: Mapping[str, float], scattered: Mapping[tuple[Axis, ...], float]) -> None:
-    """Read no more of a tensor from memory than it has, and the rest from the cache: what is taken several times, and the sectors
-    around elements that lie anywhere."""
+def _read_once(fusion: LoopFusion, sizes: Mapping[str, float], scattered: Mapping[tuple[Axis, ...], Pieces]) -> None:
+    """Read no more of a tensor from memory than it has: what is taken several times comes from a cache."""
     for place, moved in fusion.reads.items():
         size = sizes.get(place[0], moved)
-        if moved > size:
-            fusion.reads[place] = size
-            fusion.cached_bytes += moved - size
-        fusion.cached_bytes += scattered.get(place[1], 0.0)
+        pieces = scattered.get(place[1])
+        fusion.reads[place] = min(moved, size)
+        if pieces is not None:
+            fusion.pieces = (*fusion.pieces, replace(pieces, source_bytes=size))
+        else:
+            fusion.cached_bytes += moved - fusion.reads[place]
 
 
 def _as_read(operand: Expr) -> tuple[Axis, ...]:
@@ -265,22 +266,21 @@ def _update(
     read = {t: sizes[t] for t in others if t not in inside}
     for body in inside.values():
         read |= {tensor: min(moved, sizes[tensor]) for (tensor, _), moved in places(body)}
-    work = tuple(inside.values())
+    pieces = pieces_changed(node, {d.name: d for d in program.definitions()})
     readers = sum(target in n.reads for n in program.nests)
-    if sizes[target] == sizes[node.name] and readers == 1 and source not in given and target not in program.outputs:
+    written = sizes[node.name]
+    if sizes[target] == written and readers == 1 and source not in given and target not in program.outputs:
         read[target] = 0.0
-        return Opaque(
-            node.name, sum(read.values()), min(changed, sizes[node.name]), operands=tuple(read.items()), computes=work,
-            cached_bytes=changed,
-        )  # fmt: skip
-    read[target] = sizes[target]
+        written = min(changed, written)
+    else:
+        read[target] = sizes[target]
     return Opaque(
         node.name,
         sum(read.values()),
-        sizes[node.name],
+        written,
         operands=tuple(read.items()),
-        computes=work,
-        cached_bytes=changed,
+        computes=tuple(inside.values()),
+        pieces=pieces,
     )
 
 

@@ -19,9 +19,9 @@ from pallasfuse.price.xla_products import is_product
 
 _CYCLES: Mapping[str, float] = {
     "atan2": 431, "cbrt": 178, "cos": 978, "div": 19, "exp": 79, "exp2": 79, "expm1": 190, "log": 166, "log1p": 229,
-    "logistic": 105, "pow": 510, "rem": 300, "rsqrt": 75, "sin": 958, "sqrt": 75, "tanh": 467,
+    "logistic": 105, "pow": 510, "rsqrt": 75, "sin": 958, "sqrt": 75, "tanh": 467,
 }  # fmt: skip
-_CHEAP = 5.0
+_CHEAP, _INTEGER_DIVISION = 5.0, 300.0
 _CYCLES_PER_BYTE = 18.8
 """Cycles of all multiprocessors, for one element each, in the time in which one byte comes from memory. From functions of one
 and of two readers, which are stored from 158 cycles on, and not at 150."""
@@ -161,5 +161,7 @@ def _own(body: Expr, axes: tuple[Axis, ...]) -> _Map:
         if isinstance(node, Read):
             reads[node.tensor] = max(reads.get(node.tensor, 0.0), volume(node.indices) / elements)
         elif isinstance(node, Apply):
-            cycles += _CYCLES.get(node.op, _CHEAP) * volume(node.axes) / elements
+            divides = node.op in ("div", "rem") and dtypes.is_integer(node.dtype)
+            each = _INTEGER_DIVISION if divides else _CYCLES.get(node.op, _CHEAP)
+            cycles += each * volume(node.axes) / elements
     return _Map(cycles, tuple(reads.items()))
