@@ -10,10 +10,12 @@ from pallasfuse.ir.axes import volume
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.cpu import NEW_PAGES
 from pallasfuse.price.ranges import FINDING_RANGES
 from pallasfuse.price.terms import Price
-from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla
+from pallasfuse.price.xla import ONE_KERNEL, XlaPrices, count_xla, price_xla
 from pallasfuse.targets import Target
 
 KernelPrice = Callable[[Group, float], Price | str]
@@ -40,6 +42,7 @@ class Judge:
         self._apart: dict[_Beside, Price] = {}
         self._apart_us: dict[_Beside, float] = {}
         self._kernels: dict[int, tuple[Group, Price | str]] = {}
+        self._alone: dict[_Beside, float] = {}
 
     def apart(self, groups: Sequence[Group]) -> Price:
         """XLA's price of everything that these groups do not compute, what they read among it."""
@@ -70,8 +73,22 @@ class Judge:
         return replace(self.apart(others), us=self.replaced_us(group, others))
 
     def replaced_us(self, group: Group, others: Sequence[Group] = ()) -> float:
-        """The time of what `replaced` returns."""
+        """The time of what `replaced` returns: that by which the rest of the program gets shorter, but no more than XLA takes for
+        the work of the group by itself. What changes in kernels that are not ours is left out: it depends on XLA's layouts and
+        on the order of its passes, and more often than not it does not come true.
+        """
+        shorter_us = self._shorter_us(group, others)
+        return shorter_us if self.price is None or shorter_us <= 0.0 else min(shorter_us, self._alone_us(group))
+
+    def _shorter_us(self, group: Group, others: Sequence[Group] = ()) -> float:
         return max(0.0, self.apart_us(others) - self.apart_us([*others, group]))
+
+    def _alone_us(self, group: Group) -> float:
+        """XLA's price of the work of a group as a program of its own, whose inputs are what the kernel reads."""
+        made, read = self._beside([group])
+        if (made, read) not in self._alone:
+            self._alone[made, read] = price_xla(part_of(self.graph.program, made, read), self.device).us
+        return self._alone[made, read]
 
     def is_shared(self, groups: Iterable[Group]) -> bool:
         """Does XLA's program for the rest pay for memory once that several of its kernels need?"""
@@ -134,7 +151,7 @@ class Judge:
             return _ASKED * len(candidate.covers) - candidate.least_us
         if self.price is None:
             return self.saving(candidate, others)
-        return self.replaced_us(candidate.group, others) - candidate.least_us * self.margin_of(candidate)
+        return self._shorter_us(candidate.group, others) - candidate.least_us * self.margin_of(candidate)
 
     def saving(self, candidate: Candidate, others: Sequence[Group] = ()) -> float:
         """Returns the microseconds that a candidate saves beside other groups, after a margin for the error of its price.
@@ -150,6 +167,25 @@ class Judge:
         apart_us, margin = self.replaced_us(candidate.group, others), self.margin_of(candidate)
         saved_us, hoped_us = apart_us - price.us * max(1.0, margin), apart_us - price.us * margin
         return saved_us if saved_us > 0.0 or hoped_us <= 0.0 else _HOPED * hoped_us
+
+
+def part_of(program: LoopProgram, outputs: frozenset[str], inputs: frozenset[str]) -> LoopProgram:
+    """Returns the part of a program that computes some of its tensors from others, which are its inputs."""
+    nests: list[Nest | External] = []
+    given: dict[str, Tensor] = {}
+    wanted = set(outputs)
+    for node in reversed(program.nests):
+        if node.name in inputs or node.name not in wanted:
+            continue
+        nests.append(node)
+        wanted |= node.reads
+        if isinstance(node, External) and node.lookup is not None:
+            wanted |= {node.lookup.source.name, node.lookup.table.name}
+    made = {n.name for n in nests}
+    for one in program.definitions():
+        if one.name in wanted and one.name not in made:
+            given[one.name] = Tensor(one.name, one.axes, one.dtype)
+    return LoopProgram(tuple(given.values()), tuple(reversed(nests)), tuple(sorted(outputs)))
 
 
 _HOPED = 1e-3
