@@ -39,6 +39,9 @@ _ROW_SHARE = 0.75
 """The same of kernels that keep a row and read it again."""
 _COLUMNS = 0.85
 """Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
+_STORES_AND_REDUCES, _TURNS, _JOINS = 0.8, 0.7, 0.65
+"""The same of kernels that store maps beside what they reduce, of those that bring dimensions in another order, and of joins.
+(60 kernels of 40 programs on an H100.)"""
 _COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
 """The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
 _COLUMN_RATE = 1.7
@@ -262,9 +265,15 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
 
 def _efficiency(fusion: LoopFusion) -> float:
     """The share of the memory's bandwidth that a loop reaches."""
+    if fusion.is_row:
+        return _ROW_SHARE
+    if fusion.reduced and any(not n.is_reduction for n in fusion.roots if n.name not in fusion.inside):
+        return _STORES_AND_REDUCES
     if fusion.reduces_columns and not fusion.is_product:
         return _COLUMNS
-    return _ROW_SHARE if fusion.is_row else STREAMED
+    if fusion.threads:
+        return _JOINS
+    return _TURNS if fusion.turns else STREAMED
 
 
 def _rows(fusion: LoopFusion) -> float:

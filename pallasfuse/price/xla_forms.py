@@ -1,5 +1,6 @@
 """The forms of XLA's kernels: calls of a library, loops over one space of points, and operations that are no nests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pallasfuse.ir import dtypes
@@ -114,6 +115,16 @@ class LoopFusion:
         return self.streams_matrix and len(self.roots) == 1
 
     @property
+    def turns(self) -> bool:
+        """Does it bring the dimensions of most of what it reads in another order?"""
+        turned = 0.0
+        for nest in self.roots:
+            if not nest.is_reduction and len(nest.axes) > 1:
+                last = _last(nest.axes)
+                turned += sum(b for (_, axes), b in self.reads.items() if last in axes and _last(axes) != last)
+        return 2 * turned > self.read_bytes
+
+    @property
     def reduces_columns(self) -> bool:
         """Does it reduce along an axis whose elements are apart in memory, most of what it reads?"""
         apart = sum(b for (_, axes), b in self.reads.items() if self.reduced and axes and axes[-1] not in self.reduced)
@@ -127,10 +138,9 @@ class LoopFusion:
         """
         found = 0.0
         for nest in (n for n in self.roots if n.name in self.in_order):
-            inner = next((a for a in reversed(nest.axes) if a.extent > 1), None)
+            inner = _last(nest.axes)
             for (_, indices), moved in self.reads.items():
-                last = next((a for a in reversed(indices) if a.extent > 1), None)
-                if not nest.reduced and inner in indices and last != inner:
+                if not nest.reduced and inner in indices and _last(indices) != inner:
                     found += moved / 4
         return found
 
@@ -143,6 +153,11 @@ class LoopFusion:
     def read_bytes(self) -> float:
         made = self.inside.union(self.makes)
         return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
+
+
+def _last(axes: Sequence[Axis]) -> Axis | None:
+    """The axis whose elements are neighbours in memory."""
+    return next((a for a in reversed(axes) if a.extent > 1), None)
 
 
 @dataclass(frozen=True, slots=True)
