@@ -63,7 +63,7 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
     carried: set[str] = set()
     stored: set[str] = set()
     for node in program.nests:
-        joined = sorted(carried & node.reads)
+        joined = sorted((carried - stored) & node.reads)
         if isinstance(node, External):
             if node.form == "join" and volume(node.axes) > MOST_REPEATED:
                 carried.add(node.name)

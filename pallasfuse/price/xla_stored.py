@@ -6,7 +6,7 @@ a kernel computes and what it moves overlap, but for a twentieth of the smaller 
 clock cycles of an H100; all that are not named here are as cheap as an addition, or cheaper.
 """
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +22,8 @@ _CYCLES: Mapping[str, float] = {
     "logistic": 105, "pow": 510, "rsqrt": 75, "sin": 958, "sqrt": 75, "tanh": 467,
 }  # fmt: skip
 _CHEAP, _INTEGER_DIVISION = 5.0, 300.0
+_BUILT_IN = frozenset({"exp", "exp2", "log"})
+"""Operations that a device has for bfloat16: XLA takes these for cheap."""
 _CYCLES_PER_BYTE = 18.8
 """Cycles of all multiprocessors, for one element each, in the time in which one byte comes from memory. From functions of one
 and of two readers, which are stored from 158 cycles on, and not at 150."""
@@ -33,6 +35,16 @@ _AGAIN = 0.1
 """What it takes to read a byte again, from a cache."""
 _MOST_READERS = 24
 """More readers than these are not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """What reads a map: a nest, or a kernel."""
+
+    times: float
+    """How often it needs each element."""
+    moved: float = 0.0
+    """The bytes that it reads and writes besides, for each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,7 @@ def stored_to_save_work(
         size = dtypes.itemsize_bytes(node.dtype)
         elements = volume(node.axes)
         if node.name not in inner and all(
-            _is_longer_inside(elements, size, cycles, moved, of.get(node.name, {})) for of in (direct, last)
+            _is_longer_inside(elements, size, cycles, moved, of.get(node.name, {}).values()) for of in (direct, last)
         ):
             found.add(node.name)
         else:
@@ -82,19 +94,17 @@ def stored_to_save_work(
     return frozenset(found)
 
 
-def _is_longer_inside(elements: int, size: int, cycles: float, moved: float, readers: Mapping[str, float]) -> bool:
-    """Do readers that compute a map by themselves take longer, than the map and its readers take apart?
-
-    readers: by their names, how often each needs every element.
-    """
-    if sum(readers.values()) <= 1.0:
+def _is_longer_inside(elements: int, size: int, cycles: float, moved: float, readers: Iterable[_Reader]) -> bool:
+    """Do readers that compute a map by themselves take longer, than the map and its readers take apart?"""
+    readers = tuple(readers)
+    if sum(r.times for r in readers) <= 1.0:
         return False
     apart = _bytes(cycles, moved + size) * elements + _LAUNCH_BYTES
     inside = 0.0
-    for times in readers.values():
-        again = 1.0 + _AGAIN * (times - 1.0) if times > 1.0 else times
-        apart += size * again * elements
-        inside += _bytes(cycles * times, moved * again) * elements
+    for reader in readers:
+        again = 1.0 + _AGAIN * (reader.times - 1.0) if reader.times > 1.0 else reader.times
+        apart += (size * again + reader.moved) * elements
+        inside += _bytes(cycles * reader.times, moved * again + reader.moved) * elements
     return apart < inside
 
 
@@ -104,8 +114,8 @@ def _bytes(cycles: float, moved: float) -> float:
     return max(computed, moved) + _APART * min(computed, moved)
 
 
-_Readers = dict[str, dict[str, float]]
-"""By tensors, the names of what reads them, and how often it needs each of their elements."""
+_Readers = dict[str, dict[str, _Reader]]
+"""By tensors, what reads them, by its name."""
 
 
 def _readers(
@@ -113,6 +123,7 @@ def _readers(
 ) -> tuple[_Readers, _Readers]:  # fmt: skip
     """The nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end."""
     sizes = _volumes(program)
+    widths = {d.name: dtypes.itemsize_bytes(d.dtype) for d in program.definitions()}
     direct: _Readers = {}
     through: dict[str, dict[tuple[str, str], float]] = {}
     """By the kernel, and by the move through which it reads."""
@@ -122,7 +133,7 @@ def _readers(
         if isinstance(node, External):
             for tensor in node.operands:
                 through.setdefault(tensor, {})[node.name, ""] = 1.0
-                direct.setdefault(tensor, {})[node.name] = 1.0
+                direct.setdefault(tensor, {})[node.name] = _Reader(1.0)
             continue
         is_kernel = node.name in kept or (node.is_reduction and node.name not in inner)
         ways = {(node.name, ""): 1.0} if is_kernel else through.get(node.name, {})
@@ -131,20 +142,24 @@ def _readers(
         if node.name in moves and not is_kernel:
             ways = {(kernel, f"{way} {node.name}"): times for (kernel, way), times in ways.items()}
         space = (*node.axes, *node.reduced)
-        for tensor, _ in _own(node.body, space).reads:
+        reads = _own(node.body, space).reads
+        moved = sum(each * volume(space) * widths[t] for t, each in reads) + sizes[node.name] * widths[node.name]
+        for tensor, each in reads:
             times = volume(space) / max(1, sizes[tensor])
+            besides = (moved - each * volume(space) * widths[tensor]) / max(1, sizes[tensor])
             if is_product(node) or node.name in moves:  # a library's operands are written once
                 times = min(1.0, times)
-            direct.setdefault(tensor, {})[node.name] = times
+            direct.setdefault(tensor, {})[node.name] = _Reader(times, besides if is_kernel else 0.0)
             found = through.setdefault(tensor, {})
-            for way, each in ways.items():
+            for way, needed_by_it in ways.items():
                 if way in found or len(found) < _MOST_READERS:
-                    found[way] = max(found.get(way, 0.0), each * times)
+                    found[way] = max(found.get(way, 0.0), needed_by_it * times)
     last: _Readers = {}
     for tensor, of in through.items():
-        kernels = last.setdefault(tensor, {})
+        kernels: dict[str, float] = {}
         for (kernel, _), times in of.items():
             kernels[kernel] = kernels.get(kernel, 0.0) + times
+        last[tensor] = {kernel: _Reader(times) for kernel, times in kernels.items()}
     return direct, last
 
 
@@ -163,5 +178,7 @@ def _own(body: Expr, axes: tuple[Axis, ...]) -> _Map:
         elif isinstance(node, Apply):
             divides = node.op in ("div", "rem") and dtypes.is_integer(node.dtype)
             each = _INTEGER_DIVISION if divides else _CYCLES.get(node.op, _CHEAP)
+            if node.op in _BUILT_IN and node.dtype == "bfloat16":
+                each = _CHEAP
             cycles += each * volume(node.axes) / elements
     return _Map(cycles, tuple(reads.items()))
