@@ -329,13 +329,12 @@ def _stored_maps(
     stored = {n for n in (*program.outputs, *read) if n in needed}
     sizes, _ = _sizes(program)
     for node in program.nests:
-        if (
-            isinstance(node, External)
-            and node.name in needed
-            and (node.lookup is not None or not _condenses(node, sizes))
-        ):
-            taken = node.operands[:1] if habits.fuses_moves and node.form == "update" else node.operands
-            stored |= {t for t in taken if t in needed}
+        if not isinstance(node, External) or node.name not in needed:
+            continue
+        if habits.fuses_moves and node.form == "update":
+            stored |= {t for t in node.operands[:1] if t in needed}
+        elif node.lookup is not None or not _condenses(node, sizes):
+            stored |= {t for t in node.reads if t in needed}
     if habits.fuses_moves:
         stored |= read_otherwise(program)
     if not habits.duplicates_maps:

@@ -1,9 +1,12 @@
 """Chosen kernels are exchanged for others where everything takes less time together."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 
 from pallasfuse.fusion import grouping
+from pallasfuse.fusion.judging import Judge
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
 from pallasfuse.targets import MOSAIC_GPU
@@ -26,10 +29,20 @@ def kernels(**options):
 
 def test_kernels_that_save_the_same_are_exchanged_for_one(monkeypatch):
     """A softmax that reads its scores saves more by itself than attention as a whole: both save XLA's passes over the scores."""
+    monkeypatch.setattr(Judge, "_alone_us", lambda *_: math.inf)
     (whole,) = kernels()
     assert len(whole.group.folds) == 3 and whole.group.inner
     monkeypatch.setattr(grouping, "_exchanged", lambda graph, chosen, *_: chosen)
     assert all(len(k.group.folds) < 3 for k in kernels())
+
+
+def test_a_kernel_replaces_no_more_than_xla_takes_for_its_work(monkeypatch):
+    """Without that bound, what gets shorter in other kernels of XLA counts, too."""
+    (whole,) = kernels()
+    bounded_us = whole.replaced.us
+    monkeypatch.setattr(Judge, "_alone_us", lambda *_: math.inf)
+    (again,) = kernels()
+    assert again.group == whole.group and bounded_us <= again.replaced.us
 
 
 def test_what_was_asked_for_stays(monkeypatch):

@@ -103,7 +103,7 @@ def test_rows_of_values_that_are_computed_stay_in_one_kernel():
 
     found = kernels(edges, struct(4, 4096), struct(4, 4096), struct(4096, 4096, dtype=jnp.bool_))
     (row,) = (k for k in found if isinstance(k, LoopFusion) and k.is_row)
-    assert len(row.roots) == 3 and row.written_bytes > 4 * 4096 * 4096 * 4
+    assert len(row.roots) == 3 and row.written_bytes == 4 * 4096 * 4096 * 4
 
 
 def test_narrow_weights_are_converted_inside_a_product_of_few_rows():
@@ -172,8 +172,12 @@ def test_an_operand_that_takes_more_to_read_than_it_has_is_stored_before_a_produ
 
 
 def test_few_elements_of_what_is_computed_need_not_be_stored():
-    def picked(x, rows, places):
-        return jax.nn.softmax(x, -1)[rows, places, places]
+    def stored(function):
+        picked = kernels(
+            lambda x, rows, places: function(x)[rows, places, places], struct(64, 32, 4096),
+            *[struct(60, 5, dtype=jnp.int32)] * 2,
+        )  # fmt: skip
+        return max(k.written_bytes for k in picked)
 
-    found = kernels(picked, struct(64, 32, 4096), *[struct(60, 5, dtype=jnp.int32)] * 2)
-    assert max(k.written_bytes for k in found) < 64 * 32 * 64
+    assert stored(jax.nn.sigmoid) < 64 * 32 * 64
+    assert stored(lambda x: jax.nn.softmax(x, -1)) == 64 * 32 * 4096 * 4  # a normalisation is a kernel of its own
