@@ -80,6 +80,16 @@ stored_joins = Recent(_stored_joins)
 reduces them nor computes others beside it. Where it is joined again, or several kernels read it, each computes what it needs."""
 
 
+def _joined(program: LoopProgram) -> frozenset[tuple[str, tuple[Axis, ...]]]:
+    maps = {n.name: n for n in moves_as_maps(program).nests if isinstance(n, Nest)}
+    joins = (maps[n.name] for n in program.nests if isinstance(n, External) and n.form == "join" and n.name in maps)
+    return frozenset((e.tensor, e.indices) for n in joins for e in postorder(n.body) if isinstance(e, Read))
+
+
+joined = Recent(_joined)
+"""Returns the tensors that are joined, each with the axes along which it is read: the largest one stands for all others as well."""
+
+
 def _threads_of_joins(program: LoopProgram) -> dict[str, float]:
     known = {d.name: d for d in program.definitions()}
     stored, found = stored_joins(program), dict[str, float]()

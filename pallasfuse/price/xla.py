@@ -39,9 +39,9 @@ _ROW_SHARE = 0.75
 """The same of kernels that keep a row and read it again."""
 _COLUMNS = 0.85
 """Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
-_STORES_AND_REDUCES, _TURNS, _JOINS = 0.8, 0.7, 0.65
-"""The same of kernels that store maps beside what they reduce, of those that bring dimensions in another order, and of joins.
-(60 kernels of 40 programs on an H100.)"""
+_STORES_AND_REDUCES, _TURNS = 0.8, 0.7
+"""The same of kernels that store maps beside what they reduce, and of those that bring dimensions in another order. (120 kernels of
+40 programs on an H100.)"""
 _COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
 """The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
 _COLUMN_RATE = 1.7
@@ -271,8 +271,6 @@ def _efficiency(fusion: LoopFusion) -> float:
         return _STORES_AND_REDUCES
     if fusion.reduces_columns and not fusion.is_product:
         return _COLUMNS
-    if fusion.threads:
-        return _JOINS
     return _TURNS if fusion.turns else STREAMED
 
 

@@ -21,6 +21,7 @@ from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import (
     FEW,
+    joined,
     moves_as_maps,
     places_of_their_own,
     read_otherwise,
@@ -28,7 +29,7 @@ from pallasfuse.price.moves import (
     threads_of_joins,
 )
 from pallasfuse.price.scattered import Pieces, pieces_changed, pieces_read
-from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
@@ -88,10 +89,11 @@ def xla_kernels(
     joins: frozenset[str] = frozenset()
     threads: Mapping[str, float] = {}
     scattered: Mapping[tuple[Axis, ...], Pieces] = {}
+    of_joins = frozenset[Place]()
     moves = frozenset[str]()
     if habits.fuses_moves:
         moves = places_of_their_own(program)
-        scattered = pieces_read(program)
+        scattered, of_joins = pieces_read(program), joined(program)
         joins, threads = stored_joins(program), threads_of_joins(program)
         program = moves_as_maps(program)
     program = known.without_repetitions(program, made | read)
@@ -177,15 +179,20 @@ def xla_kernels(
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
         if habits.fuses_moves:
-            _read_once(fusion, sizes, scattered)
+            _read_once(fusion, sizes, scattered, of_joins)
         fusion.threads = max((threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
 
 
-def _read_once(fusion: LoopFusion, sizes: Mapping[str, float], scattered: Mapping[tuple[Axis, ...], Pieces]) -> None:
-    """Read no more of a tensor from memory than it has: what is taken several times comes from a cache."""
+def _read_once(
+    fusion: LoopFusion, sizes: Mapping[str, float], scattered: Mapping[tuple[Axis, ...], Pieces], of_joins: Set[Place]
+) -> None:  # fmt: skip
+    """Read no more of a tensor from memory than it has: what is taken several times comes from a cache.
+
+    of_joins: the places that are read for other tensors as well.
+    """
     for place, moved in fusion.reads.items():
-        size = sizes.get(place[0], moved)
+        size = moved if place in of_joins else sizes.get(place[0], moved)
         pieces = scattered.get(place[1])
         fusion.reads[place] = min(moved, size)
         if pieces is not None:
