@@ -13,6 +13,7 @@ from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor
 
 MOST_REPEATED = 1 << 21
@@ -32,19 +33,6 @@ def _found(program: LoopProgram) -> LoopProgram:
 
 moves_as_maps = Recent(_found)
 """Returns the program with maps for the operations that move elements, and for those that compute them one by one."""
-
-
-def _places_of_their_own(program: LoopProgram) -> frozenset[str]:
-    sizes = {d.name: volume(d.axes) for d in program.definitions()}
-    return frozenset(
-        n.name for n in program.nests if isinstance(n, External) and (
-            n.form in ("selection", "join") or (n.form == "elements" and n.operands and sizes[n.name] != sizes[n.operands[0]])
-        )
-    )  # fmt: skip
-
-
-places_of_their_own = Recent(_places_of_their_own)
-"""Returns the operations whose elements come from other places than those that have the same position."""
 
 
 def _read_otherwise(program: LoopProgram) -> frozenset[str]:
@@ -78,16 +66,6 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
 stored_joins = Recent(_stored_joins)
 """Returns the large joins, and the maps of one, that are written to memory: a kernel computes one join, and maps of it, and neither
 reduces them nor computes others beside it. Where it is joined again, or several kernels read it, each computes what it needs."""
-
-
-def _joined(program: LoopProgram) -> frozenset[tuple[str, tuple[Axis, ...]]]:
-    maps = {n.name: n for n in moves_as_maps(program).nests if isinstance(n, Nest)}
-    joins = (maps[n.name] for n in program.nests if isinstance(n, External) and n.form == "join" and n.name in maps)
-    return frozenset((e.tensor, e.indices) for n in joins for e in postorder(n.body) if isinstance(e, Read))
-
-
-joined = Recent(_joined)
-"""Returns the tensors that are joined, each with the axes along which it is read: the largest one stands for all others as well."""
 
 
 def _threads_of_joins(program: LoopProgram) -> dict[str, float]:
@@ -128,10 +106,14 @@ def _threads(join: External, known: dict[str, Tensor | Nest | External]) -> floa
 def _as_map(node: External, known: dict[str, Tensor | Nest | External], at: int) -> Nest | External:
     """The map that stands for an operation, or the operation. at: its place in the program, by which it differs from others that
     read as much of the same tensors, from other places."""
-    if node.form not in ("selection", "elements", "join") or node.moves_nothing:
+    if node.moves_nothing or not (node.form in ("selection", "elements", "join") or _is_window(node, known)):
         return node
     operands = [known[t] for t in node.operands]
-    taken = operands[:1] if node.form == "selection" else [d for d in operands if d.dtype == node.dtype] or operands[:1]
+    taken = (
+        operands[:1]
+        if node.form in ("selection", "whole")
+        else [d for d in operands if d.dtype == node.dtype] or operands[:1]
+    )
     if not taken or len({d.dtype for d in taken}) > 1:
         return node
     largest = max(taken, key=lambda d: volume(d.axes))
@@ -146,6 +128,18 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External], at: int)
         one = read(positions.name, _places(positions.axes, node.axes, fills=False, few=True), positions.dtype)
         body = select(apply("ge", one, const(0, positions.dtype)), body, body)
     return Nest(node.name, node.axes, body, node.dtype, source=node.source)
+
+
+MOST_IN_A_WINDOW = 64
+"""More elements around a result are not reduced inside of what reads it."""
+
+
+def _is_window(node: External, known: dict[str, Tensor | Nest | External]) -> bool:
+    """Does an operation reduce a few elements around each of its results?"""
+    work = node.work
+    return isinstance(work, Windows) and work.window <= MOST_IN_A_WINDOW and (
+        len(known[node.operands[0]].axes) == len(node.axes)
+    )  # fmt: skip
 
 
 def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: bool) -> tuple[Axis, ...]:

@@ -35,7 +35,7 @@ from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
 from pallasfuse.price.operations import LONGEST_SPECIAL, SPECIAL
 from pallasfuse.price.terms import NOTHING, Price, Term, total
 from pallasfuse.price.xla_forms import Opaque
-from pallasfuse.price.xla_habits import ISSUED, RUN
+from pallasfuse.price.xla_habits import ISSUED, RUN, WINDOW_STEP
 
 _TILE = 1 << 11
 """Positions of 4 bytes that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
@@ -66,7 +66,10 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
         case Running():
             return _running(work, device)
         case Windows(results, window, element_bytes, read_bytes):
-            return _pass(read_bytes + results * element_bytes, results * window * element_bytes, device)
+            steps = WINDOW_STEP * results * window
+            vector = Term("vector units", steps, "op", 1e-3 * steps / (ISSUED * device.vector_gop_s))
+            passed = _pass(read_bytes + results * element_bytes, results * window * element_bytes, device)
+            return Price(max(passed.us, vector.us), (*passed.terms, vector))
         case Fourier():
             passes = sum(math.ceil(math.log(max(2, n), _LONGEST_TRANSFORM)) for n in work.lengths)
             return total(copy_on_gpu(work.moved_bytes, device) for _ in range(passes))

@@ -30,7 +30,7 @@ from pallasfuse.price.scattered import cached_change, cached_read, changed_in_me
 from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_habits import ISSUED, Habits, habits_on
+from pallasfuse.price.xla_habits import ISSUED, WINDOW_STEP, Habits, habits_on
 from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_products import is_product, product_operands
@@ -95,7 +95,7 @@ class XlaPrices:
             names = kernel.makes
             key = (
                 names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads,
-                kernel.cached_bytes, kernel.pieces,
+                kernel.cached_bytes, kernel.pieces, kernel.visited,
             )  # fmt: skip
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
@@ -244,7 +244,7 @@ def _cached(moved: float, device: Device) -> Term:
 def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     work = _work(fusion.bodies)
     reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
-    work += Operations(float(reduced))
+    work += Operations(float(reduced) + WINDOW_STEP * fusion.visited)
     moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))

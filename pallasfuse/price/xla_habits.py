@@ -8,6 +8,8 @@ RUN = 16
 """What a row adds up to is found in blocks of so many positions, each from all before it in its block; then over the blocks."""
 CHANNELS = 8
 """A convolution of groups with fewer results each is no product."""
+WINDOW_STEP = 6.0
+"""Operations for one element of a window on a GPU: to find its place, to ask whether it is inside, and to reduce it."""
 ISSUED = 0.35
 """Of the vector units' rate, what compiled loops reach beside their loads (GPUs)."""
 

@@ -19,17 +19,9 @@ from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
-from pallasfuse.price.moves import (
-    FEW,
-    joined,
-    moves_as_maps,
-    places_of_their_own,
-    read_otherwise,
-    stored_joins,
-    threads_of_joins,
-)
-from pallasfuse.price.scattered import Pieces, pieces_changed, pieces_read
-from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, Place, XlaKernel
+from pallasfuse.price.moves import FEW, read_otherwise
+from pallasfuse.price.scattered import pieces_changed
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
@@ -42,6 +34,7 @@ from pallasfuse.price.xla_products import (
     prologues,
     without_casts,
 )
+from pallasfuse.price.xla_reads import Moves, moves
 from pallasfuse.price.xla_rows import Loop, inner_reductions, normalised, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
 
@@ -86,24 +79,15 @@ def xla_kernels(
     known: from earlier calls for this program; grows.
     """
     known = Known() if known is None else known
-    joins: frozenset[str] = frozenset()
-    threads: Mapping[str, float] = {}
-    scattered: Mapping[tuple[Axis, ...], Pieces] = {}
-    of_joins = frozenset[Place]()
-    moves = frozenset[str]()
-    if habits.fuses_moves:
-        moves = places_of_their_own(program)
-        scattered, of_joins = pieces_read(program), joined(program)
-        joins, threads = stored_joins(program), threads_of_joins(program)
-        program = moves_as_maps(program)
-    program = known.without_repetitions(program, made | read)
+    of = moves(program) if habits.fuses_moves else Moves(program)
+    program = known.without_repetitions(of.program, made | read)
     needed = _needed(program, made, read)
     readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])
-    kept = _stored_maps(program, needed, habits, read, readers) | (joins & needed)
+    kept = _stored_maps(program, needed, habits, read, readers) | (of.stored & needed)
     rows = normalised(program, needed, kept, habits)
     kept |= rows.stored
     if habits.fuses_moves:
-        kept |= stored_to_save_work(program, moves, needed, kept, rows.inner)
+        kept |= stored_to_save_work(program, of.places_of_their_own, needed, kept, rows.inner)
     bodies = _inline(program, needed, kept, known)
     inlined = {n.name for n in program.nests if isinstance(n, Nest) and not n.is_reduction} & bodies.keys() - kept
     kernels: list[XlaKernel] = []
@@ -179,26 +163,9 @@ def xla_kernels(
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
         if habits.fuses_moves:
-            _read_once(fusion, sizes, scattered, of_joins)
-        fusion.threads = max((threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
+            of.read_once(fusion, sizes)
+        fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
-
-
-def _read_once(
-    fusion: LoopFusion, sizes: Mapping[str, float], scattered: Mapping[tuple[Axis, ...], Pieces], of_joins: Set[Place]
-) -> None:  # fmt: skip
-    """Read no more of a tensor from memory than it has: what is taken several times comes from a cache.
-
-    of_joins: the places that are read for other tensors as well.
-    """
-    for place, moved in fusion.reads.items():
-        size = moved if place in of_joins else sizes.get(place[0], moved)
-        pieces = scattered.get(place[1])
-        fusion.reads[place] = min(moved, size)
-        if pieces is not None:
-            fusion.pieces = (*fusion.pieces, replace(pieces, source_bytes=size))
-        else:
-            fusion.cached_bytes += moved - fusion.reads[place]
 
 
 def _as_read(operand: Expr) -> tuple[Axis, ...]:

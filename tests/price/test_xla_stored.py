@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from pallasfuse import device
 from pallasfuse.ir.plain_work import Ordering
@@ -171,3 +172,18 @@ def test_what_a_gather_s_positions_are_computed_from_is_paid_for():
     keys = jax.ShapeDtypeStruct((4096,), jnp.float32)
     found = kernels(lambda x, k: x[jnp.argsort(k)], jax.ShapeDtypeStruct((4096, 8), jnp.float32), keys)
     assert any(isinstance(k, Opaque) and isinstance(k.work, Ordering) for k in found)
+
+
+@pytest.mark.parametrize(("window", "stride", "number"), [((3, 3), (1, 1), 2), ((2, 2), (2, 2), 1)])
+def test_windows_are_reduced_where_they_are_read(window, stride, number):
+    """What overlapping ones are taken from is stored before."""
+
+    def pooled(x):
+        return lax.reduce_window(jnp.exp(x), 0.0, lax.add, window, stride, "VALID") * 2
+
+    found = kernels(pooled, X)
+    assert len(found) == number and all(k.read_bytes == BYTES for k in found)
+    assert (
+        found[-1].visited
+        == found[-1].roots[0].axes[0].extent * found[-1].roots[0].axes[1].extent * window[0] * window[1]
+    )

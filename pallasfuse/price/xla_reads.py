@@ -1,0 +1,80 @@
+"""What XLA's kernels on a GPU read, where operations that only move elements are computed inside of them.
+
+A kernel reads no more of a tensor from memory than there is of it. What it takes several times, it takes from a cache: pieces that
+positions choose, and the windows around its results.
+"""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
+
+from pallasfuse.first_time import Recent
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.plain_work import Windows
+from pallasfuse.price.moves import moves_as_maps, stored_joins, threads_of_joins
+from pallasfuse.price.scattered import Pieces, pieces_read
+from pallasfuse.price.xla_forms import LoopFusion, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """A program, whose moves are maps where a platform fuses them, and what is known of these."""
+
+    program: LoopProgram
+    places_of_their_own: frozenset[str] = frozenset()
+    """The operations whose elements come from other places than those that have the same position."""
+    stored: frozenset[str] = frozenset()
+    """Large joins, and maps of one, that are in memory, and what overlapping windows are taken from."""
+    threads: Mapping[str, float] = field(default_factory=dict)
+    """Of the kernels that write joins, or maps of one, by the names of these."""
+    joined: Set[Place] = frozenset()
+    """The tensors that are joined, with the axes along which they are read: the largest one stands for all others as well."""
+    pieces: Mapping[tuple[Axis, ...], Pieces] = field(default_factory=dict)
+    """Those that are read where positions say which, by the axes along which their tensors are read."""
+    windows: Mapping[tuple[Axis, ...], float] = field(default_factory=dict)
+    """The elements around each result that are read for it, by the axes along which their tensors are read."""
+
+    def read_once(self, fusion: LoopFusion, sizes: Mapping[str, float]) -> None:
+        """Lets a kernel read from memory what there is of each tensor, and the rest from a cache."""
+        for place, moved in fusion.reads.items():
+            tensor, axes = place
+            pieces, window = self.pieces.get(axes), self.windows.get(axes, 1.0)
+            size = moved if place in self.joined else sizes.get(tensor, moved)
+            fusion.reads[place] = min(moved * window, size)
+            fusion.visited += volume(axes) * window if axes in self.windows else 0.0
+            if pieces is not None:
+                fusion.pieces = (*fusion.pieces, replace(pieces, source_bytes=size))
+            else:
+                fusion.cached_bytes += moved * window - fusion.reads[place]
+
+
+def _find(program: LoopProgram) -> Moves:
+    changed = moves_as_maps(program)
+    maps = {n.name: n for n in changed.nests if isinstance(n, Nest)}
+    sizes = {d.name: volume(d.axes) for d in program.definitions()}
+    own: set[str] = set()
+    joined: set[Place] = set()
+    windows: dict[tuple[Axis, ...], float] = {}
+    overlapping: set[str] = set()
+    for node in program.nests:
+        if not isinstance(node, External) or node.name not in maps:
+            continue
+        places = [(e.tensor, e.indices) for e in postorder(maps[node.name].body) if isinstance(e, Read)]
+        if node.form in ("selection", "join") or sizes[node.name] != max(sizes[t] for t in node.operands):
+            own.add(node.name)
+        if node.form == "join":
+            joined.update(places)
+        if isinstance(node.work, Windows):
+            own.add(node.name)
+            windows |= {axes: float(node.work.window) for tensor, axes in places if tensor == node.operands[0]}
+            if node.work.window * sizes[node.name] > sizes[node.operands[0]]:
+                overlapping.add(node.operands[0])
+    return Moves(
+        changed, frozenset(own), stored_joins(program) | overlapping, threads_of_joins(program), joined, pieces_read(program),
+        windows,
+    )  # fmt: skip
+
+
+moves = Recent(_find)
+"""Returns a program as a platform sees it that fuses its moves."""
