@@ -111,8 +111,7 @@ def replace_jaxpr(
 
 def with_params(eqn: JaxprEqn, params: dict[str, Any]) -> JaxprEqn:
     """The equation with other parameters."""
-    result: JaxprEqn = eqn.replace(params=params)  # type: ignore[no-untyped-call]
-    return result
+    return eqn.replace(params=params)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def within_scopes_of(jaxpr: Jaxpr, outer: JaxprEqn) -> Jaxpr:
@@ -186,8 +185,7 @@ def mesh_of(atom: Any) -> Any:
 
 def explicit_mesh(values: Sequence[Any], *, current: bool = True) -> Any:
     """The abstract mesh with such axes that the type of a value carries, or the current one; None if there is none."""
-    meshes = [jax.typeof(x).sharding.mesh for x in values]
-    meshes += [jax.sharding.get_abstract_mesh()] if current else []
+    meshes = [*(jax.typeof(x).sharding.mesh for x in values), *([jax.sharding.get_abstract_mesh()] if current else [])]
     return next((m for m in meshes if explicit_axes(m)), None)
 
 
@@ -203,8 +201,7 @@ def without_unused(jaxpr: Jaxpr) -> Jaxpr:
 
 def plain_aval(aval: Any) -> Any:
     """Shape, type and weak type of an abstract value, without sharding; inside a `shard_map` also how it varies over the mesh."""
-    weak = getattr(aval, "weak_type", False)
-    varies = getattr(aval, "mat", None)
+    weak, varies = getattr(aval, "weak_type", False), getattr(aval, "mat", None)
     if varies is None or varies.empty:
         return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak)
     return core.ShapedArray(aval.shape, aval.dtype, weak_type=weak, sharding=aval.sharding, manual_axis_type=varies)

@@ -17,6 +17,7 @@ from pallasfuse.constraints import constrained_operands, constrained_result
 from pallasfuse.decisions import Original, Phase
 from pallasfuse.emission.ranges import range_ends
 from pallasfuse.errors import FusionError, TargetError
+from pallasfuse.first_time import Recent
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import fused_calls
 from pallasfuse.plan import Kernel, Plan, Step
@@ -131,6 +132,26 @@ def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None
     for step in plan.steps:
         run_step(plan, step, values, run)
     return [jnp.asarray(_look_up(v, values), _compat.dtype_of(v)) for v in jaxpr.outvars]
+
+
+def _changes(plan: Plan) -> bool:
+    """Does a plan run anything else than the user's program?"""
+    return bool(plan.kernels or plan.rewritings or any(fused_calls(plan.converted.original)))
+
+
+def _as_function(plan: Plan) -> Callable[..., list[Array]]:
+    def fused(*arguments: Array) -> list[Array]:
+        return execute(plan, [*plan.converted.jaxpr.consts, *arguments])
+
+    return jax.jit(fused) if _changes(plan) else fused
+
+
+as_function = Recent(_as_function, most=64)
+"""Returns what runs a plan on the values of the program's inputs.
+
+Several calls of one plan in a program are calls of one function, so that its kernels are lowered and compiled once. What changes
+nothing is no function of its own: XLA's passes depend on that.
+"""
 
 
 def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | None = None) -> None:

@@ -23,7 +23,7 @@ from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
-from pallasfuse.execution import execute, lower_on
+from pallasfuse.execution import as_function, execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
 from pallasfuse.isolation import cores, is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
@@ -337,6 +337,8 @@ def _lower(ctx: Any, *nodes: Any, call: FusedCall, jaxpr: Jaxpr, platform: str) 
 
     def run_on(target: Target) -> Callable[..., list[Any]]:
         plan = call.plan_on(target, at_hand)
+        if runner is None:
+            return as_function(plan)
         return lambda *args: execute(plan, [*call_consts(plan), *args], runner)
 
     target, scope = _lowerable(target_for(platform, call.options), platform, ctx, call)

@@ -86,6 +86,10 @@ class External:
     lookup: Lookup | None = None
     """The place of each of its elements in another tensor, where a kernel may read them, so that it need not be stored."""
     form: ExternalForm = "whole"
+    run: int = field(default=0, compare=False, repr=False)
+    """The elements that lie side by side in each piece that positions, its second operand, choose; 0: none choose any."""
+    combines: bool = field(default=False, compare=False, repr=False)
+    """An update makes one element of those that are there and those that come."""
     work: PlainWork | None = field(default=None, compare=False, repr=False)
     """The work of the operation, for the price: one object for all of its results. None: it only moves elements, or nobody knows
     more of it than that."""

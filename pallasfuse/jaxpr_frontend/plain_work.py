@@ -55,6 +55,35 @@ def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
     return Unknown(name) if name in _UNKNOWN or "callback" in name else None
 
 
+def run_of(eqn: JaxprEqn) -> int:
+    """Returns how many elements lie side by side in each piece that positions choose, of a gather or a scatter; else 0."""
+    numbers: Any = eqn.params.get("dimension_numbers")
+    pieces: Any = eqn.outvars[0]
+    if eqn.primitive.name == "gather":
+        window, without = numbers.offset_dims, numbers.collapsed_slice_dims
+    elif eqn.primitive.name.startswith("scatter"):
+        window, without, pieces = numbers.update_window_dims, numbers.inserted_window_dims, eqn.invars[2]
+    else:
+        return 0
+    source, positions, shape = shape_of(eqn.invars[0]), shape_of(eqn.invars[1]), shape_of(pieces)
+    if any(not isinstance(n, int) for n in (*source, *positions, *shape)) or math.prod(positions[:-1]) <= 1:
+        return 0
+    own = [d for d in range(len(source)) if d not in {*without, *numbers.operand_batching_dims}]
+    run, last = 1, len(source) - 1
+    for d in reversed(range(len(shape))):
+        if d not in window or own[window.index(d)] != last:
+            break
+        run, last = run * shape[d], last - 1
+        if shape[d] != source[last + 1]:
+            break
+    return run
+
+
+def combines(eqn: JaxprEqn) -> bool:
+    """Does an update make one element of what is there and what comes, rather than to put one in the place of the other?"""
+    return eqn.primitive.name.startswith("scatter-")
+
+
 def chosen_by_platform(jaxpr: Jaxpr) -> frozenset[Var]:
     """The numbers of branches that a platform decides: such a branch stands in the program that XLA gets, and no choice."""
     return frozenset(v for e in jaxpr.eqns if e.primitive.name == "platform_index" for v in e.outvars)

@@ -6,8 +6,8 @@ of 16 million elements in pieces of 1 to 256, from and to tensors of 1 kB to 64 
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from pallasfuse.device import Device
 from pallasfuse.first_time import Recent
@@ -25,9 +25,10 @@ _NEAR_BYTES = 1 << 17
 _ANYWHERE = 0.55
 """Of the cache's bandwidth, what reads from places that lie anywhere reach."""
 _CHANGED = 0.35
-"""The same of sectors that are changed in the cache."""
-_WORDS_CHANGED = 0.7
-"""Elements of two bytes that are changed, for one sector: each is compared and exchanged by itself."""
+"""Of the cache's bandwidth, what sectors reach that are changed in it."""
+_WORD, _WORDS_CHANGED = 4, 0.7
+"""The bytes that are added to in one step. Of smaller elements each is compared and exchanged by itself: so many, in the time of
+one sector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,9 @@ class Pieces:
 
     number: float
     bytes: float
-    """Of each."""
+    """The size of each."""
     source_bytes: float = 0.0
-    """Of the tensor that they are in."""
+    """The size of the tensor that they are in."""
     words: float = 0.0
     """The elements of each piece that are changed one by one; 0: all of a sector at once."""
 
@@ -75,47 +76,71 @@ def _rounded(moved: float, unit: int) -> float:
     return math.ceil(moved / unit) * unit
 
 
-def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], Pieces]:
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Pieces that are read along some axes, and the tensors that they are taken from, or that these are computed from."""
+
+    tensors: frozenset[str]
+    pieces: Pieces
+
+
+def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], tuple[Chosen, ...]]:
     known = {d.name: d for d in program.definitions()}
     maps = {n.name: n for n in moves_as_maps(program).nests if isinstance(n, Nest)}
-    found: dict[tuple[Axis, ...], Pieces] = {}
+    found: dict[tuple[Axis, ...], tuple[Chosen, ...]] = {}
     given = {t.name for t in program.inputs}
     for node in program.nests:
         if not given.isdisjoint(node.reads):
             given.add(node.name)
-        if isinstance(node, External) and node.form == "selection" and node.name in maps:
-            source, *positions = (known[t] for t in node.operands)
-            if any(volume(p.axes) > 1 and p.name in given for p in positions):
-                pieces = _pieces(node.axes, source)
-                for read in postorder(maps[node.name].body):
-                    if isinstance(read, Read) and read.tensor == source.name:
-                        found[read.indices] = pieces
+        if (
+            not isinstance(node, External)
+            or node.form != "selection"
+            or node.name not in maps
+            or not _chooses(node, given)
+        ):
+            continue
+        source = known[node.operands[0]]
+        one = Chosen(_computed_from(source.name, maps), _pieces(node, volume(node.axes), source))
+        for axes in {
+            e.indices for e in postorder(maps[node.name].body) if isinstance(e, Read) and e.tensor == source.name
+        }:
+            found[axes] = (*found.get(axes, ()), one)
     return found
 
 
 pieces_read = Recent(_pieces_read)
 """Returns the pieces that are read where positions say which, by the axes along which their tensors are read. Not where positions
-are computed from nothing that the program is given: such ones follow each other."""
+are computed from nothing that the program is given: such ones follow each other. A gather that is read along other axes than its
+own is taken for one that reads in order.
+"""
+
+
+def _chooses(node: External, given: Collection[str]) -> bool:
+    """Are there positions that choose pieces, and do they depend on what the program is given?"""
+    return node.run > 0 and node.operands[min(1, len(node.operands) - 1)] in given
+
+
+def _computed_from(tensor: str, maps: Mapping[str, Nest]) -> frozenset[str]:
+    """The tensor, and all that it is computed from, through maps."""
+    found, waiting = {tensor}, [tensor]
+    while waiting:
+        source = maps.get(waiting.pop())
+        if source is not None and not source.is_reduction:
+            waiting += source.reads - found
+            found |= source.reads
+    return frozenset(found)
 
 
 def pieces_changed(update: External, known: Mapping[str, Tensor | Nest | External]) -> Pieces | None:
     """Returns the pieces that an update changes, if positions say where each of them is."""
-    target, *others = (known[t] for t in update.operands)
-    positions = [d for d in others if dtypes.is_integer(d.dtype) and volume(d.axes) > 1]
-    if not others or not positions:
+    if not update.run or len(update.operands) < 2:
         return None
-    changed = max(others, key=lambda d: volume(d.axes))
-    pieces = _pieces(changed.axes, target)
+    target, changed = known[update.operands[0]], known[update.operands[-1]]
+    pieces = _pieces(update, volume(changed.axes), target)
     size = dtypes.itemsize_bytes(target.dtype)
-    return Pieces(pieces.number, pieces.bytes, pieces.source_bytes, pieces.bytes / size if size < 4 else 0.0)
+    return replace(pieces, words=pieces.bytes / size) if size < _WORD and update.combines else pieces
 
 
-def _pieces(axes: Sequence[Axis], source: Tensor | Nest | External) -> Pieces:
-    """The pieces of elements along some axes, of which the last ones are those of the source, too."""
-    neighbours = 1
-    for own, other in zip(reversed(source.axes), reversed(axes), strict=False):
-        if own.extent != other.extent:
-            break
-        neighbours *= own.extent
+def _pieces(node: External, elements: int, source: Tensor | Nest | External) -> Pieces:
     size = dtypes.itemsize_bytes(source.dtype)
-    return Pieces(volume(axes) / neighbours, float(neighbours * size), float(volume(source.axes) * size))
+    return Pieces(elements / node.run, float(node.run * size), float(volume(source.axes) * size))

@@ -2,8 +2,8 @@
 
 XLA fuses maps into the reductions, products' neighbours and outputs that read them. A matrix product is a call of a
 library, whose operands are written to memory first. Reductions of the same values share a kernel (multi-output fusion), and on GPUs
-rows that are reduced and then read again stay in one (its fusion of normalisations). A map that several kernels read is
-computed in each of them on a GPU, and once, to memory, on a CPU.
+rows that are reduced and then read again stay in one (its fusion of normalisations). A map that several kernels read is stored on a
+CPU; on a GPU it is computed in each of them, where that does not take longer.
 """
 
 from collections import Counter
@@ -218,6 +218,9 @@ def _reads_of(program: LoopProgram) -> list[tuple[str, frozenset[str]]]:
 _reads = Recent(_reads_of)
 
 
+_definitions = Recent(lambda program: {d.name: d for d in program.definitions()})
+
+
 def _sizes_of(program: LoopProgram) -> tuple[dict[str, int], dict[str, float]]:
     """The elements of all tensors, and their bytes."""
     volumes = {d.name: volume(d.axes) for d in program.definitions()}
@@ -240,7 +243,7 @@ def _update(
     read = {t: sizes[t] for t in others if t not in inside}
     for body in inside.values():
         read |= {tensor: min(moved, sizes[tensor]) for (tensor, _), moved in places(body)}
-    pieces = pieces_changed(node, {d.name: d for d in program.definitions()})
+    pieces = pieces_changed(node, _definitions(program))
     readers = sum(target in n.reads for n in program.nests)
     written = sizes[node.name]
     if sizes[target] == written and readers == 1 and source not in given and target not in program.outputs:

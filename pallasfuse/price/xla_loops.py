@@ -122,17 +122,23 @@ def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str
     for fusion in reversed(fusions):
         if not all(n.name not in outside and is_short(n) for n in fusion.roots):
             continue
-        made = {n.name for n in fusion.roots}
-        readers = [f for f in left if f is not fusion and any(tensor in made for tensor, _ in f.reads)]
+        made = {n.name for n in fusion.roots} - fusion.inside
+        readers = [
+            f for f in left
+            if f is not fusion and made.isdisjoint(f.makes) and any(tensor in made for tensor, _ in f.reads)
+        ]  # fmt: skip
         space = volume({a for n in fusion.roots for a in (*n.axes, *n.reduced)})
         if not readers or (len(readers) - 1) * space > MOST_REPEATED:
             continue
         left = [f for f in left if f is not fusion]
         for reader in readers:
-            reader.roots += [replace(n, reduced=(), reducer=None) for n in fusion.roots]
-            reader.bodies += fusion.bodies
+            own = set(reader.makes)
+            for nest, body in zip(fusion.roots, fusion.bodies, strict=True):
+                if nest.name not in own:
+                    reader.roots.append(replace(nest, reduced=(), reducer=None))
+                    reader.bodies.append(body)
             reader.reads |= fusion.reads
-            reader.inside |= made
+            reader.inside |= made | fusion.inside
     return left
 
 

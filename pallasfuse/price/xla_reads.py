@@ -13,7 +13,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.price.moves import moves_as_maps, stored_joins, threads_of_joins
-from pallasfuse.price.scattered import Pieces, pieces_read
+from pallasfuse.price.scattered import Chosen, pieces_read
 from pallasfuse.price.xla_forms import LoopFusion, Place
 
 
@@ -30,7 +30,7 @@ class Moves:
     """Of the kernels that write joins, or maps of one, by the names of these."""
     joined: Set[Place] = frozenset()
     """The tensors that are joined, with the axes along which they are read: the largest one stands for all others as well."""
-    pieces: Mapping[tuple[Axis, ...], Pieces] = field(default_factory=dict)
+    pieces: Mapping[tuple[Axis, ...], tuple[Chosen, ...]] = field(default_factory=dict)
     """Those that are read where positions say which, by the axes along which their tensors are read."""
     windows: Mapping[tuple[Axis, ...], float] = field(default_factory=dict)
     """The elements around each result that are read for it, by the axes along which their tensors are read."""
@@ -39,12 +39,13 @@ class Moves:
         """Lets a kernel read from memory what there is of each tensor, and the rest from a cache."""
         for place, moved in fusion.reads.items():
             tensor, axes = place
-            pieces, window = self.pieces.get(axes), self.windows.get(axes, 1.0)
+            chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors]
+            window = self.windows.get(axes, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
             fusion.visited += volume(axes) * window if axes in self.windows else 0.0
-            if pieces is not None:
-                fusion.pieces = (*fusion.pieces, replace(pieces, source_bytes=size))
+            if chosen:
+                fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
             else:
                 fusion.cached_bytes += moved * window - fusion.reads[place]
 

@@ -68,7 +68,8 @@ def row_fusions(loops: Sequence[Loop], inner: Collection[str]) -> Iterator[LoopF
 
 
 def _is_row(nest: Nest, body: Expr, habits: Habits) -> bool:
-    """Does a nest reduce rows whose elements are neighbours in memory, and which are short enough for a block?"""
+    """Does a nest reduce rows whose elements are neighbours in memory, and which are short enough for a block? Rows of values that
+    no tensor holds lie nowhere, and are as good."""
     if not nest.is_reduction or nest.picks or volume(nest.reduced) > habits.longest_row:
         return False
     if is_product(nest):
@@ -149,9 +150,10 @@ def normalised(program: LoopProgram, needed: Collection[str], kept: Set[str], ha
         stored = kept | found
         if one.nest.name not in needed:
             continue
-        inner = [_for_its_row(r, of, needed, stored) for r in one.reductions if _is_short_row(r, habits)]
-        inside.update(*inner)
-        if any(inner) and one.nest.name not in stored and not _stays_in_row(one, of, needed, stored):
+        inner = {r: _for_its_row(r, of, needed, stored) for r in one.reductions if _is_short_row(r, habits)}
+        inside.update(*inner.values())
+        rows = {frozenset(r.reduced) for r, found_inside in inner.items() if found_inside}
+        if rows and one.nest.name not in stored and not _stays_in_row(one.nest, rows, of, needed, stored):
             found.add(_last_map(one.nest, of, needed, stored))
     return Normalised(frozenset(found), frozenset(inside))
 
@@ -187,7 +189,7 @@ def _sources(nest: Nest, space: frozenset[Axis], nests: Mapping[str, Nest]) -> s
     found: set[str] = set()
     waiting = [nest]
     while waiting and len(found) < _MOST_SOURCES:
-        for tensor in _read_at_every_point(waiting.pop().body, space) - found:
+        for tensor in sorted(_read_at_every_point(waiting.pop().body, space) - found):
             found.add(tensor)
             if tensor in nests and not nests[tensor].is_reduction:
                 waiting.append(nests[tensor])
@@ -220,10 +222,12 @@ def _for_its_row(reduction: Nest, of: _Program, needed: Collection[str], stored:
         found.add(last.name)
 
 
-def _stays_in_row(one: _Normalisation, of: _Program, needed: Collection[str], stored: Set[str]) -> bool:
+def _stays_in_row(
+    nest: Nest, rows: Collection[frozenset[Axis]], of: _Program, needed: Collection[str], stored: Set[str]
+) -> bool:  # fmt: skip
     """Is everything that is read from a normalisation made along its row, or stored as a map of it?"""
-    space, row = frozenset(one.nest.axes), frozenset(one.reductions[0].reduced)
-    waiting, seen = [one.nest.name], set[str]()
+    space = frozenset(nest.axes)
+    waiting, seen = [nest.name], set[str]()
     while waiting:
         tensor = waiting.pop()
         for user in of.readers(tensor, needed):
@@ -234,7 +238,7 @@ def _stays_in_row(one: _Normalisation, of: _Program, needed: Collection[str], st
                 continue
             if not at_every_point or space_of(user) != space or user.picks:
                 return False
-            if user.is_reduction and frozenset(user.reduced) != row:
+            if user.is_reduction and frozenset(user.reduced) not in rows:
                 return False
             if not user.is_reduction and user.name not in stored and user.name not in seen:
                 seen.add(user.name)
@@ -243,7 +247,7 @@ def _stays_in_row(one: _Normalisation, of: _Program, needed: Collection[str], st
 
 
 def _last_map(nest: Nest, of: _Program, needed: Collection[str], stored: Set[str]) -> str:
-    """The last of the maps that are made of a normalisation, each of the one before and read by one alone."""
+    """Returns the name of the last of the maps that are made of a normalisation, each of the one before and read by one alone."""
     while True:
         users = list(of.readers(nest.name, needed))
         if len(users) != 1 or not isinstance(users[0], Nest) or users[0].is_reduction:

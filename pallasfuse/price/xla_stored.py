@@ -32,9 +32,9 @@ _LAUNCH_BYTES = 3.35e6
 _APART = 0.05
 """The share of the shorter one of computing and moving that the longer one does not hide."""
 _AGAIN = 0.1
-"""What it takes to read a byte again, from a cache."""
+"""The share of the time of a byte from memory in which it is read again, from a cache."""
 _MOST_READERS = 24
-"""More readers than these are not counted."""
+"""More readers than these are not counted: the last ones of the program are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,18 @@ class _Map:
 def stored_to_save_work(
     program: LoopProgram, moves: Collection[str], needed: Collection[str], kept: Set[str], inner: Collection[str]
 ) -> frozenset[str]:  # fmt: skip
-    """Returns the maps that are stored, and computed once.
+    """Returns the maps that are stored, and computed once. Readers are counted as if no later map were stored for this reason.
 
     moves: the maps that stand for operations that move elements, of which each reads from places of its own; needed: the nests
     that are computed; kept: the maps that are stored in any case; inner: what is computed inside of normalisations.
     """
     direct, last = _readers(program, moves, needed, kept, inner)
-    known = {d.name: d for d in program.definitions()}
+    widths = _widths(program)
     found: set[str] = set()
     inside: dict[str, tuple[float, float]] = {}
     """Cycles and bytes read for one element of a map, with all that is computed inside of it."""
     for node in program.nests:
-        if not isinstance(node, Nest) or node.is_reduction or node.name not in needed:
+        if not isinstance(node, Nest) or node.is_reduction or node.name not in needed or node.name in kept:
             continue
         one = _own(node.body, node.axes)
         cycles, moved = one.cycles, 0.0
@@ -80,9 +80,7 @@ def stored_to_save_work(
                 cycles += each * inside[tensor][0]
                 moved += each * inside[tensor][1]
             else:
-                moved += each * dtypes.itemsize_bytes(known[tensor].dtype)
-        if node.name in kept:
-            continue
+                moved += each * widths[tensor]
         size = dtypes.itemsize_bytes(node.dtype)
         elements = volume(node.axes)
         if node.name not in inner and all(
@@ -123,7 +121,7 @@ def _readers(
 ) -> tuple[_Readers, _Readers]:  # fmt: skip
     """The nests that read each map, which are its readers before XLA fuses anything, and the kernels that read it in the end."""
     sizes = _volumes(program)
-    widths = {d.name: dtypes.itemsize_bytes(d.dtype) for d in program.definitions()}
+    widths = _widths(program)
     direct: _Readers = {}
     through: dict[str, dict[tuple[str, str], float]] = {}
     """By the kernel, and by the move through which it reads."""
@@ -142,11 +140,11 @@ def _readers(
         if node.name in moves and not is_kernel:
             ways = {(kernel, f"{way} {node.name}"): times for (kernel, way), times in ways.items()}
         space = (*node.axes, *node.reduced)
-        reads = _own(node.body, space).reads
-        moved = sum(each * volume(space) * widths[t] for t, each in reads) + sizes[node.name] * widths[node.name]
+        points, reads = volume(space), _own(node.body, space).reads
+        moved = sum(each * points * widths[t] for t, each in reads) + sizes[node.name] * widths[node.name]
         for tensor, each in reads:
-            times = volume(space) / max(1, sizes[tensor])
-            besides = (moved - each * volume(space) * widths[tensor]) / max(1, sizes[tensor])
+            times = points / max(1, sizes[tensor])
+            besides = (moved - each * points * widths[tensor]) / max(1, sizes[tensor])
             if is_product(node) or node.name in moves:  # a library's operands are written once
                 times = min(1.0, times)
             direct.setdefault(tensor, {})[node.name] = _Reader(times, besides if is_kernel else 0.0)
@@ -163,6 +161,7 @@ def _readers(
     return direct, last
 
 
+_widths = Recent(lambda program: {d.name: dtypes.itemsize_bytes(d.dtype) for d in program.definitions()})
 _volumes = Recent(lambda program: {d.name: volume(d.axes) for d in program.definitions()})
 
 

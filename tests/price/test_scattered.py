@@ -1,9 +1,14 @@
 """Pieces that are read and changed anywhere, as measured on an H100."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from pallasfuse import device
+from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.scattered import Pieces, cached_change, cached_read, changed_in_memory, read_from_memory
+from pallasfuse.price.xla import kernels_on, price_xla
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
 MANY = 1 << 24
@@ -36,3 +41,64 @@ def test_pieces_that_are_changed(width, size, target_bytes, measured_us):
     pieces = Pieces(MANY / width, float(size * width), float(target_bytes), width if size < 4 else 0.0)
     predicted = us(cached_change(pieces), changed_in_memory(pieces, H100) + 2 * 4 * MANY)
     assert 0.6 < predicted / measured_us < 1.6
+
+
+def array(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def program(function, *arguments):
+    return convert(jax.make_jaxpr(function)(*arguments)).program
+
+
+def places(*shape):
+    return array(*shape, dtype=jnp.int32)
+
+
+N = 1 << 22
+
+
+@pytest.mark.parametrize(
+    ("function", "source", "positions"),
+    [
+        (lambda x, i: x[i], array(N), lambda n: places(N - n)),
+        (lambda x, i: x[:, i], array(4096, 1024), lambda n: places(1024 - n)),
+        (lambda x, i: jnp.take_along_axis(x, i, 1), array(4096, 1024), lambda n: places(4096, 1024 - n)),
+        (lambda x, i: x.at[i].add(1.0), array(N), lambda n: places(N - n)),
+    ],
+    ids=["places", "columns", "along", "sums"],
+)
+def test_as_many_positions_as_there_are_elements_are_as_dear_as_one_less(function, source, positions):
+    one, less = (price_xla(program(function, source, positions(n)), H100).us for n in (0, 1))
+    assert one == pytest.approx(less, rel=0.1)
+
+
+def pieces(function, *arguments):
+    found = [k.pieces for k in kernels_on(H100, program(function, *arguments)) if k.pieces]
+    return [p for one in found for p in (one if isinstance(one, tuple) else (one,))]
+
+
+def test_only_what_positions_choose_is_in_pieces():
+    rows = array(9000, 64)
+    (one,) = pieces(lambda x, i, z, u: (x[i] * z * u).sum(-1), array(1024, 64), places(9000), rows, rows)
+    assert (one.number, one.bytes, one.source_bytes) == (9000, 256.0, 1024 * 256.0)
+    (one,) = pieces(lambda x, i: x[i] * 2, array(N), places(N))
+    assert one.number == N
+    two = pieces(lambda x, y, i, j: x[i] * y[j], array(1024, 64), array(2048, 64), places(9000), places(9000))
+    assert [p.source_bytes for p in two] == [1024 * 256.0, 2048 * 256.0]
+
+
+def test_only_positions_scatter():
+    """Slices that are written are none, whatever their type, nor are as many indices as there are dimensions more pieces."""
+    codes = [array(n, 512, dtype=jnp.int8) for n in (65536, 16384)]
+    assert not pieces(lambda x, u, i: lax.dynamic_update_slice(x, u, (i, 0)), *codes, places())
+    cube, three = array(64, 64, 64), [places(10_000)] * 3
+    (one,) = pieces(lambda x, i, j, k, u: x.at[i, j, k].add(u), cube, *three, array(10_000))
+    assert (one.number, one.words) == (10_000, 0.0)
+
+
+def test_sums_of_small_words_are_exchanged_one_by_one_and_others_put():
+    half, values = array(4096, 64, dtype=jnp.bfloat16), array(9000, 64, dtype=jnp.bfloat16)
+    (added,) = pieces(lambda x, i, u: x.at[i].add(u), half, places(9000), values)
+    (put,) = pieces(lambda x, i, u: x.at[i].set(u), half, places(9000), values)
+    assert (added.words, put.words) == (64, 0.0)
