@@ -139,9 +139,14 @@ def _changes(plan: Plan) -> bool:
     return bool(plan.kernels or plan.rewritings or any(fused_calls(plan.converted.original)))
 
 
+def call_consts(plan: Plan) -> list[Any]:
+    """The values of the program's constants, which come before its inputs."""
+    return list(plan.converted.jaxpr.consts)
+
+
 def _as_function(plan: Plan) -> Callable[..., list[Array]]:
     def fused(*arguments: Array) -> list[Array]:
-        return execute(plan, [*plan.converted.jaxpr.consts, *arguments])
+        return execute(plan, [*call_consts(plan), *arguments])
 
     return jax.jit(fused) if _changes(plan) else fused
 

@@ -23,7 +23,7 @@ from pallasfuse.bodies import with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
-from pallasfuse.execution import as_function, execute, lower_on
+from pallasfuse.execution import as_function, call_consts, execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
 from pallasfuse.isolation import cores, is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
@@ -405,10 +405,6 @@ def stays_whole(jaxpr: Jaxpr) -> str | None:
         if getattr(jaxpr, "is_high", False)
         else None
     )
-
-
-def call_consts(plan: Plan) -> list[Any]:
-    return list(plan.converted.jaxpr.consts)
 
 
 for _platform in PLATFORMS:

@@ -283,7 +283,7 @@ MUTANTS = (
     _mutant(
         "constants_swapped",
         "primitive",
-        result_of("pallasfuse.primitive:call_consts", lambda c, *_: c[::-1]),
+        result_of("pallasfuse.execution:call_consts", lambda c, *_: c[::-1]),
         "captured",
     ),
     _mutant("batched_along_another_dimension", "primitive", _vmap(lambda a: a and 0), "batched"),
