@@ -34,7 +34,7 @@ from pallasfuse.price.xla_products import (
     prologues,
     without_casts,
 )
-from pallasfuse.price.xla_reads import Moves, moves
+from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_rows import Loop, inner_reductions, normalised, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
 
@@ -79,7 +79,7 @@ def xla_kernels(
     known: from earlier calls for this program; grows.
     """
     known = Known() if known is None else known
-    of = moves(program) if habits.fuses_moves else Moves(program)
+    of = moves_of(program) if habits.fuses_moves else Moves(program)
     program = known.without_repetitions(of.program, made | read)
     needed = _needed(program, made, read)
     readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])

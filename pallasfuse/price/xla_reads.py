@@ -77,5 +77,5 @@ def _find(program: LoopProgram) -> Moves:
     )  # fmt: skip
 
 
-moves = Recent(_find)
+moves_of = Recent(_find)
 """Returns a program as a platform sees it that fuses its moves."""
