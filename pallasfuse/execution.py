@@ -123,10 +123,8 @@ def execute(plan: Plan, arguments: Sequence[Array], run: RunKernel | None = None
     """
     converted = plan.converted
     jaxpr = converted.jaxpr
-    changed = plan.kernels or plan.rewritings or any(fused_calls(converted.original))
-    if not changed:  # the very program that `jax.jit` would compile
-        original = converted.original
-        original = _compat.without_unused(original)
+    if not _changes(plan):  # the very program that `jax.jit` would compile
+        original = _compat.without_unused(converted.original)
         return _compat.eval_jaxpr(original, original.consts, *arguments[len(jaxpr.constvars) :])
     values: dict[Var, Array] = dict(zip((*jaxpr.constvars, *jaxpr.invars), arguments, strict=True))
     for step in plan.steps:

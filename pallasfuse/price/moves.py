@@ -4,7 +4,7 @@ On GPUs, XLA computes them inside of what reads them, as it does maps. For the p
 which tensor it reads, and not from which places.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from math import gcd
@@ -33,6 +33,17 @@ def _found(program: LoopProgram) -> LoopProgram:
 
 moves_as_maps = Recent(_found)
 """Returns the program with maps for the operations that move elements, and for those that compute them one by one."""
+
+
+def computed_from(tensor: str, maps: Mapping[str, Nest]) -> frozenset[str]:
+    """Returns a tensor, and all that it is computed from through maps."""
+    found, waiting = {tensor}, [tensor]
+    while waiting:
+        source = maps.get(waiting.pop())
+        if source is not None and not source.is_reduction:
+            waiting += source.reads - found
+            found |= source.reads
+    return frozenset(found)
 
 
 def _read_otherwise(program: LoopProgram) -> frozenset[str]:
@@ -130,14 +141,14 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External], at: int)
     return Nest(node.name, node.axes, body, node.dtype, source=node.source)
 
 
-MOST_IN_A_WINDOW = 64
-"""More elements around a result are not reduced inside of what reads it."""
+_MOST_IN_A_WINDOW = 64
+"""Windows of more elements than these are kernels of their own: an estimate, not measured."""
 
 
 def _is_window(node: External, known: dict[str, Tensor | Nest | External]) -> bool:
     """Does an operation reduce a few elements around each of its results?"""
     work = node.work
-    return isinstance(work, Windows) and work.window <= MOST_IN_A_WINDOW and (
+    return isinstance(work, Windows) and work.window <= _MOST_IN_A_WINDOW and (
         len(known[node.operands[0]].axes) == len(node.axes)
     )  # fmt: skip
 

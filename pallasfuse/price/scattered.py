@@ -16,16 +16,16 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.price.moves import moves_as_maps
+from pallasfuse.price.moves import computed_from, moves_as_maps
 
 _SECTOR, _FROM_MEMORY = 32, 64
 """The bytes that come for a piece of fewer, from the cache and from memory."""
 _NEAR_BYTES = 1 << 17
 """A tensor of so many bytes is found beside each multiprocessor."""
 _ANYWHERE = 0.55
-"""Of the cache's bandwidth, what reads from places that lie anywhere reach."""
+"""Reads of pieces reach this share of the bandwidth that the cache has for reads in order."""
 _CHANGED = 0.35
-"""Of the cache's bandwidth, what sectors reach that are changed in it."""
+"""Changes of sectors in the cache reach this share of its bandwidth."""
 _WORD, _WORDS_CHANGED = 4, 0.7
 """The bytes that are added to in one step. Of smaller elements each is compared and exchanged by itself: so many, in the time of
 one sector."""
@@ -38,7 +38,7 @@ class Pieces:
     number: float
     bytes: float
     """The size of each."""
-    source_bytes: float = 0.0
+    source_bytes: float
     """The size of the tensor that they are in."""
     words: float = 0.0
     """The elements of each piece that are changed one by one; 0: all of a sector at once."""
@@ -100,7 +100,7 @@ def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], tuple[Chosen, .
         ):
             continue
         source = known[node.operands[0]]
-        one = Chosen(_computed_from(source.name, maps), _pieces(node, volume(node.axes), source))
+        one = Chosen(computed_from(source.name, maps), _pieces(node, volume(node.axes), source))
         for axes in {
             e.indices for e in postorder(maps[node.name].body) if isinstance(e, Read) and e.tensor == source.name
         }:
@@ -118,17 +118,6 @@ own is taken for one that reads in order.
 def _chooses(node: External, given: Collection[str]) -> bool:
     """Are there positions that choose pieces, and do they depend on what the program is given?"""
     return node.run > 0 and node.operands[min(1, len(node.operands) - 1)] in given
-
-
-def _computed_from(tensor: str, maps: Mapping[str, Nest]) -> frozenset[str]:
-    """The tensor, and all that it is computed from, through maps."""
-    found, waiting = {tensor}, [tensor]
-    while waiting:
-        source = maps.get(waiting.pop())
-        if source is not None and not source.is_reduction:
-            waiting += source.reads - found
-            found |= source.reads
-    return frozenset(found)
 
 
 def pieces_changed(update: External, known: Mapping[str, Tensor | Nest | External]) -> Pieces | None:

@@ -178,7 +178,7 @@ class Opaque:
     pieces: Pieces | None = None
     """Those that it changes, wherever they lie."""
     computes: tuple[Expr, ...] = ()
-    """What it computes of its operands, as it stores them."""
+    """The expressions that it computes of its operands before it stores the results; empty if it stores the operands themselves."""
     computed_with: str = ""
     """Another result of the same operation, in whose price this one is."""
 

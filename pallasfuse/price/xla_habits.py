@@ -9,7 +9,8 @@ RUN = 16
 CHANNELS = 8
 """A convolution of groups with fewer results each is no product."""
 WINDOW_STEP = 6.0
-"""Operations for one element of a window on a GPU: to find its place, to ask whether it is inside, and to reduce it."""
+"""Operations for one element of a window on a GPU: to find its place, to ask if it is inside, and to reduce it. (Found from one
+kernel, of 15 million windows of 9 elements, which takes 71 us on an H100.)"""
 ISSUED = 0.35
 """Of the vector units' rate, what compiled loops reach beside their loads (GPUs)."""
 

@@ -2,7 +2,7 @@
 
 XLA fuses maps into the reductions, products' neighbours and outputs that read them. A matrix product is a call of a
 library, whose operands are written to memory first. Reductions of the same values share a kernel (multi-output fusion), and on GPUs
-rows that are reduced and then read again stay in one (its fusion of normalisations). A map that several kernels read is stored on a
+rows that are reduced and then read again stay in one (its fusion of diamonds). A map that several kernels read is stored on a
 CPU; on a GPU it is computed in each of them, where that does not take longer.
 """
 
@@ -35,7 +35,7 @@ from pallasfuse.price.xla_products import (
     without_casts,
 )
 from pallasfuse.price.xla_reads import Moves, moves_of
-from pallasfuse.price.xla_rows import Loop, inner_reductions, normalised, row_fusions
+from pallasfuse.price.xla_rows import Loop, diamonds_in, inner_reductions, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
 
 LONGEST_COLUMN = 1 << 12
@@ -84,7 +84,7 @@ def xla_kernels(
     needed = _needed(program, made, read)
     readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])
     kept = _stored_maps(program, needed, habits, read, readers) | (of.stored & needed)
-    rows = normalised(program, needed, kept, habits)
+    rows = diamonds_in(program, needed, kept, habits)
     kept |= rows.stored
     if habits.fuses_moves:
         kept |= stored_to_save_work(program, of.places_of_their_own, needed, kept, rows.inner)
@@ -177,7 +177,7 @@ def _as_read(operand: Expr) -> tuple[Axis, ...]:
 def _fused(
     loops: Sequence[Loop], apart: Collection[str], inner: Set[str], outside: Set[str], habits: Habits, above: Ancestors
 ) -> list[LoopFusion]:  # fmt: skip
-    """The kernels of loops. apart: those that share one with nothing; inner: what is computed inside of normalisations;
+    """The kernels of loops. apart: those that share one with nothing; inner: what is computed inside of diamonds;
     outside: the tensors that something else reads."""
     inner = inner_reductions(loops, inner, outside, habits)
     rows = {f.roots[-1].name: f for f in row_fusions(loops, inner)}

@@ -4,7 +4,7 @@ Reductions of the same values share a kernel, with maps of these values and of w
 a thread computes short reductions for itself.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis, volume
@@ -82,10 +82,11 @@ class Fusions:
     def _shares_kernel(self, node: Nest, body: Expr, largest: set[Place], one: _Open) -> bool:
         """May a nest be computed in a loop over the same space? largest: what it reads at every point of it.
 
-        What a loop reduces is the same in all of its nests, and its maps lie in memory as what it reduces does. A nest takes
-        part that reads the same values, or the values that the loop's maps write.
+        All nests of a loop reduce the same axes, if any, and its maps are stored in the order of the tensor that it reduces. A nest
+        joins the loop if it reads the same values, or the values that maps of the loop store.
         """
         made, reads = {n.name: n for n in one.fusion.roots}, one.fusion.reads
+        reads_here = [place for place, _ in places(body)]
         reduced = frozenset(node.reduced) | one.fusion.reduced
         nests = (*one.fusion.roots, node)
         if any(n.reduced and frozenset(n.reduced) != reduced for n in nests):
@@ -98,13 +99,8 @@ class Fusions:
         if any(one.made & self.above.of(t) for t in body.tensors - made.keys()):  # through another kernel
             return False
         return all(
-            not made[tensor].is_reduction and axes == made[tensor].axes for tensor, axes in places_of(body, made)
+            not made[tensor].is_reduction and axes == made[tensor].axes for tensor, axes in reads_here if tensor in made
         )
-
-
-def places_of(body: Expr, tensors: Collection[str]) -> Iterator[Place]:
-    """Yields the places of some tensors that an expression reads."""
-    return (place for place, _ in places(body) if place[0] in tensors)
 
 
 # --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it

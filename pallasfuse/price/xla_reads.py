@@ -12,7 +12,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
-from pallasfuse.price.moves import moves_as_maps, stored_joins, threads_of_joins
+from pallasfuse.price.moves import computed_from, moves_as_maps, stored_joins, threads_of_joins
 from pallasfuse.price.scattered import Chosen, pieces_read
 from pallasfuse.price.xla_forms import LoopFusion, Place
 
@@ -27,23 +27,23 @@ class Moves:
     stored: frozenset[str] = frozenset()
     """Large joins, and maps of one, that are in memory, and what overlapping windows are taken from."""
     threads: Mapping[str, float] = field(default_factory=dict)
-    """Of the kernels that write joins, or maps of one, by the names of these."""
+    """The number of threads of each kernel that writes a join, or a map of one, by the name of what it writes."""
     joined: Set[Place] = frozenset()
     """The tensors that are joined, with the axes along which they are read: the largest one stands for all others as well."""
     pieces: Mapping[tuple[Axis, ...], tuple[Chosen, ...]] = field(default_factory=dict)
     """Those that are read where positions say which, by the axes along which their tensors are read."""
-    windows: Mapping[tuple[Axis, ...], float] = field(default_factory=dict)
-    """The elements around each result that are read for it, by the axes along which their tensors are read."""
+    windows: Mapping[Place, float] = field(default_factory=dict)
+    """The elements around each result that are read for it, by the tensors that these are taken from, or computed from."""
 
     def read_once(self, fusion: LoopFusion, sizes: Mapping[str, float]) -> None:
         """Lets a kernel read from memory what there is of each tensor, and the rest from a cache."""
         for place, moved in fusion.reads.items():
             tensor, axes = place
             chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors]
-            window = self.windows.get(axes, 1.0)
+            window = self.windows.get(place, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
-            fusion.visited += volume(axes) * window if axes in self.windows else 0.0
+            fusion.visited += volume(axes) * window if place in self.windows else 0.0
             if chosen:
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
             else:
@@ -56,7 +56,7 @@ def _find(program: LoopProgram) -> Moves:
     sizes = {d.name: volume(d.axes) for d in program.definitions()}
     own: set[str] = set()
     joined: set[Place] = set()
-    windows: dict[tuple[Axis, ...], float] = {}
+    windows: dict[Place, float] = {}
     overlapping: set[str] = set()
     for node in program.nests:
         if not isinstance(node, External) or node.name not in maps:
@@ -68,7 +68,10 @@ def _find(program: LoopProgram) -> Moves:
             joined.update(places)
         if isinstance(node.work, Windows):
             own.add(node.name)
-            windows |= {axes: float(node.work.window) for tensor, axes in places if tensor == node.operands[0]}
+            sources = computed_from(node.operands[0], maps)
+            windows |= {
+                (s, axes): float(node.work.window) for t, axes in places if t == node.operands[0] for s in sources
+            }
             if node.work.window * sizes[node.name] > sizes[node.operands[0]]:
                 overlapping.add(node.operands[0])
     return Moves(

@@ -1,7 +1,7 @@
 """Rows that XLA keeps on the chip on a GPU: reductions of a row, and the one thing that is made of them along the same row.
 
-XLA looks for normalisations before it fuses anything else: a map of what a row reduction reduces, and of its result repeated
-along the row. It makes one kernel of them, and of what can be computed with them along the row. Such a kernel has one result:
+XLA looks for diamonds before it fuses anything else: a map of what a row reduction reduces, and of its result repeated
+along the row. It makes one kernel of each, and of what can be computed with them along the row. Such a kernel has one result:
 where several are wanted, each has a kernel of its own, which reduces the rows again. A reduction whose result is wanted for
 something else than its row stays alone, and so do all that read it. (XLA's rewriter of softmaxes; found from the programs that
 XLA compiles for an H100, for 80 functions.)
@@ -29,16 +29,16 @@ def space_of(nest: Nest) -> frozenset[Axis]:
 
 
 def inner_reductions(
-    loops: Sequence[Loop], of_normalisations: Set[str], outside: Collection[str], habits: Habits
+    loops: Sequence[Loop], of_diamonds: Set[str], outside: Collection[str], habits: Habits
 ) -> frozenset[str]:  # fmt: skip
     """Returns the reductions that are computed inside of all that reads their results, along the same row.
 
-    of_normalisations: what is computed inside of them; outside: tensors that something else than these loops reads: libraries,
+    of_diamonds: what is computed inside of them; outside: tensors that something else than these loops reads: libraries,
     operations without a nest, the caller.
     """
     rows = {
         nest.name: (nest, body) for nest, body in loops
-        if nest.name in of_normalisations and nest.name not in outside and _is_row(nest, body, habits)
+        if nest.name in of_diamonds and nest.name not in outside and _is_row(nest, body, habits)
     }  # fmt: skip
     readers: dict[str, list[Loop]] = {name: [] for name in rows}
     for loop in loops:
@@ -103,7 +103,7 @@ def _computed_over(body: Expr, space: frozenset[Axis]) -> frozenset[Expr]:
     return frozenset(n for n in postorder(body) if isinstance(n, Apply) and n.axes == space)
 
 
-# --- normalisations that are stored, as something else than their row is read from them
+# --- diamonds that are stored, as something else than their row is read from them
 
 
 _MOST_SOURCES = 64
@@ -111,7 +111,7 @@ _MOST_SOURCES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Normalisation:
+class _Diamond:
     """A map of what row reductions reduce, and of their results."""
 
     nest: Nest
@@ -120,9 +120,9 @@ class _Normalisation:
 
 @dataclass(frozen=True, slots=True)
 class _Program:
-    """The normalisations of a program, in order, and the nests that read each tensor."""
+    """The diamonds of a program, in order, and the nests that read each tensor."""
 
-    normalisations: tuple[_Normalisation, ...]
+    diamonds: tuple[_Diamond, ...]
     users: Mapping[str, Sequence[Nest | External]]
 
     def readers(self, tensor: str, needed: Collection[str]) -> Iterator[Nest | External]:
@@ -130,8 +130,8 @@ class _Program:
 
 
 @dataclass(frozen=True, slots=True)
-class Normalised:
-    """The normalisations that XLA finds in a program."""
+class Diamonds:
+    """The diamonds that XLA finds in a program."""
 
     stored: frozenset[str] = frozenset()
     """The maps that end one and are written to memory: something is read from them that is not of their row."""
@@ -139,23 +139,23 @@ class Normalised:
     """The reductions that are computed inside of one, and the maps of their results."""
 
 
-def normalised(program: LoopProgram, needed: Collection[str], kept: Set[str], habits: Habits) -> Normalised:
-    """Returns the normalisations. needed: the nests that are computed; kept: the tensors that are stored in any case."""
+def diamonds_in(program: LoopProgram, needed: Collection[str], kept: Set[str], habits: Habits) -> Diamonds:
+    """Returns the diamonds. needed: the nests that are computed; kept: the tensors that are stored in any case."""
     if not habits.longest_row:
-        return Normalised()
+        return Diamonds()
     found: set[str] = set()
     inside: set[str] = set()
-    of = _normalisations(program)
-    for one in reversed(of.normalisations):
+    of = _program(program)
+    for one in reversed(of.diamonds):
         stored = kept | found
         if one.nest.name not in needed:
             continue
-        inner = {r: _for_its_row(r, of, needed, stored) for r in one.reductions if _is_short_row(r, habits)}
+        inner = {r: _for_its_row(r, of, needed, stored) for r in one.reductions if _is_row(r, r.body, habits)}
         inside.update(*inner.values())
         rows = {frozenset(r.reduced) for r, found_inside in inner.items() if found_inside}
         if rows and one.nest.name not in stored and not _stays_in_row(one.nest, rows, of, needed, stored):
             found.add(_last_map(one.nest, of, needed, stored))
-    return Normalised(frozenset(found), frozenset(inside))
+    return Diamonds(frozenset(found), frozenset(inside))
 
 
 def _find(program: LoopProgram) -> _Program:
@@ -166,7 +166,7 @@ def _find(program: LoopProgram) -> _Program:
             users.setdefault(tensor, []).append(node)
     made_of: dict[str, frozenset[str]] = {}
     """The reductions that are made into a tensor point by point, with no more axes than their results."""
-    found: list[_Normalisation] = []
+    found: list[_Diamond] = []
     for nest in nests.values():
         own = frozenset(nest.axes)
         reads = [n for n in postorder(nest.body) if isinstance(n, Read) and n.tensor in made_of]
@@ -177,15 +177,15 @@ def _find(program: LoopProgram) -> _Program:
         repeated = frozenset[str]().union(*(made_of[r.tensor] for r in reads if frozenset(r.indices) < own))
         reduced = tuple(nests[name] for name in sorted(repeated) if space_of(nests[name]) == own)
         if any(not _sources(nest, own, nests).isdisjoint(_sources(r, own, nests)) for r in reduced):
-            found.append(_Normalisation(nest, reduced))
+            found.append(_Diamond(nest, reduced))
     return _Program(tuple(found), users)
 
 
-_normalisations = Recent(_find)
+_program = Recent(_find)
 
 
 def _sources(nest: Nest, space: frozenset[Axis], nests: Mapping[str, Nest]) -> set[str]:
-    """What a nest is made of at every point of a space, also through maps."""
+    """Returns the tensors of which a nest, or a map that it reads, reads an element at every point of a space."""
     found: set[str] = set()
     waiting = [nest]
     while waiting and len(found) < _MOST_SOURCES:
@@ -198,10 +198,6 @@ def _sources(nest: Nest, space: frozenset[Axis], nests: Mapping[str, Nest]) -> s
 
 def _read_at_every_point(body: Expr, space: frozenset[Axis]) -> set[str]:
     return {n.tensor for n in postorder(body) if isinstance(n, Read) and frozenset(n.indices) == space}
-
-
-def _is_short_row(reduction: Nest, habits: Habits) -> bool:
-    return _is_row(reduction, reduction.body, habits)
 
 
 def _for_its_row(reduction: Nest, of: _Program, needed: Collection[str], stored: Set[str]) -> set[str]:
@@ -225,7 +221,7 @@ def _for_its_row(reduction: Nest, of: _Program, needed: Collection[str], stored:
 def _stays_in_row(
     nest: Nest, rows: Collection[frozenset[Axis]], of: _Program, needed: Collection[str], stored: Set[str]
 ) -> bool:  # fmt: skip
-    """Is everything that is read from a normalisation made along its row, or stored as a map of it?"""
+    """Is everything that is read from a diamond made along its row, or stored as a map of it?"""
     space = frozenset(nest.axes)
     waiting, seen = [nest.name], set[str]()
     while waiting:
@@ -247,7 +243,7 @@ def _stays_in_row(
 
 
 def _last_map(nest: Nest, of: _Program, needed: Collection[str], stored: Set[str]) -> str:
-    """Returns the name of the last of the maps that are made of a normalisation, each of the one before and read by one alone."""
+    """Returns the name of the last of the maps that are made of a diamond, each of the one before and read by one alone."""
     while True:
         users = list(of.readers(nest.name, needed))
         if len(users) != 1 or not isinstance(users[0], Nest) or users[0].is_reduction:

@@ -63,7 +63,7 @@ def stored_to_save_work(
     """Returns the maps that are stored, and computed once. Readers are counted as if no later map were stored for this reason.
 
     moves: the maps that stand for operations that move elements, of which each reads from places of its own; needed: the nests
-    that are computed; kept: the maps that are stored in any case; inner: what is computed inside of normalisations.
+    that are computed; kept: the maps that are stored in any case; inner: what is computed inside of diamonds (`xla_rows`).
     """
     direct, last = _readers(program, moves, needed, kept, inner)
     widths = _widths(program)

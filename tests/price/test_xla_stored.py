@@ -189,3 +189,11 @@ def test_windows_are_reduced_where_they_are_read(window, stride, number):
         found[-1].visited
         == found[-1].roots[0].axes[0].extent * found[-1].roots[0].axes[1].extent * window[0] * window[1]
     )
+
+
+def test_only_what_windows_are_taken_from_is_read_in_windows():
+    def pooled(x, y):
+        return lax.reduce_window(x, 0.0, lax.add, (3, 3), (1, 1), "SAME") * y
+
+    (one,) = kernels(pooled, X, X)
+    assert one.read_bytes == 2 * BYTES and one.visited == 9 * X.size
