@@ -66,15 +66,15 @@ def in_kernel(function: Scalar, each: int, shape: Any) -> Scalar:
     )  # fmt: skip
 
 
-def microseconds(call: Any, x: Any) -> float:
+def microseconds(call: Any, *arguments: Any) -> float:
     """Times a compiled call: sums of kernel times on a GPU, the least wall time of several on a CPU."""
-    jax.block_until_ready(call(x))
+    jax.block_until_ready(call(*arguments))
     if jax.default_backend() == "gpu":
-        return statistics.median(sum(us for _, us in launches) for launches in kernel_times(call, [x], 5))
+        return statistics.median(sum(us for _, us in launches) for launches in kernel_times(call, arguments, 5))
     found = []
     for _ in range(5):
         start = time.perf_counter()
-        jax.block_until_ready(call(x))
+        jax.block_until_ready(call(*arguments))
         found.append(1e6 * (time.perf_counter() - start))
     return min(found)
 

@@ -7,6 +7,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     eighth_losses,
     eighth_models,
     eighth_science,
+    element_types,
     eleventh_language,
     eleventh_training,
     eleventh_vision,

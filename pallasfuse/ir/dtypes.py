@@ -68,4 +68,9 @@ def is_exact_cast(source: str, target: str) -> bool:
         return all(a <= b for a, b in zip(_MANTISSA_EXPONENT[source], _MANTISSA_EXPONENT[target], strict=True))
     if source == "bool":
         return True
-    return is_integer(source) and is_float(target) and 8 * _BYTES[source] <= _MANTISSA_EXPONENT[target][0] + 1
+    if not is_integer(source):
+        return False
+    if is_float(target):
+        return 8 * _BYTES[source] <= _MANTISSA_EXPONENT[target][0] + 1
+    signed, to_signed = (not t.startswith("u") for t in (source, target))
+    return is_integer(target) and _BYTES[source] < _BYTES[target] and (to_signed or not signed)

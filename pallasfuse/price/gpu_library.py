@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
 from pallasfuse.price.terms import Price, Term
-from pallasfuse.price.xla_forms import LibraryProduct
+from pallasfuse.price.xla_forms import Copy, LibraryProduct, Row
 
 OVERLAP = 4.0
 CACHED_SHARE = 0.4
@@ -18,9 +19,14 @@ _SHARED_LOADS = 2.7
 """How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
 STREAMED = 0.95
 """Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
-_UNALIGNED, _UNALIGNED_LOADS = 0.36, 0.6
-"""Of its rate, and of the memory's bandwidth, what a product reaches whose rows do not begin at multiples of 16 bytes: 21 shapes
-on an H100, 0.7 to 1.3 times what was measured."""
+_UNALIGNED, _HALF_ALIGNED, _ODD_SUM = 0.4, 0.8, 0.75
+"""Of its rate, what a product reaches with an operand whose rows do not begin at multiples of 16 bytes; at multiples of 8, where
+what lies along them is not summed; and where only the number of summed rows is no multiple of 16 bytes. (53 products of four
+layouts on an H100; how the result lies does not matter.)"""
+_TURNED_BYTES = 10.0
+"""A copy that turns elements of one byte takes so many times as long as one in order. (Products of 4096 and 2048 rows.)"""
+_UNALIGNED_LOADS = 0.6
+"""Of the memory's bandwidth, what it reaches with such an operand."""
 
 
 def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = CACHED_SHARE) -> float:
@@ -44,6 +50,12 @@ def copy_on_gpu(moved: float, device: Device) -> Price:
     return Price(one.us + memory.us, (memory, one))
 
 
+def copy_of_operand(copy: Copy, p: LibraryProduct, device: Device) -> Price:
+    """Returns the price of a kernel that brings an operand of a product into another order."""
+    turned = not copy.in_rows and _size(p) == 1
+    return copy_on_gpu(copy.moved_bytes * (_TURNED_BYTES if turned else 1.0), device)
+
+
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
 _SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -63,17 +75,30 @@ def product_us(p: LibraryProduct, device: Device) -> float:
     """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
     rate = matrix_rate(p.operand_dtype, device, p.precise)
     best = tiled_us(p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS)
-    return best if _is_aligned(p) else best / _UNALIGNED
+    return best / min(1.0, *(_aligned(row, p) for row in _rows(p)))
+
+
+def _rows(p: LibraryProduct) -> tuple[Row, ...]:
+    """The rows of the operands: of both in the order of the product where they are unknown."""
+    return p.rows_of or (Row(p.summed, summed=True), Row(p.columns, summed=False))
 
 
 def _is_aligned(p: LibraryProduct) -> bool:
-    """Do the rows of all operands begin at multiples of 16 bytes?"""
-    return all(extent * _size(p) % 16 == 0 for extent in (p.columns, p.summed))
+    """Do the rows of both operands begin at multiples of 16 bytes?"""
+    return all(row.elements * _size(p) % 16 == 0 for row in _rows(p))
+
+
+def _aligned(row: Row, p: LibraryProduct) -> float:
+    """The share of its rate that a product reaches by the rows of one operand."""
+    size = _size(p)
+    if row.elements * size % 16:
+        return _HALF_ALIGNED if not row.summed and row.elements * size % 8 == 0 else _UNALIGNED
+    return 1.0 if row.summed or p.summed * size % 16 == 0 else _ODD_SUM
 
 
 def _size(p: LibraryProduct) -> float:
     """The bytes of an element of an operand."""
-    return 4.0 if p.operand_dtype == "float32" else 2.0
+    return float(dtypes.itemsize_bytes(p.operand_dtype))
 
 
 def matrix_rate(operand_dtype: str, device: Device, precise: bool = False) -> float:

@@ -20,7 +20,7 @@ from pallasfuse.price.moves import computed_from, moves_as_maps
 
 _SECTOR, _FROM_MEMORY = 32, 64
 """The bytes that come for a piece of fewer, from the cache and from memory."""
-_NEAR_BYTES = 1 << 17
+NEAR_BYTES = 1 << 17
 """A tensor of so many bytes is found beside each multiprocessor."""
 _ANYWHERE = 0.55
 """Reads of pieces reach this share of the bandwidth that the cache has for reads in order."""
@@ -46,7 +46,7 @@ class Pieces:
 
 def cached_read(pieces: Pieces, device: Device) -> float:
     """Returns the bytes that the cache could bring, in order, in the time in which it brings these pieces."""
-    if not _NEAR_BYTES < pieces.source_bytes <= device.found_bytes:
+    if not NEAR_BYTES < pieces.source_bytes <= device.found_bytes:
         return 0.0
     return pieces.number * _rounded(pieces.bytes, _SECTOR) / _ANYWHERE
 

@@ -20,6 +20,7 @@ from pallasfuse.price.gpu_library import (
     KEPT_OPERANDS,
     OVERLAP,
     STREAMED,
+    copy_of_operand,
     copy_on_gpu,
     launch,
     memory_us,
@@ -33,6 +34,7 @@ from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKe
 from pallasfuse.price.xla_habits import ISSUED, WINDOW_STEP, Habits, habits_on
 from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
+from pallasfuse.price.xla_loops import WARP, is_short
 from pallasfuse.price.xla_products import is_product, product_operands
 
 _ROW_SHARE = 0.75
@@ -42,6 +44,9 @@ _COLUMNS = 0.85
 _STORES_AND_REDUCES, _TURNS = 0.8, 0.7
 """The same of kernels that store maps beside what they reduce, and of those that bring dimensions in another order. (120 kernels of
 40 programs on an H100.)"""
+_POINT, _LANE = 2.0, 3.0
+"""The operations for each point that lanes of a warp reduce together, and for each step of each lane by which they combine what
+they have. (180 pairwise reductions on an H100: `benchmarks/xla_reductions.py`.)"""
 _COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
 """The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
 _COLUMN_RATE = 1.7
@@ -152,7 +157,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
         return cpu.of_kernel(kernel, device)
     match kernel:
         case LibraryProduct():
-            return total([product_on_gpu(kernel, device), *(copy_on_gpu(c.moved_bytes, device) for c in kernel.copies)])
+            return total([product_on_gpu(kernel, device), *(copy_of_operand(c, kernel, device) for c in kernel.copies)])
         case LoopFusion():
             return _fusion_on_gpu(kernel, device)
         case Opaque():
@@ -243,8 +248,7 @@ def _cached(moved: float, device: Device) -> Term:
 
 def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     work = _work(fusion.bodies)
-    reduced = sum(math.prod(a.extent for a in (*n.axes, *n.reduced)) for n in fusion.roots if n.is_reduction)
-    work += Operations(float(reduced) + WINDOW_STEP * fusion.visited)
+    work += Operations(sum(map(_reduced, fusion.roots)) + WINDOW_STEP * fusion.visited)
     moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
@@ -255,12 +259,22 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     joins = Term("threads of a join", fusion.threads, "", started_us)
     one = launch(device)
     terms = [memory, vector, special, idle, column, joins]
-    cached = fusion.cached_bytes + sum(cached_read(p, device) for p in fusion.pieces)
+    cached = fusion.cached_bytes + sum(cached_read(p, device) for p in fusion.pieces) + fusion.read_again
     if cached:
         terms.append(_cached(cached, device))
     busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
     wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
     return Price(busy + one.us + wait, (*terms, one))
+
+
+def _reduced(nest: Nest) -> float:
+    """The operations of reducing what a nest has computed: for its points, and for the results that lanes share."""
+    if not nest.is_reduction:
+        return 0.0
+    points, lanes = float(volume((*nest.axes, *nest.reduced))), min(WARP, volume(nest.reduced))
+    if is_short(nest):
+        return points
+    return _POINT * points + _LANE * volume(nest.axes) * lanes * math.log2(max(2, lanes))
 
 
 def _efficiency(fusion: LoopFusion) -> float:

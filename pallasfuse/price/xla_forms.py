@@ -8,10 +8,14 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.plain_work import PlainWork
-from pallasfuse.price.scattered import Pieces
+from pallasfuse.price.scattered import NEAR_BYTES, Pieces
 
 Place = tuple[str, tuple[Axis, ...]]
 """A tensor, and the axes that run over its dimensions."""
+
+
+_RESULTS_OF_A_BLOCK = 16
+"""Neighbouring results that a block of a GPU reduces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,14 @@ class Copy:
     in_rows: bool
     """Its last dimension stays the last one."""
     tensor: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Elements of an operand of a product that are neighbours in memory, and if they are summed."""
+
+    elements: int
+    summed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,8 @@ class LibraryProduct:
     """Its result has fewer dimensions than what reads it."""
     turned: tuple[Copy, ...] = ()
     """Copies of operands that are computed, should they be made in the order of the program."""
+    rows_of: tuple[Row, ...] = ()
+    """How the operands lie in memory; () if unknown."""
 
     @property
     def sources(self) -> dict[str, float]:
@@ -133,6 +147,20 @@ class LoopFusion:
         return 2 * apart > self.read_bytes
 
     @property
+    def read_again(self) -> float:
+        """The bytes that blocks take from a cache which is shared: of operands that several rows or columns are reduced with.
+
+        Those of some 100 kB are found beside each multiprocessor. A block that reduces several neighbouring results takes what
+        they have in common once.
+        """
+        reductions = [n for n in self.roots if n.is_reduction and n.name not in self.inside]
+        found = 0.0
+        for (_, axes), moved in self.reads.items():
+            if moved > NEAR_BYTES:
+                found += moved * max((_taken(axes, n) - 1 for n in reductions), default=0.0)
+        return found
+
+    @property
     def strided_elements(self) -> float:
         """The elements that a loop over its results reads in strides: neighbours of a result come from places that are apart.
 
@@ -155,6 +183,14 @@ class LoopFusion:
     def read_bytes(self) -> float:
         made = self.inside.union(self.makes)
         return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
+
+
+def _taken(axes: Sequence[Axis], reduction: Nest) -> float:
+    """How often blocks of a reduction take a tensor that is read along some axes."""
+    if not frozenset(reduction.reduced).issubset(axes):
+        return 1.0
+    missing = [a for a in reduction.axes if a not in axes]
+    return max(1.0, volume(missing) / (_RESULTS_OF_A_BLOCK if _last(reduction.axes) in missing else 1))
 
 
 def _last(axes: Sequence[Axis]) -> Axis | None:

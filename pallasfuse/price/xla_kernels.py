@@ -26,6 +26,7 @@ from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
 from pallasfuse.price.xla_products import (
+    as_read,
     ends_in,
     is_product,
     library_product,
@@ -152,7 +153,7 @@ def xla_kernels(
         for operand in operands:
             core = without_casts(operand)
             if not isinstance(core, Read) and core not in stored_operands and core not in inside:
-                axes = _as_read(core)
+                axes = as_read(core)
                 stored = Nest(f"{node.name}.operand{len(stored_operands) + 1}", axes, core, core.dtype)
                 stored_operands[core] = stored.name
                 above.add(stored.name, core.tensors)
@@ -166,12 +167,6 @@ def xla_kernels(
             of.read_once(fusion, sizes)
         fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
-
-
-def _as_read(operand: Expr) -> tuple[Axis, ...]:
-    """The axes of an operand in the order in which most of what it is computed from lies in memory."""
-    (_, first), _ = max(places(operand), key=lambda place: place[1], default=(("", ()), 0.0))
-    return (*(a for a in first if a in operand.axes), *sorted(operand.axes - frozenset(first)))
 
 
 def _fused(

@@ -106,7 +106,8 @@ class Fusions:
 # --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it
 
 
-_WARP = 32
+WARP = 32
+"""The lanes of a GPU that run together."""
 
 
 def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:
@@ -144,7 +145,7 @@ def is_short(nest: Nest) -> bool:
     if not nest.is_reduction or nest.precision is not None or nest.picks:
         return False
     number = volume(nest.reduced)
-    if number >= _WARP:
+    if number >= WARP:
         return False
     space = frozenset((*nest.axes, *nest.reduced))
     order = next(
@@ -152,4 +153,4 @@ def is_short(nest: Nest) -> bool:
         (*nest.axes, *nest.reduced),
     )
     last = next((a for a in reversed(order) if a.extent > 1), None)
-    return last not in nest.reduced or _WARP % number != 0
+    return last not in nest.reduced or WARP % number != 0

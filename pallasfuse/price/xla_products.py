@@ -8,7 +8,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.price.xla_forms import Copy, LibraryProduct, Place
+from pallasfuse.price.xla_forms import Copy, LibraryProduct, Place, Row
 from pallasfuse.price.xla_habits import Habits
 
 
@@ -112,6 +112,15 @@ def library_product(
         for c, own, last, name, moved in zip(cores, (rows, columns), (over, columns), names, bytes_of, strict=True)
         if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
     ]
+    narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
+    rows_of = tuple(_row(as_read(c), over) for c in cores)
+    if habits.strides_batches and narrow == "int8":  # the summed elements are neighbours in such products
+        copied = {c.tensor for c in copies}
+        copies += [
+            Copy(2.0 * moved, in_rows=False, tensor=name)
+            for row, name, moved in zip(rows_of, names, bytes_of, strict=True)
+            if not row.summed and name in given - copied
+        ]
     turned = tuple(
         Copy(2.0 * moved, ends_in(c.indices, last), name)
         for c, own, last, name, moved in zip(
@@ -124,14 +133,29 @@ def library_product(
     if reshaped and names[1] not in given and isinstance(right, Read) and right.indices[-1] in over:
         copies.append(Copy(2.0 * bytes_of[1], in_rows=False, tensor=names[1]))
     written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
-    narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
     precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
     return LibraryProduct(
         volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, sum(bytes_of), written, tuple(copies),
         node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _lies_before(cores[0], over, rows),
         isinstance(right, Read) and right.tensor not in {c.tensor for c in copies} and _lies_before(right, columns, over),
-        reshaped, turned,
+        reshaped, turned, rows_of,
     )  # fmt: skip
+
+
+def as_read(operand: Expr) -> tuple[Axis, ...]:
+    """The axes of an operand in the order in which most of what it is computed from lies in memory."""
+    (_, first), _ = max(places(operand), key=lambda place: place[1], default=(("", ()), 0.0))
+    return (*(a for a in first if a in operand.axes), *sorted(operand.axes - frozenset(first)))
+
+
+def _row(order: Sequence[Axis], over: frozenset[Axis]) -> Row:
+    """The last run of neighbouring axes in an order that all are contracted, or all are not."""
+    last: list[Axis] = []
+    for axis in reversed([a for a in order if a.extent > 1]):
+        if last and (axis in over) != (last[0] in over):
+            break
+        last.append(axis)
+    return Row(volume(last), summed=bool(last) and last[0] in over)
 
 
 def _is_matrix(

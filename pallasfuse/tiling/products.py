@@ -54,11 +54,11 @@ def split_product(
 ) -> Product | None:
     """The two sides of `body` as a contraction over the axes `over`, or None when it is not a matrix product.
 
-    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis. batched: both
-    may keep the same axes, too, beside those of their own.
+    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis. Of integers only
+    two signed bytes are one. batched: both may keep the same axes, too, beside those of their own.
     """
     factors = _factors(body)
-    if len(factors) < 2 or not dtypes.is_float(body.dtype):
+    if len(factors) < 2 or not (dtypes.is_float(body.dtype) or _is_of_bytes(factors)):
         return None
     kept = {f: frozenset(f.axes) - over - ignored for f, _ in factors}
     all_kept = frozenset().union(*kept.values())
@@ -81,15 +81,22 @@ def split_product(
     return None
 
 
+def _is_of_bytes(factors: list[tuple[Expr, bool]]) -> bool:
+    """Is it a product of two signed bytes, each as an integer of four?"""
+    return len(factors) == 2 and all(narrow(f).dtype == "int8" and not inverted for f, inverted in factors)
+
+
 def _leans(factor: Expr, seed: Expr, over: AbstractSet[Axis]) -> bool:
     """Factors without kept axes go to the left side."""
     return factor is seed or bool(factor.axes <= over | seed.axes)
 
 
 def narrow(side: Expr) -> Expr:
-    """Drop an exact cast from a half type: matrix units take half operands and accumulate wide."""
+    """Drop an exact cast from a half type, or from a signed byte: matrix units take such operands and accumulate wide."""
     match side:
         case Apply("convert", (x,), "float32") if x.dtype in dtypes.HALF:
+            return x
+        case Apply("convert", (x,), "int32") if x.dtype == "int8":
             return x
     return side
 

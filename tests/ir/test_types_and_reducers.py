@@ -60,6 +60,16 @@ def test_an_exact_cast_keeps_every_value(source, target):
         assert exact == claimed
 
 
+INTEGERS = [d for d in sorted(dtypes.SUPPORTED) if dtypes.is_integer(d)]
+
+
+@pytest.mark.parametrize("target", INTEGERS)
+@pytest.mark.parametrize("source", INTEGERS)
+def test_a_cast_between_integers_is_exact_where_the_range_is_inside(source, target):
+    inner, outer = np.iinfo(source), np.iinfo(target)
+    assert dtypes.is_exact_cast(source, target) == (outer.min <= inner.min and inner.max <= outer.max)
+
+
 def test_half_types_accumulate_in_single_precision():
     got = {d: dtypes.accumulator(d) for d in ("float16", "bfloat16", "float32", "float64", "int32", "bool")}
     assert got == {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64",

@@ -1,0 +1,106 @@
+"""Products of a library on GPUs: how their operands lie in memory, and products of bytes and of integers."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from pallasfuse.device import assumed
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.price.gpu_library import product_us
+from pallasfuse.price.xla import kernels_on, price_xla
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Row
+
+GPU = assumed("gpu")
+SIZES = {"m": 2048, "k": 2048, "n": 4096}
+
+
+def program(left, right, dtype, **sizes):
+    """A product of operands whose axes are m, n and the summed k, in the given orders."""
+    sizes = SIZES | sizes
+    dims = (((left.index("k"),), (right.index("k"),)), ((), ()))
+    wide = jnp.int32 if dtype.startswith("int") else jnp.float32
+
+    def multiply(a, b):
+        return lax.dot_general(a, b, dims, preferred_element_type=wide)
+
+    shapes = [jax.ShapeDtypeStruct([sizes[a] for a in order], dtype) for order in (left, right)]
+    return convert(jax.make_jaxpr(multiply)(*shapes)).program
+
+
+def product(left, right, dtype="bfloat16", **sizes):
+    (found,) = kernels_on(GPU, program(left, right, dtype, **sizes))
+    assert isinstance(found, LibraryProduct)
+    return found
+
+
+def time_us(left, right, dtype="bfloat16", **sizes):
+    return product_us(product(left, right, dtype, **sizes), GPU)
+
+
+def test_rows_of_operands():
+    assert product("mk", "kn").rows_of == (Row(2048, summed=True), Row(4096, summed=False))
+    assert product("km", "nk").rows_of == (Row(2048, summed=False), Row(2048, summed=True))
+    heads = convert(jax.make_jaxpr(lambda x, w: jnp.einsum("thd,hdo->to", x, w))(
+        jax.ShapeDtypeStruct((512, 8, 64), jnp.bfloat16), jax.ShapeDtypeStruct((8, 64, 96), jnp.bfloat16)
+    )).program  # fmt: skip
+    (found,) = kernels_on(GPU, heads)
+    assert found.rows_of == (Row(8 * 64, summed=True), Row(96, summed=False))
+
+
+@pytest.mark.parametrize(("left", "right", "shorter", "least", "most"), [
+    ("mk", "kn", {"m": 2047}, 0.99, 1.01), ("mk", "nk", {"n": 4095}, 0.99, 1.01), ("km", "nk", {"n": 4095}, 0.99, 1.01),
+    ("mk", "kn", {"n": 4095}, 2.0, 3.0), ("mk", "kn", {"k": 2047}, 2.0, 3.0), ("km", "kn", {"m": 2047}, 2.0, 3.0),
+    ("mk", "nk", {"k": 2044}, 2.0, 3.0), ("mk", "kn", {"n": 4092}, 1.1, 1.4), ("km", "kn", {"k": 2047}, 1.2, 1.5),
+])  # fmt: skip
+def test_only_rows_that_begin_anywhere_make_a_product_slower(left, right, shorter, least, most):
+    """The shapes of a measurement on an H100, of which each row here is within a quarter."""
+    assert least <= time_us(left, right, **shorter) / time_us(left, right) <= most
+
+
+def test_bytes_are_multiplied_as_bytes():
+    assert product("mk", "nk", "int8").operand_dtype == "int8"
+    assert time_us("mk", "nk", "int8") < 0.7 * time_us("mk", "nk")
+    assert time_us("mk", "nk", "int32") > 50 * time_us("mk", "nk", "int8")
+
+
+def test_operands_of_bytes_are_turned_where_their_rows_are_not_summed():
+    def copies(left, right, dtype):
+        return [c.tensor for c in product(left, right, dtype).copies]
+
+    assert copies("mk", "nk", "int8") == []
+    assert copies("mk", "kn", "int8") == ["b"]
+    assert copies("km", "nk", "int8") == ["a"]
+    assert copies("km", "kn", "bfloat16") == []
+
+
+# --- reductions beside them
+
+
+def loop(function, *shapes):
+    (found,) = kernels_on(GPU, pairwise(function, *shapes))
+    assert isinstance(found, LoopFusion)
+    return found
+
+
+def pairwise(function, *shapes):
+    return convert(jax.make_jaxpr(function)(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))).program
+
+
+def largest_sums(a, b):
+    return jnp.max(a[:, None, :] + b[None], axis=2)
+
+
+def test_operands_that_many_rows_are_reduced_with_come_again_from_the_cache():
+    apart = loop(largest_sums, (512, 4096), (2048, 4096))
+    of_a, of_b = 512 * 4096 * 4, 2048 * 4096 * 4
+    assert apart.read_again == pytest.approx(of_a * (2048 / 16 - 1) + of_b * (512 - 1))
+    assert loop(largest_sums, (512, 32), (512, 32)).read_again == 0  # found beside each multiprocessor
+    assert loop(lambda a, b: jnp.max(a + b, axis=1), (512, 4096), (512, 4096)).read_again == 0
+
+
+def test_results_that_lanes_combine_cost_more_than_those_of_threads():
+    """One number of points each; of few points each thread reduces its own."""
+    us = {n: price_xla(pairwise(largest_sums, (8192, n), (2**12 // n, n)), GPU).us for n in (31, 32, 64, 1024)}
+    assert us[32] > us[64] > us[1024]
+    assert us[31] < us[32]
