@@ -40,7 +40,13 @@ def largest(q, k):
 
 def arguments(dtype="int8", heads=2, rows=160, keys=192, n=48):
     values = jnp.asarray(RNG.normal(size=(heads, keys, 32)), jnp.float32)
-    return numbers(dtype, heads, rows, n), numbers(dtype, heads, keys, n), values, scales(heads, rows), scales(heads, keys)
+    return (
+        numbers(dtype, heads, rows, n),
+        numbers(dtype, heads, keys, n),
+        values,
+        scales(heads, rows),
+        scales(heads, keys),
+    )
 
 
 def products(function, *arrays, target):
