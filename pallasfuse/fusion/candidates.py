@@ -373,7 +373,15 @@ def _absorb(
         expands = not any(rolled in r.indices for r in reads) if streams else volume(nest.axes) > largest
         if not expands or nest.name in graph.outputs:
             absorbed.add(nest.name)
-    return needed(graph, inside | absorbed, context)
+    return needed(graph, inside | (absorbed - _stored_twice(graph, inside | absorbed)), context)
+
+
+def _stored_twice(graph: Graph, made: frozenset[str]) -> set[str]:
+    """The maps that a kernel would store in another order beside what they are made of, which others may read in any order."""
+    others = [n for n in graph.nests.values() if n.name not in made]
+    read = graph.outputs.union(*(n.reads for n in others))
+    found = {n: graph.nests[n] for n in made - graph.outputs if _is_transpose(graph.nests[n])}
+    return {name for name, nest in found.items() if not nest.reads.isdisjoint(made & read)}
 
 
 # --- maps that are better stored before

@@ -386,7 +386,7 @@ _Asked = tuple[str, tuple[Axis, ...], bool]
 def _turned(nest: Nest, nests: Mapping[str, Nest], seen: set[_Asked]) -> Nest | None:
     """The product that a nest's result is reduced from, if that has another order.
 
-    seen: what was asked without finding one; grows.
+    XLA asks what is reduced for the order of the result, with the reduced axes last. seen: what was asked in vain; grows.
     """
     waiting: list[_Asked] = [(nest.name, tuple(a for a in nest.axes if a.extent > 1), False)]
     while waiting:
@@ -396,8 +396,7 @@ def _turned(nest: Nest, nests: Mapping[str, Nest], seen: set[_Asked]) -> Nest | 
         seen.add(asked)
         nest, order, is_reduced = nests[asked[0]], asked[1], asked[2]
         if is_product(nest):
-            kept = frozenset(order)
-            if is_reduced and not any(tuple(a for a in one if a in kept) == order for one in _orders(nest)):
+            if is_reduced and not any(tuple(a for a in one if a.extent > 1) == order for one in _orders(nest)):
                 return nest
             continue
         reads = [x for x in postorder(nest.body) if isinstance(x, Read) and x.tensor in nests]
@@ -406,7 +405,7 @@ def _turned(nest: Nest, nests: Mapping[str, Nest], seen: set[_Asked]) -> Nest | 
             source = nests[x.tensor]
             if volume(x.indices) == most and len(source.axes) == len(x.indices):
                 own = dict(zip(x.indices, source.axes, strict=True))
-                passed_on = tuple(own[a] for a in order if a in own and own[a].extent > 1)
+                passed_on = tuple(own[a] for a in (*order, *nest.reduced) if a in own and own[a].extent > 1)
                 waiting.append((source.name, passed_on, is_reduced or nest.is_reduction))
     return None
 
