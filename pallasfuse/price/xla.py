@@ -46,7 +46,7 @@ _STORES_AND_REDUCES, _TURNS = 0.8, 0.7
 40 programs on an H100.)"""
 _POINT, _LANE = 2.0, 3.0
 """The operations for each point that lanes of a warp reduce together, and for each step of each lane by which they combine what
-they have. (180 pairwise reductions on an H100: `benchmarks/xla_reductions.py`.)"""
+they have. (180 pairwise reductions on an H100: `benchmarks/xla_alone.py`.)"""
 _COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
 """The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
 _COLUMN_RATE = 1.7
