@@ -377,7 +377,7 @@ def _absorb(
 
 
 def _stored_twice(graph: Graph, made: frozenset[str]) -> set[str]:
-    """The maps that a kernel would store in another order beside what they are made of, which others may read in any order."""
+    """The transposes that a kernel would store although it stores their source for others, too, who can read that in any order."""
     others = [n for n in graph.nests.values() if n.name not in made]
     read = graph.outputs.union(*(n.reads for n in others))
     found = {n: graph.nests[n] for n in made - graph.outputs if _is_transpose(graph.nests[n])}

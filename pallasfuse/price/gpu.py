@@ -23,6 +23,7 @@ from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, examine
+from pallasfuse.price.carried_state import is_reduced
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.resources.block import WARP, Resources
 from pallasfuse.resources.clusters import is_approximate
@@ -79,6 +80,8 @@ _STARTED_US = 1.2
 """The time that a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
+_FEW_BLOCKS = 2
+"""Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
 _THREADS = 2048
 """That live on a multiprocessor."""
 _BLOCKS = 16
@@ -224,14 +227,20 @@ def _one(
     )  # fmt: skip
     others = (Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us))
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
-    if by_warps and _begins_ahead(works[0]) and works[0].products:
+    in_turn = by_warps and min(occupancy, on_one) <= _FEW_BLOCKS and any(is_reduced(p.body) for p in programs)
+    if in_turn:
+        *moved_us, waited_us = (t.us for t in moving)
+        busy = _joined([waited_us + sum(t.us for t in computing), *moved_us], _OVERLAP)
+    elif by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
         waiting = _WAITING_ALONE if min(occupancy, on_one) == 1 else _WAITING
         behind = _joined([t.us for t in (*moving, *computing)], waiting)
         busy += _outside_loops(works[0]) * (behind - busy)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
-    if by_warps and products:  # the first trip's loads and the last one's results have nothing beside them
+    if (
+        by_warps and products and not in_turn
+    ):  # the first trip's loads and the last one's results have nothing beside them
         every = [t.us for t in (*moving, *computing)]
         busy += _FILLING * (sum(every) - max(every)) / (on_one * max(1.0, works[0].trips))
     if (
@@ -415,7 +424,8 @@ def _matrix_clocks(p: Product, warps: int, emission: Emission, device: Device) -
     share = share if wide else min(share, _OF_LIBRARY_NARROW)
     share *= _UNEVEN if p.uneven and not emission.warpgroups else 1.0
     columns = math.ceil(p.columns / 8) * 8
-    summed = math.ceil(p.summed / 16) * 16
+    step = 32 if dtypes.itemsize_bytes(p.lhs_dtype) == 1 else 16
+    summed = math.ceil(p.summed / step) * step
     return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
 
 
@@ -425,8 +435,8 @@ def _operands(p: Product, warps: int) -> tuple[float, float]:
 
     Warps share out rows among them, then columns; where both are few, warps read and compute the same.
     """
-    size = 2 if p.lhs_dtype in dtypes.HALF else 4
-    by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size == 2 or not p.precise)
+    size = dtypes.itemsize_bytes(p.lhs_dtype)
+    by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size <= 2 or not p.precise)
     units = warps // WARPGROUP_WARPS if by_warpgroups else warps
     along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
     columns = max(_WARP_COLUMNS, p.columns * along_rows / units)
@@ -442,7 +452,7 @@ def _on_matrix_units(p: Product) -> bool:
 
 def _rounded(p: Product) -> float:
     """The operations that round float32 operands for the matrix units, and bring them into the order in which these read them."""
-    if p.precise or p.lhs_dtype in dtypes.HALF:
+    if p.precise or p.lhs_dtype != "float32":
         return 0.0
     left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
     right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED

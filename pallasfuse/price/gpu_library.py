@@ -19,14 +19,18 @@ _SHARED_LOADS = 2.7
 """How many multiprocessors take a tile of an operand from the cache together (clusters of a library's kernels)."""
 STREAMED = 0.95
 """Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
-_UNALIGNED, _HALF_ALIGNED, _ODD_SUM = 0.4, 0.8, 0.75
-"""Of its rate, what a product reaches with an operand whose rows do not begin at multiples of 16 bytes; at multiples of 8, where
-what lies along them is not summed; and where only the number of summed rows is no multiple of 16 bytes. (53 products of four
-layouts on an H100; how the result lies does not matter.)"""
-_TURNED_BYTES = 10.0
-"""A copy that turns elements of one byte takes so many times as long as one in order. (Products of 4096 and 2048 rows.)"""
+_UNALIGNED = 0.4
+"""Of its rate, what a product reaches with an operand whose rows do not begin at multiples of 16 bytes. (This and the next two: 35
+products of four layouts on an H100, `benchmarks/xla_alone.py`. How the result lies does not matter.)"""
+_HALF_ALIGNED = 0.8
+"""The same where they begin at multiples of 8 bytes, and what lies along them is not summed."""
+_ODD_SUM = 0.75
+"""The same where only the length of the sum is no multiple of 16 bytes."""
 _UNALIGNED_LOADS = 0.6
-"""Of the memory's bandwidth, what it reaches with such an operand."""
+"""Of the memory's bandwidth, what a product reaches with an operand whose rows do not begin at multiples of 16 bytes."""
+_TURNED_BYTES = 10.0
+"""A copy that turns elements of one byte takes so many times as long as one in order. (Two operands, of 4096 x 4096 and of 2048 x
+4095, on an H100.)"""
 
 
 def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = CACHED_SHARE) -> float:
@@ -52,8 +56,11 @@ def copy_on_gpu(moved: float, device: Device) -> Price:
 
 def copy_of_operand(copy: Copy, p: LibraryProduct, device: Device) -> Price:
     """Returns the price of a kernel that brings an operand of a product into another order."""
-    turned = not copy.in_rows and _size(p) == 1
-    return copy_on_gpu(copy.moved_bytes * (_TURNED_BYTES if turned else 1.0), device)
+    price = copy_on_gpu(copy.moved_bytes, device)
+    if copy.in_rows or _size(p) > 1:
+        return price
+    us = copy.moved_bytes * 1e-3 * (_TURNED_BYTES - 1.0) / device.memory_gb_s
+    return price + Price(us, (Term("turned bytes", copy.moved_bytes / 2, "", us),))
 
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
@@ -75,7 +82,7 @@ def product_us(p: LibraryProduct, device: Device) -> float:
     """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
     rate = matrix_rate(p.operand_dtype, device, p.precise)
     best = tiled_us(p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS)
-    return best / min(1.0, *(_aligned(row, p) for row in _rows(p)))
+    return best / min(1.0, *(_share_by_row(row, p) for row in _rows(p)))
 
 
 def _rows(p: LibraryProduct) -> tuple[Row, ...]:
@@ -88,7 +95,7 @@ def _is_aligned(p: LibraryProduct) -> bool:
     return all(row.elements * _size(p) % 16 == 0 for row in _rows(p))
 
 
-def _aligned(row: Row, p: LibraryProduct) -> float:
+def _share_by_row(row: Row, p: LibraryProduct) -> float:
     """The share of its rate that a product reaches by the rows of one operand."""
     size = _size(p)
     if row.elements * size % 16:

@@ -91,10 +91,9 @@ def _price_loops(programs: Sequence[TileProgram], device: Device) -> Price:
 
 def _loops(program: TileProgram, device: Device) -> Price:
     work = examine(program)
-    size = 2.0 if any(p.lhs_dtype in dtypes.HALF for p in work.products) else 4.0
     products_us = 0.0
     for p in work.products:
-        operands = size * p.batch * p.summed * (p.rows + p.columns)
+        operands = dtypes.itemsize_bytes(p.lhs_dtype) * p.batch * p.summed * (p.rows + p.columns)
         tile = 4.0 * p.batch * p.rows * p.columns
         one = LibraryProduct(p.batch, p.rows, p.columns, p.summed, p.lhs_dtype, p.precise, operands, tile, ())
         products_us += p.times * (product_us(one, device) + _BESIDE * memory_us(tile, device))

@@ -45,8 +45,8 @@ _STORES_AND_REDUCES, _TURNS = 0.8, 0.7
 """The same of kernels that store maps beside what they reduce, and of those that bring dimensions in another order. (120 kernels of
 40 programs on an H100.)"""
 _POINT, _LANE = 2.0, 3.0
-"""The operations for each point that lanes of a warp reduce together, and for each step of each lane by which they combine what
-they have. (180 pairwise reductions on an H100: `benchmarks/xla_alone.py`.)"""
+"""Operations for each element that lanes of a warp reduce, and for each lane and step of the tree in which they combine parts.
+(180 pairwise reductions on an H100, `benchmarks/xla_alone.py`.)"""
 _COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
 """The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
 _COLUMN_RATE = 1.7
@@ -259,7 +259,7 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     joins = Term("threads of a join", fusion.threads, "", started_us)
     one = launch(device)
     terms = [memory, vector, special, idle, column, joins]
-    cached = fusion.cached_bytes + sum(cached_read(p, device) for p in fusion.pieces) + fusion.read_again
+    cached = fusion.cached_bytes + sum(cached_read(p, device) for p in fusion.pieces) + fusion.bytes_read_again
     if cached:
         terms.append(_cached(cached, device))
     busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
@@ -386,7 +386,7 @@ _Asked = tuple[str, tuple[Axis, ...], bool]
 def _turned(nest: Nest, nests: Mapping[str, Nest], seen: set[_Asked]) -> Nest | None:
     """The product that a nest's result is reduced from, if that has another order.
 
-    XLA asks what is reduced for the order of the result, with the reduced axes last. seen: what was asked in vain; grows.
+    XLA asks what is reduced for the order of the result, with the reduced axes last. seen: what was asked in vain; is added to.
     """
     waiting: list[_Asked] = [(nest.name, tuple(a for a in nest.axes if a.extent > 1), False)]
     while waiting:

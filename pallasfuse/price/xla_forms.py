@@ -14,10 +14,6 @@ Place = tuple[str, tuple[Axis, ...]]
 """A tensor, and the axes that run over its dimensions."""
 
 
-_RESULTS_OF_A_BLOCK = 16
-"""Neighbouring results that a block of a GPU reduces."""
-
-
 @dataclass(frozen=True, slots=True)
 class Copy:
     """An array that is written once more, with its dimensions in another order."""
@@ -30,7 +26,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Elements of an operand of a product that are neighbours in memory, and if they are summed."""
+    """Elements of an operand of a product that are neighbours in memory, and whether they are summed."""
 
     elements: int
     summed: bool
@@ -147,7 +143,7 @@ class LoopFusion:
         return 2 * apart > self.read_bytes
 
     @property
-    def read_again(self) -> float:
+    def bytes_read_again(self) -> float:
         """The bytes that blocks take from a cache which is shared: of operands that several rows or columns are reduced with.
 
         Those of some 100 kB are found beside each multiprocessor. A block that reduces several neighbouring results takes what
@@ -157,7 +153,7 @@ class LoopFusion:
         found = 0.0
         for (_, axes), moved in self.reads.items():
             if moved > NEAR_BYTES:
-                found += moved * max((_taken(axes, n) - 1 for n in reductions), default=0.0)
+                found += moved * max((_times_taken(axes, n) - 1 for n in reductions), default=0.0)
         return found
 
     @property
@@ -185,7 +181,11 @@ class LoopFusion:
         return sum(b for (tensor, _), b in self.reads.items() if tensor not in made)
 
 
-def _taken(axes: Sequence[Axis], reduction: Nest) -> float:
+_RESULTS_OF_A_BLOCK = 16
+"""Neighbouring results that a block of a GPU reduces, about: it takes what they have in common once."""
+
+
+def _times_taken(axes: Sequence[Axis], reduction: Nest) -> float:
     """How often blocks of a reduction take a tensor that is read along some axes."""
     if not frozenset(reduction.reduced).issubset(axes):
         return 1.0

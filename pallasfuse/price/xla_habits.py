@@ -28,6 +28,8 @@ class Habits:
     """Reductions are a library's, which takes what it can of their operands; loops make the rest, and store it."""
     strides_batches: bool = True
     """A library reads batches of matrices wherever they lie; else only those that lie one after the other."""
+    sums_neighbours: bool = False
+    """A library multiplies bytes only where the summed elements are neighbours in memory."""
     smallest_product: int = 0
     """Elements of a matrix: the product of a smaller one and a vector is a reduction, and no library's."""
     fused_rows: int = 0
@@ -49,6 +51,7 @@ def habits_on(device: Device) -> Habits:
             True,
             device.longest_row,
             shares_reads=True,
+            sums_neighbours=True,
             smallest_product=_SMALLEST_PRODUCT,
             fused_rows=_FUSED_ROWS,
             fuses_moves=True,

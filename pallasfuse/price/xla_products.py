@@ -112,15 +112,13 @@ def library_product(
         for c, own, last, name, moved in zip(cores, (rows, columns), (over, columns), names, bytes_of, strict=True)
         if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
     ]
-    narrow = max((c.dtype for c in cores), key=dtypes.itemsize_bytes)
-    rows_of = tuple(_row(as_read(c), over) for c in cores)
-    if habits.strides_batches and narrow == "int8":  # the summed elements are neighbours in such products
-        copied = {c.tensor for c in copies}
-        copies += [
-            Copy(2.0 * moved, in_rows=False, tensor=name)
-            for row, name, moved in zip(rows_of, names, bytes_of, strict=True)
-            if not row.summed and name in given - copied
-        ]
+    multiplied = _operand_type(node, layouts, cores)
+    rows_of = [_row(as_read(c), over) for c in cores]
+    if habits.sums_neighbours and node.dtype == "int32" and multiplied == "int8":
+        for n, (row, name, moved) in enumerate(zip(rows_of, names, bytes_of, strict=True)):
+            if not row.summed and name in given:  # what is computed is laid out as it is wanted
+                copies.append(Copy(2.0 * moved, in_rows=False, tensor=name))
+                rows_of[n] = Row(volume(over), summed=True)
     turned = tuple(
         Copy(2.0 * moved, ends_in(c.indices, last), name)
         for c, own, last, name, moved in zip(
@@ -135,11 +133,24 @@ def library_product(
     written = float(volume(node.axes) * dtypes.itemsize_bytes(node.dtype))
     precise = node.precision is not None and node.precision.lower() in ("highest", "float32")
     return LibraryProduct(
-        volume(batch), volume(rows), volume(columns), volume(over), narrow, precise, sum(bytes_of), written, tuple(copies),
+        volume(batch), volume(rows), volume(columns), volume(over), multiplied, precise, sum(bytes_of), written, tuple(copies),
         node.name, tuple(zip(names, bytes_of, strict=True)), not copies and _lies_before(cores[0], over, rows),
         isinstance(right, Read) and right.tensor not in {c.tensor for c in copies} and _lies_before(right, columns, over),
-        reshaped, turned, rows_of,
+        reshaped, turned, tuple(rows_of),
     )  # fmt: skip
+
+
+def _operand_type(node: Nest, layouts: tuple[Expr, Expr], cores: Sequence[Expr]) -> str:
+    """The type of the elements that a library multiplies.
+
+    Bytes are multiplied as they are where the program itself gives them to the product and sums them as int32; other integers are
+    not, whatever they are cast from.
+    """
+    as_written = [without_casts(x).dtype for x in layouts]
+    if not dtypes.is_integer(node.dtype):
+        floats = [c.dtype if dtypes.is_float(c.dtype) else w for c, w in zip(cores, as_written, strict=True)]
+        return max(floats, key=dtypes.itemsize_bytes)
+    return "int8" if set(as_written) == {"int8"} and node.dtype == "int32" else "int32"
 
 
 def as_read(operand: Expr) -> tuple[Axis, ...]:

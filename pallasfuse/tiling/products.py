@@ -54,11 +54,14 @@ def split_product(
 ) -> Product | None:
     """The two sides of `body` as a contraction over the axes `over`, or None when it is not a matrix product.
 
-    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis. Of integers only
-    two signed bytes are one. batched: both may keep the same axes, too, beside those of their own.
+    `ignored` axes have a tile of one element; they do not count. Both sides must vary along every contracted axis. A product of
+    integers is one only where both factors are signed bytes that are summed as int32. batched: both may keep the same axes, too,
+    beside those of their own.
     """
     factors = _factors(body)
-    if len(factors) < 2 or not (dtypes.is_float(body.dtype) or _is_of_bytes(factors)):
+    if len(factors) < 2 or not (
+        dtypes.is_float(body.dtype) or all(_is_byte(f) and not inverted for f, inverted in factors)
+    ):
         return None
     kept = {f: frozenset(f.axes) - over - ignored for f, _ in factors}
     all_kept = frozenset().union(*kept.values())
@@ -81,9 +84,13 @@ def split_product(
     return None
 
 
-def _is_of_bytes(factors: list[tuple[Expr, bool]]) -> bool:
-    """Is it a product of two signed bytes, each as an integer of four?"""
-    return len(factors) == 2 and all(narrow(f).dtype == "int8" and not inverted for f, inverted in factors)
+def _is_byte(factor: Expr) -> bool:
+    """Is a factor a signed byte that is cast to int32, in which its products are summed?"""
+    return (
+        isinstance(factor, Apply)
+        and factor.op == "convert"
+        and (factor.args[0].dtype, factor.dtype) == ("int8", "int32")
+    )
 
 
 def _leans(factor: Expr, seed: Expr, over: AbstractSet[Axis]) -> bool:
@@ -96,9 +103,7 @@ def narrow(side: Expr) -> Expr:
     match side:
         case Apply("convert", (x,), "float32") if x.dtype in dtypes.HALF:
             return x
-        case Apply("convert", (x,), "int32") if x.dtype == "int8":
-            return x
-    return side
+    return side.args[0] if _is_byte(side) else side
 
 
 def narrow_sides(lhs: Expr, rhs: Expr) -> tuple[Expr, Expr]:

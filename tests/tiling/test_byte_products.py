@@ -64,6 +64,17 @@ def test_both_sides_are_bytes(target):
     assert {(s.lhs.dtype, s.rhs.dtype) for s in scores} == {("int8", "int8")}
 
 
+def narrow_sums(q, k):
+    return jnp.max(lax.dot_general(q, k, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.int8), axis=-1)
+
+
+def test_sums_that_stay_bytes_are_no_matrix_product():
+    arrays = arguments()[:2]
+    assert not products(narrow_sums, *arrays, target="interpret")
+    fused = pf.fuse(narrow_sums, options=pf.FuseOptions(target="interpret"))
+    np.testing.assert_array_equal(fused(*arrays), narrow_sums(*arrays))
+
+
 def test_other_integers_are_summed_one_by_one():
     arrays = arguments("int16")[:2]
     assert not products(largest, *arrays, target="interpret")
