@@ -115,8 +115,10 @@ def library_product(
     multiplied = _operand_type(node, layouts, cores)
     rows_of = [_row(as_read(c), over) for c in cores]
     if habits.sums_neighbours and node.dtype == "int32" and multiplied == "int8":
-        for n, (row, name, moved) in enumerate(zip(rows_of, names, bytes_of, strict=True)):
-            if not row.summed and name in given:  # what is computed is laid out as it is wanted
+        others = volume(columns), volume(rows)
+        for n, (row, name, moved, reads) in enumerate(zip(rows_of, names, bytes_of, others, strict=True)):
+            # what is computed is laid out as it is wanted; for few rows an operand is turned as it is read
+            if not row.summed and name in given and reads > habits.fused_rows:
                 copies.append(Copy(2.0 * moved, in_rows=False, tensor=name))
                 rows_of[n] = Row(volume(over), summed=True)
     turned = tuple(

@@ -107,6 +107,11 @@ def test_operands_of_bytes_are_turned_where_their_rows_are_not_summed():
     assert copies("km", "kn", "bfloat16") == []
 
 
+def test_for_few_rows_an_operand_of_bytes_is_turned_as_it_is_read():
+    assert product("mk", "kn", "int8", m=16).copies == ()
+    assert [c.tensor for c in product("mk", "kn", "int8", m=333).copies] == ["b"]
+
+
 # --- reductions beside them
 
 
