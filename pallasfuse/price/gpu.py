@@ -238,9 +238,8 @@ def _one(
         busy += _outside_loops(works[0]) * (behind - busy)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
-    if (
-        by_warps and products and not in_turn
-    ):  # the first trip's loads and the last one's results have nothing beside them
+    if by_warps and products and not in_turn:
+        # the first trip's loads and the last one's results have nothing beside them
         every = [t.us for t in (*moving, *computing)]
         busy += _FILLING * (sum(every) - max(every)) / (on_one * max(1.0, works[0].trips))
     if (

@@ -248,7 +248,7 @@ def _cached(moved: float, device: Device) -> Term:
 
 def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     work = _work(fusion.bodies)
-    work += Operations(sum(map(_reduced, fusion.roots)) + WINDOW_STEP * fusion.visited)
+    work += Operations(sum(map(_reducing, fusion.roots)) + WINDOW_STEP * fusion.visited)
     moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
@@ -267,7 +267,7 @@ def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     return Price(busy + one.us + wait, (*terms, one))
 
 
-def _reduced(nest: Nest) -> float:
+def _reducing(nest: Nest) -> float:
     """The operations of reducing what a nest has computed: for its points, and for the results that lanes share."""
     if not nest.is_reduction:
         return 0.0
