@@ -58,6 +58,8 @@ def reductions(kind: str, elements: int) -> Iterator[Case]:
     """Yields reductions over spaces of so many points."""
     for reduced, columns in itertools.product(REDUCED, COLUMNS):
         kept = elements // (reduced * columns)
+        if not kept:
+            continue
         shapes = {
             "columns": [(kept, reduced, columns)],
             "outer": [(kept, reduced), (reduced, columns)],
@@ -93,12 +95,13 @@ def products(platform: str) -> Iterator[Case]:
     yield product("mk", "kn", "int32", {"m": 333, "k": 1000, "n": 1500})
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    """Print a line for each program: what is measured and what is predicted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; all by default")
     parser.add_argument("--jobs", type=int, default=2, help="threads that compile")
     parser.add_argument("--out", help="JSON file")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if unknown := set(options.kinds) - set(KINDS):
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
     device = device_at_hand()

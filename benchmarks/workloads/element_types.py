@@ -41,8 +41,8 @@ def _reachable(size: Size) -> Built:
     n = pick(size, 3000, 500, 9)
 
     def reach(edges):
-        two = jnp.any(edges[:, :, None] & edges[None, :, :], axis=1) if n < 100 else (edges @ edges)
-        return edges | two, jnp.sum(edges | two, axis=1)
+        reached = edges | (edges @ edges)
+        return reached, jnp.sum(reached, axis=1)
 
     return Built(reach, (booleans(n, n),))
 

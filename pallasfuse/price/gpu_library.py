@@ -20,17 +20,17 @@ _SHARED_LOADS = 2.7
 STREAMED = 0.95
 """Of the memory's bandwidth, what loops reach that read and write everything once, in order."""
 _UNALIGNED = 0.4
-"""Of its rate, what a product reaches with an operand whose rows do not begin at multiples of 16 bytes. (This and the next two: 35
-products of four layouts on an H100, `benchmarks/xla_alone.py`. How the result lies does not matter.)"""
+"""A product reaches this share of its rate if the rows of an operand do not begin at multiples of 16 bytes. (35 products of four
+layouts on an H100, `benchmarks/xla_alone.py`, also for the next two. How the result lies does not matter.)"""
 _HALF_ALIGNED = 0.8
-"""The same where they begin at multiples of 8 bytes, and what lies along them is not summed."""
+"""A product reaches this share if such rows begin at multiples of 8 bytes, and what lies along them is not summed."""
 _ODD_SUM = 0.75
-"""The same where only the length of the sum is no multiple of 16 bytes."""
+"""A product reaches this share if its rows are whole, and only the length of its sum is no multiple of 16 bytes."""
 _UNALIGNED_LOADS = 0.6
-"""Of the memory's bandwidth, what a product reaches with an operand whose rows do not begin at multiples of 16 bytes."""
+"""A product reaches this share of the memory's bandwidth if the rows of an operand do not begin at multiples of 16 bytes."""
 _TURNED_BYTES = 10.0
-"""A copy that turns elements of one byte takes so many times as long as one in order. (Two operands, of 4096 x 4096 and of 2048 x
-4095, on an H100.)"""
+"""A copy that turns elements of one byte takes so many times as long as one in order. (Three operands of 5 to 17 MB
+on an H100, `benchmarks/xla_alone.py`: 0.7 to 1.1 times what the products took.)"""
 
 
 def memory_us(moved: float, device: Device, efficiency: float = 1.0, kept: float = CACHED_SHARE) -> float:

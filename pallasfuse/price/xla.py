@@ -34,8 +34,9 @@ from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKe
 from pallasfuse.price.xla_habits import ISSUED, WINDOW_STEP, Habits, habits_on
 from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
-from pallasfuse.price.xla_loops import WARP, is_short
+from pallasfuse.price.xla_loops import is_short
 from pallasfuse.price.xla_products import is_product, product_operands
+from pallasfuse.resources.block import WARP
 
 _ROW_SHARE = 0.75
 """The same of kernels that keep a row and read it again."""

@@ -59,7 +59,7 @@ class LibraryProduct:
     turned: tuple[Copy, ...] = ()
     """Copies of operands that are computed, should they be made in the order of the program."""
     rows_of: tuple[Row, ...] = ()
-    """How the operands lie in memory; () if unknown."""
+    """The rows in which each operand lies in memory, after copies; empty where nobody knows them."""
 
     @property
     def sources(self) -> dict[str, float]:
@@ -186,7 +186,7 @@ _RESULTS_OF_A_BLOCK = 16
 
 
 def _times_taken(axes: Sequence[Axis], reduction: Nest) -> float:
-    """How often blocks of a reduction take a tensor that is read along some axes."""
+    """Counts how often the blocks of a reduction together read a tensor whose dimensions run along `axes`, on average."""
     if not frozenset(reduction.reduced).issubset(axes):
         return 1.0
     missing = [a for a in reduction.axes if a not in axes]

@@ -15,6 +15,7 @@ from pallasfuse.price.moves import MOST_REPEATED
 from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_products import places
+from pallasfuse.resources.block import WARP
 
 
 class Ancestors:
@@ -104,10 +105,6 @@ class Fusions:
 
 
 # --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it
-
-
-WARP = 32
-"""The lanes of a GPU that run together."""
 
 
 def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:

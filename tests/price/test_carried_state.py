@@ -1,7 +1,5 @@
 """Loops whose trips wait for one another, and the price of what these compute."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,7 +9,6 @@ import pallasfuse as pf
 from pallasfuse.ir.statements import Loop, every
 from pallasfuse.price import gpu
 from pallasfuse.price.carried_state import is_reduced
-from pallasfuse.price.kernel import price_kernel
 from pallasfuse.targets import TRITON
 
 
@@ -55,10 +52,9 @@ def test_a_state_is_reduced_on_its_way_to_the_next_trip(function, shapes, waits)
 
 def test_what_such_a_trip_computes_adds_up(monkeypatch):
     (program,) = kernels_of(forward, (512, 64), (64, 64))
-    target = dataclasses.replace(TRITON, device=dataclasses.replace(TRITON.device, price_error=1.01))  # priced anew
-    in_turn = price_kernel([(program, target)])
+    in_turn = gpu.price([program], TRITON.device, gpu.Emission())
     monkeypatch.setattr(gpu, "_FEW_BLOCKS", 0)
-    beside = price_kernel([(program, dataclasses.replace(target, device=TRITON.device))])
+    beside = gpu.price([program], TRITON.device, gpu.Emission())
     assert in_turn.us > beside.us
     names = ("vector units", "special functions", "waiting for loads")
     assert in_turn.us >= sum(t.us for t in in_turn.terms if t.name in names)
