@@ -55,6 +55,9 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     third_science,
     third_training,
     transformer_models,
+    twelfth_language,
+    twelfth_science,
+    twelfth_vision,
     unseen,
     unseen_models,
 )
