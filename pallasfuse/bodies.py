@@ -10,9 +10,9 @@ import jax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
+from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, left_by_user
 from pallasfuse.loop_invariants import computed_outside, split
-from pallasfuse.price.boundary import NO_LOOP, Boundary
 
 type Run = Callable[..., list[Any]]
 type FusedBody = Callable[[Jaxpr, str, Boundary], Run | None]

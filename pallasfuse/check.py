@@ -42,16 +42,12 @@ def wanted(options: FuseOptions) -> bool:
     Who asks for a target, for tiles or for everything (`strict`) gets what was asked for, unless `check` is True;
     `PALLASFUSE_CHECK=0` switches every check off.
     """
-    asked = options.target or options.strict or _tiled(options)
+    asked = options.target or options.strict or options.shapes_kernels
     return not _off(options) and (options.check is True or not asked)
 
 
 def _off(options: FuseOptions) -> bool:
     return os.environ.get("PALLASFUSE_CHECK", "1") == "0" or options.check is False
-
-
-def _tiled(options: FuseOptions) -> bool:
-    return bool(options.tiles or options.parts or options.warps or options.stages or options.schedule)
 
 
 def settled(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
@@ -141,7 +137,7 @@ def find_failures(plan: Plan, device: Any) -> list[str]:
 
 def _winner(subject: Subject) -> str | None:
     """The winner, when the kernel was tuned: a way to run it, or XLA's own. None where it was not, or tiles were asked for."""
-    winner: str | None = None if _tiled(subject.plan.options) else subject.record.get("winner")
+    winner: str | None = None if subject.plan.options.shapes_kernels else subject.record.get("winner")
     return winner
 
 

@@ -22,6 +22,7 @@ from pallasfuse.decisions import Grouping, Left, Original, Phase, Placed
 from pallasfuse.environment import versions
 from pallasfuse.first_time import IMPORTS, Later, shared, without_collection
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.ir.fold import Accumulator, Fold, Frame, Group
 from pallasfuse.ir.lookup import Lookup
@@ -57,7 +58,6 @@ from pallasfuse.leaving import left_function
 from pallasfuse.options import FuseOptions
 from pallasfuse.parts import digest
 from pallasfuse.plan import Kernel, Plan
-from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.primitive_names import WITH_BODIES
 from pallasfuse.search.found import Rewriting, Searched

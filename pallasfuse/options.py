@@ -50,6 +50,11 @@ class FuseOptions:
     rewrite: bool = True
     price: bool = field(default_factory=lambda: os.environ.get("PALLASFUSE_PRICE", "1") != "0")
 
+    @property
+    def shapes_kernels(self) -> bool:
+        """Does the user say how kernels are tiled or launched?"""
+        return bool(self.tiles or self.parts or self.warps or self.stages or self.schedule)
+
     def __post_init__(self) -> None:
         if self.verify not in (None, "stages"):
             raise ValueError(f"FuseOptions.verify is None or 'stages', got {self.verify!r}")

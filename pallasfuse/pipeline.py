@@ -7,11 +7,12 @@ steps is a variable of the jaxpr.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
 from pallasfuse.decisions import Grouping, Left, Original, Placed
+from pallasfuse.doubts import doubtful, too_little
 from pallasfuse.errors import (
     FusionError,
     InvalidProgramError,
@@ -27,16 +28,17 @@ from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, convert_rewritten
+from pallasfuse.jaxpr_frontend.converted import named_boundary
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
 from pallasfuse.placement import placements, promising_trees
-from pallasfuse.plan import REORDERED_SUMS, Kernel, Plan, Strategy, named_boundary
-from pallasfuse.price.boundary import NO_LOOP, Boundary
+from pallasfuse.plan import REORDERED_SUMS, Kernel, Plan, Strategy
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.stored_at_boundary import boundary_prices
 from pallasfuse.price.terms import NOTHING, Price
@@ -284,30 +286,12 @@ def schedule_grouping(
             doubt = doubtful(kernel, target, options, stored[kernel.name])
             if doubt is not None:
                 return again(without_group(grouping, kernel.group, doubt))
+    little = None if wanted or grouping.replaced == () else too_little(placements.judge, kernels, target, options)
+    if little is not None:
+        return again(reduce(lambda found, group: without_group(found, group, little), grouping.groups, grouping))
     plan = _assembled(converted, grouping, kernels, target, options, placements.rewritings)
     plan = replace(plan, boundary=boundary)
     return replace(plan, outdoes=True) if placements.outdoes and not placements.rewritings else plan
-
-
-_JOINED = 0.5
-"""The part of the shortest kernel's time that XLA's price may be too high by, where it joins a kernel with a neighbour:
-an estimate, in place of a model of these fusions."""
-
-
-def doubtful(kernel: Kernel, target: Target, options: FuseOptions, boundary: Price = NOTHING) -> str | None:
-    """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it saves
-    more. boundary: the price of what XLA stores for it where a body of a loop begins and ends."""
-    asked = options.schedule is not None or options.tiles or options.parts or options.warps or options.stages
-    if target.timed or target.platform != "gpu" or options.strict or not options.price or asked:
-        return None
-    apart_us = kernel.replaced.us
-    if apart_us > kernel.price.us + boundary.us + _JOINED * target.device.kernel_us:
-        return None
-    around = f" and {boundary.us:.3g} us at the boundary of the loop's body" if boundary.us else ""
-    return (
-        f"one kernel would hardly be faster: {kernel.price.us:.3g} us predicted{around}, {apart_us:.3g} us apart, where XLA may "
-        "join one of its kernels with another"
-    )
 
 
 def _assembled(

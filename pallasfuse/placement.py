@@ -123,15 +123,10 @@ def _by_trees(
     """Yields the trees of a group without folds with their prices in microseconds, for each target in turn the lowest first; none
     where tiles or the like are asked for."""
     declined: list[str] = []
-    for candidate in () if _asks(options) else _in_turn(target):
+    for candidate in () if options.shapes_kernels else _in_turn(target):
         found = searched(chosen, candidate, tensors, patience)
         yield from ((us, replace(placed, declined=tuple(declined))) for us, placed in found)
         declined.append(f"{candidate.name}: {'no tree that fits' if candidate.runs_trees else 'runs no trees'}")
-
-
-def _asks(options: FuseOptions) -> bool:
-    """Does the user ask for tiles, parts or a launch?"""
-    return bool(options.tiles or options.parts or options.warps or options.stages)
 
 
 def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | None:
@@ -192,7 +187,7 @@ def promising_trees(
     if not chosen.folds:
         return  # `placements` are trees already
     first = placed_on(chosen, target, tensors, options)
-    if isinstance(first, str) or first.refused is not None or _asks(options):
+    if isinstance(first, str) or first.refused is not None or options.shapes_kernels:
         return
     for candidate in _in_turn(target):
         found = searched(chosen, candidate, tensors)

@@ -12,6 +12,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn, Var
 from pallasfuse.decisions import Grouping, Original, Phase, Placed, lookups_of, reads_of
 from pallasfuse.first_time import Later
+from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram
@@ -19,8 +20,8 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.jaxpr_frontend import Converted
+from pallasfuse.jaxpr_frontend.converted import named_boundary
 from pallasfuse.options import FuseOptions
-from pallasfuse.price.boundary import NO_LOOP, Boundary, NamedBoundary
 from pallasfuse.price.terms import Price
 from pallasfuse.references import OfThisProcess
 from pallasfuse.targets import Target
@@ -312,18 +313,6 @@ class Plan(OfThisProcess):
 
     def __str__(self) -> str:
         return self.text
-
-
-def named_boundary(converted: Converted, boundary: Boundary) -> NamedBoundary:
-    """The boundary of a body by the names of its tensors; a value that no tensor stands for is left out."""
-    names: dict[Any, str] = {v: name for name, v in converted.variable.items()}
-    given = [names.get(v) for v in converted.jaxpr.invars]
-    made = [names.get(v) if isinstance(v, Var) else None for v in converted.jaxpr.outvars]
-    return NamedBoundary(
-        frozenset(name for n in boundary.sliced if (name := given[n])),
-        frozenset((old, new) for n, m in boundary.carried if (old := given[n]) and (new := made[m])),
-        frozenset(name for n in boundary.stacked if (name := made[n])),
-    )
 
 
 def _common_name(paths: Iterable[str]) -> str:

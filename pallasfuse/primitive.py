@@ -25,13 +25,13 @@ from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
 from pallasfuse.execution import as_function, call_consts, execute, lower_on
 from pallasfuse.first_time import IMPORTS, Once, one_task
+from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.isolation import cores, is_inside
 from pallasfuse.jaxpr_frontend import bodies, fused_calls
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.loop_check import with_bodies_that_pay
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Body, Kernel, Plan
-from pallasfuse.price.boundary import NO_LOOP, Boundary
 from pallasfuse.primitive_names import FUSED_CALL, PLATFORMS
 from pallasfuse.targets import Target, default_for, find
 from pallasfuse.verdicts import Verdict
@@ -95,7 +95,7 @@ class FusedCall:
         program = self.programs.get(key)
         if program is None:
             own = self.options
-            asked = own.strict or own.tiles or own.parts or own.warps or own.stages or own.schedule is not None
+            asked = own.strict or own.shapes_kernels
             sure = target.one_device and own.price and not (target.timed or asked or self.is_body)
             program = (
                 surely_faster(self.jaxpr, target, own.exclude, self._planned_alone(target)) if sure else self.jaxpr
@@ -191,8 +191,9 @@ class FusedCall:
             plan = self._settled_as_it_is(target, device, measure=measure)
         else:
             plan = other._settled_as_it_is(target, device, measure=measure).of_written_out()
+            judged = self.judged(target, device)
             alone = any(fused_calls(other.jaxpr))  # operations that are planned with what is around them now
-            if alone or self._may_lose_kernels(other.jaxpr, self.judged(target, device)):
+            if alone or self.plan(judged).bodies or self._may_lose_kernels(other.jaxpr, judged):
                 own = self._settled_as_it_is(target, device, measure=measure)
                 if is_faster_as_it_is(own, plan, verdict):
                     plan = own

@@ -18,8 +18,9 @@ def may_recover(options: FuseOptions, leaves: Sequence[Any]) -> bool:
     Inside a trace it may not, because the error is of something else; nor where a target or kernels were asked for: then the error
     is the answer.
     """
-    tiled = options.tiles or options.parts or options.warps or options.stages or options.schedule
-    return not (options.target or tiled or options.strict) and not any(isinstance(x, jax.core.Tracer) for x in leaves)
+    return not (options.target or options.shapes_kernels or options.strict) and not any(
+        isinstance(x, jax.core.Tracer) for x in leaves
+    )
 
 
 def recover(

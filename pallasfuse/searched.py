@@ -147,8 +147,9 @@ def with_rivals(
 
     A kernel that looks something up has one way.
     """
-    asked = options.tiles or options.parts or options.warps or options.stages or options.target
-    if asked or not options.price or not group.folds or placed.refused is not None or placed.lookups:
+    if options.shapes_kernels or options.target or not options.price:
+        return placed
+    if not group.folds or placed.refused is not None or placed.lookups:
         return placed
     if visited_shares([p.program for p in placed.phases])[0] < 1.0:  # trees of the space visit what masks hide
         return placed

@@ -35,7 +35,7 @@ from pallasfuse.store import Identity, Record, current
 from pallasfuse.subjects import XLA, comparison, function_of
 from pallasfuse.targets import Target
 from pallasfuse.unrolled_loops import unrolled_surely, unrollings
-from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT, Verdict
+from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
 from pallasfuse.whole_calls import BUDGET_S
 
 _MORE_MEMORY = 1.1
@@ -311,6 +311,9 @@ def _measured_us(plan: Plan, by_xla_us: float) -> float | None:
     """The microseconds of a call with the kernels that it has kept, by the clock; None where it has not seen them."""
     if not plan.fuses:
         return by_xla_us
+    of_bodies = next((v for v in reversed(plan.verdicts) if v.subject == BODIES and v.kept), None)
+    if of_bodies is not None and of_bodies.ours_us is not None:
+        return of_bodies.ours_us
     of_calls = [v for v in plan.verdicts if v.subject == WHOLE_CALL]
     whole = next((v for v in of_calls if v.kept), of_calls[0] if of_calls else None)
     if whole is None or whole.ours_us is None:

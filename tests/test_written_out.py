@@ -12,7 +12,7 @@ from pallasfuse.kept_plans import plan_of
 from pallasfuse.plan import Plan
 from pallasfuse.primitive import FusedCall
 from pallasfuse.targets import default_for
-from pallasfuse.verdicts import WHOLE_CALL, WRITTEN_OUT, Verdict
+from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
 from pallasfuse.written_out import is_faster_as_it_is, may_lose_kernels, surely_faster
 
 H100 = default_for("cuda", frozenset({"9.0"})).judged(timed=False, one_device=True)
@@ -56,11 +56,12 @@ def test_even_concatenations_stay():
     assert not found.written_out
 
 
+@pytest.mark.parametrize("subject", [WHOLE_CALL, BODIES])
 @pytest.mark.parametrize(("own_us", "faster"), [(40.0, True), (90.0, False)])
-def test_the_clock_decides_between_kernels_and_a_form(own_us, faster):
+def test_the_clock_decides_between_kernels_and_a_form(subject, own_us, faster):
     """The form takes 60 microseconds without kernels, and XLA 100 for the program as it is."""
     own = plan(with_sinks, *[half(4, 16, 1024, 64)] * 3, half(16))
-    own = replace(own, verdicts=(Verdict(WHOLE_CALL, True, "", own_us, 100.0),))
+    own = replace(own, verdicts=(Verdict(subject, True, "", own_us, 100.0),))
     form = replace(own, kernels=(), verdicts=())
     assert is_faster_as_it_is(own, form, Verdict(WRITTEN_OUT, True, "", 60.0, 100.0)) == faster
 

@@ -1,4 +1,7 @@
-"""Records of the boundary of a loop's body: what a loop slices, carries and stacks. Their price is in `stored_at_boundary`."""
+"""Records of the boundary of a loop's body: what a loop slices, carries and stacks.
+
+Their prices are in `price/xla_trips` and `price/stored_at_boundary`.
+"""
 
 from dataclasses import dataclass
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pallasfuse.first_time import Later
+from pallasfuse.ir.boundary import NamedBoundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,8 @@ class Trips[Program]:
     """Arrays of which each trip reads its own slice or writes it."""
     constants: int
     """The first inputs of the body that are the same in every trip."""
+    boundary: Later[NamedBoundary]
+    """The tensors of the body that the loop slices, carries and stacks."""
 
 
 @dataclass(frozen=True, slots=True)

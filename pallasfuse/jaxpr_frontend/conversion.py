@@ -358,7 +358,7 @@ class _Naming:
                     _form_of(step.eqn),
                     any(a in self._by_platform for a in step.eqn.invars if isinstance(a, Var)),
                 )
-                work = None if inlined else work_of(step.eqn, lambda body: convert(body, symbolic=True).program)
+                work = None if inlined else work_of(step.eqn, lambda body: convert(body, symbolic=True))
                 for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
                     name, axes = self._tensor_names[var], self._over(symbols)
                     yield External(

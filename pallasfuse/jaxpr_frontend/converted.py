@@ -3,11 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from pallasfuse._compat import Jaxpr, Literal, Var
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.first_time import Later
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.boundary import Boundary, NamedBoundary
 from pallasfuse.ir.loop_program import LoopProgram
 
 
@@ -54,6 +56,18 @@ def of_flat(original: Jaxpr, flattened: Jaxpr, names: Mapping[Var, str], program
     """A jaxpr that was flattened, with the names of its tensors and its loop program. original: the jaxpr before that."""
     results = tuple(a if isinstance(a, Literal) else names[a] for a in flattened.outvars)
     return Converted(original, flattened, {name: var for var, name in names.items()}, results, program)
+
+
+def named_boundary(converted: Converted, boundary: Boundary) -> NamedBoundary:
+    """The boundary of a body by the names of its tensors; a value that no tensor stands for is left out."""
+    names: dict[Any, str] = {v: name for name, v in converted.variable.items()}
+    given = [names.get(v) for v in converted.jaxpr.invars]
+    made = [names.get(v) if isinstance(v, Var) else None for v in converted.jaxpr.outvars]
+    return NamedBoundary(
+        frozenset(name for n in boundary.sliced if (name := given[n])),
+        frozenset((old, new) for n, m in boundary.carried if (old := given[n]) and (new := made[m])),
+        frozenset(name for n in boundary.stacked if (name := made[n])),
+    )
 
 
 def axes_of(shape: Sequence[int], axes: Sequence[Axis]) -> list[tuple[int, tuple[Axis, ...]]]:

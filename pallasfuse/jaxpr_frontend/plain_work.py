@@ -8,6 +8,7 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.first_time import Later
 from pallasfuse.ir import dtypes
+from pallasfuse.ir.boundary import Boundary, NamedBoundary
 from pallasfuse.ir.loop_program import LoopProgram
 from pallasfuse.ir.plain_work import (
     Branches,
@@ -26,12 +27,13 @@ from pallasfuse.ir.plain_work import (
     Unknown,
     Windows,
 )
+from pallasfuse.jaxpr_frontend.converted import Converted, named_boundary
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies
 from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
-type Convert = Callable[[Jaxpr], LoopProgram]
-"""Makes the loop program of a body."""
+type Convert = Callable[[Jaxpr], Converted]
+"""Converts a body."""
 
 
 def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
@@ -49,7 +51,7 @@ def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
     if name == "scan":
         return _trips(eqn, convert)
     if name == "cond" or name in ALL_CALLS:
-        return Branches(tuple(_later(body, convert) for body in bodies(eqn)))
+        return Branches(tuple(_program(_later(body, convert)) for body in bodies(eqn)))
     if name.startswith("reduce_window"):
         return _windows(eqn)
     return Unknown(name) if name in _UNKNOWN or "callback" in name else None
@@ -89,8 +91,12 @@ def chosen_by_platform(jaxpr: Jaxpr) -> frozenset[Var]:
     return frozenset(v for e in jaxpr.eqns if e.primitive.name == "platform_index" for v in e.outvars)
 
 
-def _later(body: Jaxpr, convert: Convert) -> Later[LoopProgram]:
+def _later(body: Jaxpr, convert: Convert) -> Later[Converted]:
     return Later(lambda: convert(body))
+
+
+def _program(converted: Later[Converted]) -> Later[LoopProgram]:
+    return Later(lambda: converted.value.program)
 
 
 def _size(atom: Any) -> int:
@@ -220,10 +226,22 @@ def _drawn(eqn: JaxprEqn) -> PlainWork:
 
 
 def _trips(eqn: JaxprEqn, convert: Convert) -> PlainWork:
-    constants, carried = _compat.scan_counts(eqn) or (0, 0)
-    slices = len(eqn.invars) - constants - carried + len(eqn.outvars) - carried
+    constants, carried = _compat.scan_counts(eqn) or (len(eqn.invars), len(eqn.outvars))
+    sliced, stacked = len(eqn.invars) - constants - carried, len(eqn.outvars) - carried
     (body,) = bodies(eqn)
-    return Trips(eqn.params["length"], _later(body, convert), slices, len(body.constvars) + constants)
+    inside = _later(body, convert)
+    first = len(body.constvars) + constants
+
+    def boundary() -> NamedBoundary:
+        converted = inside.value
+        last = len(converted.jaxpr.invars)
+        return named_boundary(converted, Boundary(
+            sliced=tuple(range(last - sliced, last)),
+            carried=tuple((last - sliced - carried + n, n) for n in range(carried)),
+            stacked=tuple(range(carried, carried + stacked)),
+        ))  # fmt: skip
+
+    return Trips(eqn.params["length"], _program(inside), sliced + stacked, first, Later(boundary))
 
 
 _WORK: dict[str, Callable[[JaxprEqn], PlainWork]] = {

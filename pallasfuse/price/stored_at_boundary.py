@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 from pallasfuse.device import Device
 from pallasfuse.ir.axes import volume
+from pallasfuse.ir.boundary import NamedBoundary
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.price.boundary import NamedBoundary
 from pallasfuse.price.gpu_library import memory_us
 from pallasfuse.price.terms import NOTHING, Price, Term, total
 from pallasfuse.price.xla_products import product_operands, without_casts

@@ -32,10 +32,12 @@ from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import ISSUED, WINDOW_STEP, Habits, habits_on
-from pallasfuse.price.xla_kernels import LONGEST_COLUMN, Known, gather_of, xla_kernels
+from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_loops import is_short
 from pallasfuse.price.xla_products import is_product, product_operands
+from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
+from pallasfuse.price.xla_vectors import LONGEST_COLUMN
 from pallasfuse.resources.block import WARP
 
 _ROW_SHARE = 0.75
@@ -170,8 +172,8 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
 def _of_work(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     """The price of an operation without a nest: of a loop, as often as it runs, the price of its body."""
     match work:
-        case Trips(trips, body):
-            once, each = _of_loop(body, work.constants, _inside_loops(device))
+        case Trips(trips):
+            once, each = _of_loop(work, _inside_loops(device))
             return once + repeated(each + _between_trips(work, device), trips)
         case Branches(branches):
             return max((_of_body(b, device) for b in branches), key=lambda p: p.us, default=NOTHING)
@@ -188,15 +190,17 @@ def _priced_body(body: Later[LoopProgram], device: Device) -> Price:
 _of_body = Recent(_priced_body, most=64)
 
 
-def _priced_loop(body: Later[LoopProgram], constants: int, device: Device) -> tuple[Price, Price]:
-    """The price of what XLA moves out of a loop, and of one trip without it."""
-    program = body.value
-    outside = unchanging(program, constants)
-    if not outside:
-        return NOTHING, _of_body(body, device)
-    before = kernels_on(device, replace(program, outputs=tuple(sorted(outside))))
+def _priced_loop(work: Trips[LoopProgram], device: Device) -> tuple[Price, Price]:
+    """The price of what XLA does before a loop, what it moves out of it among that, and of one trip."""
+    program = work.body.value
+    outside = unchanging(program, work.constants)
     inside = kernels_on(device, program, made=outside)
-    return total(of_kernel(k, device) for k in before), total(of_kernel(k, device) for k in inside)
+    before = kernels_on(device, replace(program, outputs=tuple(sorted(outside)))) if outside else []
+    once, each = total(of_kernel(k, device) for k in before), total(of_kernel(k, device) for k in inside)
+    if device.platform == "gpu":
+        once += filled_before(program, work.boundary.value, work.trips, device)
+        each += copied_in_a_trip(program, inside, work.boundary.value, device)
+    return once, each
 
 
 _of_loop = Recent(_priced_loop, most=64)

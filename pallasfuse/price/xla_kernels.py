@@ -17,7 +17,6 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
-from pallasfuse.ir.reducers import SUM
 from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
@@ -27,7 +26,6 @@ from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reductio
 from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
 from pallasfuse.price.xla_products import (
     as_read,
-    ends_in,
     is_product,
     library_product,
     places,
@@ -38,11 +36,7 @@ from pallasfuse.price.xla_products import (
 from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_rows import Loop, diamonds_in, inner_reductions, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
-
-LONGEST_COLUMN = 1 << 12
-"""Elements of a column that one block reduces; longer ones are reduced in two steps."""
-_WIDE = 4
-"""With fewer columns for each row few blocks reduce them, and XLA stores the terms of a product before."""
+from pallasfuse.price.xla_vectors import stored_matrix, stored_terms
 
 
 @dataclass(slots=True)
@@ -94,14 +88,25 @@ def xla_kernels(
     kernels: list[XlaKernel] = []
     loops: list[Loop] = []
     apart: set[str] = set()
-    """The terms of products, which share a kernel with nothing."""
+    """The terms of products of vectors, and their matrices, which share a kernel with nothing."""
     above = Ancestors()
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
     shared = frozenset(t for t, n in readers.items() if n > 1) - given
-    stored_operands: dict[Expr, str] = {}
+    stored_operands: dict[Expr, Nest] = {}
+    by_library: set[str] = set()
     by_work: dict[int, str] = {}
     """The first result of each operation without a nest, by the identity of its work."""
+
+    def stored_as(operand: Expr, reader: Nest) -> Nest:
+        """The nest that stores the operand of a product before it."""
+        if operand not in stored_operands:
+            name = f"{reader.name}.operand{len(stored_operands) + 1}"
+            stored = stored_operands[operand] = Nest(name, as_read(operand), operand, operand.dtype)
+            above.add(name, operand.tensors)
+            loops.append((stored, operand))
+        return stored_operands[operand]
+
     for node in program.nests:
         if node.name not in needed:
             continue
@@ -139,26 +144,30 @@ def xla_kernels(
         above.add(node.name, body.tensors)
         operands = product_operands(node.reduced, body) if is_product(node) else None
         if operands is None:
-            terms = _stored_terms(node, body, habits)
+            terms = stored_terms(node, body, by_library, habits)
             if terms is not None:
                 above.add(terms.name, body.tensors)
                 above.add(node.name, (terms.name,))
                 loops.append((terms, terms.body))
                 apart.add(terms.name)
                 body = Read(terms.name, terms.axes, terms.dtype)
+            matrix = stored_matrix(node, body, by_library, habits)
+            if matrix is not None:
+                stored = stored_as(matrix, node)
+                apart.add(stored.name)
+                above.add(node.name, (stored.name,))
+                body = substitute(body, {matrix: Read(stored.name, stored.axes, stored.dtype)})
             loops.append((node, body))
             continue
         alone = shared.isdisjoint(node.reads)
         inside = prologues(node, operands, given, habits) if alone else frozenset()
         for operand in operands:
             core = without_casts(operand)
-            if not isinstance(core, Read) and core not in stored_operands and core not in inside:
-                axes = as_read(core)
-                stored = Nest(f"{node.name}.operand{len(stored_operands) + 1}", axes, core, core.dtype)
-                stored_operands[core] = stored.name
-                above.add(stored.name, core.tensors)
-                loops.append((stored, core))
-        kernels.append(_library_product(node, operands, stored_operands, inside, given, habits, known))
+            if not isinstance(core, Read) and core not in inside:
+                stored_as(core, node)
+        names = {core: stored.name for core, stored in stored_operands.items()}
+        kernels.append(_library_product(node, operands, names, inside, given, habits, known))
+        by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
     found = _fused(loops, apart, rows.inner, outside, habits, above)
     for fusion in found:
@@ -410,24 +419,6 @@ def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], 
         if nest.reducer is None and nest.name not in kept:
             axes[nest.name] = nest.axes
     return bodies
-
-
-def _stored_terms(node: Nest, body: Expr, habits: Habits) -> Nest | None:
-    """The terms of a small product of a vector and a matrix that is summed along rows that lie apart: they are stored, rounded."""
-    space = frozenset((*node.axes, *node.reduced))
-    rows, columns = volume(node.reduced), volume(node.axes)
-    if node.reducer != SUM or node.picks or volume(space) >= habits.smallest_product:
-        return None
-    if rows > LONGEST_COLUMN or columns >= _WIDE * rows:
-        return None
-    if not isinstance(body, Apply) or body.op != "mul":
-        return None
-    for vector, matrix in (body.args, body.args[::-1]):
-        core = without_casts(matrix)
-        if isinstance(core, Read) and frozenset(core.indices) == space and vector.axes == frozenset(node.reduced):
-            apart = not ends_in(core.indices, frozenset(node.reduced))
-            return Nest(f"{node.name}.terms", core.indices, body, node.dtype) if apart else None
-    return None
 
 
 # --- equal operations, of which XLA leaves one

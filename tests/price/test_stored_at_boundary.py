@@ -8,7 +8,7 @@ from jax import lax
 from pallasfuse import device
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.options import FuseOptions
-from pallasfuse.price.boundary import NO_LOOP, Boundary
+from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.primitive import FusedCall, Once
 from pallasfuse.targets import TRITON
 

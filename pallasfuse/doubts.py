@@ -1,0 +1,50 @@
+"""Reasons to leave to XLA what is predicted to be faster as a kernel: it may not come true, and nobody would see it."""
+
+from collections.abc import Sequence
+
+from pallasfuse.fusion.judging import Judge
+from pallasfuse.options import FuseOptions
+from pallasfuse.plan import Kernel
+from pallasfuse.price.terms import NOTHING, Price
+from pallasfuse.targets import Target
+
+_JOINED = 0.5
+"""The part of the shortest kernel's time that XLA's price may be too high by, where it joins a kernel with a neighbour:
+an estimate, in place of a model of these fusions."""
+_NOTICED = 0.01
+"""The least part of a program's time that is worth kernels. XLA fuses what is around a kernel otherwise than without it, which its
+price does not always see: what 30 programs with kernels that were to save less took on an H100 went from 15% more to 2% less."""
+
+
+def doubtful(kernel: Kernel, target: Target, options: FuseOptions, boundary: Price = NOTHING) -> str | None:
+    """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it saves
+    more. boundary: the price of what XLA stores for it where a body of a loop begins and ends."""
+    if target.timed or target.platform != "gpu" or not _may_leave(options):
+        return None
+    apart_us = kernel.replaced.us
+    if apart_us > kernel.price.us + boundary.us + _JOINED * target.device.kernel_us:
+        return None
+    around = f" and {boundary.us:.3g} us at the boundary of the loop's body" if boundary.us else ""
+    return (
+        f"one kernel would hardly be faster: {kernel.price.us:.3g} us predicted{around}, {apart_us:.3g} us apart, where XLA may "
+        "join one of its kernels with another"
+    )
+
+
+def too_little(judge: Judge, kernels: Sequence[Kernel], target: Target, options: FuseOptions) -> str | None:
+    """Returns why no kernel of a program is kept: all of them together save too little of its time; None if they save more.
+
+    judge: of the program.
+    """
+    if not kernels or not _may_leave(options):
+        return None
+    whole_us = judge.apart_us(())
+    saved_us = sum(k.replaced.us - k.price.us * min(1.0, target.margin) for k in kernels)
+    if saved_us >= _NOTICED * whole_us:
+        return None
+    return f"all kernels of the program together would hardly make it faster: they save {saved_us:.3g} of {whole_us:.3g} us"
+
+
+def _may_leave(options: FuseOptions) -> bool:
+    """May something be left to XLA because it is as fast there?"""
+    return options.price and not (options.strict or options.shapes_kernels)

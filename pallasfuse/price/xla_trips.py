@@ -1,0 +1,69 @@
+"""What XLA moves on a GPU at the boundary of a loop's body, besides what the kernels of the body read and write.
+
+A loop kernel takes its element of an array that the loop runs over by itself, and writes a result among the stacked ones. A
+library cannot: the elements that it reads are copied before, and what it makes is copied after. A result that something else in
+the body reads, or that its kernel makes beside others, is copied as well. A carried value is written over the old one only by a map
+that reads no other elements of that; else it is copied. The arrays of stacked results are filled before the loop. (17 scans,
+compiled for an H100.) `stored_at_boundary` has what our own kernels add.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pallasfuse.device import Device
+from pallasfuse.ir.axes import volume
+from pallasfuse.ir.boundary import NamedBoundary
+from pallasfuse.ir.dtypes import itemsize_bytes
+from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.plain_work import Branches, Trips
+from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
+from pallasfuse.price.terms import Price, Term, total
+from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
+
+
+def filled_before(program: LoopProgram, boundary: NamedBoundary, trips: int, device: Device) -> Price:
+    """The price of filling the arrays of stacked results, by one kernel."""
+    sizes = _sizes(program)
+    moved = trips * sum(sizes[t] for t in boundary.stacked)
+    one = launch(device)
+    memory = Term("stacked results filled", moved, "B", memory_us(moved, device))
+    return total([Price(memory.us + one.us, (memory, one))] if moved else [])
+
+
+def copied_in_a_trip(
+    program: LoopProgram, kernels: Sequence[XlaKernel], boundary: NamedBoundary, device: Device
+) -> Price:  # fmt: skip
+    """The price of the copies in one trip. kernels: those of the body."""
+    sizes, makers = _sizes(program), {name: k for k in kernels for name in k.makes}
+    read = [t for k in kernels for t in k.sources]
+    copied = [t for t in boundary.sliced if any(_is_library(k) and t in k.sources for k in kernels)]
+    carried = {new for _, new in boundary.carried}
+    copied += [
+        t for t in boundary.stacked if t in carried or t in read or not _writes_alone(makers.get(t))
+    ]  # fmt: skip
+    copied += [new for old, new in boundary.carried if old != new and not _in_place(makers.get(new), old, new)]
+    return total(copy_on_gpu(2.0 * sizes[t], device) for t in sorted(copied))
+
+
+def _is_library(kernel: XlaKernel) -> bool:
+    return isinstance(kernel, LibraryProduct) or (isinstance(kernel, Opaque) and kernel.work is not None)
+
+
+def _writes_alone(maker: XlaKernel | None) -> bool:
+    """Can the kernel that makes a stacked result write it among the others, as it makes nothing else?"""
+    return isinstance(maker, LoopFusion) and len(maker.roots) == 1
+
+
+def _in_place(maker: XlaKernel | None, old: str, new: str) -> bool:
+    """Is a carried value written where the old one was, or where nobody reads the old one any more?"""
+    if maker is None or old not in maker.sources:
+        return maker is not None
+    if isinstance(maker, Opaque) and isinstance(maker.work, Trips | Branches):
+        return True  # it carries the value itself
+    if not isinstance(maker, LoopFusion):
+        return False
+    (root,) = (n for n in maker.roots if n.name == new)
+    return not root.is_reduction and all(axes == root.axes for (tensor, axes) in maker.reads if tensor == old)
+
+
+def _sizes(program: LoopProgram) -> Mapping[str, float]:
+    return {d.name: float(volume(d.axes) * itemsize_bytes(d.dtype)) for d in program.definitions()}

@@ -1,0 +1,71 @@
+"""Products of a vector and a matrix as XLA computes them on a GPU: what it stores before it sums.
+
+A small one is a reduction. Where few blocks would sum its columns, XLA's model of fusion stores the terms first, by many blocks. A
+large one is a library's kernel, which reads a matrix that is stored: one that is computed, but by a cast, is written before.
+(128 products of eight forms and 16 large ones, compiled for an H100.)
+"""
+
+from collections.abc import Set
+
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.dtypes import itemsize_bytes
+from pallasfuse.ir.expr import Apply, Expr, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.reducers import SUM
+from pallasfuse.price.xla_habits import Habits
+from pallasfuse.price.xla_products import as_read, ends_in, without_casts
+
+LONGEST_COLUMN = 1 << 12
+"""Elements of a column that one block reduces; longer ones are reduced in two steps."""
+_WIDE = 4
+"""With fewer columns for each row few blocks reduce them, and XLA stores the terms of a product before."""
+_WIDE_BYTES = 6000
+"""The same in bytes of a row of terms. Both limits grow with what is computed for a term besides its product."""
+
+
+def stored_terms(node: Nest, body: Expr, products: Set[str], habits: Habits) -> Nest | None:
+    """Returns the terms of a small product that is summed along rows which lie apart, where they are stored, rounded.
+
+    products: the tensors that a library makes, with what is computed from them as they are stored.
+    """
+    matrix = _matrix_of(node, body)
+    if matrix is None or volume(_space_of(node)) >= habits.smallest_product:
+        return None
+    order = as_read(matrix)
+    rows, columns = volume(node.reduced), volume(node.axes)
+    steps = 1 + _operations(matrix, products)
+    if rows > LONGEST_COLUMN or ends_in(order, frozenset(node.reduced)):
+        return None
+    if columns >= steps * _WIDE * rows or columns * itemsize_bytes(node.dtype) >= steps * _WIDE_BYTES:
+        return None
+    return Nest(f"{node.name}.terms", order, body, node.dtype)
+
+
+def stored_matrix(node: Nest, body: Expr, products: Set[str], habits: Habits) -> Expr | None:
+    """Returns the matrix of a large product where it is computed, and stored for that. products: as of `stored_terms`."""
+    matrix = _matrix_of(node, body)
+    if matrix is None or not 0 < habits.smallest_product <= volume(_space_of(node)):
+        return None
+    return matrix if _operations(matrix, products) else None
+
+
+def _matrix_of(node: Nest, body: Expr) -> Expr | None:
+    """The matrix of a product of a vector and a matrix, without the casts around it."""
+    if node.reducer != SUM or node.picks or not isinstance(body, Apply) or body.op != "mul":
+        return None
+    for vector, matrix in (body.args, body.args[::-1]):
+        core = without_casts(matrix)
+        if core.axes == _space_of(node) and vector.axes == frozenset(node.reduced):
+            return core
+    return None
+
+
+def _space_of(node: Nest) -> frozenset[Axis]:
+    return frozenset((*node.axes, *node.reduced))
+
+
+def _operations(matrix: Expr, products: Set[str]) -> int:
+    """The operations besides casts that make an element of a matrix, but for those at the end of a library's product."""
+    if not products.isdisjoint(matrix.tensors):
+        return 0
+    return sum(isinstance(x, Apply) and x.op != "convert" and x.axes == matrix.axes for x in postorder(matrix))
