@@ -1,23 +1,42 @@
 """Bodies of loops and branches are programs of their own: each is planned once, and runs as a fused call inside its loop.
 
-What does not change in a loop is computed before it, as `loop_invariants` does for a fused call that the user has put there.
+What does not change in a loop is computed before it, as `loop_invariants` does for a fused call that the user has put there. A
+scan's body has a second form, which gets the arrays that the scan runs over as they are, and the number of the trip: its kernels
+read their element of such an array where it is, which is stored for a kernel otherwise.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from inspect import Parameter, Signature
 from typing import Any
 
 import jax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
+from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, left_by_user
 from pallasfuse.loop_invariants import computed_outside, split
 
 type Run = Callable[..., list[Any]]
-type FusedBody = Callable[[Jaxpr, str, Boundary], Run | None]
-"""Returns what runs a body instead of its own equations, from its jaxpr, words that say which it is, and how values enter and leave
-it; None where nothing of it is fused."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyForm:
+    """A form of a body."""
+
+    jaxpr: Jaxpr
+    boundary: Boundary
+    """How values enter and leave it."""
+    by_number: bool = False
+    """It gets whole arrays and the number of the trip. It is used only if one of its kernels reads an array by that number."""
+
+
+type FusedBody = Callable[[Sequence[BodyForm], str], tuple[BodyForm, Run] | None]
+"""Returns the first form of a body that is used, and what runs it instead of its own equations; None where nothing of it is fused.
+The arguments are the forms, and words that say which body it is."""
 
 
 def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = ()) -> Jaxpr:
@@ -50,7 +69,13 @@ def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = (
 
 def _in_scopes_of(eqn: JaxprEqn, fused: FusedBody) -> FusedBody:
     """As `fused`, of bodies whose equations say in which scopes the loop is: JAX begins anew in each body."""
-    return lambda body, what, boundary: fused(_compat.within_scopes_of(body, eqn), what, boundary)
+
+    def inside(forms: Sequence[BodyForm], what: str) -> tuple[BodyForm, Run] | None:
+        here = [replace(form, jaxpr=_compat.within_scopes_of(form.jaxpr, eqn)) for form in forms]
+        found = fused(here, what)
+        return None if found is None else (forms[here.index(found[0])], found[1])
+
+    return inside
 
 
 def _rebuilt(eqn: JaxprEqn, fused: FusedBody) -> Jaxpr | None:
@@ -75,32 +100,33 @@ def _type(atom: Any) -> tuple[tuple[int, ...], Any]:
     return _compat.shape_of(atom), _compat.dtype_of(atom)
 
 
-def _inside(
-    jaxpr: Jaxpr, fixed: Sequence[bool], fused: FusedBody, what: str, carried: int
-) -> tuple[Run, Callable[[Sequence[Any]], list[Any]]] | None:
-    """Splits off what does not change in a loop.
+@dataclass(frozen=True, slots=True)
+class _Inside:
+    """A body without what does not change in its loop."""
 
-    Returns what runs the rest of its body, and what computes the first arguments of that from those that do not change; None where
-    nothing is fused. carried: how many values go from one trip to the next; arguments after these are elements of arrays.
-    """
+    form: BodyForm
+    before: Callable[[Sequence[Any]], list[Any]]
+    """Computes the first arguments of the rest from those of the body that do not change."""
+
+
+def _inside(jaxpr: Jaxpr, fixed: Sequence[bool], carried: int, *, by_number: bool = False) -> _Inside:
+    """Splits off what does not change in a loop. fixed: the arguments that do not, which are the first ones; carried: how many
+    values go from one trip to the next. Arguments after these are elements of arrays; by_number: but the last one."""
     parts = split(jaxpr, fixed)
     inside = jaxpr if parts is None else parts.inside
     first = sum(fixed) + len(inside.invars) - len(fixed)  # what is handed over comes before all others
     boundary = Boundary(
-        sliced=tuple(range(first + carried, len(inside.invars))),
+        sliced=tuple(range(first + carried, len(inside.invars) - by_number)),
         carried=tuple((first + n, n) for n in range(carried)),
         stacked=tuple(range(carried, len(inside.outvars))),
     )
-    run = fused(inside, what, boundary)
-    if run is None:
-        return None
 
     def before(values: Sequence[Any]) -> list[Any]:
         changing = [None] * (len(fixed) - len(values))
         handed = [] if parts is None else computed_outside(parts, jaxpr, [*values, *changing])
         return [*handed, *values]
 
-    return run, before
+    return _Inside(BodyForm(inside, boundary, by_number), before)
 
 
 def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
@@ -108,25 +134,87 @@ def _scan(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     if counts is None or not _worth_it(body):
         return None
     constants, carried = counts
-    found = _inside(body, [n < constants for n in range(len(eqn.invars))], fused, f"body of {_place(eqn)}", carried)
+    whole = _arrays_by_number(eqn, constants + carried)
+    numbered = _by_number(eqn, constants, whole) if whole else None
+    ways = [_inside(body, [n < constants for n in range(len(eqn.invars))], carried)]
+    if numbered is not None:
+        fixed = [n < constants + len(whole) for n in range(len(numbered.invars))]
+        ways.insert(0, _inside(numbered, fixed, carried, by_number=True))
+    found = fused([way.form for way in ways], f"body of {_place(eqn)}")
     if found is None:
         return None
-    inner, before = found
-    sliced = len(eqn.invars) > constants + carried
-    how = {name: eqn.params[name] for name in ("reverse", "unroll", *(() if sliced else ("length",)))}
+    form, inner = found
+    (before,) = (way.before for way in ways if way.form is form)
+    taken = whole if form.by_number else ()
 
     def run(*operands: Any) -> list[Any]:
-        given, init, xs = operands[:constants], operands[constants:][:carried], operands[constants + carried :]
-        known = before(given)
+        given, init, rest = (
+            operands[:constants],
+            operands[constants:][:carried],
+            range(constants + carried, len(operands)),
+        )
+        known = before([*given, *(operands[n] for n in taken)])
+        xs = [operands[n] for n in rest if n not in taken]
 
         def trip(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-            results = inner(*known, *carry, *x)
-            return results[:carried], results[carried:]
+            values, number = carry[:carried], carry[carried:]
+            results = inner(*known, *values, *x, *number)
+            return [*results[:carried], *(n + 1 for n in number)], results[carried:]
 
-        last, ys = jax.lax.scan(trip, list(init), list(xs), **how)
-        return [*last, *ys]
+        how = {name: eqn.params[name] for name in ("reverse", "unroll", *(() if xs else ("length",)))}
+        last, ys = jax.lax.scan(trip, [*init, *([jax.numpy.int32(0)] if taken else [])], xs, **how)
+        return [*last[:carried], *ys]
 
     return run
+
+
+def _arrays_by_number(eqn: JaxprEqn, first: int) -> tuple[int, ...]:
+    """The operands of a scan, from the first of those it runs over, whose elements are arrays that a kernel may read.
+
+    None where several trips are written out, or the last one comes first: XLA counts trips as they come, and would find the number
+    of the element by a kernel of its own.
+    """
+    if int(eqn.params["unroll"]) != 1 or eqn.params["reverse"]:
+        return ()
+    shapes = {n: _compat.shape_of(eqn.invars[n]) for n in range(first, len(eqn.invars))}
+    if not all(isinstance(d, int) for shape in shapes.values() for d in shape):
+        return ()
+    return tuple(
+        n for n, shape in shapes.items() if len(shape) > 1 and str(_compat.dtype_of(eqn.invars[n])) in dtypes.SUPPORTED
+    )
+
+
+def _by_number(eqn: JaxprEqn, constants: int, whole: Sequence[int]) -> Jaxpr | None:
+    """The body of a scan as a function of its constants, the whole arrays, all other arguments, and the number of the trip; None
+    where JAX does not trace it again."""
+    body = eqn.params["jaxpr"]
+    others = [n for n in range(constants, len(eqn.invars)) if n not in whole]
+
+    def function(*arguments: Any) -> list[Any]:
+        *known, number = arguments
+        given = dict(zip(order, known, strict=True))
+        given |= {n: _element(given[n], number) for n in whole}
+        return _compat.eval_jaxpr(body, body.consts, *(given[n] for n in range(len(eqn.invars))))
+
+    order = [*range(constants), *whole, *others]
+    names = _compat.argument_names(body)
+    if len(names) == len(body.invars):  # that of each argument, without what JAX puts around keys
+        parameters = [f"{re.sub(r'\W+', '_', names[n]).strip('_')}_{n}" for n in order]
+        asked = [Parameter(name, Parameter.POSITIONAL_ONLY) for name in (*parameters, "trip")]
+        function.__signature__ = Signature(asked)  # type: ignore[attr-defined]
+    structs = {n: _compat.struct_of(eqn.invars[n] if n in whole else body.invars[n]) for n in order}
+    try:
+        traced: Jaxpr = jax.make_jaxpr(function)(*structs.values(), jax.ShapeDtypeStruct((), "int32"))
+    except Exception:  # a type that only JAX itself can give: the body has its first form alone
+        return None
+    return traced
+
+
+def _element(array: Any, number: Any) -> Any:
+    """One element of an array of arrays, read as a gather of one row, which a kernel can do by itself."""
+    rank = array.ndim - 1
+    numbers = jax.lax.GatherDimensionNumbers(tuple(range(rank)), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return jax.lax.gather(array, number[None], numbers, (1, *array.shape[1:]), mode="promise_in_bounds")
 
 
 def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
@@ -134,11 +222,11 @@ def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     of_condition, of_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     if not _worth_it(body):
         return None
-    fixed = [n < of_body for n in range(len(body.invars))]
-    found = _inside(body, fixed, fused, f"body of {_place(eqn)}", len(body.invars) - of_body)
+    way = _inside(body, [n < of_body for n in range(len(body.invars))], len(body.invars) - of_body)
+    found = fused([way.form], f"body of {_place(eqn)}")
     if found is None:
         return None
-    inner, before = found
+    _, inner = found
 
     def run(*operands: Any) -> list[Any]:
         asked, given, init = (
@@ -146,7 +234,7 @@ def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
             operands[of_condition:][:of_body],
             operands[of_condition + of_body :],
         )
-        known = before(given)
+        known = way.before(given)
 
         def goes_on(carry: Iterable[Any]) -> Any:
             return _compat.eval_jaxpr(condition, condition.consts, *asked, *carry)[0]
@@ -158,12 +246,15 @@ def _while(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
 
 def _cond(eqn: JaxprEqn, fused: FusedBody) -> Run | None:
     numbered = enumerate(eqn.params["branches"], 1)
-    branches = [(b, fused(b, f"branch {n} of {_place(eqn)}", NO_LOOP) if _worth_it(b) else None) for n, b in numbered]
-    if all(run is None for _, run in branches):
+    branches = [
+        (b, fused([BodyForm(b, NO_LOOP)], f"branch {n} of {_place(eqn)}") if _worth_it(b) else None)
+        for n, b in numbered
+    ]
+    if all(found is None for _, found in branches):
         return None
 
-    def one(branch: Jaxpr, run: Run | None) -> Run:
-        return run or (lambda *operands: _compat.eval_jaxpr(branch, branch.consts, *operands))
+    def one(branch: Jaxpr, found: tuple[BodyForm, Run] | None) -> Run:
+        return found[1] if found else lambda *operands: _compat.eval_jaxpr(branch, branch.consts, *operands)
 
     chosen = [one(*b) for b in branches]
     return lambda index, *operands: list(jax.lax.switch(index, chosen, *operands))

@@ -279,7 +279,7 @@ def schedule_grouping(
         doubt = None if wanted or grouping.replaced == () else doubtful(kernels[-1], target, options)
         if doubt is not None:
             return again(without_group(grouping, chosen, doubt))
-    if boundary != NO_LOOP and not wanted and grouping.replaced != () and kernels:
+    if not wanted and grouping.replaced != () and kernels:
         named = named_boundary(converted, boundary)
         stored = boundary_prices(converted.program, [(k.name, k.group, k.reads) for k in kernels], named, target.device)
         for kernel in kernels:

@@ -153,7 +153,9 @@ def looking_up(
     for name in inputs:
         if name in known and unable(placed.phases, known[name]) is None:
             more = [*taken, known[name]]
-            saved_us = price_gather(known[name], placed.phases[0].target.device).us / max(1, readers[name])
+            # what is a slice, XLA stores for this kernel alone
+            others = 1 if known[name].is_slice else max(1, readers[name])
+            saved_us = price_gather(known[name], placed.phases[0].target.device).us / others
             if (
                 not price
                 or us_of(with_lookups(placed.phases, more)) < us_of(with_lookups(placed.phases, taken)) + saved_us

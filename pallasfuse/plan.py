@@ -91,6 +91,11 @@ class Kernel:
         return lookups_of(self.phases)
 
     @property
+    def takes_slices(self) -> bool:
+        """Does it read parts of arrays whose place a number says, which would be stored for it otherwise?"""
+        return any(x.is_slice for x in self.lookups.values())
+
+    @property
     def stores(self) -> tuple[str, ...]:
         """The names of the tensors that it stores."""
         return tuple(nest.name for nest in self.group.outputs)
@@ -231,12 +236,14 @@ class Plan(OfThisProcess):
     @cached_property
     def at_boundary(self) -> Mapping[str, Price]:
         """The price of what XLA stores for each kernel at the boundary of the body of a loop, by the names of kernels."""
-        if self.boundary == NO_LOOP or not self.kernels or self.target.platform != "gpu":
+        if not self.kernels or self.target.platform != "gpu":
             return {}
         from pallasfuse.price.stored_at_boundary import boundary_prices
 
         kernels = [(k.name, k.group, k.reads) for k in self.kernels]
-        return boundary_prices(self.program, kernels, named_boundary(self.converted, self.boundary), self.target.device)
+        boundary = named_boundary(self.converted, self.boundary)
+        stored = boundary_prices(self.program, kernels, boundary, self.target.device)
+        return {name: price for name, price in stored.items() if price.terms}
 
     @cached_property
     def repeated(self) -> Mapping[Original, str]:

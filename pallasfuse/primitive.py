@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
 from pallasfuse._compat import Jaxpr, Primitive
-from pallasfuse.bodies import with_fused_bodies
+from pallasfuse.bodies import BodyForm, with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
@@ -47,7 +47,7 @@ class FusedCall:
     name: str
     warning: Once
     plans: "dict[tuple[str, bool, bool, frozenset[int]], Plan]" = field(default_factory=dict)
-    bodies: "dict[tuple[int, bool], FusedCall]" = field(default_factory=dict)
+    bodies: "dict[tuple[int, bool, bool], FusedCall]" = field(default_factory=dict)
     """The bodies of loops and branches that were planned, by their numbers, and whether the program is written out: each once, for
     all plans."""
     lock: Any = field(default_factory=Lock)
@@ -129,17 +129,22 @@ class FusedCall:
             self.options, tiles=(), parts=None, warps=None, stages=None, schedule=None, check=wanted(self.options)
         )
 
-        def fused(body: Jaxpr, what: str, boundary: Boundary) -> Callable[..., list[Any]] | None:
+        def fused(forms: Sequence[BodyForm], what: str) -> tuple[BodyForm, Callable[..., list[Any]]] | None:
             number = next(numbers)
             if number in left:
                 return None
-            made = FusedCall(body, own, f"{self.name}, {what}", self.warning, boundary=boundary, is_body=True)
-            call = self.bodies.setdefault((number, written_out), made)
-            plan = call.plan(target)
-            if not plan.fuses:
-                return None
-            found[id(call)] = Body(number, what, plan)
-            return functools.partial(bind, call)
+            for form in forms:
+                if form.by_number and not target.stores_slices:
+                    continue
+                made = FusedCall(
+                    form.jaxpr, own, f"{self.name}, {what}", self.warning, boundary=form.boundary, is_body=True
+                )
+                call = self.bodies.setdefault((number, written_out, form.by_number), made)
+                plan = call.plan(target)
+                if plan.fuses and (not form.by_number or any(k.takes_slices for k in plan.kernels)):
+                    found[id(call)] = Body(number, what, plan)
+                    return form, functools.partial(bind, call)
+            return None
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
             return program, ()

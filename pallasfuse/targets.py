@@ -71,6 +71,11 @@ class Target:
         return self.platform == "gpu" and not self.only_long_products
 
     @property
+    def stores_slices(self) -> bool:
+        """Says whether XLA stores what a kernel reads of a slice, as it does not look into the kernel."""
+        return self.tails == "masked"
+
+    @property
     def searches_tiles(self) -> bool:
         """Says whether its tiles are found by their prices, from listed ones on: loops of XLA can have any."""
         return self.platform == "cpu" and self.tails == "exact"

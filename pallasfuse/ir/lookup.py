@@ -38,6 +38,11 @@ class Lookup:
     fill: Const | None = None
 
     @property
+    def is_slice(self) -> bool:
+        """Is the table one number, and the result a part of the source that lies in one piece?"""
+        return not self.table.axes
+
+    @property
     def count(self) -> int:
         """The number of blocks that the source has."""
         return self.rows.extent // self.block

@@ -121,7 +121,8 @@ class LoopProgram:
 
 
 def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
-    """Returns a program that costs XLA what this one does: steps of an operation are one, and what is picked is looked at alone.
+    """Returns a program that costs XLA what this one does: steps of an operation are one, what is picked is looked at alone, and
+    a slice of an input is read where it is.
 
     one_by_one: where an operation has steps (`Nest.internal`), XLA looks at one element after the other, as on a CPU, and computes
     its operand before. Else it is one pass: of a chain of steps the last one stays, and whatever begins one is empty.
@@ -145,8 +146,18 @@ def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
         known: dict[Expr, Expr] = {r: const(empty[r.tensor], r.dtype) for r in reads_in(nest.body) if r.tensor in empty}
         return replace(nest, body=simplify(substitute(nest.body, known)), internal=False)
 
-    nests = tuple(map(apart, program.nests))
-    return program if all(map(operator.is_, nests, program.nests)) else replace(program, nests=nests)
+    slices = {
+        n.name: Tensor(n.name, n.axes, n.dtype) for n in program.nests if n.name not in program.outputs and is_slice(n)
+    }
+    nests = tuple(apart(n) for n in program.nests if n.name not in slices)
+    if not slices and all(map(operator.is_, nests, program.nests)):
+        return program
+    return replace(program, inputs=(*program.inputs, *slices.values()), nests=nests)
+
+
+def is_slice(nest: Nest | External) -> bool:
+    """Is a tensor a slice of another one, whose place a number says? Only of what kernels may read by themselves."""
+    return isinstance(nest, External) and nest.lookup is not None and nest.lookup.is_slice
 
 
 def verify(program: LoopProgram) -> LoopProgram:

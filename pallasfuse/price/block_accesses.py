@@ -70,9 +70,15 @@ def access(
 
 
 def looked_up(
-    lookup: Lookup, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, loop: int
+    lookup: Lookup, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, pipelined: bool, loop: int
 ) -> tuple[Access, Access]:
-    """The reads of a tile that is looked up: of the source, whose runs end with a block of rows, and of the table."""
+    """The reads of a tile that is looked up: of the source, whose runs end with a block of rows, and of the table.
+
+    A slice is read as an array is.
+    """
+    if lookup.is_slice:
+        part = replace(lookup.result, name=lookup.source.name)
+        return access(part, indices, tiles, times, pipelined, loop), access(lookup.table, (), tiles, times, False, loop)
     tile = {a: min(tiles[b], a.extent) for a, b in zip(lookup.result.axes, indices, strict=True)}
     run = 1
     for axis in reversed(lookup.source.axes):

@@ -260,7 +260,9 @@ class _Walk:
                         self.strided.add(name)
                     if tensor in self.lookups:
                         self.work.statements += _LOOKED_UP * times
-                        self.work.accesses += looked_up(self.lookups[tensor], indices, tiles, times, self.within)
+                        self.work.accesses += looked_up(
+                            self.lookups[tensor], indices, tiles, times, staged, self.within
+                        )
                         continue
                     self.access(tensor, indices, tiles, times, staged)
                 case Store(tensor, indices):

@@ -2,7 +2,8 @@
 
 XLA fuses what cuts an element from an array that a scan runs over into the kernels that read it, and what puts a result among the
 stacked ones into the kernel that makes it; and a map that makes a carried value anew writes it where the old one was. It does none
-of this around a kernel that it cannot look into: the slice is stored before, and a copy is made after. `tests/aot/test_boundary.py`
+of this around a kernel that it cannot look into: the slice is stored before, unless the kernel takes it by itself, and a copy is
+made after. `tests/aot/test_boundary.py`
 counts them in what XLA compiles for an H100. Branches of a choice need no such copies.
 """
 
@@ -14,7 +15,7 @@ from pallasfuse.ir.boundary import NamedBoundary
 from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import LoopProgram, Nest
+from pallasfuse.ir.loop_program import LoopProgram, Nest, is_slice
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.gpu_library import memory_us
 from pallasfuse.price.terms import NOTHING, Price, Term, total
@@ -30,10 +31,11 @@ def boundary_prices(
     kernels: their names, groups, and the tensors that they read. A slice that several of them read is paid by the first.
     """
     sizes = {d.name: float(volume(d.axes) * itemsize_bytes(d.dtype)) for d in program.definitions()}
+    sliced = boundary.sliced.union(n.name for n in program.nests if is_slice(n))
     stored: set[str] = set()
     found: dict[str, Price] = {}
     for name, group, reads in kernels:
-        slices = (boundary.sliced & frozenset(reads)) - stored - _operands_of_products(group)
+        slices = (sliced & frozenset(reads)) - stored - _operands_of_products(group)
         stored |= slices
         maps = frozenset(n.name for n in group.outputs if not n.is_reduction and not isinstance(n.body, Read))
         carried = {new for old, new in boundary.carried if new in maps and old in reads}

@@ -44,8 +44,9 @@ ROWS, MANY = array(512, 1024), array(5, 512, 1024)
         (lambda xs: lax.map(softmax, xs), [MANY]),
         (lambda c, xs: lax.scan(lambda c, x: (softmax(c + x), None), c, xs)[0], [ROWS, MANY]),
         (lambda c: lax.fori_loop(0, 9, lambda i, c: softmax(c), c), [ROWS]),
+        (lambda xs: lax.scan(lambda c, x: (c, softmax(x)), 0.0, xs, reverse=True)[1], [MANY]),
     ],
-    ids=["map", "scan", "fori"],
+    ids=["map", "scan", "fori", "backwards"],
 )
 def test_a_trip_launches_the_kernel_its_copies_and_the_counter(function, arguments):
     fused = pf.fuse(function, options=FuseOptions(check=False, price=False))

@@ -18,6 +18,7 @@ def array(*shape, dtype=jnp.float32):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+HALF = jnp.bfloat16
 ROWS, PLACES = array(8192, 1024), array(100_000, dtype=jnp.int32)
 
 
@@ -48,6 +49,17 @@ FUNCTIONS = {
     ),
     "an operand of batches": (lambda x, v: jnp.exp(x) @ v, array(64, 1024, 1024), array(64, 1024, 64)),
     "but not from two tensors": (lambda x, m, v: (x * m) @ v, *[array(64, 1024, 1024)] * 2, array(64, 1024, 64)),
+    "a matrix of bytes is stored for one row": (
+        lambda x, w, s: x @ (w.astype(x.dtype) * s), array(1, 1920, dtype=HALF), array(1920, 10240, dtype=jnp.int8),
+        array(1, 10240, dtype=HALF),
+    ),
+    "and the terms are, where the matrix is small": (
+        lambda x, w, s: x @ (w.astype(x.dtype) * s), array(1, 1920, dtype=HALF), array(1920, 3840, dtype=jnp.int8),
+        array(1, 3840, dtype=HALF),
+    ),
+    "a cast is computed as it is read": (
+        lambda x, w: x @ w.astype(x.dtype), array(1, 1920, dtype=HALF), array(1920, 10240, dtype=jnp.int8),
+    ),
 }  # fmt: skip
 
 

@@ -45,3 +45,28 @@ def test_what_the_user_asks_for_is_not_doubted():
 def test_what_saves_more_is_kept(shape):
     (kernel,) = planned(softmax, *shape).kernels
     assert kernel.replaced.us > kernel.price.us + TARGET.device.kernel_us
+
+
+def beside(size):
+    """Rows that a kernel takes, and a product of this size, which is XLA's."""
+
+    def function(x, w):
+        return jax.nn.softmax(x, -1), w @ w
+
+    return function, jax.ShapeDtypeStruct((256, 1024), jnp.float32), jax.ShapeDtypeStruct((size, size), jnp.float32)
+
+
+def test_kernels_that_save_too_little_of_a_program_are_left_to_xla():
+    function, *arguments = beside(8192)
+    for target in (TARGET, TARGET.judged(timed=True)):
+        plan = make_plan(jax.make_jaxpr(function)(*arguments), target, FuseOptions(price=True))
+        assert not plan.kernels
+        assert any("all kernels of the program together" in f.reason for f in plan.fallbacks)
+
+
+@pytest.mark.parametrize("options", [{"price": False}, {"tiles": (("i", 1),)}], ids=str)
+def test_who_asks_for_kernels_has_them_however_little_they_save(options):
+    function, *arguments = beside(8192)
+    assert make_plan(jax.make_jaxpr(function)(*arguments), TARGET, FuseOptions(**{"price": True, **options})).kernels
+    function, *arguments = beside(128)
+    assert make_plan(jax.make_jaxpr(function)(*arguments), TARGET, FuseOptions(price=True)).kernels

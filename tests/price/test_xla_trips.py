@@ -1,0 +1,63 @@
+"""What XLA copies at the boundary of a loop's body, beside its kernels: counted in what it compiles for an H100."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from pallasfuse import device
+from pallasfuse.ir.plain_work import Trips
+from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.price.xla import kernels_on
+from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
+
+H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
+TRIPS, N = 8, 1024
+ONE, EACH = N * N * 2, jax.ShapeDtypeStruct((TRIPS, N, N), jnp.bfloat16)
+X = jax.ShapeDtypeStruct((N, N), jnp.bfloat16)
+
+
+def loop(step):
+    """The body of a scan and its boundary."""
+    program = convert(jax.make_jaxpr(lambda x, w: lax.scan(step, x, w))(X, EACH)).program
+    work, *_ = (n.work for n in program.nests if isinstance(getattr(n, "work", None), Trips))
+    return work.body.value, work.boundary.value
+
+
+def copies(step):
+    """How often a value is copied in a trip."""
+    body, boundary = loop(step)
+    price = copied_in_a_trip(body, kernels_on(H100, body), boundary, H100)
+    moved = sum(t.amount for t in price.terms if t.unit == "B")
+    return moved / (2 * ONE)
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (lambda c, w: (jnp.tanh(c * w), None), 0),
+        (lambda c, w: (jnp.tanh(c @ w), None), 1),
+        (lambda c, w: (c, w @ c), 2),
+        (lambda c, w: (jnp.tanh(c * w), jnp.sin(c * w)), 1),
+        (lambda c, w: ((y := jnp.tanh(c * w)), y), 1),
+        (lambda c, w: (jnp.tanh(c * w), c), 1),
+        (lambda c, w: (lax.scan(lambda d, _: (jnp.tanh(d), None), c, length=2)[0], None), 0),
+    ],
+    ids=["maps", "slice of a product", "product stacked", "two maps", "carried and stacked", "old value stacked", "a loop inside"],
+)  # fmt: skip
+def test_what_is_copied(step, expected):
+    assert copies(step) == expected
+
+
+def test_a_carried_value_that_its_maker_reads_elsewhere_is_copied():
+    assert copies(lambda c, w: (c @ c, None)) == 1
+    assert copies(lambda c, w: (jnp.tanh(c.T + w), None)) == 1
+
+
+def test_arrays_of_stacked_results_are_filled_once():
+    def filled(step):
+        body, boundary = loop(step)
+        return sum(t.amount for t in filled_before(body, boundary, TRIPS, H100).terms if t.unit == "B")
+
+    assert filled(lambda c, w: (c, w + c)) == TRIPS * ONE
+    assert not filled(lambda c, w: (c + w, None))
