@@ -30,6 +30,7 @@ _AS_GOOD = "a single reduction"
 """The reason of what XLA runs as well as a kernel would."""
 _ADVICE = (
     ("one kernel would not be faster", "pf.tune measures it, FuseOptions(price=False) fuses it to save memory"),
+    ("all kernels of the program together", "decorate a smaller function to compare it alone"),
     ("its kernel is not faster", "it was measured on this device, and nothing is lost; pf.tune tries other tiles"),
     ("the whole call is not faster", "it was measured on this device: decorate a smaller function to compare it alone"),
     ("pallasfuse.leave", "you asked for it"),
