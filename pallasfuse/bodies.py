@@ -5,6 +5,7 @@ scan's body has a second form, which gets the arrays that the scan runs over as 
 read their element of such an array where it is, which is stored for a kernel otherwise.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,25 +19,49 @@ from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.jaxpr_frontend import bodies, called, flatten, left_by_user
+from pallasfuse.jaxpr_frontend.plans import LARGEST
 from pallasfuse.loop_invariants import computed_outside, split
+from pallasfuse.plan import Plan
 
 type Run = Callable[..., list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class BodyForm:
-    """A form of a body."""
+    """One of the programs that a body may be planned as."""
 
     jaxpr: Jaxpr
     boundary: Boundary
     """How values enter and leave it."""
     by_number: bool = False
-    """It gets whole arrays and the number of the trip. It is used only if one of its kernels reads an array by that number."""
+    """It gets whole arrays and the number of the trip. It is used only if its kernels take slices by themselves, and save more."""
 
 
 type FusedBody = Callable[[Sequence[BodyForm], str], tuple[BodyForm, Run] | None]
 """Returns the first form of a body that is used, and what runs it instead of its own equations; None where nothing of it is fused.
 The arguments are the forms, and words that say which body it is."""
+
+
+def best_form[Call](
+    forms: Sequence[BodyForm], planned: Callable[[BodyForm], tuple[Call, Plan]]
+) -> tuple[BodyForm, tuple[Call, Plan]] | None:
+    """Returns the form of a body whose kernels save most, with its plan, and what runs it; None where no form has a kernel.
+
+    forms: the last one gets slices. Without prices the first one in which a kernel takes a slice by itself is the best.
+    """
+    best: tuple[BodyForm, tuple[Call, Plan]] | None = None
+    for form in forms:
+        call, plan = planned(form)
+        if not plan.fuses or (form.by_number and not any(k.takes_slices for k in plan.kernels)):
+            continue
+        if best is None or (plan.options.price and _saved_us(plan) >= _saved_us(best[1][1])):
+            best = form, (call, plan)
+    return best
+
+
+def _saved_us(plan: Plan) -> float:
+    """The microseconds of a trip that kernels save, less what is stored for them where the body begins and ends."""
+    return sum(k.replaced.us - k.price.us for k in plan.kernels) - sum(p.us for p in plan.at_boundary.values())
 
 
 def with_fused_bodies(jaxpr: Jaxpr, fused: FusedBody, exclude: Sequence[str] = ()) -> Jaxpr:
@@ -179,6 +204,7 @@ def _arrays_by_number(eqn: JaxprEqn, first: int) -> tuple[int, ...]:
     shapes = {n: _compat.shape_of(eqn.invars[n]) for n in range(first, len(eqn.invars))}
     if not all(isinstance(d, int) for shape in shapes.values() for d in shape):
         return ()
+    shapes = {n: shape for n, shape in shapes.items() if math.prod(shape) <= LARGEST}
     return tuple(
         n for n, shape in shapes.items() if len(shape) > 1 and str(_compat.dtype_of(eqn.invars[n])) in dtypes.SUPPORTED
     )

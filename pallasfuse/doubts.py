@@ -31,18 +31,24 @@ def doubtful(kernel: Kernel, target: Target, options: FuseOptions, boundary: Pri
     )
 
 
-def too_little(judge: Judge, kernels: Sequence[Kernel], target: Target, options: FuseOptions) -> str | None:
+def too_little(
+    judge: Judge, kernels: Sequence[Kernel], stored_us: float, target: Target, options: FuseOptions
+) -> str | None:
     """Returns why no kernel of a program is kept: all of them together save too little of its time; None if they save more.
 
-    judge: of the program.
+    A clock is not asked either, as it is not exact enough to tell: there they are what they save at most, should their prices be
+    too high by the error of prices. judge: of the program. stored_us: the time of what XLA stores for the kernels.
     """
-    if not kernels or not _may_leave(options):
+    if not kernels or target.platform != "gpu" or not _may_leave(options):
         return None
     whole_us = judge.apart_us(())
-    saved_us = sum(k.replaced.us - k.price.us * min(1.0, target.margin) for k in kernels)
+    saved_us = sum(k.replaced.us - k.price.us * min(1.0, target.margin) for k in kernels) - stored_us
     if saved_us >= _NOTICED * whole_us:
         return None
-    return f"all kernels of the program together would hardly make it faster: they save {saved_us:.3g} of {whole_us:.3g} us"
+    return (
+        f"all kernels of the program together would hardly make it faster: they save at most {max(0.0, saved_us):.3g} of "
+        f"{whole_us:.3g} us"
+    )
 
 
 def _may_leave(options: FuseOptions) -> bool:

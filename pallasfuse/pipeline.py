@@ -41,7 +41,7 @@ from pallasfuse.placement import placements, promising_trees
 from pallasfuse.plan import REORDERED_SUMS, Kernel, Plan, Strategy
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.stored_at_boundary import boundary_prices
-from pallasfuse.price.terms import NOTHING, Price
+from pallasfuse.price.terms import NOTHING, Price, total
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import PlannedKernel, Proof, disproved_form, prove
 from pallasfuse.repetition import Places, Planned, grouped, predicted_us
@@ -286,9 +286,9 @@ def schedule_grouping(
             doubt = doubtful(kernel, target, options, stored[kernel.name])
             if doubt is not None:
                 return again(without_group(grouping, kernel.group, doubt))
-    little = None if wanted or grouping.replaced == () else too_little(placements.judge, kernels, target, options)
-    if little is not None:
-        return again(reduce(lambda found, group: without_group(found, group, little), grouping.groups, grouping))
+        little = too_little(placements.judge, kernels, total(stored.values()).us, target, options)
+        if little is not None:
+            return again(reduce(lambda found, group: without_group(found, group, little), grouping.groups, grouping))
     plan = _assembled(converted, grouping, kernels, target, options, placements.rewritings)
     plan = replace(plan, boundary=boundary)
     return replace(plan, outdoes=True) if placements.outdoes and not placements.rewritings else plan

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, auto_axes
 
 from pallasfuse import _compat, device
 from pallasfuse._compat import Jaxpr, Primitive
-from pallasfuse.bodies import BodyForm, with_fused_bodies
+from pallasfuse.bodies import BodyForm, best_form, with_fused_bodies
 from pallasfuse.check import find_failures, settled, wanted
 from pallasfuse.decompositions import WithKernels
 from pallasfuse.errors import FusionError, TargetError, TraceError
@@ -133,18 +133,19 @@ class FusedCall:
             number = next(numbers)
             if number in left:
                 return None
-            for form in forms:
-                if form.by_number and not target.stores_slices:
-                    continue
-                made = FusedCall(
-                    form.jaxpr, own, f"{self.name}, {what}", self.warning, boundary=form.boundary, is_body=True
-                )
+
+            def planned(form: BodyForm) -> tuple[FusedCall, Plan]:
+                place = f"{self.name}, {what}"
+                made = FusedCall(form.jaxpr, own, place, self.warning, boundary=form.boundary, is_body=True)
                 call = self.bodies.setdefault((number, written_out, form.by_number), made)
-                plan = call.plan(target)
-                if plan.fuses and (not form.by_number or any(k.takes_slices for k in plan.kernels)):
-                    found[id(call)] = Body(number, what, plan)
-                    return form, functools.partial(bind, call)
-            return None
+                return call, call.plan(target)
+
+            best = best_form(forms if target.stores_slices else forms[-1:], planned)
+            if best is None:
+                return None
+            form, (call, plan) = best
+            found[id(call)] = Body(number, what, plan)
+            return form, functools.partial(bind, call)
 
         if self.options.strict:  # nothing may be left to XLA, and a loop is
             return program, ()

@@ -49,8 +49,11 @@ def steps_of(converted: Converted, kernels: Sequence[Kernel]) -> list[Step]:
 
 
 def gathered_anyway(converted: Converted, kernels: Sequence[Kernel]) -> frozenset[str]:
-    """The tensors that kernels look up though XLA gathers them all the same, because something else needs them."""
-    wanted = {name for k in kernels for name in k.lookups}
+    """The tensors that kernels look up though XLA gathers them all the same, because something else needs them.
+
+    No slices: what else needs them reads them where they are.
+    """
+    wanted = {name for k in kernels for name, lookup in k.lookups.items() if not lookup.is_slice}
     if not wanted:
         return frozenset()
     computed = {id(step) for step in steps_of(converted, kernels)}

@@ -72,7 +72,10 @@ class Target:
 
     @property
     def stores_slices(self) -> bool:
-        """Says whether XLA stores what a kernel reads of a slice, as it does not look into the kernel."""
+        """Says whether XLA stores a slice that a kernel reads, as it does not look into the kernel.
+
+        It looks into its own loops, which are those without masks at their ends.
+        """
         return self.tails == "masked"
 
     @property

@@ -1,5 +1,7 @@
 """Kernels in the body of a scan that read their element of an array where it is, by the number of the trip."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,11 @@ from jax import lax
 
 import pallasfuse as pf
 from pallasfuse import bodies
+from pallasfuse.indirect import lookups_in
+from pallasfuse.ir.boundary import NO_LOOP
+from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
+from pallasfuse.price.terms import Price
 
 LAYERS, ROWS, WIDTH = 5, 8, 32
 
@@ -71,15 +77,15 @@ def test_where_xla_would_have_to_find_the_number_slices_stay(how):
 
 
 def test_elements_that_are_no_arrays_stay_slices():
-    """The scale of each trip is a number, and so are the keys; what is read by number stands beside them."""
+    """The scale of each trip is a number, and keys have a type of their own; what is read by number stands beside them."""
 
     def step(x, p):
-        return jax.nn.softmax(x * p["scale"] + p["gain"], -1), None
+        return jax.nn.softmax(x * p["scale"] + p["gain"] + jax.random.normal(p["key"]), -1), None
 
     def steps(x, p):
         return lax.scan(step, x, p)[0]
 
-    p = {"gain": P["gain"], "scale": drawn(LAYERS, seed=3)}
+    p = {"gain": P["gain"], "scale": drawn(LAYERS, seed=3), "key": jax.random.split(jax.random.key(0), LAYERS)}
     function = fused(steps)
     assert taken(function.explain(X, p)) == {"p_gain_1"}
     close(function(X, p), steps(X, p))
@@ -96,3 +102,50 @@ def test_a_body_that_cannot_be_traced_again_keeps_its_slices(monkeypatch):
 def test_a_target_whose_kernels_xla_looks_into_reads_slices():
     plan = pf.fuse(scanned, options=FuseOptions(target="xla", check=False, price=False)).explain(X, P)
     assert plan.bodies and not taken(plan)
+
+
+def element(w, i, axis=0):
+    return jnp.take(w, i, axis=axis, mode="clip")
+
+
+@pytest.mark.parametrize(("axis", "in_one_piece"), [(0, True), (1, False), (2, False)])
+def test_only_what_lies_in_one_piece_is_a_slice(axis, in_one_piece):
+    jaxpr = jax.make_jaxpr(lambda w, i: element(w, i, axis) * 2)(drawn(5, 6, 7), 3)
+    (lookup,) = lookups_in(convert(jaxpr).program).values()
+    assert lookup.is_slice == in_one_piece and not lookup.table.axes
+
+
+def test_a_slice_that_something_else_reads_is_taken_all_the_same():
+    def function(x, w, i):
+        part = element(w, i)
+        return jax.nn.softmax(x * part, -1), jnp.abs(part).max(0)
+
+    arguments = drawn(8, 32), drawn(5, 8, 32), 3
+    taking = fused(function)
+    assert [k.takes_slices for k in taking.explain(*arguments).kernels] == [True]
+    close(taking(*arguments), function(*arguments))
+
+
+def planned(saved_us, stored_us=0.0, *, takes, fuses=True):
+    """What `best_form` looks at of a plan with one kernel."""
+    kernel = SimpleNamespace(replaced=Price(9.0 + saved_us, ()), price=Price(9.0, ()), takes_slices=takes)
+    boundary = {"kernel": Price(stored_us, ())}
+    return SimpleNamespace(fuses=fuses, kernels=[kernel], at_boundary=boundary, options=FuseOptions(price=True))
+
+
+@pytest.mark.parametrize(
+    ("by_number", "sliced", "best"),
+    [
+        (planned(5.0, takes=True), planned(3.0, takes=False), True),
+        (planned(3.0, takes=True), planned(5.0, takes=False), False),
+        (planned(3.0, takes=True), planned(5.0, 4.0, takes=False), True),
+        (planned(5.0, takes=False), planned(3.0, takes=False), False),
+        (planned(3.0, takes=True), planned(3.0, takes=False), False),
+        (planned(3.0, takes=True), planned(5.0, takes=False, fuses=False), True),
+        (planned(3.0, takes=True, fuses=False), planned(5.0, takes=False, fuses=False), None),
+    ],
+)  # fmt: skip
+def test_the_form_is_used_whose_kernels_save_more(by_number, sliced, best):
+    forms = [bodies.BodyForm(None, NO_LOOP, by_number=n) for n in (True, False)]
+    found = bodies.best_form(forms, lambda form: ("call", by_number if form.by_number else sliced))
+    assert (None if found is None else found[0].by_number) == best

@@ -40,7 +40,8 @@ class Lookup:
     @property
     def is_slice(self) -> bool:
         """Is the table one number, and the result a part of the source that lies in one piece?"""
-        return not self.table.axes
+        first = next((a for a in self.source.axes if a.extent != 1), self.rows)
+        return not self.table.axes and first == self.rows
 
     @property
     def count(self) -> int:

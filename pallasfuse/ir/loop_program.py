@@ -13,7 +13,7 @@ from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, const, reads_in, rename_axes, substitute
+from pallasfuse.ir.expr import Expr, Read, const, reads_in, rename_axes, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
 from pallasfuse.ir.reducers import Reducer
@@ -146,13 +146,25 @@ def as_xla_runs(program: LoopProgram, *, one_by_one: bool) -> LoopProgram:
         known: dict[Expr, Expr] = {r: const(empty[r.tensor], r.dtype) for r in reads_in(nest.body) if r.tensor in empty}
         return replace(nest, body=simplify(substitute(nest.body, known)), internal=False)
 
-    slices = {
-        n.name: Tensor(n.name, n.axes, n.dtype) for n in program.nests if n.name not in program.outputs and is_slice(n)
-    }
-    nests = tuple(apart(n) for n in program.nests if n.name not in slices)
-    if not slices and all(map(operator.is_, nests, program.nests)):
+    given = _given_to_xla(program)
+    nests = tuple(apart(n) for n in program.nests if n.name not in given)
+    if not given and all(map(operator.is_, nests, program.nests)):
         return program
-    return replace(program, inputs=(*program.inputs, *slices.values()), nests=nests)
+    return replace(program, inputs=(*program.inputs, *given.values()), nests=nests)
+
+
+def _given_to_xla(program: LoopProgram) -> dict[str, Tensor]:
+    """The slices of a program, and the numbers that say where they are: those that are inputs in another shape cost nothing."""
+    tables = {n.lookup.table.name for n in program.nests if isinstance(n, External) and n.lookup and n.lookup.is_slice}
+    inputs = {t.name for t in program.inputs}
+
+    def is_given(nest: Nest | External) -> bool:
+        if not isinstance(nest, Nest):
+            return is_slice(nest)
+        return nest.name in tables and isinstance(nest.body, Read) and nest.body.tensor in inputs
+
+    found = (n for n in program.nests if n.name not in program.outputs and is_given(n)) if tables else ()
+    return {n.name: Tensor(n.name, n.axes, n.dtype) for n in found}
 
 
 def is_slice(nest: Nest | External) -> bool:

@@ -20,10 +20,7 @@ from pallasfuse.ir.expr import Const, Read, const
 from pallasfuse.ir.lookup import Lookup, verify
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.jaxpr_frontend.plans import dtype_of, flat, shape_of
-
-_LARGEST = 2**30
-"""Rows are counted in 32 bits."""
+from pallasfuse.jaxpr_frontend.plans import LARGEST, dtype_of, flat, shape_of
 
 
 def with_lookups(
@@ -98,7 +95,7 @@ def _lookup(nest: External, gather: JaxprEqn, shape: Sequence[int], names: Mappi
         return Refusal(f"gather of elements of type {nest.dtype} that fills in numbers of its own")
     if not {dtype_of(array), dtype_of(indices)} <= dtypes.SUPPORTED or not dtypes.is_integer(dtype_of(indices)):
         return Refusal(f"gather of elements of type {dtype_of(array)} by {dtype_of(indices)}")
-    if 0 in (*shape, *shape_of(array)) or math.prod(shape_of(array)) > _LARGEST or math.prod(shape) > _LARGEST:
+    if 0 in (*shape, *shape_of(array)) or math.prod(shape_of(array)) > LARGEST or math.prod(shape) > LARGEST:
         return Refusal("gather of an array that is empty or too large")
     by_index = [int(d) for d in numbers.start_index_map]
     if len(by_index) != 1 or [int(d) for d in numbers.collapsed_slice_dims] != by_index:

@@ -15,12 +15,11 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.expr import Expr, apply, const, convert, select
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions
-from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
+from pallasfuse.jaxpr_frontend.plans import LARGEST, Plan, Rule, dtype_of, flat, shape_of
 
 type Makers = Mapping[Var, JaxprEqn]
 type _Term = Callable[[tuple[Expr, ...], Expr], Expr]
 
-_LARGEST = 2**30
 _NO_PICK = "gather of anything but one element along one axis, for every row, is left to XLA"
 
 
@@ -60,7 +59,7 @@ def _gather(eqn: JaxprEqn, dims: Dimensions, space: int, makers: Makers) -> Plan
     if len(picked) != 1 or len(set(rows.values())) != len(rows) or others:
         return Refusal(_NO_PICK)
     ((along_dim, index),) = picked
-    if not dtypes.is_float(dtype_of(array)) or any(n > _LARGEST for n in shape):
+    if not dtypes.is_float(dtype_of(array)) or any(n > LARGEST for n in shape):
         return Refusal(f"gather of {dtype_of(array)} along {shape[along_dim]} elements is left to XLA")
     body = _body(eqn, dtype_of(index), shape[along_dim])
     if isinstance(body, Refusal):

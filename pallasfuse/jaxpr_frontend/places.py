@@ -14,10 +14,7 @@ from pallasfuse.ir.expr import Expr, apply, const, convert, read, select
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import MAX, MIN, Reducer
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions
-from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, same, shape_of
-
-_LARGEST = 2**30
-"""Positions are counted in 32 bits."""
+from pallasfuse.jaxpr_frontend.plans import LARGEST, Plan, Rule, dtype_of, flat, same, shape_of
 
 
 def _place(reducer: Reducer) -> Rule:
@@ -26,7 +23,7 @@ def _place(reducer: Reducer) -> Rule:
         operand = dims.fresh_shape(shape_of(eqn.invars[0]), space)
         kept = flat([d for n, d in enumerate(operand) if n not in axes])
         reduced = flat([d for n, d in enumerate(operand) if n in axes])
-        if not reduced or any(n > _LARGEST for n in shape_of(eqn.invars[0])):
+        if not reduced or any(n > LARGEST for n in shape_of(eqn.invars[0])):
             return Refusal(f"{eqn.primitive.name} over {shape_of(eqn.invars[0])} is left to XLA")
         if not (dtypes.is_float(source) or dtypes.is_integer(source)):
             return Refusal(f"{eqn.primitive.name} of elements of type {source}")

@@ -45,6 +45,10 @@ def shape_of(atom: Any) -> tuple[int, ...]:
     return tuple(getattr(atom.aval, "shape", ()))
 
 
+LARGEST = 2**30
+"""The most elements of an array in which places are counted in 32 bits."""
+
+
 def dtype_of(atom: Any) -> str:
     return _name_of(getattr(atom.aval, "dtype", type(atom.aval).__name__))
 

@@ -4,10 +4,11 @@ A loop kernel takes its element of an array that the loop runs over by itself, a
 library cannot: the elements that it reads are copied before, and what it makes is copied after. A result that something else in
 the body reads, or that its kernel makes beside others, is copied as well. A carried value is written over the old one only by a map
 that reads no other elements of that; else it is copied. The arrays of stacked results are filled before the loop. (17 scans,
-compiled for an H100.) `stored_at_boundary` has what our own kernels add.
+compiled for an H100. On a device XLA tries several libraries for a product, and one of them can read an element where it is: what a
+kernel of ours saves is therefore counted without these copies.) `stored_at_boundary` has what our own kernels add.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pallasfuse.device import Device
 from pallasfuse.ir.axes import volume
@@ -35,7 +36,7 @@ def copied_in_a_trip(
     """The price of the copies in one trip. kernels: those of the body."""
     sizes, makers = _sizes(program), {name: k for k in kernels for name in k.makes}
     read = [t for k in kernels for t in k.sources]
-    copied = [t for t in boundary.sliced if any(_is_library(k) and t in k.sources for k in kernels)]
+    copied = _read_by_libraries(boundary.sliced, kernels)
     carried = {new for _, new in boundary.carried}
     copied += [
         t for t in boundary.stacked if t in carried or t in read or not _writes_alone(makers.get(t))
@@ -44,8 +45,10 @@ def copied_in_a_trip(
     return total(copy_on_gpu(2.0 * sizes[t], device) for t in sorted(copied))
 
 
-def _is_library(kernel: XlaKernel) -> bool:
-    return isinstance(kernel, LibraryProduct) or (isinstance(kernel, Opaque) and kernel.work is not None)
+def _read_by_libraries(tensors: Iterable[str], kernels: Sequence[XlaKernel]) -> list[str]:
+    """Those of the tensors that a library reads, which takes no part of an array by itself."""
+    libraries = (k for k in kernels if isinstance(k, LibraryProduct) or (isinstance(k, Opaque) and k.work is not None))
+    return sorted({t for k in libraries for t in k.sources}.intersection(tensors))
 
 
 def _writes_alone(maker: XlaKernel | None) -> bool:

@@ -113,6 +113,7 @@ def test_a_layer_of_experts_on_a_cpu():
     fused = pf.fuse(layer, options=pf.FuseOptions(target="xla", check=False, price=True))
     primitives = {e.primitive.name for e in fused.explain(x, up, down, sizes).converted.jaxpr.eqns}
     assert "ragged_dot_general" not in primitives
+    # sums of 128 terms of up to 200 in another order: sixteen units in the last place
     np.testing.assert_allclose(fused(x, up, down, sizes), layer(x, up, down, sizes), rtol=2e-6, atol=1e-4)
 
 

@@ -25,7 +25,7 @@ def loop(step):
 
 
 def copies(step):
-    """How often a value is copied in a trip."""
+    """The number of values that are copied in a trip."""
     body, boundary = loop(step)
     price = copied_in_a_trip(body, kernels_on(H100, body), boundary, H100)
     moved = sum(t.amount for t in price.terms if t.unit == "B")
