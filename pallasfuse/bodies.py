@@ -38,7 +38,7 @@ class BodyForm:
 
 
 type FusedBody = Callable[[Sequence[BodyForm], str], tuple[BodyForm, Run] | None]
-"""Returns the first form of a body that is used, and what runs it instead of its own equations; None where nothing of it is fused.
+"""Returns the form of a body that is used, and what runs it instead of its own equations; None where nothing of it is fused.
 The arguments are the forms, and words that say which body it is."""
 
 

@@ -48,8 +48,8 @@ class FusedCall:
     warning: Once
     plans: "dict[tuple[str, bool, bool, frozenset[int]], Plan]" = field(default_factory=dict)
     bodies: "dict[tuple[int, bool, bool], FusedCall]" = field(default_factory=dict)
-    """The bodies of loops and branches that were planned, by their numbers, and whether the program is written out: each once, for
-    all plans."""
+    """The bodies of loops and branches that were planned, by their numbers, whether the program is written out, and whether they
+    take slices by number: each once, for all plans."""
     lock: Any = field(default_factory=Lock)
     checked: dict[tuple[str, Any], Plan] = field(default_factory=dict)
     check_lock: Any = field(default_factory=Lock)
