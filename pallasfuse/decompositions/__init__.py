@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn, Literal
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import joins, powers, products, ragged, running, short_axes, windows
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
@@ -85,8 +85,13 @@ class Decomposer:
             return jaxpr
         flat = flatten(jaxpr)
         writer, changed = Writer(flat), False
+        makers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
         for eqn in flat.eqns:
-            if not eqn.effects and self._may(eqn) and self._write(writer, eqn):
+            if (
+                not eqn.effects
+                and self._may(eqn)
+                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn))
+            ):
                 changed = True
             else:
                 writer.keep(eqn)
@@ -134,6 +139,32 @@ class Decomposer:
         writer.instead(eqn, run)
         return True
 
+    def _untransposed(self, writer: Writer, eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> bool:
+        """Write a product without the transpositions of its operands; False where there are none, or where that is not faster."""
+        if self.device.platform != "cpu" or eqn.primitive.name != "dot_general":
+            return False
+        try:
+            found = products.untransposed(eqn, makers)
+            if found is None:
+                return False
+            written, other = (traced_as(eqn, run, found.operands) for run in (found.written, found.run))
+            before_us, us = self._price_us(written), self._price_us(other)
+        except Exception:  # a program must not fail because of a form of it
+            return False
+        key = str(written)
+        if key not in self._known:
+            is_worth_it = before_us >= _LEAST_US and self._is_faster(written, before_us, other, us)
+            self._known[key] = 0 if is_worth_it else None
+        if self._known[key] is None:
+            return False
+        writer.instead(eqn, found.run, found.operands)
+        return True
+
+    def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:
+        """Is another way to compute an operation faster, by the clock, or where there is none, by so much by its price?"""
+        timed = None if self.clock is None else self.clock(written, other)
+        return self.gain * us <= before_us if timed is None else timed
+
     def _ways(self, eqn: JaxprEqn) -> list[Run]:
         """The functions that compute an operation in other ways: those of the rules that have one, and do not fail."""
         found: list[Run | None] = []
@@ -165,8 +196,14 @@ class Decomposer:
             if id(part) in seen:
                 return False
             seen.add(id(part))
+            turned = {v for eqn in part.eqns if eqn.primitive.name == "transpose" for v in eqn.outvars}
             return any(
                 self._ways(eqn)
+                or (
+                    self.device.platform == "cpu"
+                    and eqn.primitive.name == "dot_general"
+                    and not turned.isdisjoint(v for v in eqn.invars if isinstance(v, Var))
+                )
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns
@@ -200,8 +237,7 @@ class Decomposer:
                 if has_types_of(other.outvars, eqn.outvars) and has_types_of(other.invars, eqn.invars):
                     others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
-            timed = None if self.clock is None else self.clock(written, others[number])
-            if self.gain * prices_us[number] <= before_us if timed is None else timed:
+            if self._is_faster(written, before_us, others[number], prices_us[number]):
                 return number
         return None
 

@@ -6,7 +6,7 @@ few elements, or meets few rows, that takes longer than the product. Sums of pro
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions.writing import Writer, wide
 from pallasfuse.jaxpr_frontend import flatten
 
@@ -77,6 +77,50 @@ def product(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return [found.astype(result)]
 
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class Untransposed:
+    """A product whose operands a program transposes first, and the same product of what it transposes."""
+
+    operands: tuple[Var | Literal, ...]
+    """The operands as they are before they are transposed."""
+    written: Callable[..., list[Array]]
+    """Computes the product of the operands as the program does."""
+    run: Callable[..., list[Array]]
+    """Computes it from the operands as they are."""
+
+
+def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Untransposed | None:
+    """A product without the transpositions of its operands; None where there are none, or where the result had another order.
+
+    The product of one row, or of numbers of 16 bits, and a matrix that is transposed before is no library's on a CPU. It sums the
+    same terms. makers: the equations that make the variables of the program.
+    """
+    orders: list[tuple[int, ...]] = []
+    operands: list[Var | Literal] = []
+    for atom in eqn.invars:
+        order, source = tuple(range(len(_compat.shape_of(atom)))), atom
+        while isinstance(source, Var) and source in makers and makers[source].primitive.name == "transpose":
+            order = tuple(makers[source].params["permutation"][d] for d in order)
+            (source,) = makers[source].invars
+        orders.append(order)
+        operands.append(source)
+    (summed, batch), sides = eqn.params["dimension_numbers"], range(2)
+    own = [[orders[n][d] for d in range(len(orders[n])) if d not in (*summed[n], *batch[n])] for n in sides]
+    if (
+        operands == [*eqn.invars]
+        or any(dims != sorted(dims) for dims in own)
+        or eqn.params.get("out_sharding") is not None
+    ):
+        return None
+    numbers = tuple(tuple(tuple(orders[n][d] for d in dims[n]) for n in sides) for dims in (summed, batch))
+    direct = _compat.with_params(eqn, {**eqn.params, "dimension_numbers": numbers})
+
+    def written(*values: Array) -> list[Array]:
+        return _compat.bind(eqn, [lax.transpose(x, order) for x, order in zip(values, orders, strict=True)])
+
+    return Untransposed(tuple(operands), written, lambda *values: _compat.bind(direct, values))
 
 
 def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:

@@ -100,6 +100,8 @@ class LoopFusion:
     """Those of its reads that lie anywhere."""
     threads: float = 0.0
     """The threads of a kernel that writes a join; 0 where as many are started as are needed."""
+    turned: float = 0.0
+    """Elements of a matrix that the program transposes before it multiplies a vector with it (CPUs)."""
     streams_matrix: bool = False
     """Its first nest is the product of a vector and a matrix that a library's kernel streams, whatever its layout."""
 

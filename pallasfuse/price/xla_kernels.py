@@ -36,7 +36,7 @@ from pallasfuse.price.xla_products import (
 from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_rows import Loop, diamonds_in, inner_reductions, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
-from pallasfuse.price.xla_vectors import stored_matrix, stored_terms
+from pallasfuse.price.xla_vectors import stored_matrix, stored_terms, turned_elements
 
 
 @dataclass(slots=True)
@@ -169,9 +169,12 @@ def xla_kernels(
         kernels.append(_library_product(node, operands, names, inside, given, habits, known))
         by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
+    nests = _definitions(program)
     found = _fused(loops, apart, rows.inner, outside, habits, above)
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
+        if habits.library_reduces:
+            fusion.turned = sum(turned_elements(n, nests) for n in fusion.roots)
         if habits.fuses_moves:
             of.read_once(fusion, sizes)
         fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)

@@ -1,15 +1,15 @@
-"""Products of a vector and a matrix as XLA computes them on a GPU: what it stores before it sums.
+"""Products of a vector and a matrix as XLA computes them: what it stores before it sums on a GPU, and what it transposes on a CPU.
 
 A small one is a reduction. Where few blocks would sum its columns, XLA's model of fusion stores the terms first, by many blocks. A
 large one is a library's kernel, which reads a matrix that is stored: one that is computed, but by a cast, is written before.
 (128 products of eight forms and 16 large ones, compiled for an H100.)
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.dtypes import itemsize_bytes
-from pallasfuse.ir.expr import Apply, Expr, postorder
+from pallasfuse.ir.dtypes import HALF, itemsize_bytes
+from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.xla_habits import Habits
@@ -48,6 +48,19 @@ def stored_matrix(node: Nest, body: Expr, products: Set[str], habits: Habits) ->
     if matrix is None or not 0 < habits.smallest_product <= volume(_space_of(node)):
         return None
     return matrix if _operations(matrix, products) else None
+
+
+def turned_elements(node: Nest, definitions: Mapping[str, object]) -> float:
+    """The elements of a matrix that a program transposes before it multiplies a vector with it; 0 where a nest does something else.
+
+    Those of half types are no library's in either order. definitions: of the program, by name.
+    """
+    matrix = _matrix_of(node, node.body)
+    made = definitions.get(matrix.tensor) if isinstance(matrix, Read) else None
+    if not isinstance(made, Nest) or made.is_reduction or not isinstance(made.body, Read) or made.dtype in HALF:
+        return 0.0
+    order = [a for a in made.body.indices if a.extent > 1]
+    return float(volume(made.axes)) if order != [a for a in made.axes if a.extent > 1] else 0.0
 
 
 def _matrix_of(node: Nest, body: Expr) -> Expr | None:
