@@ -8,6 +8,8 @@ for the whole program (`written_out`). Values change as by another order of sums
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -74,7 +76,8 @@ class Decomposer:
     short_axes: bool = True
     """Also arrays with a short last axis are written as one for each position."""
     _known: dict[str, int | None] = field(default_factory=dict)
-    """The answers of `_fastest`, by the texts of operations: the layers of a model have the same ones."""
+    """The answers of `_fastest` by the texts of operations, and of `_untransposed` (0: it is) by those of products: the layers of a
+    model have the same ones."""
     _runs: dict[tuple[str, int], Run] = field(default_factory=dict)
     """The functions that run an operation in another way with kernels of its own, by the text of the operation, as in `_known`, and
     the number of the way."""
@@ -85,7 +88,7 @@ class Decomposer:
             return jaxpr
         flat = flatten(jaxpr)
         writer, changed = Writer(flat), False
-        makers = {v: eqn for eqn in flat.eqns for v in eqn.outvars}
+        makers = {v: eqn for eqn in flat.eqns if self._may(eqn) for v in eqn.outvars}
         for eqn in flat.eqns:
             if (
                 not eqn.effects
@@ -147,7 +150,8 @@ class Decomposer:
             found = products.untransposed(eqn, makers)
             if found is None:
                 return False
-            written, other = (traced_as(eqn, run, found.operands) for run in (found.written, found.run))
+            run = partial(_bound, found.direct)
+            written, other = (traced_as(eqn, way, found.direct.invars) for way in (found.written, run))
             before_us, us = self._price_us(written), self._price_us(other)
         except Exception:  # a program must not fail because of a form of it
             return False
@@ -157,7 +161,7 @@ class Decomposer:
             self._known[key] = 0 if is_worth_it else None
         if self._known[key] is None:
             return False
-        writer.instead(eqn, found.run, found.operands)
+        writer.keep(found.direct)
         return True
 
     def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:
@@ -191,19 +195,15 @@ class Decomposer:
         """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""
         seen = set[int]()  # equal layers call one function
         axes = self._takes_axes_apart
+        turns = self.device.platform == "cpu" and "transpose" in _names_in(jaxpr)
 
         def within(part: Jaxpr) -> bool:
             if id(part) in seen:
                 return False
             seen.add(id(part))
-            turned = {v for eqn in part.eqns if eqn.primitive.name == "transpose" for v in eqn.outvars}
             return any(
                 self._ways(eqn)
-                or (
-                    self.device.platform == "cpu"
-                    and eqn.primitive.name == "dot_general"
-                    and not turned.isdisjoint(v for v in eqn.invars if isinstance(v, Var))
-                )
+                or (turns and eqn.primitive.name == "dot_general")
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns
@@ -255,3 +255,19 @@ class Decomposer:
             from pallasfuse.jaxpr_frontend.conversion import convert
             from pallasfuse.price.xla import price_xla
         return price_xla(convert(flatten(jaxpr)).program, self.device).us
+
+
+def _bound(eqn: JaxprEqn, *values: Any) -> list[Any]:
+    return _compat.bind(eqn, values)
+
+
+def _names_in(jaxpr: Jaxpr) -> set[str]:
+    """The names of the operations of a jaxpr, and of what it calls."""
+    found, waiting, seen = set[str](), [jaxpr], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) not in seen:
+            seen.add(id(part))
+            found.update(eqn.primitive.name for eqn in part.eqns)
+            waiting += [inner for eqn in part.eqns for inner in called(eqn)]
+    return found

@@ -1,4 +1,5 @@
-"""Products of few rows or of tiny matrices as products element by element and their sums, and those of uneven rows with even ones.
+"""Products of few rows or of tiny matrices as products element by element and their sums, those of uneven rows with even ones, and
+those of transposed operands without the transpositions.
 
 A library copies the operands of a product to an order that it likes, and starts anew for each matrix of a batch. Where a matrix has
 few elements, or meets few rows, that takes longer than the product. Sums of products element by element read both as they are.
@@ -83,19 +84,18 @@ def product(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 class Untransposed:
     """A product whose operands a program transposes first, and the same product of what it transposes."""
 
-    operands: tuple[Var | Literal, ...]
-    """The operands as they are before they are transposed."""
     written: Callable[..., list[Array]]
-    """Computes the product of the operands as the program does."""
-    run: Callable[..., list[Array]]
-    """Computes it from the operands as they are."""
+    """Computes the product as the program does, from what it transposes."""
+    direct: JaxprEqn
+    """The product of what the program transposes."""
 
 
 def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Untransposed | None:
-    """A product without the transpositions of its operands; None where there are none, or where the result had another order.
+    """A product without the transpositions of its operands; None where there are none, where the result had another order, or where
+    somebody asks for its sharding.
 
-    The product of one row, or of numbers of 16 bits, and a matrix that is transposed before is no library's on a CPU. It sums the
-    same terms. makers: the equations that make the variables of the program.
+    XLA has no library on a CPU for the product of one row and a matrix that is transposed before, and converts one of half types
+    element by element. The direct product sums the same terms. makers: the equations that make the variables of the program.
     """
     orders: list[tuple[int, ...]] = []
     operands: list[Var | Literal] = []
@@ -106,21 +106,18 @@ def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Untransposed 
             (source,) = makers[source].invars
         orders.append(order)
         operands.append(source)
-    (summed, batch), sides = eqn.params["dimension_numbers"], range(2)
-    own = [[orders[n][d] for d in range(len(orders[n])) if d not in (*summed[n], *batch[n])] for n in sides]
-    if (
-        operands == [*eqn.invars]
-        or any(dims != sorted(dims) for dims in own)
-        or eqn.params.get("out_sharding") is not None
-    ):
+    summed, batch = eqn.params["dimension_numbers"]
+    sides = [_Side(_compat.shape_of(a), tuple(batch[n]), tuple(summed[n])) for n, a in enumerate(eqn.invars)]
+    own = [[order[d] for d in side.own] for order, side in zip(orders, sides, strict=True)]
+    same_order = all(dims == sorted(dims) for dims in own)
+    if operands == [*eqn.invars] or not same_order or eqn.params.get("out_sharding") is not None:
         return None
-    numbers = tuple(tuple(tuple(orders[n][d] for d in dims[n]) for n in sides) for dims in (summed, batch))
-    direct = _compat.with_params(eqn, {**eqn.params, "dimension_numbers": numbers})
+    numbers = tuple(tuple(tuple(orders[n][d] for d in dims[n]) for n in (0, 1)) for dims in (summed, batch))
 
     def written(*values: Array) -> list[Array]:
         return _compat.bind(eqn, [lax.transpose(x, order) for x, order in zip(values, orders, strict=True)])
 
-    return Untransposed(tuple(operands), written, lambda *values: _compat.bind(direct, values))
+    return Untransposed(written, eqn.replace(invars=operands, params={**eqn.params, "dimension_numbers": numbers}))
 
 
 def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:

@@ -8,7 +8,7 @@ large one is a library's kernel, which reads a matrix that is stored: one that i
 from collections.abc import Mapping, Set
 
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.dtypes import HALF, itemsize_bytes
+from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
@@ -51,16 +51,22 @@ def stored_matrix(node: Nest, body: Expr, products: Set[str], habits: Habits) ->
 
 
 def turned_elements(node: Nest, definitions: Mapping[str, object]) -> float:
-    """The elements of a matrix that a program transposes before it multiplies a vector with it; 0 where a nest does something else.
+    """The elements of a matrix of float32 or float64 that a program transposes before it multiplies a vector with it; else 0.
 
-    Those of half types are no library's in either order. definitions: of the program, by name.
+    Products of half types and of integers take as long in either order. definitions: of the program, by name.
     """
     matrix = _matrix_of(node, node.body)
     made = definitions.get(matrix.tensor) if isinstance(matrix, Read) else None
-    if not isinstance(made, Nest) or made.is_reduction or not isinstance(made.body, Read) or made.dtype in HALF:
+    if not isinstance(made, Nest) or made.dtype not in ("float32", "float64"):
         return 0.0
-    order = [a for a in made.body.indices if a.extent > 1]
-    return float(volume(made.axes)) if order != [a for a in made.axes if a.extent > 1] else 0.0
+    own, order = made.axes, list(range(len(made.axes)))
+    while isinstance(made, Nest) and not made.is_reduction and isinstance(made.body, Read):
+        if frozenset(made.body.indices) != frozenset(made.axes):  # it repeats elements
+            return 0.0
+        order = [order[made.axes.index(a)] for a in made.body.indices]
+        made = definitions.get(made.body.tensor)
+    long = [n for n in order if own[n].extent > 1]
+    return 0.0 if long == sorted(long) else float(volume(own))
 
 
 def _matrix_of(node: Nest, body: Expr) -> Expr | None:

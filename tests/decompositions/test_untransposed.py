@@ -11,7 +11,7 @@ from pallasfuse.device import assumed
 from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.options import FuseOptions
 from pallasfuse.price.xla import price_xla
-from tests.decompositions.test_decomposer import decomposed, operations
+from tests.decompositions.test_decomposer import decomposed
 
 
 def drawn(*shape, seed=0):
@@ -64,13 +64,25 @@ def test_on_a_gpu_the_library_reads_both_orders():
     assert not decomposed(lambda x, w: x @ w.T, ROW, WEIGHTS, device="gpu", clock=lambda *_: True)[1]
 
 
-def test_what_the_user_leaves_to_xla_stays():
-    def function(x, w):
-        with jax.named_scope("mine"):
-            return x @ w.T
+def both_inside(x, w):
+    with jax.named_scope("mine"):
+        return x @ w.T
 
-    jaxpr = jax.make_jaxpr(function)(ROW, WEIGHTS)
+
+def transposed_inside(x, w):
+    with jax.named_scope("mine"):
+        turned = w.T
+    return x @ turned
+
+
+@pytest.mark.parametrize("function", [both_inside, transposed_inside])
+def test_what_the_user_leaves_to_xla_stays(function):
+    jaxpr = jax.make_jaxpr(function)(ROWS, WEIGHTS)
     assert Decomposer(assumed("cpu"), ("mine",), 1.25, lambda *_: True).of(jaxpr) is jaxpr
+
+
+def test_a_transposition_outside_of_a_call_is_found():
+    assert both_ways(lambda x, w: jax.jit(lambda x, turned: x @ turned)(x, w.T), ROWS, WEIGHTS) == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +102,24 @@ def test_the_price_sees_the_transposition():
 
     contracted = (((1,), (1,)), ((), ()))
     assert us(lambda x, w: x @ w.T) > 2 * us(lambda x, w: jax.lax.dot_general(x, w, contracted))
+    assert us(lambda x, w: x @ w.T.T.T) > 2 * us(lambda x, w: jax.lax.dot_general(x, w, contracted))
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda x, w: x @ w.T, "int32"),
+        (lambda x, w: x @ w.T, "bfloat16"),
+        (lambda x, w: w @ x[0], "float32"),
+        (lambda x, w: jax.lax.dot_general(x, w.T.T, (((1,), (1,)), ((), ()))), "float32"),
+        (lambda x, w: x @ jnp.broadcast_to(w[0][:, None], (512, 4096)), "float32"),
+    ],
+    ids=["integers", "a half type", "nothing", "there and back", "repeated elements"],
+)  # fmt: skip
+def test_what_is_as_fast_as_the_direct_product_is_not_priced_higher(function, dtype):
+    arguments = jax.ShapeDtypeStruct((1, 512), dtype), jax.ShapeDtypeStruct((4096, 512), dtype)
+    price = price_xla(convert(jax.make_jaxpr(function)(*arguments)).program, assumed("cpu"))
+    assert not any(t.name == "transposed elements" and t.us for t in price.terms)
 
 
 def test_a_fused_function_computes_the_same():
@@ -97,6 +127,6 @@ def test_a_fused_function_computes_the_same():
         return jax.nn.log_softmax((x * 2) @ w.T, -1)
 
     for x in (ROW, ROWS):
-        fused = pf.fuse(head, options=FuseOptions(check=False, price=True))
+        fused = pf.fuse(head, options=FuseOptions(check=False, price=True, target="xla"))
         np.testing.assert_allclose(fused(x, WEIGHTS), head(x, WEIGHTS), rtol=1e-5, atol=1e-5)
-        assert "dot_general" in list(operations(flatten(jax.make_jaxpr(head)(x, WEIGHTS))))
+        assert fused.explain(x, WEIGHTS).written_out == (x is ROW)
