@@ -1,8 +1,9 @@
 """Bodies of loops and branches are programs of their own: each is planned once, and runs as a fused call inside its loop.
 
-What does not change in a loop is computed before it, as `loop_invariants` does for a fused call that the user has put there. A
-scan's body has a second form, which gets the arrays that the scan runs over as they are, and the number of the trip: its kernels
-read their element of such an array where it is, which is stored for a kernel otherwise.
+Values that are the same in every trip are computed once, before the loop (`loop_invariants` splits the body for that). The body of
+a scan may be planned in two forms. In one, XLA cuts an element for each trip from every array that the scan runs over, and stores
+it for the kernel that reads it. In the other, the body gets whole arrays and the number of the trip, and a kernel reads its element
+where it lies. The form is used whose kernels save more.
 """
 
 import math
@@ -32,9 +33,9 @@ class BodyForm:
 
     jaxpr: Jaxpr
     boundary: Boundary
-    """How values enter and leave it."""
+    """This says which arguments and results of the body the loop slices, carries from trip to trip, and stacks."""
     by_number: bool = False
-    """It gets whole arrays and the number of the trip. It is used only if its kernels take slices by themselves, and save more."""
+    """The body gets whole arrays and the number of the trip, instead of an element of each array."""
 
 
 type FusedBody = Callable[[Sequence[BodyForm], str], tuple[BodyForm, Run] | None]
@@ -127,16 +128,19 @@ def _type(atom: Any) -> tuple[tuple[int, ...], Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """A body without what does not change in its loop."""
+    """The part of a body that runs in every trip, and what computes the values that are the same in all of them."""
 
     form: BodyForm
     before: Callable[[Sequence[Any]], list[Any]]
-    """Computes the first arguments of the rest from those of the body that do not change."""
+    """This computes the first arguments of that part from those arguments of the body that are the same in every trip."""
 
 
 def _inside(jaxpr: Jaxpr, fixed: Sequence[bool], carried: int, *, by_number: bool = False) -> _Inside:
-    """Splits off what does not change in a loop. fixed: the arguments that do not, which are the first ones; carried: how many
-    values go from one trip to the next. Arguments after these are elements of arrays; by_number: but the last one."""
+    """Splits a body into what is the same in every trip of its loop, and the rest.
+
+    fixed: which arguments are the same in every trip; they are the first ones. carried: the number of values that go from one trip
+    to the next. The arguments after these are elements of arrays; by_number: the last one is the number of the trip.
+    """
     parts = split(jaxpr, fixed)
     inside = jaxpr if parts is None else parts.inside
     first = sum(fixed) + len(inside.invars) - len(fixed)  # what is handed over comes before all others

@@ -8,8 +8,6 @@ for the whole program (`written_out`). Values change as by another order of sums
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -150,8 +148,9 @@ class Decomposer:
             found = products.untransposed(eqn, makers)
             if found is None:
                 return False
-            run = partial(_bound, found.direct)
-            written, other = (traced_as(eqn, way, found.direct.invars) for way in (found.written, run))
+            direct = found.direct
+            written = traced_as(eqn, found.written, direct.invars)
+            other = traced_as(eqn, lambda *values: _compat.bind(direct, values), direct.invars)
             before_us, us = self._price_us(written), self._price_us(other)
         except Exception:  # a program must not fail because of a form of it
             return False
@@ -161,7 +160,7 @@ class Decomposer:
             self._known[key] = 0 if is_worth_it else None
         if self._known[key] is None:
             return False
-        writer.keep(found.direct)
+        writer.keep(direct)
         return True
 
     def _is_faster(self, written: Jaxpr, before_us: float, other: Jaxpr, us: float) -> bool:
@@ -195,7 +194,7 @@ class Decomposer:
         """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""
         seen = set[int]()  # equal layers call one function
         axes = self._takes_axes_apart
-        turns = self.device.platform == "cpu" and "transpose" in _names_in(jaxpr)
+        turns = self.device.platform == "cpu"
 
         def within(part: Jaxpr) -> bool:
             if id(part) in seen:
@@ -203,7 +202,7 @@ class Decomposer:
             seen.add(id(part))
             return any(
                 self._ways(eqn)
-                or (turns and eqn.primitive.name == "dot_general")
+                or (turns and eqn.primitive.name == "transpose")
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns
@@ -255,19 +254,3 @@ class Decomposer:
             from pallasfuse.jaxpr_frontend.conversion import convert
             from pallasfuse.price.xla import price_xla
         return price_xla(convert(flatten(jaxpr)).program, self.device).us
-
-
-def _bound(eqn: JaxprEqn, *values: Any) -> list[Any]:
-    return _compat.bind(eqn, values)
-
-
-def _names_in(jaxpr: Jaxpr) -> set[str]:
-    """The names of the operations of a jaxpr, and of what it calls."""
-    found, waiting, seen = set[str](), [jaxpr], set[int]()
-    while waiting:
-        part = waiting.pop()
-        if id(part) not in seen:
-            seen.add(id(part))
-            found.update(eqn.primitive.name for eqn in part.eqns)
-            waiting += [inner for eqn in part.eqns for inner in called(eqn)]
-    return found

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pallasfuse.errors import InvalidProgramError
-from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Expr, Read, const, reads_in, rename_axes, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips, Unknown
@@ -165,6 +166,11 @@ def _given_to_xla(program: LoopProgram) -> dict[str, Tensor]:
 
     found = (n for n in program.nests if n.name not in program.outputs and is_given(n)) if tables else ()
     return {n.name: Tensor(n.name, n.axes, n.dtype) for n in found}
+
+
+def bytes_by_name(program: LoopProgram) -> dict[str, float]:
+    """The bytes of every tensor of a program, by its name."""
+    return {d.name: float(volume(d.axes) * itemsize_bytes(d.dtype)) for d in program.definitions()}
 
 
 def is_slice(nest: Nest | External) -> bool:

@@ -143,8 +143,6 @@ class Trips[Program]:
 
     trips: int
     body: Later[Program]
-    slices: int
-    """Arrays of which each trip reads its own slice or writes it."""
     constants: int
     """The first inputs of the body that are the same in every trip."""
     boundary: Later[NamedBoundary]

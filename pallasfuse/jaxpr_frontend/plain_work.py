@@ -241,7 +241,7 @@ def _trips(eqn: JaxprEqn, convert: Convert) -> PlainWork:
             stacked=tuple(range(carried, carried + stacked)),
         ))  # fmt: skip
 
-    return Trips(eqn.params["length"], _program(inside), sliced + stacked, first, Later(boundary))
+    return Trips(eqn.params["length"], _program(inside), first, Later(boundary))
 
 
 _WORK: dict[str, Callable[[JaxprEqn], PlainWork]] = {

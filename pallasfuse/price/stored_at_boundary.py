@@ -10,12 +10,10 @@ counts them in what XLA compiles for an H100. Branches of a choice need no such 
 from collections.abc import Iterable, Mapping
 
 from pallasfuse.device import Device
-from pallasfuse.ir.axes import volume
 from pallasfuse.ir.boundary import NamedBoundary
-from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import LoopProgram, Nest, is_slice
+from pallasfuse.ir.loop_program import LoopProgram, Nest, bytes_by_name, is_slice
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.gpu_library import memory_us
 from pallasfuse.price.terms import NOTHING, Price, Term, total
@@ -30,7 +28,7 @@ def boundary_prices(
 
     kernels: their names, groups, and the tensors that they read. A slice that several of them read is paid by the first.
     """
-    sizes = {d.name: float(volume(d.axes) * itemsize_bytes(d.dtype)) for d in program.definitions()}
+    sizes = bytes_by_name(program)
     sliced = boundary.sliced.union(n.name for n in program.nests if is_slice(n))
     stored: set[str] = set()
     found: dict[str, Price] = {}

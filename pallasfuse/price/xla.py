@@ -31,13 +31,12 @@ from pallasfuse.price.scattered import cached_change, cached_read, changed_in_me
 from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_habits import ISSUED, WINDOW_STEP, Habits, habits_on
+from pallasfuse.price.xla_habits import ISSUED, LONGEST_COLUMN, WINDOW_STEP, Habits, habits_on
 from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_loops import is_short
 from pallasfuse.price.xla_products import is_product, product_operands
 from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
-from pallasfuse.price.xla_vectors import LONGEST_COLUMN
 from pallasfuse.resources.block import WARP
 
 _ROW_SHARE = 0.75
@@ -213,11 +212,12 @@ def _between_trips(work: Trips[LoopProgram], device: Device) -> Price:
 
     On a GPU kernels of the body do, and wait for the number of the trip before they know where a slice is.
     """
+    slices = len(work.boundary.value.sliced) + len(work.boundary.value.stacked)
     if device.platform == "gpu":
         one = launch(device)
-        asked = Term("positions of slices", work.slices, "", work.slices * device.cache_latency_us)
+        asked = Term("positions of slices", slices, "", slices * device.cache_latency_us)
         return Price(one.us + asked.us, (one, asked))
-    thunks = Term("thunks", 2 + work.slices, "", (2 + work.slices) * device.kernel_us)
+    thunks = Term("thunks", 2 + slices, "", (2 + slices) * device.kernel_us)
     return Price(thunks.us, (thunks,))
 
 

@@ -11,6 +11,8 @@ CHANNELS = 8
 WINDOW_STEP = 6.0
 """Operations for one element of a window on a GPU: to find its place, to ask if it is inside, and to reduce it. (Found from one
 kernel, of 15 million windows of 9 elements, which takes 71 us on an H100.)"""
+LONGEST_COLUMN = 1 << 12
+"""Elements of a column that one block reduces; longer ones are reduced in two steps (GPUs)."""
 ISSUED = 0.35
 """Of the vector units' rate, what compiled loops reach beside their loads (GPUs)."""
 

@@ -16,7 +16,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, bytes_by_name
 from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
@@ -231,7 +231,7 @@ _definitions = Recent(lambda program: {d.name: d for d in program.definitions()}
 def _sizes_of(program: LoopProgram) -> tuple[dict[str, int], dict[str, float]]:
     """The elements of all tensors, and their bytes."""
     volumes = {d.name: volume(d.axes) for d in program.definitions()}
-    return volumes, {d.name: float(volumes[d.name] * dtypes.itemsize_bytes(d.dtype)) for d in program.definitions()}
+    return volumes, bytes_by_name(program)
 
 
 _sizes = Recent(_sizes_of)

@@ -8,13 +8,11 @@ compiled for an H100. On a device XLA tries several libraries for a product, and
 kernel of ours saves is therefore counted without these copies.) `stored_at_boundary` has what our own kernels add.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from pallasfuse.device import Device
-from pallasfuse.ir.axes import volume
 from pallasfuse.ir.boundary import NamedBoundary
-from pallasfuse.ir.dtypes import itemsize_bytes
-from pallasfuse.ir.loop_program import LoopProgram
+from pallasfuse.ir.loop_program import LoopProgram, bytes_by_name
 from pallasfuse.ir.plain_work import Branches, Trips
 from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
 from pallasfuse.price.terms import Price, Term, total
@@ -23,7 +21,7 @@ from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKe
 
 def filled_before(program: LoopProgram, boundary: NamedBoundary, trips: int, device: Device) -> Price:
     """The price of filling the arrays of stacked results, by one kernel."""
-    sizes = _sizes(program)
+    sizes = bytes_by_name(program)
     moved = trips * sum(sizes[t] for t in boundary.stacked)
     one = launch(device)
     memory = Term("stacked results filled", moved, "B", memory_us(moved, device))
@@ -34,13 +32,11 @@ def copied_in_a_trip(
     program: LoopProgram, kernels: Sequence[XlaKernel], boundary: NamedBoundary, device: Device
 ) -> Price:  # fmt: skip
     """The price of the copies in one trip. kernels: those of the body."""
-    sizes, makers = _sizes(program), {name: k for k in kernels for name in k.makes}
+    sizes, makers = bytes_by_name(program), {name: k for k in kernels for name in k.makes}
     read = [t for k in kernels for t in k.sources]
     copied = _read_by_libraries(boundary.sliced, kernels)
     carried = {new for _, new in boundary.carried}
-    copied += [
-        t for t in boundary.stacked if t in carried or t in read or not _writes_alone(makers.get(t))
-    ]  # fmt: skip
+    copied += [t for t in boundary.stacked if t in carried or t in read or not _writes_alone(makers.get(t))]
     copied += [new for old, new in boundary.carried if old != new and not _in_place(makers.get(new), old, new)]
     return total(copy_on_gpu(2.0 * sizes[t], device) for t in sorted(copied))
 
@@ -66,7 +62,3 @@ def _in_place(maker: XlaKernel | None, old: str, new: str) -> bool:
         return False
     (root,) = (n for n in maker.roots if n.name == new)
     return not root.is_reduction and all(axes == root.axes for (tensor, axes) in maker.reads if tensor == old)
-
-
-def _sizes(program: LoopProgram) -> Mapping[str, float]:
-    return {d.name: float(volume(d.axes) * itemsize_bytes(d.dtype)) for d in program.definitions()}

@@ -12,11 +12,9 @@ from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.price.xla_habits import Habits
+from pallasfuse.price.xla_habits import LONGEST_COLUMN, Habits
 from pallasfuse.price.xla_products import as_read, ends_in, without_casts
 
-LONGEST_COLUMN = 1 << 12
-"""Elements of a column that one block reduces; longer ones are reduced in two steps."""
 _WIDE = 4
 """With fewer columns for each row few blocks reduce them, and XLA stores the terms of a product before."""
 _WIDE_BYTES = 6000
