@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from pallasfuse.decisions import Phase
 from pallasfuse.emission import pallas_kernel
@@ -43,7 +44,7 @@ def phases_of(
         problem = None if early is None else early(lowered)
         if problem is not None and number == 0:
             return (Phase(lowered, target),), problem
-        phase = Phase(arithmetic.rewrite_for(target, lowered), target)
+        phase = _phase_of(lowered, target)
         problem = problem_of(phase)
         while number and problem is not None and phase.target.fallback:
             other = phase.target.fallback
@@ -51,12 +52,24 @@ def phases_of(
                 other = other.fallback
             if other.only_long_products or _sums_beyond(phase.program, other):
                 break
-            phase = Phase(arithmetic.rewrite_for(other, lower_for(other, chosen, schedule, tensors)[number]), other)
+            phase = _phase_of(lower_for(other, chosen, schedule, tensors)[number], other)
             problem = problem_of(phase)
         phases.append(phase)
         if problem is not None:
             return tuple(phases), problem
     return tuple(phases), None
+
+
+def _phase_of(lowered: TileProgram, target: Target) -> Phase:
+    """Returns a lowered program in the arithmetic of a target, its short axes written out where that is predicted to be faster.
+
+    Written out, nothing is exchanged between threads and nothing is padded; as an axis of a tile, a row is loaded and stored whole.
+    """
+    phase = Phase(arithmetic.rewrite_for(target, lowered), target)
+    if not phase.program.unrolled:
+        return phase
+    whole = replace(phase, program=replace(phase.program, unrolled=()))
+    return phase if problem_of(whole) is not None or us_of((phase,)) <= us_of((whole,)) else whole
 
 
 def us_of(phases: Sequence[Phase]) -> float:

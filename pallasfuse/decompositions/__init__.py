@@ -34,14 +34,19 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
     "gpu": {
         **_POOLS,
         "concatenate": (joins.choice,),
-        "conv_general_dilated": (windows.convolution, windows.patches, windows.few_positions),
+        "conv_general_dilated": (
+            windows.convolution,
+            windows.patches,
+            windows.few_positions,
+            windows.by_channel,
+        ),
         "dot_general": (products.aligned,),
         "ragged_dot_general": (ragged.in_blocks,),
     },
     "cpu": {
         **_POOLS,
         **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (running.running,)),
-        "conv_general_dilated": (windows.convolution, windows.few_positions),
+        "conv_general_dilated": (windows.convolution, windows.few_positions, windows.by_channel),
         "dot_general": (products.product,),
         "ragged_dot_general": (ragged.in_blocks,),
         "pow": (powers.power,),

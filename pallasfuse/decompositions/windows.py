@@ -167,6 +167,39 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     return run
 
 
+def by_channel(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution whose images are groups of their own, at a few positions: for each of these, one sum for every group.
+
+    So the gradient of weights is written where each channel has weights of its own: its images are channels, and its windows are as
+    long as the results of the convolution. None elsewhere.
+    """
+    of = _Convolution.of(eqn, zeros_between=True, images_are_groups=True)
+    if of is None or eqn.params["batch_group_count"] == 1:
+        return None
+    counts = [_compat.shape_of(eqn.outvars[0])[d] for d in of.numbers.out_spec[2:]]
+    images = _compat.shape_of(eqn.invars[0])[of.numbers.lhs_spec[0]]
+    if images != of.groups or not 1 <= math.prod(counts) <= min(MOST_TERMS, math.prod(of.window)):
+        return None
+
+    def at(position: Sequence[int], x: Array, w: Array) -> Array:
+        for n, place in enumerate(position):
+            inside, taps = of.meeting(n, place, x.shape[1 + n])
+            x = lax.slice_in_dim(x, inside.start, inside.stop, inside.step, axis=1 + n)
+            w = lax.slice_in_dim(w, taps.start, taps.stop, taps.step, axis=1 + n)
+        return jnp.sum(x.astype(of.summed) * w.astype(of.summed), axis=range(w.ndim - 2))
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        batch, feature, *spatial = of.numbers.lhs_spec
+        results, channels, *window = of.numbers.rhs_spec
+        x = jnp.transpose(images, (feature, *spatial, batch))[..., None]
+        w = jnp.transpose(kernel, (channels, *window, results))
+        w = w.reshape(*w.shape[:-1], of.groups, of.results // of.groups)
+        found = jnp.stack([at(p, x, w) for p in itertools.product(*map(range, counts))])
+        return [of.placed(found.reshape(1, *counts, of.results))]
+
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class _Convolution:
     """A convolution of real numbers, with its dimensions in one order: images by positions and channels, weights by window,
@@ -191,15 +224,16 @@ class _Convolution:
     """It has one group, and both operands have one type."""
 
     @classmethod
-    def of(cls, eqn: JaxprEqn, zeros_between: bool = False) -> "_Convolution | None":
-        """The convolution of an equation; None where it has batches as groups, no elements, or zeros between them.
+    def of(cls, eqn: JaxprEqn, zeros_between: bool = False, images_are_groups: bool = False) -> "_Convolution | None":
+        """The convolution of an equation; None where it has images as groups, no elements, or zeros between them.
 
-        zeros_between: also where there are zeros between the elements of the images.
+        zeros_between: also where there are zeros between the elements of the images. images_are_groups: also where they are.
         """
         params, numbers = eqn.params, eqn.params["dimension_numbers"]
         shape, weights = _compat.shape_of(eqn.invars[0]), _compat.shape_of(eqn.invars[1])
         results, channels, *window = (weights[d] for d in numbers.rhs_spec)
-        if params["batch_group_count"] != 1 or min(shape, default=0) < 1:
+        batches = params["batch_group_count"]
+        if (batches != 1 and not images_are_groups) or min(shape, default=0) < 1:
             return None
         if math.prod(params["lhs_dilation"]) != 1 and not zeros_between:
             return None
@@ -211,8 +245,8 @@ class _Convolution:
             return None
         return cls(
             numbers, tuple(window), tuple(params["window_strides"]), tuple(params["rhs_dilation"]), tuple(params["padding"]),
-            tuple(params["lhs_dilation"]), params["feature_group_count"], channels, results, dtype, summed,
-            params["feature_group_count"] == 1 and len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
+            tuple(params["lhs_dilation"]), params["feature_group_count"] * batches, channels, results, dtype, summed,
+            params["feature_group_count"] * batches == 1 and len({_compat.dtype_of(a) for a in eqn.invars}) == 1,
         )  # fmt: skip
 
     def padded(self, images: Array) -> Array:

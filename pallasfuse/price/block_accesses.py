@@ -10,6 +10,10 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.tensors import Tensor
 
+_IN_PARTS = 2
+"""A sector that is stored in parts takes so many times as long, for each part. (36 kernels that store one to six arrays with a last
+axis of 2 to 4 elements, on an H100; where there is one such array, it takes half of that, or less.)"""
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -32,6 +36,8 @@ class Access:
     """The rows of a tile come from places that a table says, and make an array of their own."""
     passes: int = 1
     """The number of times that a block goes over the same sectors, each time for some of their elements."""
+    part_bytes: float = 0.0
+    """The bytes of the parts of a run that are loaded one after the other, each from a sector of its own; 0: runs are whole."""
 
     @property
     def bytes(self) -> float:
@@ -41,15 +47,28 @@ class Access:
         """The bytes of all sectors that a block touches."""
         return self.passes * self.bytes * sector * math.ceil(self.run_bytes / sector) / self.run_bytes
 
-    def one_by_one(self, tensor: Tensor, unrolled: Collection[Axis], sector: int = 32) -> "Access":
-        """Returns a store whose `unrolled` axes are written out.
+    def scattered(self, sector: int = 32) -> float:
+        """The number of loads or stores of a block that each find little in a sector."""
+        run = self.part_bytes or self.run_bytes
+        return self.bytes / run if run < sector else 0.0
 
-        Neighbours along those leave one after the other: no cache of a multiprocessor gathers a sector until it is whole.
+    def one_by_one(self, tensor: Tensor, unrolled: Collection[Axis], sector: int = 32) -> "Access":
+        """Returns a load or a store whose `unrolled` axes are written out.
+
+        Neighbours along those are loaded one after the other, from sectors that the cache of a multiprocessor keeps. And they are
+        stored one after the other: no such cache gathers a sector until it is whole.
         """
+        size = dtypes.itemsize_bytes(tensor.dtype)
+        if not self.is_store:
+            places = [n for n, a in enumerate(tensor.axes) if a in unrolled and a.extent > 1]
+            if not places or size * math.prod(a.extent for a in tensor.axes[places[0] :]) < sector:
+                return self
+            return replace(self, part_bytes=float(size * math.prod(a.extent for a in tensor.axes[places[-1] + 1 :])))
         neighbours = math.prod(
             a.extent for a in takewhile(lambda a: a in unrolled or a.extent == 1, reversed(tensor.axes))
         )
-        return replace(self, passes=min(neighbours, max(1, sector // dtypes.itemsize_bytes(tensor.dtype))))
+        passes = min(neighbours, max(1, sector // size))
+        return replace(self, passes=passes * _IN_PARTS if passes > 1 else 1)
 
 
 def access(

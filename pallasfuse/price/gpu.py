@@ -111,17 +111,17 @@ def price(
 
 
 def _work(program: TileProgram, *, spreads: bool) -> BlockWork:
-    """The work of a block. The positions of an axis that is written out lie together in memory: one after the other is read
-    from the same sectors, which the multiprocessor keeps. What it stores leaves at once."""
+    """The work of a block. The positions of an axis that is written out lie together in memory (`Access.one_by_one`)."""
     if not program.unrolled and not program.late:
         return examine(program, spreads=spreads)
     work = examine(as_threads_run_it(program).program, spreads=spreads)
     if not program.unrolled:
         return work
-    tensors = {t.name: t for t in program.outputs}
-    accesses = examine(program).accesses
+    tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
+    accesses = examine(program).accesses  # those of rows that a table says have no tensor
     return replace(
-        work, accesses=[a.one_by_one(tensors[a.tensor], program.unrolled) if a.is_store else a for a in accesses]
+        work,
+        accesses=[a.one_by_one(tensors[a.tensor], program.unrolled) if a.tensor in tensors else a for a in accesses],
     )
 
 
@@ -173,7 +173,7 @@ def _one(
     through = [_through_port(m) for w in moved for m in w] if by_warps else []
     port_us = shares * clock_us * sum(through) / device.port_bytes if device.port_bytes else 0.0
 
-    scattered = sum(a.bytes / a.run_bytes for w in works for a in w.accesses if a.run_bytes < _SECTOR_BYTES) * blocks
+    scattered = sum(a.scattered(_SECTOR_BYTES) for w in works for a in w.accesses) * blocks
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
     products = [(p, w.warps) for w in works for p in w.products if emission.warpgroups or _on_matrix_units(p)]
     matrix_us = shares * clock_us * sum(_matrix_clocks(p, warps, emission, device) for p, warps in products)

@@ -68,12 +68,46 @@ def _tiled(work: Convolution, rows: int, summed: float, size: float, rate: float
 
 
 def _channel_by_channel(work: Convolution, device: Device) -> Price:
-    """Each channel, or few of them, with windows of its own: no product of matrices."""
+    """Returns the price where each channel, or few of them, has windows of its own: no product of matrices.
+
+    The library has a kernel for square windows. For others it takes the faster of two ways: one by one, or as products, with
+    operands and results copied to another order.
+    """
     slowly = device.library.get("channelwise_tflop_s")
     if work.square or not slowly:
         added = work.flops / 2
-        vector = Term("vector units", added, "op", 1e-3 * added / (ISSUED * device.vector_gop_s))
+        rate = _SQUARE_FLOAT32 if work.operand_dtype == "float32" else _SQUARE
+        vector = Term("vector units", added, "op", 1e-3 * added / (rate * ISSUED * device.vector_gop_s))
         moved = copy_on_gpu(work.moved_bytes, device)
         return Price(max(vector.us, moved.us), (vector, *moved.terms))
-    matrix = Term("channels one by one", work.flops, "flop", 1e-6 * work.flops / slowly)
-    return Price(matrix.us, (matrix,)) + copy_on_gpu(work.moved_bytes, device)
+    is_wide = work.operand_dtype == "float32"
+    is_gradient = work.of_weights or work.rows < work.positions  # windows are as long as what is convolved
+    in_turn = work.summed if is_gradient and not work.of_weights else 0  # sums that are not split among blocks
+    direct_us = max(1e-6 * work.flops / slowly, in_turn * _STEP_IN_TURN_US)
+    if work.of_weights:
+        direct_us = 1e-6 * work.flops / _OF_WEIGHTS_TFLOP_S if is_wide else math.inf
+    elements = 1e-6 * work.moved_bytes / (4.0 if is_wide else 2.0)
+    turned_us = 3 * _TURNED_US + elements * (
+        _READ_TURNED_US if is_gradient else (_READ_TURNED_US + _MADE_TURNED_US) / 2
+    )
+    product_us = max(1e-6 * work.flops / _AS_PRODUCT_TFLOP_S, in_turn * _STEP_OF_PRODUCT_US) + _PRODUCT_US
+    if direct_us <= turned_us + product_us or (is_wide and in_turn):
+        terms: tuple[Term, ...] = (Term("channels one by one", work.flops, "flop", direct_us), launch(device))
+    else:
+        turned = Term("copies to another order", work.moved_bytes, "B", turned_us)
+        terms = (Term("matrix units", work.flops, "flop", product_us), turned)
+    return Price(sum(t.us for t in terms), terms)
+
+
+# Channel by channel, found on an H100 with 17 convolutions and the gradients of both operands of each, in bfloat16 and float32.
+_SQUARE, _SQUARE_FLOAT32 = 0.6, 0.27
+"""Of the rate of other loops, what the library's kernels for square windows reach."""
+_OF_WEIGHTS_TFLOP_S = 0.36
+"""The rate of a kernel for gradients of weights in float32."""
+_STEP_IN_TURN_US, _STEP_OF_PRODUCT_US = 0.27, 0.07
+"""A step of a sum over a window as long as an image, whose few results are a thread's, or a block's, each: the gradient of the
+weights of a window with holes, in which the library does not see that."""
+_TURNED_US, _READ_TURNED_US, _MADE_TURNED_US = 10.0, 9.5, 31.0
+"""A copy of an operand to another order, and of a result from it: its start, and a million elements."""
+_PRODUCT_US, _AS_PRODUCT_TFLOP_S = 15.0, 1.5
+"""A product for every channel, on matrix units of which it fills a small part."""

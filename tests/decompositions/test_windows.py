@@ -162,6 +162,44 @@ def test_few_positions_where_windows_lie_beside_the_image():
 
 
 @pytest.mark.parametrize(
+    ("window", "strides", "dilated", "padding", "times", "numbers"),
+    [
+        ((3,), (1,), (4,), "SAME", 1, ("NWC", "WIO", "NWC")),
+        ((4,), (1,), (1,), ((3, 0),), 2, ("NCW", "OIW", "NWC")),
+        ((5,), (2,), (1,), "VALID", 1, ("NWC", "WIO", "NCW")),
+        ((3, 2), (2, 1), (1, 3), "SAME", 3, ("NHWC", "HWIO", "NHWC")),
+        ((2,), (1,), (1,), ((30, 0),), 1, ("NWC", "WIO", "NWC")),  # a window that meets only zeros
+    ],
+)
+def test_gradients_of_the_weights_of_channels_are_sums(window, strides, dilated, padding, times, numbers):
+    channels = 6
+    dims = dict(zip([d for d in numbers[1] if d not in "IO"], window, strict=True))
+    kernel = drawn([{"I": 1, "O": channels * times}.get(d) or dims[d] for d in numbers[1]], seed=1)
+    images = drawn([{"N": 3, "C": channels}.get(d) or 17 for d in numbers[0]])
+
+    def convolved(w):
+        return lax.conv_general_dilated(
+            images, w, strides, padding, rhs_dilation=dilated, dimension_numbers=numbers, feature_group_count=channels
+        )
+
+    gradient = jax.make_jaxpr(lambda g: jax.vjp(convolved, kernel)[1](g)[0])(convolved(kernel))
+    (eqn,) = [e for e in gradient.eqns if e.primitive.name == "conv_general_dilated" and windows.by_channel(e)]
+    assert windows.convolution(eqn) is None and windows.few_positions(eqn) is None
+    same(lambda a, b: _compat.bind(eqn, [a, b])[0], *(drawn(v.aval.shape, seed=3) for v in eqn.invars),
+         rule=windows.by_channel)  # fmt: skip
+
+
+def test_sums_by_channel_are_for_images_that_are_groups_of_their_own():
+    def run(x, w, **groups):
+        return lax.conv_general_dilated(x, w, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"), **groups)
+
+    x, w = drawn((4, 16, 3)), drawn((15, 3, 8))
+    for groups, expected in (({}, False), ({"batch_group_count": 2}, False), ({"batch_group_count": 4}, True)):
+        (eqn,) = jax.make_jaxpr(functools.partial(run, **groups))(x, w).eqns
+        assert (windows.by_channel(eqn) is not None) == expected
+
+
+@pytest.mark.parametrize(
     ("shape", "weights", "strides", "changed"),
     [
         ((2, 16, 16, 8), (3, 3, 8, 8), (1, 1), {}),  # windows overlap

@@ -18,6 +18,7 @@ from pallasfuse.targets import XLA_CPU
 
 CPU = XLA_CPU.device
 H200 = device.find("NVIDIA H200", "gpu")
+H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
 BOTH = pytest.mark.parametrize("on", [CPU, H200], ids=["cpu", "gpu"])
 f32 = jnp.float32
 
@@ -66,6 +67,40 @@ def test_channels_that_are_groups_take_longer_than_their_flops():
         H200, lambda x, w: convolve(x, w, 512), struct(16, 30, 50, 512, dtype=half), struct(5, 5, 1, 512, dtype=half)
     )
     assert square < found / 5  # there a library has a kernel for them
+
+
+@pytest.mark.parametrize(
+    ("dtype", "images", "channels", "taps", "holes", "measured"),
+    [
+        ("bfloat16", (3, 1599), 256, 3, 32, (44, 44, 396)),
+        ("float32", (3, 1599), 256, 3, 32, (42, 42, 1294)),
+        ("float32", (8, 1024), 512, 4, 1, (159, 159, 111)),
+        ("bfloat16", (4, 4096), 1536, 4, 1, (970, 970, 645)),
+        ("bfloat16", (16, 500), 256, 31, 1, (202, 204, 167)),
+        ("bfloat16", (32, 56, 56), 96, 7, 1, (74, 74, 76)),
+        ("float32", (64, 28, 28), 192, 3, 1, (33, 33, 35)),
+    ],
+)
+def test_channels_that_are_groups_and_gradients_of_both_operands(dtype, images, channels, taps, holes, measured):
+    """Microseconds measured on an H100, of the convolution, of the gradient of the images, and of that of the weights."""
+    window = len(images) - 1
+    letters = "HW"[-window:]
+    numbers = (f"N{letters}C", f"{letters}IO", f"N{letters}C")
+
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1,) * window, "SAME", rhs_dilation=(holes,) * window, dimension_numbers=numbers,
+            feature_group_count=channels,
+        )  # fmt: skip
+
+    x, w = struct(*images, channels, dtype=dtype), struct(*[taps] * window, 1, channels, dtype=dtype)
+
+    def gradient(n):
+        return lambda g, x, w: jax.vjp(run, x, w)[1](g)[n]
+
+    found = us(H100, run, x, w), us(H100, gradient(0), x, x, w), us(H100, gradient(1), x, x, w)
+    for one, other in zip(found, measured, strict=True):
+        assert 0.75 * other < one < 1.25 * other
 
 
 def test_a_long_row_is_sorted_by_many_kernels():
