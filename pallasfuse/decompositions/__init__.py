@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
-from pallasfuse.decompositions import joins, powers, products, ragged, running, short_axes, windows
+from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, windows
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
@@ -41,6 +41,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.by_channel,
         ),
         "dot_general": (products.aligned,),
+        "top_k": tuple(map(largest.in_parts, largest.LENGTHS)),
         "ragged_dot_general": (ragged.in_blocks,),
     },
     "cpu": {

@@ -4,8 +4,8 @@ Rates of a library are numbers of the device (`Device.library`):
 
 - `channelwise_tflop_s`: convolutions in which each channel is a group of its own, where no kernel is made for that: for windows
   that are no squares.
-- `compared_gop_s`: positions of 4 bytes that pass one step of a network that sorts, inside blocks.
-- `kept_gop_s`: positions looked at, times how many of each row are kept.
+- `compared_gop_s`: words of 4 bytes that pass one step of a network that sorts, inside blocks.
+- `kept_gop_s`: positions looked at, times how many of each row are kept, where there are many rows.
 - `factored_us`, `pivoted_us`, `reflected_us`, `solved_us`: one column of a factorisation or of a triangular system, which waits
   for the one before (`Elimination`); `solved_one_us`: where there is one right side; `.._many_us`: of many small matrices at once.
 """
@@ -32,21 +32,16 @@ from pallasfuse.ir.plain_work import (
 )
 from pallasfuse.price.gpu_convolutions import convolution_on_gpu
 from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
+from pallasfuse.price.gpu_sorting import sorting_on_gpu
 from pallasfuse.price.operations import LONGEST_SPECIAL, SPECIAL
 from pallasfuse.price.terms import NOTHING, Price, Term, total
 from pallasfuse.price.xla_forms import Opaque
 from pallasfuse.price.xla_habits import ISSUED, RUN, WINDOW_STEP
 
-_TILE = 1 << 11
-"""Positions of 4 bytes that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
-_MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
-"""XLA has a kernel that keeps the largest few of a row: so few, of so long a row. Others are sorted."""
 _PANEL = 32
 """Columns that a library eliminates with a few kernels, on devices of which nothing is known."""
 _LONGEST_TRANSFORM = 1 << 12
 """Positions that a transform takes in one pass."""
-_SECTOR = 32
-"""The bytes that a strided read of one position brings."""
 _DRAWN_OPERATIONS = 60
 """Integer operations for one random word: 20 rounds on pairs of words, each addition, rotation and exclusive or."""
 _INTEGERS = 0.5 * ISSUED
@@ -55,14 +50,11 @@ _INTEGERS = 0.5 * ISSUED
 
 def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
     """The price of an operation without a nest; `kernel` says what it moves. Not of loops and branches."""
-    library = device.library
     match work:
         case Convolution():
             return convolution_on_gpu(work, device)
-        case Ordering() if _by_keeping(work) and "kept_gop_s" in library:
-            return _kept(work, device)
         case Ordering():
-            return _sorted(work, device)
+            return sorting_on_gpu(work, device)
         case Running():
             return _running(work, device)
         case Windows(results, window, element_bytes, read_bytes):
@@ -99,34 +91,6 @@ def _pass(moved: float, cached: float, device: Device) -> Price:
     cache = Term("cache sectors", cached, "B", 1e-3 * cached / device.cache_gb_s)
     one = launch(device)
     return Price(max(memory.us, cache.us) + one.us, (memory, cache, one))
-
-
-def _by_keeping(work: Ordering) -> bool:
-    return work.kept is not None and work.kept <= _MOST_KEPT and work.length >= _SHORTEST_KEPT
-
-
-def _kept(work: Ordering, device: Device) -> Price:
-    """The few largest of each row: a multiprocessor takes one row after the other, and compares each position with those kept."""
-    kept = 1 << math.ceil(math.log2(max(1, work.kept or 1)))
-    each = device.library["kept_gop_s"] / device.multiprocessors
-    positions = float(math.ceil(work.rows / device.multiprocessors) * work.length)
-    compared = Term("positions kept or not", positions * kept, "", 1e-3 * positions * kept / each)
-    return Price(compared.us, (compared,)) + copy_on_gpu(4.0 * work.rows * work.length, device)
-
-
-def _sorted(work: Ordering, device: Device) -> Price:
-    """A bitonic network: stages whose steps stay inside a tile are one kernel, every wider step is a kernel of its own."""
-    stages = math.ceil(math.log2(max(2, work.length)))
-    tile = min(stages, int(math.log2(_TILE)))
-    wide = stages - tile
-    inside = tile * (tile + 1) // 2 + wide * tile
-    positions = float(work.rows << stages)
-    words = work.element_bytes / 4
-    rate = device.library.get("compared_gop_s", device.vector_gop_s / 20)
-    steps = Term("steps of sorting", positions * inside * words, "", 1e-3 * positions * inside * words / rate)
-    moved = 2 * work.rows * work.length * (_SECTOR if work.strided else work.element_bytes)
-    passes = 1 + wide + wide * (wide + 1) // 2
-    return Price(steps.us, (steps,)) + total(_pass(moved, 0.0, device) for _ in range(passes))
 
 
 def _running(work: Running, device: Device) -> Price:

@@ -1,0 +1,76 @@
+"""Prices on a GPU of rows that are sorted, and of the largest elements of rows.
+
+Found on an H100 with the largest 1 to 64 of twelve arrays, whole and in parts of 512 to 8192 elements (0.7 to 1.5 times what
+was measured for 50 of 54).
+"""
+
+import math
+
+from pallasfuse.device import Device
+from pallasfuse.ir.plain_work import Ordering
+from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
+from pallasfuse.price.terms import Price, Term, total
+
+_MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
+"""XLA has a kernel that keeps the largest few of a row: so few, of so long a row. Others are sorted."""
+_PACKED_BYTES, _LONGEST_PACKED = 6, 1 << 16
+"""A half and its position are sorted as one word, where the row is no longer."""
+_START_US, _STEP_KEPT_US, _SETTLED = 3.6, 0.089e-3, 1 << 13
+"""For each element kept of one row, the time to begin and end, and that of one position of the row. After so many positions few
+are better than those kept: where there are many rows, the others do not count."""
+_WITHOUT_WORDS = 3.0
+"""The kernel takes so many times as long for elements of two bytes."""
+_TILE = 1 << 12
+"""Positions that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
+_STEP_US, _THREADS = 0.06, 1 << 10
+"""A step of a network waits for the one before: the time of a word of each thread of a block, which has so many at most."""
+_RADIX_WORDS, _RADIX_LENGTH = 0.95e6, 20_000
+"""A library sorts by digits where so many words are sorted, or one row is so long."""
+_RADIX_US, _RADIX_LEAST_US = 57e-6, 42.0
+"""The time that it takes for a word, and the least."""
+_SECTOR = 32
+"""The bytes that a strided read of one position brings."""
+
+
+def sorting_on_gpu(work: Ordering, device: Device) -> Price:
+    """Returns the price of sorting rows, or of finding the largest elements of each."""
+    packed = work.kept is not None and work.element_bytes == _PACKED_BYTES and work.length <= _LONGEST_PACKED
+    is_kept = work.kept is not None and work.kept <= _MOST_KEPT and work.length >= _SHORTEST_KEPT
+    if is_kept and not packed and "kept_gop_s" in device.library:
+        return _kept(work, device)
+    words = 1.0 if packed else work.element_bytes / 4
+    all_words = work.rows * work.length * words
+    by_digits = all_words >= _RADIX_WORDS or (work.rows == 1 and work.length >= _RADIX_LENGTH)
+    if by_digits and work.length > _TILE and not work.strided:
+        digits = Term("sorting by digits", all_words, "words", max(_RADIX_LEAST_US, _RADIX_US * all_words))
+        return Price(digits.us, (digits,))
+    return _by_network(work, words, device)
+
+
+def _kept(work: Ordering, device: Device) -> Price:
+    """The few largest of each row: a block goes along one row, and compares each position with those kept."""
+    kept = 1 << math.ceil(math.log2(max(1, work.kept or 1)))
+    of_one_us = kept * (_START_US + _STEP_KEPT_US * work.length)
+    compared = float(work.rows * min(work.length, _SETTLED)) * kept
+    us = max(of_one_us, 1e-3 * compared / device.library["kept_gop_s"])
+    us *= _WITHOUT_WORDS if work.element_bytes == _PACKED_BYTES else 1.0
+    one = launch(device)
+    return Price(us + one.us, (Term("positions kept or not", compared, "", us), one))
+
+
+def _by_network(work: Ordering, words: float, device: Device) -> Price:
+    """A bitonic network: stages whose steps stay inside a tile are one kernel, every wider step is a kernel of its own."""
+    stages = math.ceil(math.log2(max(2, work.length)))
+    tile = min(stages, int(math.log2(_TILE)))
+    wide = stages - tile
+    inside = tile * (tile + 1) // 2 + wide * tile
+    positions = float(work.rows << stages)
+    rate = device.library.get("compared_gop_s", device.vector_gop_s / 20)
+    step_us = max(1e-3 * positions * words / rate, words * _STEP_US * max(2.0, (1 << tile) / _THREADS))
+    steps = Term("steps of sorting", positions * inside * words, "", inside * step_us)
+    moved = 2 * work.rows * work.length * (_SECTOR if work.strided else work.element_bytes)
+    memory, one = Term("device memory", moved, "B", memory_us(moved, device)), launch(device)
+    passes = 1 + wide + wide * (wide + 1) // 2
+    each = Price(memory.us + one.us, (memory, one))
+    packing = copy_on_gpu(moved, device) if words * 4 != work.element_bytes else Price(0.0, ())
+    return Price(steps.us, (steps,)) + total(each for _ in range(passes)) + packing
