@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, windows
+from pallasfuse.decompositions.shared_operands import MOST_MERGED, in_groups
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
@@ -103,6 +104,9 @@ class Decomposer:
             else:
                 writer.keep(eqn)
         made = writer.written() if changed else flat
+        if self.device.platform == "gpu":
+            grouped = in_groups(made, self._may, self.device)
+            made, changed = grouped, changed or grouped is not made
         if self._takes_axes_apart:
             apart = self._with_short_axes_apart(made)
             if apart is not made and self.gain * self._price_us(apart) <= self._price_us(made):
@@ -206,7 +210,8 @@ class Decomposer:
             if id(part) in seen:
                 return False
             seen.add(id(part))
-            return any(
+            products = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
+            return (not turns and products > MOST_MERGED) or any(
                 self._ways(eqn)
                 or (turns and eqn.primitive.name == "transpose")
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
