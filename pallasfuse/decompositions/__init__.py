@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, windows
-from pallasfuse.decompositions.shared_operands import MOST_MERGED, in_groups
+from pallasfuse.decompositions.shared_operands import in_groups
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
+from pallasfuse.price.terms import Price
 from pallasfuse.primitive_names import WITH_BODIES
 
 __all__ = ["Decomposer", "Rule", "WithKernels"]
@@ -105,7 +106,7 @@ class Decomposer:
                 writer.keep(eqn)
         made = writer.written() if changed else flat
         if self.device.platform == "gpu":
-            grouped = in_groups(made, self._may, self.device)
+            grouped = in_groups(made, self._may, self.device, self._price, self.gain)
             made, changed = grouped, changed or grouped is not made
         if self._takes_axes_apart:
             apart = self._with_short_axes_apart(made)
@@ -211,7 +212,7 @@ class Decomposer:
                 return False
             seen.add(id(part))
             products = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
-            return (not turns and products > MOST_MERGED) or any(
+            return (not turns and products > 1) or any(
                 self._ways(eqn)
                 or (turns and eqn.primitive.name == "transpose")
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
@@ -261,7 +262,10 @@ class Decomposer:
 
     def _price_us(self, jaxpr: Jaxpr) -> float:
         """The microseconds that XLA is predicted to take for a jaxpr."""
+        return self._price(jaxpr).us
+
+    def _price(self, jaxpr: Jaxpr) -> Price:
         with IMPORTS:  # most programs have nothing to decompose
             from pallasfuse.jaxpr_frontend.conversion import convert
             from pallasfuse.price.xla import price_xla
-        return price_xla(convert(flatten(jaxpr)).program, self.device).us
+        return price_xla(convert(flatten(jaxpr)).program, self.device)

@@ -274,7 +274,7 @@ _WORK: dict[str, Callable[[JaxprEqn], PlainWork]] = {
         ),
         lambda eqn: Special(eqn.primitive.name, _size(eqn.outvars[0])),
     ),
-    **dict.fromkeys(("random_wrap", "random_unwrap", "platform_index"), lambda _: Nothing()),
+    **dict.fromkeys(("random_wrap", "random_unwrap", "platform_index", "optimization_barrier"), lambda _: Nothing()),
 }
 _UNKNOWN = frozenset({
     "while", "eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal", "ffi_call", "pallas_call", "shard_map",

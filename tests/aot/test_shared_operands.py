@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import h100
 from pallasfuse import device
-from pallasfuse.decompositions.shared_operands import in_groups
+from pallasfuse.decompositions import Decomposer
 
 pytestmark = [pytest.mark.aot, pytest.mark.skipif(not h100.can_compile(), reason="needs the CUDA plugin and ptxas")]
 
@@ -19,9 +19,9 @@ def every(x, *weights):
 @pytest.mark.parametrize(("products", "copies"), [(4, 0), (12, 1)])
 def test_more_than_four_joined_operands_are_copied_and_groups_of_four_are_not(products, copies):
     structs = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in [(24, 1536), *[(1536, 1024)] * products]]
-    jaxpr = jax.make_jaxpr(every)(*structs)
-    groups = in_groups(jaxpr.jaxpr, lambda eqn: True, device.find("NVIDIA H100 80GB HBM3", "gpu"))
+    on = device.find("NVIDIA H100 80GB HBM3", "gpu")
+    groups = Decomposer(on, (), on.price_error).of(jax.make_jaxpr(every)(*structs))
     as_written = h100.compile_for_h100(every, structs).text
-    in_fours = h100.compile_for_h100(lambda *values: jax.core.eval_jaxpr(groups, [], *values), structs).text
+    in_fours = h100.compile_for_h100(lambda *values: jax.core.eval_jaxpr(groups, groups.consts, *values), structs).text
     assert as_written.count("calls=%wrapped_concatenate") == copies
     assert in_fours.count("calls=%wrapped_concatenate") == 0

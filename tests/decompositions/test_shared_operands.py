@@ -8,6 +8,8 @@ import pytest
 from pallasfuse import device
 from pallasfuse.decompositions import Decomposer
 from pallasfuse.decompositions.shared_operands import MOST_MERGED, in_groups
+from pallasfuse.jaxpr_frontend.conversion import convert
+from pallasfuse.price.xla import price_xla
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
 
@@ -21,8 +23,8 @@ def every(x, *weights):
     return [jax.nn.relu(y @ w) for w in weights]
 
 
-def grouped(function, *arguments, may=lambda eqn: True):
-    return in_groups(jax.make_jaxpr(function)(*arguments).jaxpr, may, H100)
+def grouped(jaxpr, may=lambda eqn: True):
+    return in_groups(jaxpr.jaxpr, may, H100, lambda part: price_xla(convert(part).program, H100), H100.price_error)
 
 
 def shared(jaxpr):
@@ -31,39 +33,60 @@ def shared(jaxpr):
     return sorted(left.count(v) for v in dict.fromkeys(left))
 
 
-@pytest.mark.parametrize(("products", "groups"), [(4, [4]), (12, [4, 4, 4]), (14, [2, 4, 4, 4])])
-def test_at_most_four_products_share_an_operand(products, groups):
-    assert shared(grouped(every, struct(24, 1536), *[struct(1536, 1024)] * products)) == groups
+@pytest.mark.parametrize(
+    ("rows", "width", "products", "groups"),
+    [
+        (24, 1024, 4, [4]),  # a kernel reads them where they lie
+        (24, 1024, 12, [4, 4, 4]),
+        (24, 1024, 14, [2, 4, 4, 4]),
+        (2048, 2752, 2, [1, 1]),  # a copy takes longer than what two of the library's products lose
+        (2048, 512, 3, [3]),
+        (24, 64, 12, [12]),  # copies take no time
+        (8192, 1024, 2, [2]),  # XLA does not merge products that are so large
+    ],
+)
+def test_products_share_an_operand_where_merging_them_is_faster(rows, width, products, groups):
+    jaxpr = jax.make_jaxpr(every)(struct(rows, 1024), *[struct(1024, width)] * products)
+    assert shared(grouped(jaxpr)) == groups
 
 
 def test_groups_compute_what_all_did():
     draw = np.random.default_rng(0).standard_normal
-    arguments = [jnp.asarray(draw(s), "float32") for s in [(3, 512), *[(512, 512)] * 9]]
-    found = grouped(every, *arguments)
+    arguments = [jnp.asarray(draw(s), "float32") for s in [(3, 1024), *[(1024, 1024)] * 9]]
+    found = grouped(jax.make_jaxpr(every)(*arguments))
     assert shared(found) == [1, 4, 4]
     for one, other in zip(jax.core.eval_jaxpr(found, [], *arguments), every(*arguments), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("shared_first", [True, False])
+def test_operands_are_shared_on_either_side(shared_first):
+    def gradients(x, *others):
+        pairs = [(x, y) if shared_first else (y, x) for y in others]
+        return [jax.lax.dot_general(*pair, (((0,), (0,)), ((), ()))) for pair in pairs]
+
+    jaxpr = jax.make_jaxpr(gradients)(struct(8192, 512), *[struct(8192, 1024)] * 2)
+    products = [e for e in grouped(jaxpr).eqns if e.primitive.name == "dot_general"]
+    assert len({e.invars[0 if shared_first else 1] for e in products}) == 2
+    assert [e.outvars[0].aval for e in products] == [v.aval for v in jaxpr.jaxpr.outvars]
+
+
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
-        (every, [struct(24, 64), *[struct(64, 64)] * 12]),  # copies take no time
-        (every, [struct(24, 4096), *[struct(4096, 8192)] * 6]),  # products that are too large to be merged
         (lambda x, *w: [x[n] @ v for n, v in enumerate(w)], [struct(12, 24, 1536), *[struct(1536, 1024)] * 12]),
         (lambda x, *w: [jnp.einsum("btk,bkn->btn", x, v) for v in w], [struct(2, 9, 512), *[struct(2, 512, 512)] * 12]),
     ],
-    ids=["small", "large", "apart", "batches"],
+    ids=["no operand is shared", "batches"],
 )
 def test_other_products_stay_as_they_are(function, arguments):
-    jaxpr = jax.make_jaxpr(function)(*arguments).jaxpr
-    assert in_groups(jaxpr, lambda eqn: True, H100) is jaxpr
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    assert grouped(jaxpr) is jaxpr.jaxpr
 
 
 def test_what_the_user_leaves_to_xla_is_in_no_group():
-    arguments = [struct(24, 1536), *[struct(1536, 1024)] * 12]
-    left = grouped(every, *arguments, may=lambda eqn: False)
-    assert shared(left) == [12]
+    jaxpr = jax.make_jaxpr(every)(struct(24, 1024), *[struct(1024, 1024)] * 12)
+    assert grouped(jaxpr, may=lambda eqn: False) is jaxpr.jaxpr
 
 
 def test_bodies_of_loops_are_grouped_on_a_gpu_only():
