@@ -69,6 +69,42 @@ def _integer_pow(x: Expr, n: Expr) -> Expr | None:
     return None
 
 
+_SPLIT = 4097.0
+"""A float32 number times this, less what that is more than the number, has the upper half of its digits."""
+
+
+def _rem(x: Expr, y: Expr) -> Expr | None:
+    """x - q y, where q is x / y without what is behind the point.
+
+    It is exact for |q| < 4096, as q times half of the digits of y is. Where a rounded q is one off, the remainder has another sign
+    than x, or is no smaller than y. Of integers, every target has it but by zero, which leaves x, and of the least one by -1.
+    """
+    if dtypes.is_integer(x.dtype):
+        return _integer_rem(x, y)
+    if dtypes.itemsize_bytes(x.dtype) != 4:
+        return None
+    zero = _number(x, 0.0)
+    quotient = div(x, y)
+    whole = select(apply("lt", quotient, zero), apply("ceil", quotient), apply("floor", quotient))
+    more = mul(y, _number(y, _SPLIT))
+    upper = sub(more, sub(more, y))
+    left = sub(sub(x, mul(whole, upper)), mul(whole, sub(y, upper)))
+    step = select(apply("lt", x, zero), apply("neg", apply("abs", y)), apply("abs", y))
+    behind = apply("lt", mul(left, step), zero)
+    left = select(behind, add(left, step), left)
+    left = select(apply("ge", apply("abs", left), apply("abs", y)), sub(left, step), left)
+    # what is less than y stays, also where y is infinite or too large to be split
+    return select(apply("lt", apply("abs", x), apply("abs", y)), x, left)
+
+
+def _integer_rem(x: Expr, y: Expr) -> Expr | None:
+    if isinstance(y, Const) and y.value not in (0, -1):
+        return None
+    by_zero = apply("eq", y, const(0, y.dtype))
+    unsafe = by_zero if y.dtype.startswith("u") else apply("or", by_zero, apply("eq", y, const(-1, y.dtype)))
+    return select(by_zero, x, apply("rem", x, select(unsafe, const(1, y.dtype), y)))
+
+
 _NEGATED = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt", "eq": "ne", "ne": "eq"}
 
 
@@ -81,7 +117,7 @@ def _not(p: Expr) -> Expr | None:
 
 RULES: dict[str, Rule] = {
     "floor": _floor, "ceil": _ceil, "expm1": _expm1, "log1p": _log1p, "pow": _pow, "cosh": _cosh,
-    "is_finite": _is_finite, "not": _not, "integer_pow": _integer_pow,
+    "is_finite": _is_finite, "not": _not, "integer_pow": _integer_pow, "rem": _rem,
 }  # fmt: skip
 
 

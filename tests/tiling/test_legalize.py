@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from pallasfuse.emission.elementwise import TABLE, select
 from pallasfuse.ir.axes import Axis
@@ -66,6 +67,65 @@ def _in(dtype, expr, point):
         else:
             values[node] = select(*args) if node.op == "select" else TABLE[node.op](*args)
     return float(values[expr])
+
+
+Y = read("y", (), "float32")
+
+
+def remainder(xs, ys):
+    """The remainders of arrays, with every operation rounded to float32."""
+    values = {}
+    for node in postorder(written("rem", X, Y)):
+        args = [values[a] for a in getattr(node, "args", ())]
+        if args:
+            values[node] = np.asarray(select(*args) if node.op == "select" else TABLE[node.op](*args))
+        else:
+            values[node] = np.float32(node.value) if hasattr(node, "value") else {X: xs, Y: ys}[node]
+    return values[node]
+
+
+def test_remainders_of_few_thousand_steps_are_exact():
+    draw = np.random.default_rng(0)
+    ys = draw.lognormal(0, 2, 20000).astype("float32") * draw.choice([-1, 1], 20000).astype("float32")
+    steps = draw.integers(-4000, 4000, 20000).astype("float32")
+    near = (ys * steps).astype("float32")  # whole multiples, as far as float32 has them
+    for xs in (draw.uniform(-4000, 4000, 20000).astype("float32") * ys, near, np.nextafter(near, np.float32(0))):
+        np.testing.assert_array_equal(remainder(xs, ys), np.fmod(xs, ys))
+    np.testing.assert_array_equal(
+        remainder(np.float32(6.0), np.float32(0.1)), np.fmod(np.float32(6.0), np.float32(0.1))
+    )
+
+
+def test_remainders_of_many_steps_are_those_of_a_number_nearby():
+    draw = np.random.default_rng(1)
+    xs, ys = draw.uniform(1e6, 1e7, 999).astype("float32"), draw.uniform(0.5, 2.0, 999).astype("float32")
+    apart = np.abs(remainder(xs, ys) - np.fmod(xs.astype("float64"), ys.astype("float64")))
+    assert np.all(np.minimum(apart, np.abs(apart - ys)) <= 2 * np.spacing(xs))
+
+
+def test_remainders_of_what_is_no_number_or_infinite():
+    inf, nan = np.float32(np.inf), np.float32(np.nan)
+    points = np.asarray([0.0, -0.0, 1.5, -2.0, 3e38, 1e-3, inf, -inf, nan], "float32")
+    xs, ys = (a.ravel() for a in np.meshgrid(points, points))
+    with np.errstate(all="ignore"):
+        got, want = remainder(xs, ys), np.fmod(xs, ys)
+    near = ~(np.abs(xs) > 1e30) | ~np.isfinite(xs)  # others have quotients that float32 has not
+    np.testing.assert_array_equal(got[near], want[near])
+    signs = np.abs(xs) < np.abs(ys)  # a multiple leaves 0, whatever its sign
+    np.testing.assert_array_equal(np.signbit(got[signs]), np.signbit(want[signs]))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint32", "int8"])
+def test_remainders_of_integers_never_divide_by_zero(dtype):
+    n, m = read("n", (), dtype), read("m", (), dtype)
+    assert legalize.RULES["rem"](n, const(3, dtype)) is None
+    expr, limits = legalize.RULES["rem"](n, m), np.iinfo(dtype)
+    (inner,) = (node for node in postorder(expr) if getattr(node, "op", "") == "rem")
+    for x in (limits.min, limits.max, 7):
+        for y in (0, 1, 5, limits.max, limits.min if limits.min else 2):
+            at = {"n": np.asarray(x, dtype), "m": np.asarray(y, dtype)}
+            assert evaluate_expr(inner.args[1], (), at).item() not in (0, -1)
+            assert evaluate_expr(expr, (), at).item() == lax.rem(at["n"], at["m"]).item()
 
 
 def test_infinities():
