@@ -29,6 +29,9 @@ from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 
 MOST_APART = 8
 """Elements beside the longest part. Each is a term of its own in whatever reads the axis."""
+MOST_CUTS = 2 * MOST_APART
+"""Places at which a dimension is cut, for all concatenations together that become parts of it: as many as two of them have. Windows
+that move along an axis, one after the other, would cut it in more and more parts, and each is equations of its own."""
 LEAST_LONG = 16
 """Elements of the longest part: a shorter axis is no loop anyway."""
 _DEEPEST = 200
@@ -75,11 +78,12 @@ def in_parts(jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: False)
     """
     if not any(e.primitive.name in ("concatenate", "pad") for e in jaxpr.eqns):
         return None
-    first = _Cuts(jaxpr, [n for n, e in enumerate(jaxpr.eqns) if not left(e)])
-    wanted = first.wanted()
-    if not wanted:
-        return None
-    return _Parts(jaxpr, _Cuts(jaxpr, wanted)).rewritten()
+    wanted = _Cuts(jaxpr, [n for n, e in enumerate(jaxpr.eqns) if not left(e)]).wanted()
+    cuts = _Cuts(jaxpr, wanted)
+    while crowded := cuts.crowded():
+        wanted -= crowded
+        cuts = _Cuts(jaxpr, wanted)
+    return _Parts(jaxpr, cuts).rewritten() if wanted else None
 
 
 class _Cuts:
@@ -107,6 +111,12 @@ class _Cuts:
         A product alone gains nothing by being taken apart: its operands are arrays that it reads as they are.
         """
         roots = {self._root(s) for s in self._reduced}
+        return frozenset(s for s in self._tied if self._root(s) in roots)
+
+    def crowded(self) -> frozenset[int]:
+        """The concatenations for which dimensions are cut at more than `MOST_CUTS` places, and those that go with them."""
+        many = {s for cuts in self._of.values() for c in cuts if len(c.at) > MOST_CUTS for s in c.sources}
+        roots = set(map(self._root, many))
         return frozenset(s for s in self._tied if self._root(s) in roots)
 
     def _root(self, source: int) -> int:

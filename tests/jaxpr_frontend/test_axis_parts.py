@@ -415,3 +415,25 @@ def test_parts_of_equal_shapes_are_traced_once(monkeypatch):
 def test_numbers_that_are_equal_and_not_the_same_are_traced_apart():
     zeros = [axis_parts._key(axis_parts.partial(max, y=v), ()) for v in (0.0, -0.0, 0, False)]
     assert len(set(zeros)) == len(zeros)
+
+
+def shifted(x, by):
+    """A window of three elements, so many apart, as sums of shifted arrays."""
+    padded = jnp.pad(x, ((0, 0), (by, by)))
+    return sum(padded[:, t * by : t * by + x.shape[1]] for t in range(3))
+
+
+def test_windows_one_after_the_other_do_not_cut_an_axis_in_ever_more_parts():
+    """Their axis stays whole from where it would be cut too often; a softmax of its own beside it is taken apart all the same."""
+
+    def program(x, q, k, v, sink):
+        for by in (1, 2, 4, 3, 1, 2):
+            x = jnp.tanh(shifted(x, by)) / jnp.sum(x * x, axis=1, keepdims=True)
+        return x, sinks(q, k, v, sink)
+
+    arguments = (draw(3, 200), Q, K, V, SINK)
+    found = in_parts(program, arguments)
+    before = len(convert(jax.make_jaxpr(program)(*arguments)).jaxpr.eqns)
+    assert found is not None and len(found.jaxpr.eqns) < 1.5 * before
+    assert in_parts(lambda x: program(x, *arguments[1:])[0], arguments[:1]) is None
+    assert in_parts(lambda x: jnp.sum(jnp.tanh(shifted(x, 1)), axis=1), arguments[:1]) is not None
