@@ -5,11 +5,27 @@ wrong by a few units in the last place, powers by as many as their exponent has 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.expr import Apply, Const, Expr, add, apply, const, convert, div, mul, rebuild, select, sub, with_args
+from pallasfuse.ir.expr import (
+    Apply,
+    Const,
+    Expr,
+    add,
+    apply,
+    const,
+    convert,
+    div,
+    mul,
+    read,
+    rebuild,
+    select,
+    sub,
+    with_args,
+)
+from pallasfuse.ir.reducers import AND, MAX, MIN, OR
 from pallasfuse.ir.tile_program import Contract, Let, Loop, Reduce, Set, Statement, Store, TileProgram
 
 type Rule = Callable[..., Expr | None]
@@ -121,8 +137,17 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
+_REDUCTION = "reduce_{}"
+_COUNTED = {AND: MIN, OR: MAX}
+"""What reduces booleans as numbers: 1 where they are true."""
+
+
+def _as_number(x: Expr) -> Expr:
+    return select(x, const(1, "int32"), const(0, "int32"))
+
+
 def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
-    """The same kernel without the operations of `lacking`, as far as there are rules."""
+    """Returns the same kernel without the operations of `lacking`, as far as there are rules; reductions as `reduce_and`."""
 
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
         if isinstance(node, Apply) and node.op in lacking and node.op in RULES:
@@ -136,7 +161,15 @@ def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
         return rebuild(root, step)
 
     def block(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        return tuple(statement(s) for s in body)
+        return tuple(new for s in body for new in statements(s))
+
+    def statements(s: Statement) -> Iterator[Statement]:
+        if isinstance(s, Reduce) and _REDUCTION.format(s.reducer) in lacking:
+            counted = replace(s, name=f"{s.name}.counted", reducer=_COUNTED[s.reducer], value=_as_number(expression(s.value)))
+            yield counted
+            yield Let(s.name, s.axes, apply("ne", read(counted.name, s.axes, "int32"), const(0, "int32")))
+        else:
+            yield statement(s)
 
     def statement(s: Statement) -> Statement:
         match s:
