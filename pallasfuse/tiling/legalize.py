@@ -165,7 +165,9 @@ def rewrite(program: TileProgram, lacking: frozenset[str]) -> TileProgram:
 
     def statements(s: Statement) -> Iterator[Statement]:
         if isinstance(s, Reduce) and _REDUCTION.format(s.reducer) in lacking:
-            counted = replace(s, name=f"{s.name}.counted", reducer=_COUNTED[s.reducer], value=_as_number(expression(s.value)))
+            counted = replace(
+                s, name=f"{s.name}.counted", reducer=_COUNTED[s.reducer], value=_as_number(expression(s.value))
+            )
             yield counted
             yield Let(s.name, s.axes, apply("ne", read(counted.name, s.axes, "int32"), const(0, "int32")))
         else:

@@ -8,12 +8,15 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
 import pallasfuse as pf
 from benchmarks import h100
 from benchmarks.cases import ATTENTION, all_cases
+from pallasfuse.ir.evaluate_tiles import evaluate_tiles
+from pallasfuse.ir.tile_program import Reduce, every
 from tests.elementwise_functions import ELEMENTWISE
 
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -234,3 +237,24 @@ def test_pages_of_a_cache_are_read_in_the_kernel(size, dtype):
     assert len(kernel.lookups) == 2
     assert calls == len(kernel.phases)
     assert "stablehlo.gather" not in h100.lower(fused, arguments).as_text()
+
+
+def test_truths_of_rows_and_remainders_are_part_of_a_kernel():
+    """Booleans are reduced as numbers, remainders are written with other operations: Triton has neither."""
+
+    def rows(x, y):
+        whole, some = jnp.all(x > 0.1, axis=-1), jnp.any(x > 0.9, axis=-1)
+        total = jnp.sum(jnp.where(x > 0.5, x, 0), axis=-1)
+        return jnp.where(whole, total, -total) + some * jnp.mod(total, 0.3), jnp.sum(jnp.mod(x, y), axis=-1)
+
+    arguments = array(300, 200), array(300, 200)
+    fused = pf.fuse(rows, options=pf.FuseOptions(target="triton", check=False, price=False))
+    plan, calls = plan_and_calls(fused, arguments)
+    assert (len(plan.kernels), calls) == (1, 1)
+    program = plan.kernels[0].phases[0].program
+    assert {str(s.reducer) for s in every(program.body) if isinstance(s, Reduce)} == {"sum", "min", "max"}
+    x, y = (np.random.default_rng(n).random((300, 200)) for n in range(2))
+    names = {t.name: {"x": x, "y": y}[t.name] for t in program.inputs}
+    found = evaluate_tiles(program, names).values()
+    for wanted in rows(x, y):  # in which order the kernel stores them does not matter
+        assert any(np.allclose(one.ravel(), wanted, rtol=1e-5) for one in found)
