@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, windows
-from pallasfuse.decompositions.shared_operands import in_groups
+from pallasfuse.decompositions.shared_operands import with_fewer_merges
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
@@ -106,8 +106,8 @@ class Decomposer:
                 writer.keep(eqn)
         made = writer.written() if changed else flat
         if self.device.platform == "gpu":
-            grouped = in_groups(made, self._may, self.device, self._price, self.gain)
-            made, changed = grouped, changed or grouped is not made
+            apart = self._with_fewer_merges(made)
+            made, changed = apart, changed or apart is not made
         if self._takes_axes_apart:
             apart = self._with_short_axes_apart(made)
             if apart is not made and self.gain * self._price_us(apart) <= self._price_us(made):
@@ -119,6 +119,13 @@ class Decomposer:
         asked: list[tuple[Jaxpr, Jaxpr]] = []
         replace(self, clock=lambda *pair: asked.append(pair), _known={}).of(jaxpr)
         return asked
+
+    def _with_fewer_merges(self, jaxpr: Jaxpr) -> Jaxpr:
+        """Writes products so that XLA merges fewer of them (`shared_operands`); returns the jaxpr itself where that fails."""
+        try:
+            return with_fewer_merges(jaxpr, self._may, self.device, self._price, self.gain)
+        except Exception:  # a program must not fail because of a form of it
+            return jaxpr
 
     @property
     def _takes_axes_apart(self) -> bool:
@@ -205,16 +212,16 @@ class Decomposer:
         """Is there an operation that might be decomposed in a jaxpr, or in what it calls?"""
         seen = set[int]()  # equal layers call one function
         axes = self._takes_axes_apart
-        turns = self.device.platform == "cpu"
+        on_cpu = self.device.platform == "cpu"
 
         def within(part: Jaxpr) -> bool:
             if id(part) in seen:
                 return False
             seen.add(id(part))
-            products = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
-            return (not turns and products > 1) or any(
+            dots = sum(eqn.primitive.name == "dot_general" for eqn in part.eqns)
+            return (not on_cpu and dots > 1) or any(
                 self._ways(eqn)
-                or (turns and eqn.primitive.name == "transpose")
+                or (on_cpu and eqn.primitive.name == "transpose")
                 or (axes and any(map(short_axes.is_short, eqn.outvars)))
                 or any(map(within, called(eqn)))
                 for eqn in part.eqns
@@ -261,10 +268,11 @@ class Decomposer:
         return traced_as(eqn, self._runs[key], eqn.invars), us
 
     def _price_us(self, jaxpr: Jaxpr) -> float:
-        """The microseconds that XLA is predicted to take for a jaxpr."""
+        """Returns the microseconds that XLA is predicted to take for a jaxpr."""
         return self._price(jaxpr).us
 
     def _price(self, jaxpr: Jaxpr) -> Price:
+        """Returns what XLA is predicted to take for a jaxpr, by terms."""
         with IMPORTS:  # most programs have nothing to decompose
             from pallasfuse.jaxpr_frontend.conversion import convert
             from pallasfuse.price.xla import price_xla

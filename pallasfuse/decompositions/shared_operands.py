@@ -8,7 +8,8 @@ that multiply the same values.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,49 +19,91 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.decompositions.writing import Writer
 from pallasfuse.device import Device
+from pallasfuse.jaxpr_frontend import elementwise
 from pallasfuse.price.gpu_library import copy_on_gpu
 from pallasfuse.price.terms import Price
 
 MOST_MERGED = 4
-"""A kernel reads so many joined operands where they lie."""
+"""A kernel reads so many joined operands where they lie, but none that is computed: such are stored, or read by a kernel alone."""
 _MERGED_BYTES = 32 << 20
 """A product is merged if its operands and its result have no more bytes."""
 _OF_LIBRARY = 0.75
 """A kernel that XLA writes reaches so much of the rate of the library's matrix products."""
 
+_VIEWS = frozenset({"reshape", "squeeze", "slice", "transpose", "dynamic_slice", "expand_dims"})
+"""Operations that compute nothing."""
+
 type Prices = Callable[[Jaxpr], Price]
 
 
-def in_groups(jaxpr: Jaxpr, may: Callable[[JaxprEqn], bool], device: Device, price: Prices, gain: float = 1.0) -> Jaxpr:
+def with_fewer_merges(
+    jaxpr: Jaxpr, may: Callable[[JaxprEqn], bool], device: Device, price: Prices, gain: float = 1.0
+) -> Jaxpr:
     """Returns a jaxpr in which products share an operand only where XLA gains by merging them; itself where all do.
 
-    may: may an equation be changed? price: of a program, by XLA. gain: how many times as fast groups must be.
+    may: may an equation be changed? price: of a program, by XLA. gain: how many times as fast smaller groups must be.
     """
-    found: dict[int, tuple[int, list[JaxprEqn]]] = {}
+    first_of: dict[int, tuple[int, list[JaxprEqn]]] = {}
     sizes: dict[Any, int] = {}  # equal layers have equal products
-    for side, products in _sharing(jaxpr, may):
-        key = (side, str(products[0].params), *(v.aval for p in products for v in p.invars))
+    order = {id(eqn): n for n, eqn in enumerate(jaxpr.eqns)}
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    for side, groups in _sharing(jaxpr, may):
+        one_of_each = [equal[0] for equal in groups]
+        computed = any(_is_computed(p.invars[1 - side], makers) for p in one_of_each)
+        key = (side, computed, str(one_of_each[0].params), *(v.aval for p in one_of_each for v in p.invars))
         if key not in sizes:
-            sizes[key] = _best_size(products, side, device, price, gain)
-        size = sizes[key]
-        for start in range(size, len(products), size):
-            part = products[start : start + size]
-            found[id(part[0])] = (side, part)
-    return _written(jaxpr, found) if found else jaxpr
+            merged = _Merged(side, computed, device, price)
+            sizes[key] = _best_size(one_of_each, merged, gain)
+        for start in range(sizes[key], len(groups), sizes[key]):
+            part = [p for equal in groups[start : start + sizes[key]] for p in equal]
+            first_of[id(min(part, key=lambda p: order[id(p)]))] = (side, part)
+    return _written(jaxpr, first_of) if first_of else jaxpr
 
 
-def _sharing(jaxpr: Jaxpr, may: Callable[[JaxprEqn], bool]) -> Iterator[tuple[int, list[JaxprEqn]]]:
-    """Yields the products that XLA merges, and on which side they have the operand that they share."""
-    groups: dict[Any, list[JaxprEqn]] = defaultdict(list)
+def _sharing(jaxpr: Jaxpr, may: Callable[[JaxprEqn], bool]) -> Iterator[tuple[int, list[list[JaxprEqn]]]]:
+    """Yields the products that XLA merges, equal ones together, and on which side they have the operand that they share.
+
+    None of them is computed from another one.
+    """
+    candidates: dict[Any, list[JaxprEqn]] = defaultdict(list)
     for eqn in jaxpr.eqns:
         for key in _keys(eqn) if may(eqn) else ():
-            groups[key].append(eqn)
+            candidates[key].append(eqn)
+    several = {key: products for key, products in candidates.items() if len(products) > 1}
+    bits = {id(p): 1 << n for n, p in enumerate({id(p): p for ps in several.values() for p in ps}.values())}
+    before = _made_from(jaxpr, bits) if bits else {}
     taken = set[int]()
-    for (_, side, *_), products in sorted(groups.items(), key=lambda item: -len(item[1])):
-        free = [p for p in products if id(p) not in taken]
-        if len(free) > 1:
-            taken |= {id(p) for p in free}
-            yield side, free
+    for (_, side, *_), products in sorted(several.items(), key=lambda item: -len(item[1])):
+        independent: list[tuple[int, dict[Any, list[JaxprEqn]]]] = []
+        for product in (p for p in products if id(p) not in taken):
+            other = product.invars[1 - side]
+            for n, (made, equal) in enumerate(independent):
+                if not before[id(product)] & made:
+                    equal.setdefault(other if isinstance(other, Var) else id(other), []).append(product)
+                    independent[n] = (made | bits[id(product)], equal)
+                    break
+            else:
+                independent.append((bits[id(product)], {other if isinstance(other, Var) else id(other): [product]}))
+        for _, equal in independent:
+            if len(equal) > 1:
+                taken |= {id(p) for same in equal.values() for p in same}
+                yield side, list(equal.values())
+
+
+def _made_from(jaxpr: Jaxpr, bits: dict[int, int]) -> dict[int, int]:
+    """Returns the products that each product is computed from, as a sum of their bits."""
+    of_variable: dict[Any, int] = {}
+    of_product: dict[int, int] = {}
+    for eqn in jaxpr.eqns:
+        made = 0
+        for atom in eqn.invars:
+            made |= of_variable.get(atom, 0) if isinstance(atom, Var) else 0
+        own = bits.get(id(eqn), 0)
+        if own:
+            of_product[id(eqn)] = made
+        if made | own:
+            of_variable.update(dict.fromkeys(eqn.outvars, made | own))
+    return of_product
 
 
 def _keys(eqn: JaxprEqn) -> Iterator[Any]:
@@ -77,34 +120,48 @@ def _keys(eqn: JaxprEqn) -> Iterator[Any]:
             yield shared, side, (over, batch), str(eqn.params["precision"]), types
 
 
-def _best_size(products: Sequence[JaxprEqn], side: int, device: Device, price: Prices, gain: float) -> int:
+def _is_computed(atom: Any, makers: Mapping[Any, JaxprEqn]) -> bool:
+    """Is an operand computed element by element, as weights of bytes are?"""
+    while isinstance(atom, Var) and atom in makers and makers[atom].primitive.name in _VIEWS:
+        atom = makers[atom].invars[0]
+    return isinstance(atom, Var) and atom in makers and makers[atom].primitive.name in elementwise.RULES
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """The price of products that XLA merges: on which side they have what they share, and are the others computed?"""
+
+    side: int
+    computed: bool
+    device: Device
+    price: Prices
+
+    def us(self, products: Sequence[JaxprEqn]) -> float:
+        """Returns the microseconds that XLA takes for some of them: by the library, or by a kernel of its own."""
+        merged = self.price(_as_one(products, self.side))
+        others = sum(_bytes(p.invars[1 - self.side]) for p in products)
+        stored = self.computed or len(products) > 1  # the library reads one array
+        by_library = merged.us + (copy_on_gpu(2 * others, self.device).us if stored else 0.0)
+        if len(products) > (1 if self.computed else MOST_MERGED):
+            return by_library
+        matrix_us = sum(t.us for t in merged.terms if t.name == "matrix units")
+        one_us = self.device.kernel_us + self.device.launch_us
+        return min(by_library, max(merged.us, matrix_us / _OF_LIBRARY + one_us))
+
+
+def _best_size(products: Sequence[JaxprEqn], merged: _Merged, gain: float) -> int:
     """Returns how many of the products are best merged with each other: all, as many as a kernel reads where they lie, or none."""
-
-    def us(size: int) -> float:
-        parts = [products[start : start + size] for start in range(0, len(products), size)]
-        return sum(_merged_us(part, side, device, price) for part in parts)
-
     sizes = {len(products), MOST_MERGED, 1} if len(products) > MOST_MERGED else {len(products), 1}
-    times_us = {size: us(size) for size in sizes}
+    times_us = {
+        size: sum(merged.us(products[start : start + size]) for start in range(0, len(products), size))
+        for size in sizes
+    }
     best = min(sizes, key=lambda size: (times_us[size], -size))
     return best if gain * times_us[best] <= times_us[len(products)] else len(products)
 
 
-def _merged_us(products: Sequence[JaxprEqn], side: int, device: Device, price: Prices) -> float:
-    """The microseconds of the kernels that XLA makes of some products that share an operand: the library's, or one of its own."""
-    merged = price(_as_one(products, side))
-    if len(products) == 1:
-        return merged.us
-    joined = sum(_bytes(p.invars[1 - side]) for p in products)
-    by_library = merged.us + copy_on_gpu(2 * joined, device).us
-    if len(products) > MOST_MERGED:
-        return by_library
-    matrix_us = sum(t.us for t in merged.terms if t.name == "matrix units")
-    return min(by_library, max(merged.us, matrix_us / _OF_LIBRARY + device.kernel_us + device.launch_us))
-
-
 def _as_one(products: Sequence[JaxprEqn], side: int) -> Jaxpr:
-    """The product of the shared operand and of all others, joined."""
+    """Returns the product of the shared operand and of all others, joined."""
     first = products[0]
     (over, _), other = first.params["dimension_numbers"], first.invars[1 - side]
     (free,) = set(range(len(_compat.shape_of(other)))) - set(over[1 - side])
@@ -131,7 +188,7 @@ def _written(jaxpr: Jaxpr, groups: dict[int, tuple[int, list[JaxprEqn]]]) -> Jax
         if id(eqn) in groups:
             side, part = groups[id(eqn)]
             operands = [writer.atom(eqn.invars[n]) for n in (side, 1 - side)]
-            # with another operand each: XLA takes equal barriers for one
+            # with another operand each: XLA takes equal barriers for one. It drops that operand before it fuses anything
             shared, _ = writer.emit(eqn, lambda *both: lax.optimization_barrier(both), operands)
             own |= {id(other): (side, shared) for other in part}
         if id(eqn) in own:
@@ -144,4 +201,5 @@ def _written(jaxpr: Jaxpr, groups: dict[int, tuple[int, list[JaxprEqn]]]) -> Jax
 
 
 def _bytes(*atoms: Any) -> float:
+    """Returns the bytes of some arrays."""
     return float(sum(math.prod(_compat.shape_of(a)) * _compat.dtype_of(a).itemsize for a in atoms))

@@ -1,7 +1,8 @@
 """Operations that a target lacks, written with those that it has, as a rewrite of tile programs.
 
 Each rule holds in real arithmetic, for infinities and NaN too, and keeps the digits that the operation has near zero. It may be
-wrong by a few units in the last place, powers by as many as their exponent has bits. Half types are computed in float32.
+wrong by a few units in the last place, powers by as many as their exponent has bits, and remainders where quotients have more
+digits than `_rem` says. Half types are computed in float32.
 """
 
 import math
@@ -85,35 +86,58 @@ def _integer_pow(x: Expr, n: Expr) -> Expr | None:
     return None
 
 
-_SPLIT = 4097.0
-"""A float32 number times this, less what that is more than the number, has the upper half of its digits."""
+_HALVES = {4: (12, 12, 100), 8: (26, 27, 900)}
+"""The digits of half a number of a float type of so many bytes, those that are split off, and an exponent from which numbers are
+scaled before they are split."""
 
 
 def _rem(x: Expr, y: Expr) -> Expr | None:
-    """x - q y, where q is x / y without what is behind the point.
+    """Returns x - q y, where q is x / y without what is behind the point; it has the sign of x, and is less than y.
 
-    It is exact for |q| < 4096, as q times half of the digits of y is. Where a rounded q is one off, the remainder has another sign
-    than x, or is no smaller than y. Of integers, every target has it but by zero, which leaves x, and of the least one by -1.
+    Products of half of the digits of q with half of those of y are exact, and so is each difference: q is taken in three steps, of
+    12 digits each in float32 and 26 in float64. Where it has more digits, the remainder is some number between 0 and y. Of
+    integers, every target has remainders, but not by zero, which leaves x, nor of the least one by -1.
     """
     if dtypes.is_integer(x.dtype):
         return _integer_rem(x, y)
-    if dtypes.itemsize_bytes(x.dtype) != 4:
+    if dtypes.itemsize_bytes(x.dtype) not in _HALVES:
         return None
-    zero = _number(x, 0.0)
-    quotient = div(x, y)
-    whole = select(apply("lt", quotient, zero), apply("ceil", quotient), apply("floor", quotient))
-    more = mul(y, _number(y, _SPLIT))
-    upper = sub(more, sub(more, y))
-    left = sub(sub(x, mul(whole, upper)), mul(whole, sub(y, upper)))
-    step = select(apply("lt", x, zero), apply("neg", apply("abs", y)), apply("abs", y))
-    behind = apply("lt", mul(left, step), zero)
-    left = select(behind, add(left, step), left)
-    left = select(apply("ge", apply("abs", left), apply("abs", y)), sub(left, step), left)
-    # what is less than y stays, also where y is infinite or too large to be split
-    return select(apply("lt", apply("abs", x), apply("abs", y)), x, left)
+    digits, lower_digits, largest = _HALVES[dtypes.itemsize_bytes(x.dtype)]
+    zero, split = _number(x, 0.0), _number(x, 2.0**lower_digits + 1.0)
+    is_large = apply("ge", apply("abs", y), _number(x, 2.0**largest))
+    scale = select(is_large, _number(x, 2.0 ** (-2 * digits)), _number(x, 1.0))
+    divisor = mul(y, scale)
+    upper = _upper(divisor, split)
+    lower = sub(divisor, upper)
+    left = mul(x, scale)
+    for last in (False, False, True):
+        quotient = div(left, divisor)
+        whole = select(apply("lt", quotient, zero), apply("ceil", quotient), apply("floor", quotient))
+        if not last:
+            many = apply("ge", apply("abs", quotient), _number(x, 2.0**digits))
+            whole = select(many, _upper(quotient, split), zero)
+        left = sub(sub(left, mul(whole, upper)), mul(whole, lower))
+    size = apply("abs", divisor)
+    step = select(apply("lt", x, zero), apply("neg", size), size)
+    left = select(apply("lt", mul(left, step), zero), add(left, step), left)  # a rounded quotient may be one off
+    left = select(apply("ge", apply("abs", left), size), sub(left, step), left)
+    fits = apply("and", apply("lt", apply("abs", left), size), apply("ge", mul(left, step), zero))
+    defined = apply("and", _is_finite(x), apply("gt", size, zero))
+    nowhere = select(defined, zero, div(sub(x, x), sub(y, y)))
+    found = select(fits, div(left, scale), nowhere)
+    return select(
+        apply("lt", apply("abs", x), apply("abs", y)), x, select(apply("eq", found, zero), mul(x, zero), found)
+    )
+
+
+def _upper(x: Expr, split: Expr) -> Expr:
+    """Returns a number with the first half of the digits of x (Dekker 1971)."""
+    more = mul(x, split)
+    return sub(more, sub(more, x))
 
 
 def _integer_rem(x: Expr, y: Expr) -> Expr | None:
+    """Returns a remainder of integers that never divides by zero; None where the divisor is a number that is safe."""
     if isinstance(y, Const) and y.value not in (0, -1):
         return None
     by_zero = apply("eq", y, const(0, y.dtype))
@@ -143,6 +167,7 @@ _COUNTED = {AND: MIN, OR: MAX}
 
 
 def _as_number(x: Expr) -> Expr:
+    """Returns 1 where a boolean is true, else 0."""
     return select(x, const(1, "int32"), const(0, "int32"))
 
 

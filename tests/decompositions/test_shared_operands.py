@@ -7,7 +7,7 @@ import pytest
 
 from pallasfuse import device
 from pallasfuse.decompositions import Decomposer
-from pallasfuse.decompositions.shared_operands import MOST_MERGED, in_groups
+from pallasfuse.decompositions.shared_operands import MOST_MERGED, with_fewer_merges
 from pallasfuse.jaxpr_frontend.conversion import convert
 from pallasfuse.price.xla import price_xla
 
@@ -24,7 +24,9 @@ def every(x, *weights):
 
 
 def grouped(jaxpr, may=lambda eqn: True):
-    return in_groups(jaxpr.jaxpr, may, H100, lambda part: price_xla(convert(part).program, H100), H100.price_error)
+    return with_fewer_merges(
+        jaxpr.jaxpr, may, H100, lambda part: price_xla(convert(part).program, H100), H100.price_error
+    )
 
 
 def shared(jaxpr):
@@ -82,6 +84,52 @@ def test_operands_are_shared_on_either_side(shared_first):
 def test_other_products_stay_as_they_are(function, arguments):
     jaxpr = jax.make_jaxpr(function)(*arguments)
     assert grouped(jaxpr) is jaxpr.jaxpr
+
+
+def test_equal_products_stay_equal():
+    """XLA computes them once; with values of their own they would be computed twice."""
+
+    def twice(x, *weights):
+        return [jnp.tanh(x @ w) + n for w in weights for n in range(2)]
+
+    jaxpr = jax.make_jaxpr(twice)(struct(24, 1024), *[struct(1024, 1024)] * 8)
+    products = [tuple(e.invars) for e in grouped(jaxpr).eqns if e.primitive.name == "dot_general"]
+    assert (len(products), len(set(products))) == (16, 8)
+    assert shared(grouped(jaxpr)) == [8, 8]
+    (same,) = [
+        jax.make_jaxpr(lambda x, w: [jnp.tanh(x @ w) + n for n in range(6)])(struct(24, 1024), struct(1024, 1024))
+    ]
+    assert grouped(same) is same.jaxpr
+
+
+def test_products_that_are_computed_from_each_other_are_not_merged_anyway():
+    def steps(x, w):
+        for _ in range(12):
+            x = jnp.tanh(x @ w)
+        return x
+
+    jaxpr = jax.make_jaxpr(steps)(struct(2048, 1024), struct(1024, 1024))
+    assert grouped(jaxpr) is jaxpr.jaxpr
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(24, [1, 1, 1]), (2048, [3])])
+def test_operands_that_are_computed_are_not_stored_to_be_merged(rows, groups):
+    """A kernel of XLA computes weights of bytes inside of one product, but not of merged ones; the library needs them stored."""
+    jaxpr = jax.make_jaxpr(lambda x, *w: [x @ (v.astype(x.dtype) * 0.5) for v in w])(
+        struct(rows, 2048), *[struct(2048, 2048, dtype=jnp.int8)] * 3
+    )
+    assert shared(grouped(jaxpr)) == groups
+
+
+@pytest.mark.parametrize("function", [lambda x, w: (x @ x.T, x @ w), lambda x, w: (x @ x, x.T @ x, x @ w)])
+def test_an_operand_on_both_sides(function):
+    arguments = [jnp.asarray(np.random.default_rng(n).standard_normal((64, 64)), "float32") for n in range(2)]
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    found = with_fewer_merges(
+        jaxpr.jaxpr, lambda eqn: True, H100, lambda part: price_xla(convert(part).program, H100), 0.0
+    )
+    for one, other in zip(jax.core.eval_jaxpr(found, [], *arguments), function(*arguments), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_what_the_user_leaves_to_xla_is_in_no_group():
