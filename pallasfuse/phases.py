@@ -32,8 +32,10 @@ _MISSHAPEN: dict[str, Callable[[TileProgram], str | None]] = {"mosaic_gpu": mosa
 def phases_of(
     chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
 ) -> tuple[tuple[Phase, ...], str | None]:
-    """The phases of a kernel, and why the target cannot run the first. Later ones go to whichever target can, but those of a
-    cluster, which are one kernel."""
+    """Returns the phases of a kernel, and why the target cannot run the first.
+
+    Later ones go to whichever target can, but those of a cluster, which are one kernel.
+    """
     if target.cluster:
         lowering = lower_for(target, chosen, schedule, tensors)
         together = tuple(Phase(arithmetic.rewrite_for(target, p), target) for p in lowering)

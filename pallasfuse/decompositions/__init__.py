@@ -43,7 +43,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.by_channel,
         ),
         "dot_general": (products.aligned,),
-        "top_k": tuple(map(largest.in_parts, largest.LENGTHS)),
+        "top_k": tuple(map(largest.of_parts, largest.LENGTHS)),
         "ragged_dot_general": (ragged.in_blocks,),
     },
     "cpu": {

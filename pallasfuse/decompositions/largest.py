@@ -22,7 +22,7 @@ _LEAST_LEFT_OUT = 2
 """The largest of all parts must be so many times as few as the elements of a row."""
 
 
-def in_parts(length: int) -> Callable[[JaxprEqn], Callable[..., list[Array]] | None]:
+def of_parts(length: int) -> Callable[[JaxprEqn], Callable[..., list[Array]] | None]:
     """Returns a rule that finds the largest elements of rows among the largest of parts of `length`.
 
     Equal elements stay in the order of their positions: parts, and what is left of each, are in that order.

@@ -168,7 +168,7 @@ def few_positions(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 def by_channel(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A convolution whose images are groups of their own, at a few positions: for each of these, one sum for every group.
+    """Returns what computes a convolution whose images are groups of their own at a few positions: a sum for each, and each group.
 
     So the gradient of weights is written where each channel has weights of its own: its images are channels, and its windows are as
     long as the results of the convolution. None elsewhere.
@@ -225,7 +225,7 @@ class _Convolution:
 
     @classmethod
     def of(cls, eqn: JaxprEqn, zeros_between: bool = False, images_are_groups: bool = False) -> "_Convolution | None":
-        """The convolution of an equation; None where it has images as groups, no elements, or zeros between them.
+        """Returns the convolution of an equation; None where it has images as groups, no elements, or zeros between them.
 
         zeros_between: also where there are zeros between the elements of the images. images_are_groups: also where they are.
         """

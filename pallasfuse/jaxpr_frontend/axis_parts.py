@@ -34,6 +34,8 @@ MOST_CUTS = 2 * MOST_APART
 that move along an axis, one after the other, would cut it in more and more parts, and each is equations of its own."""
 LEAST_LONG = 16
 """Elements of the longest part: a shorter axis is no loop anyway."""
+_MOST_TIMES, _FEW = MOST_APART + 1, 64
+"""A jaxpr in parts has at most so many times as many equations, as if one concatenation cut all of them, and so many more."""
 _DEEPEST = 200
 """Equations in a row of which parts are computed; what lies further up is sliced."""
 _JOINS: dict[str, Callable[[Any, Any], Any]] = {
@@ -72,18 +74,23 @@ class Rewritten:
 
 
 def in_parts(jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: False) -> Rewritten | None:
-    """A flat jaxpr that reduces the parts of concatenated axes, and else is the same; None where it has no such reductions.
+    """Returns a flat jaxpr that reduces the parts of concatenated axes, and else is the same; None where it has no such reductions.
+
+    None also where that would be several times as many equations.
 
     left: is an equation to stay as it is? Variables keep their names.
     """
     if not any(e.primitive.name in ("concatenate", "pad") for e in jaxpr.eqns):
         return None
     wanted = _Cuts(jaxpr, [n for n, e in enumerate(jaxpr.eqns) if not left(e)]).wanted()
-    cuts = _Cuts(jaxpr, wanted)
-    while crowded := cuts.crowded():
-        wanted -= crowded
+    while wanted:
         cuts = _Cuts(jaxpr, wanted)
-    return _Parts(jaxpr, cuts).rewritten() if wanted else None
+        crowded = cuts.crowded()
+        if not crowded:
+            found = _Parts(jaxpr, cuts).rewritten()
+            return found if found is None or len(found.jaxpr.eqns) <= _MOST_TIMES * len(jaxpr.eqns) + _FEW else None
+        wanted -= crowded
+    return None
 
 
 class _Cuts:
@@ -114,7 +121,7 @@ class _Cuts:
         return frozenset(s for s in self._tied if self._root(s) in roots)
 
     def crowded(self) -> frozenset[int]:
-        """The concatenations for which dimensions are cut at more than `MOST_CUTS` places, and those that go with them."""
+        """Returns the concatenations for which dimensions are cut at more than `MOST_CUTS` places, and those that go with them."""
         many = {s for cuts in self._of.values() for c in cuts if len(c.at) > MOST_CUTS for s in c.sources}
         roots = set(map(self._root, many))
         return frozenset(s for s in self._tied if self._root(s) in roots)

@@ -10,10 +10,6 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.tensors import Tensor
 
-_IN_PARTS = 2
-"""A sector that is stored in parts takes so many times as long, for each part. (36 kernels that store one to six arrays with a last
-axis of 2 to 4 elements, on an H100; where there is one such array, it takes half of that, or less.)"""
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -35,7 +31,11 @@ class Access:
     gathered: bool = False
     """The rows of a tile come from places that a table says, and make an array of their own."""
     passes: int = 1
-    """The number of times that a block goes over the same sectors, each time for some of their elements."""
+    """The number of times that a block goes over the same sectors, each time for some of their elements.
+
+    Twice that where several arrays are stored so. (36 kernels that store one to six arrays with a last axis of 2 to 4 elements, on
+    an H100: with one, a store takes as long as if it went over its sectors that often, or less; with more, twice as long.)
+    """
     part_bytes: float = 0.0
     """The bytes of the parts of a run that are loaded one after the other, each from a sector of its own; 0: runs are whole."""
 
@@ -48,8 +48,8 @@ class Access:
         return self.passes * self.bytes * sector * math.ceil(self.run_bytes / sector) / self.run_bytes
 
     def scattered(self, sector: int = 32) -> float:
-        """The number of loads or stores of a block that each find little in a sector."""
-        run = self.part_bytes or self.run_bytes
+        """Counts the loads or stores of a block that each find little in a sector."""
+        run = min(self.part_bytes or self.run_bytes, self.run_bytes)
         return self.bytes / run if run < sector else 0.0
 
     def one_by_one(self, tensor: Tensor, unrolled: Collection[Axis], sector: int = 32) -> "Access":
@@ -68,7 +68,11 @@ class Access:
             a.extent for a in takewhile(lambda a: a in unrolled or a.extent == 1, reversed(tensor.axes))
         )
         passes = min(neighbours, max(1, sector // size))
-        return replace(self, passes=passes * _IN_PARTS if passes > 1 else 1)
+        return replace(self, passes=passes)
+
+    def beside_others(self) -> "Access":
+        """Returns a store in parts that takes turns with those of other arrays: sectors leave the cache before they are whole."""
+        return replace(self, passes=2 * self.passes) if self.is_store and self.passes > 1 else self
 
 
 def access(

@@ -114,18 +114,22 @@ def price(
 
 
 def _work(program: TileProgram, *, spreads: bool) -> BlockWork:
-    """The work of a block. The positions of an axis that is written out lie together in memory (`Access.one_by_one`)."""
+    """Returns the work of a block. Positions of an axis that is written out lie together in memory (`Access.one_by_one`)."""
     if not program.unrolled and not program.late:
         return examine(program, spreads=spreads)
     work = examine(as_threads_run_it(program).program, spreads=spreads)
     if not program.unrolled:
         return work
     tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
-    accesses = examine(program).accesses  # those of rows that a table says have no tensor
-    return replace(
-        work,
-        accesses=[a.one_by_one(tensors[a.tensor], program.unrolled) if a.tensor in tensors else a for a in accesses],
-    )
+    accesses = [
+        a.one_by_one(tensors[a.tensor], program.unrolled)
+        if a.tensor in tensors
+        else a  # rows of a table have no tensor
+        for a in examine(program).accesses
+    ]
+    if sum(a.is_store and a.passes > 1 for a in accesses) > 1:
+        accesses = [a.beside_others() for a in accesses]
+    return replace(work, accesses=accesses)
 
 
 def _one(

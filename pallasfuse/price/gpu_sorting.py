@@ -13,8 +13,8 @@ from pallasfuse.price.terms import Price, Term, total
 
 _MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
 """XLA has a kernel that keeps the largest few of a row: so few, of so long a row. Others are sorted."""
-_PACKED_BYTES, _LONGEST_PACKED = 6, 1 << 16
-"""A half and its position are sorted as one word, where the row is no longer."""
+_POSITION_BYTES, _PACKED_BYTES, _LONGEST_PACKED = 4, 6, 1 << 16
+"""An element of two bytes and its position are sorted as one word, where the row is no longer."""
 _START_US, _STEP_KEPT_US, _SETTLED = 3.6, 0.089e-3, 1 << 13
 """For each element kept of one row, the time to begin and end, and that of one position of the row. After so many positions few
 are better than those kept: where there are many rows, the others do not count."""
@@ -25,7 +25,7 @@ _TILE = 1 << 12
 _STEP_US, _THREADS = 0.06, 1 << 10
 """A step of a network waits for the one before: the time of a word of each thread of a block, which has so many at most."""
 _RADIX_WORDS, _RADIX_LENGTH = 0.95e6, 20_000
-"""A library sorts by digits where so many words are sorted, or one row is so long."""
+"""A library may sort by digits where so many words are sorted, or one row is so long."""
 _RADIX_US, _RADIX_LEAST_US = 57e-6, 42.0
 """The time that it takes for a word, and the least."""
 _SECTOR = 32
@@ -40,26 +40,28 @@ def sorting_on_gpu(work: Ordering, device: Device) -> Price:
         return _kept(work, device)
     words = 1.0 if packed else work.element_bytes / 4
     all_words = work.rows * work.length * words
+    network = _by_network(work, words, device)
     by_digits = all_words >= _RADIX_WORDS or (work.rows == 1 and work.length >= _RADIX_LENGTH)
     if by_digits and work.length > _TILE and not work.strided:
         digits = Term("sorting by digits", all_words, "words", max(_RADIX_LEAST_US, _RADIX_US * all_words))
-        return Price(digits.us, (digits,))
-    return _by_network(work, words, device)
+        return min(network, Price(digits.us, (digits,)), key=lambda price: price.us)
+    return network
 
 
 def _kept(work: Ordering, device: Device) -> Price:
-    """The few largest of each row: a block goes along one row, and compares each position with those kept."""
+    """Returns the price of the few largest of each row: a block goes along one, and compares each position with those kept."""
     kept = 1 << math.ceil(math.log2(max(1, work.kept or 1)))
     of_one_us = kept * (_START_US + _STEP_KEPT_US * work.length)
     compared = float(work.rows * min(work.length, _SETTLED)) * kept
     us = max(of_one_us, 1e-3 * compared / device.library["kept_gop_s"])
     us *= _WITHOUT_WORDS if work.element_bytes == _PACKED_BYTES else 1.0
-    one = launch(device)
-    return Price(us + one.us, (Term("positions kept or not", compared, "", us), one))
+    read = (work.element_bytes - _POSITION_BYTES) * work.rows * work.length
+    memory, one = Term("device memory", read, "B", memory_us(read, device)), launch(device)
+    return Price(max(us, memory.us) + one.us, (Term("positions kept or not", compared, "", us), memory, one))
 
 
 def _by_network(work: Ordering, words: float, device: Device) -> Price:
-    """A bitonic network: stages whose steps stay inside a tile are one kernel, every wider step is a kernel of its own."""
+    """Returns the price of a bitonic network: steps of a stage inside a tile are one kernel, every wider step is one of its own."""
     stages = math.ceil(math.log2(max(2, work.length)))
     tile = min(stages, int(math.log2(_TILE)))
     wide = stages - tile

@@ -123,7 +123,7 @@ def _is_by_inverse(node: Expr) -> bool:
 
 
 def rewrite_for(target: Target, program: TileProgram) -> TileProgram:
-    """The same kernel with the arithmetic that a target has, and the cheaper of it; short axes are written out if it can."""
+    """Returns the kernel with the arithmetic that a target has, and the cheaper of it; short axes are written out if it can."""
     unrolled = unrollable(program) if target.spreads_tiles else ()
     if not target.writes_kernels:
         return replace(program, later=(), unrolled=unrolled, late=target.spreads_tiles)

@@ -424,7 +424,7 @@ def shifted(x, by):
 
 
 def test_windows_one_after_the_other_do_not_cut_an_axis_in_ever_more_parts():
-    """Their axis stays whole from where it would be cut too often; a softmax of its own beside it is taken apart all the same."""
+    """An axis that all of them together would cut too often stays whole; a softmax beside it is taken apart all the same."""
 
     def program(x, q, k, v, sink):
         for by in (1, 2, 4, 3, 1, 2):
@@ -437,3 +437,16 @@ def test_windows_one_after_the_other_do_not_cut_an_axis_in_ever_more_parts():
     assert found is not None and len(found.jaxpr.eqns) < 1.5 * before
     assert in_parts(lambda x: program(x, *arguments[1:])[0], arguments[:1]) is None
     assert in_parts(lambda x: jnp.sum(jnp.tanh(shifted(x, 1)), axis=1), arguments[:1]) is not None
+
+
+@pytest.mark.parametrize("windows", [2, 4, 8])
+def test_parts_are_no_more_than_several_times_as_many_equations(windows):
+    def program(x):
+        for _ in range(windows):
+            x = jnp.tanh(shifted(x, 1))
+        return jnp.sum(x, axis=1)
+
+    jaxpr = convert(jax.make_jaxpr(program)(draw(3, 2000))).jaxpr
+    found = axis_parts.in_parts(jaxpr)
+    assert (found is None) == (windows == 8)
+    assert found is None or len(found.jaxpr.eqns) <= 9 * len(jaxpr.eqns) + 64

@@ -98,7 +98,7 @@ def test_remainders_are_exact_up_to_very_many_steps(dtype, digits):
 def test_remainders_of_more_steps_are_numbers_of_their_range():
     draw = np.random.default_rng(1)
     xs, ys = (
-        draw.lognormal(0, s, 20000).astype("float32") * draw.choice([-1, 1], 20000).astype("float32") for s in (25, 5)
+        draw.lognormal(0, s, 20000).astype("float32") * draw.choice([-1, 1], 20000).astype("float32") for s in (15, 5)
     )
     found = remainder(xs, ys)
     assert np.all(np.abs(found) < np.abs(ys)) and np.all(found * np.sign(xs) >= 0)
