@@ -74,20 +74,29 @@ def _sharing(jaxpr: Jaxpr, may: Callable[[JaxprEqn], bool]) -> Iterator[tuple[in
     before = _made_from(jaxpr, bits) if bits else {}
     taken = set[int]()
     for (_, side, *_), products in sorted(several.items(), key=lambda item: -len(item[1])):
-        independent: list[tuple[int, dict[Any, list[JaxprEqn]]]] = []
-        for product in (p for p in products if id(p) not in taken):
-            other = product.invars[1 - side]
-            for n, (made, equal) in enumerate(independent):
-                if not before[id(product)] & made:
-                    equal.setdefault(other if isinstance(other, Var) else id(other), []).append(product)
-                    independent[n] = (made | bits[id(product)], equal)
-                    break
-            else:
-                independent.append((bits[id(product)], {other if isinstance(other, Var) else id(other): [product]}))
-        for _, equal in independent:
+        for independent in _independent([p for p in products if id(p) not in taken], before, bits):
+            equal: dict[Any, list[JaxprEqn]] = defaultdict(list)
+            for product in independent:
+                other = product.invars[1 - side]
+                equal[other if isinstance(other, Var) else id(other)].append(product)
             if len(equal) > 1:
-                taken |= {id(p) for same in equal.values() for p in same}
+                taken |= set(map(id, independent))
                 yield side, list(equal.values())
+
+
+def _independent(
+    products: Sequence[JaxprEqn], before: Mapping[int, int], bits: Mapping[int, int]
+) -> list[list[JaxprEqn]]:
+    """Returns the products in lists, each of which has none that is computed from another one of it."""
+    found: list[tuple[int, list[JaxprEqn]]] = []
+    for product in products:
+        for n, (made, others) in enumerate(found):
+            if not before[id(product)] & made:
+                found[n] = (made | bits[id(product)], [*others, product])
+                break
+        else:
+            found.append((bits[id(product)], [product]))
+    return [others for _, others in found]
 
 
 def _made_from(jaxpr: Jaxpr, bits: dict[int, int]) -> dict[int, int]:
