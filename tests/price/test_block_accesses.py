@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallasfuse import device
+from pallasfuse import device, phases
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.unrolling import unrollable
@@ -86,6 +86,14 @@ def test_vectors_of_three_are_stored_whole():
     assert in_parts.us > 1.2 * kernel.price.us
     sectors = next(t.amount for t in kernel.price.terms if t.name == "cache sectors")
     assert sectors == pytest.approx(2 * 540 * 960 * 3 * 4, rel=0.1)
+
+
+def test_short_axes_are_written_out_where_no_kernel_has_them_whole(monkeypatch):
+    real = phases.problem_of
+    monkeypatch.setattr(
+        phases, "problem_of", lambda p: real(p) or (None if p.program.unrolled else "whole axes are refused")
+    )
+    assert planned(unit, (540, 960, 3)).phases[0].program.unrolled
 
 
 def test_coordinates_that_are_only_summed_are_written_out():
