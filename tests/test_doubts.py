@@ -12,10 +12,6 @@ from pallasfuse.targets import TRITON
 TARGET = TRITON.on(device.find("NVIDIA H200", "gpu"))
 
 
-def few_rows(x):
-    return jax.nn.softmax(x, -1)
-
-
 def softmax(x):
     return jax.nn.softmax(x, -1)
 
@@ -26,19 +22,19 @@ def planned(function, *shape, target=TARGET, **options):
 
 
 def test_a_kernel_instead_of_one_of_xla_s_is_left_to_xla():
-    plan = planned(few_rows, 256, 1024)
+    plan = planned(softmax, 256, 1024)
     assert not plan.kernels
     assert any("hardly be faster" in f.reason for f in plan.fallbacks)
 
 
 def test_where_a_clock_decides_it_is_tried():
-    assert planned(few_rows, 256, 1024, target=TARGET.judged(timed=True)).kernels
+    assert planned(softmax, 256, 1024, target=TARGET.judged(timed=True)).kernels
 
 
 def test_what_the_user_asks_for_is_not_doubted():
     (kernel,) = planned(lambda x: jnp.tanh(x).sum(-1), 64, 40, schedule="kernel { i:1@grid ( j:64 ( t1 ) ) }").kernels
     assert kernel.strategy == "scheduled"
-    assert planned(few_rows, 256, 1024, warps=4).kernels
+    assert planned(softmax, 256, 1024, warps=4).kernels
 
 
 @pytest.mark.parametrize("shape", [(4096, 32768), (512, 50257)])

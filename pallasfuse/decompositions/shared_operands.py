@@ -28,7 +28,8 @@ MOST_MERGED = 4
 _MERGED_BYTES = 32 << 20
 """A product is merged if its operands and its result have no more bytes."""
 _OF_LIBRARY = 0.75
-"""A kernel that XLA writes reaches so much of the rate of the library's matrix products."""
+"""A kernel that XLA writes reaches so much of the rate of the library's matrix products: an estimate. (In a model's layers on an
+H100, XLA took the library with copies of 8 us over a kernel of its own, so that such reached at most 0.81 there.)"""
 
 _VIEWS = frozenset({"reshape", "squeeze", "slice", "transpose", "dynamic_slice", "expand_dims"})
 """Operations that compute nothing."""

@@ -79,8 +79,8 @@ _FULL_WARPS = 8
 _STARTED_US = 1.2
 """The time that a kernel for warpgroups takes before its first copy, for barriers and for descriptors of arrays."""
 _STARTED_BY_WARPS_US = 0.2
-"""The same of other kernels, beyond what one of XLA takes, which does nothing. (144 kernels without products on an H100, most of
-them of a few microseconds: they took 1.17 times what was predicted without.)"""
+"""Other kernels of ours take so much longer to start than an empty kernel of XLA. (144 kernels without products on an H100, most
+of them of a few microseconds, took 1.17 times what was predicted without this.)"""
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
 _FEW_BLOCKS = 2

@@ -101,13 +101,13 @@ def _channel_by_channel(work: Convolution, device: Device) -> Price:
 
 # Channel by channel, found on an H100 with 17 convolutions and the gradients of both operands of each, in bfloat16 and float32.
 _SQUARE, _SQUARE_FLOAT32 = 0.6, 0.27
-"""Of the rate of other loops, what the library's kernels for square windows reach."""
+"""The library's kernels for square windows reach this share of the rate of XLA's loops."""
 _OF_WEIGHTS_TFLOP_S = 0.36
 """The rate of a kernel for gradients of weights in float32."""
 _STEP_IN_TURN_US, _STEP_OF_PRODUCT_US = 0.27, 0.07
-"""A step of a sum over a window as long as an image, whose few results are a thread's, or a block's, each: the gradient of the
-weights of a window with holes, in which the library does not see that."""
+"""A thread, or a block of a product, adds up a window as long as an image step by step, and each step takes so long. Such is the
+gradient of the weights of a window with holes, where the library does not see that it is one."""
 _TURNED_US, _READ_TURNED_US, _MADE_TURNED_US = 10.0, 9.5, 31.0
-"""A copy of an operand to another order, and of a result from it: its start, and a million elements."""
+"""Copies of operands and results to another order take so long to start, and for a million elements: those read, those made."""
 _PRODUCT_US, _AS_PRODUCT_TFLOP_S = 15.0, 1.5
-"""A product for every channel, on matrix units of which it fills a small part."""
+"""Products for every channel take so long to start, and reach this rate, as each fills a small part of the matrix units."""

@@ -1,7 +1,7 @@
 """Prices on a GPU of rows that are sorted, and of the largest elements of rows.
 
 Found on an H100 with the largest 1 to 64 of twelve arrays, whole and in parts of 512 to 8192 elements (0.7 to 1.5 times what
-was measured for 50 of 54).
+was measured for 61 of 68 programs).
 """
 
 import math
@@ -16,7 +16,7 @@ _MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
 _POSITION_BYTES, _PACKED_BYTES, _LONGEST_PACKED = 4, 6, 1 << 16
 """An element of two bytes and its position are sorted as one word, where the row is no longer."""
 _START_US, _STEP_KEPT_US, _SETTLED = 3.6, 0.089e-3, 1 << 13
-"""For each element kept of one row, the time to begin and end, and that of one position of the row. After so many positions few
+"""A row takes, for each element kept, a time to begin and end, and one for each of its positions. After so many positions few
 are better than those kept: where there are many rows, the others do not count."""
 _WITHOUT_WORDS = 3.0
 """The kernel takes so many times as long for elements of two bytes."""

@@ -95,8 +95,9 @@ def _rem(x: Expr, y: Expr) -> Expr | None:
     """Returns x - q y, where q is x / y without what is behind the point; it has the sign of x, and is less than y.
 
     Products of half of the digits of q with half of those of y are exact, and so is each difference: q is taken in three steps, of
-    12 digits each in float32 and 26 in float64. Where it has more digits, the remainder is some number between 0 and y. Of
-    integers, every target has remainders, but not by zero, which leaves x, nor of the least one by -1.
+    12 digits each in float32 and 26 in float64. A compiler that makes one operation of a product and a difference may split nothing
+    off, and needs not to: then whole numbers q are all that counts. Where q has more digits, the remainder is some number between 0
+    and y. Of integers, every target has remainders, but not by zero, which leaves x, nor of the least one by -1.
     """
     if dtypes.is_integer(x.dtype):
         return _integer_rem(x, y)
@@ -112,22 +113,34 @@ def _rem(x: Expr, y: Expr) -> Expr | None:
     left = mul(x, scale)
     for last in (False, False, True):
         quotient = div(left, divisor)
-        whole = select(apply("lt", quotient, zero), apply("ceil", quotient), apply("floor", quotient))
-        if not last:
+        if last:
+            whole = _whole(quotient)
+        else:
             many = apply("ge", apply("abs", quotient), _number(x, 2.0**digits))
-            whole = select(many, _upper(quotient, split), zero)
+            whole = select(many, _whole(_upper(quotient, split)), zero)
         left = sub(sub(left, mul(whole, upper)), mul(whole, lower))
-    size = apply("abs", divisor)
-    step = select(apply("lt", x, zero), apply("neg", size), size)
-    left = select(apply("lt", mul(left, step), zero), add(left, step), left)  # a rounded quotient may be one off
+    is_below, size = apply("lt", x, zero), apply("abs", divisor)
+    step = select(is_below, apply("neg", size), size)
+
+    def agrees(value: Expr) -> Expr:
+        """Has a value the sign of x, or is it zero? Of products of small numbers no sign is left."""
+        above, below = apply("ge", value, zero), apply("le", value, zero)
+        return apply("or", apply("and", is_below, below), apply("and", apply("ge", x, zero), above))
+
+    left = select(agrees(left), left, add(left, step))  # a rounded quotient may be one off
     left = select(apply("ge", apply("abs", left), size), sub(left, step), left)
-    fits = apply("and", apply("lt", apply("abs", left), size), apply("ge", mul(left, step), zero))
+    fits = apply("and", apply("lt", apply("abs", left), size), agrees(left))
     defined = apply("and", _is_finite(x), apply("gt", size, zero))
     nowhere = select(defined, zero, div(sub(x, x), sub(y, y)))
     found = select(fits, div(left, scale), nowhere)
     return select(
         apply("lt", apply("abs", x), apply("abs", y)), x, select(apply("eq", found, zero), mul(x, zero), found)
     )
+
+
+def _whole(x: Expr) -> Expr:
+    """Returns a number without what is behind its point."""
+    return select(apply("lt", x, _number(x, 0.0)), apply("ceil", x), apply("floor", x))
 
 
 def _upper(x: Expr, split: Expr) -> Expr:
@@ -162,8 +175,9 @@ RULES: dict[str, Rule] = {
 
 
 _REDUCTION = "reduce_{}"
+"""A target lists a reducer among the operations that it lacks under this name."""
 _COUNTED = {AND: MIN, OR: MAX}
-"""What reduces booleans as numbers: 1 where they are true."""
+"""Each reducer of booleans has one that gives the same of numbers which are 1 where they are true, and 0 elsewhere."""
 
 
 def _as_number(x: Expr) -> Expr:
