@@ -23,6 +23,8 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     foreign_science,
     foreign_statistics,
     foreign_vision,
+    fourteenth_language,
+    fourteenth_science,
     fourth_models,
     fourth_programs,
     haiku_modules,
