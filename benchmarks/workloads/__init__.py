@@ -24,6 +24,8 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     foreign_statistics,
     foreign_vision,
     fourteenth_language,
+    fourteenth_models,
+    fourteenth_numerics,
     fourteenth_science,
     fourth_models,
     fourth_programs,

@@ -5,7 +5,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.workloads.eleventh_vision import linen_program, module_weights
-from benchmarks.workloads.registry import Built, Random, Size, booleans, gain, half, integers, normal, pick, program, weight
+from benchmarks.workloads.registry import (
+    Built,
+    Random,
+    Size,
+    booleans,
+    gain,
+    half,
+    integers,
+    normal,
+    pick,
+    program,
+    weight,
+)
 
 GROUP = "fourteenth"
 
@@ -78,7 +90,7 @@ def _contacts(size: Size) -> Built:
     The maps of all layers and heads are made symmetric, freed of the mean of their rows and columns, and weighed by a logistic
     regression; a masked residue is embedded as zero, and the rest are scaled up in turn.
     """
-    layers, b, t, n, h, kinds = pick(size, (6, 4, 390, 640, 20, 33), (3, 2, 75, 160, 5, 33), (2, 2, 7, 8, 2, 9))
+    layers, b, t, n, h, kinds = pick(size, (6, 4, 390, 640, 20, 33), (3, 2, 115, 240, 12, 33), (2, 2, 7, 8, 2, 9))
     dtype, d = half(size), n // h
     mask_token = kinds - 1
 
@@ -127,7 +139,8 @@ def _contacts(size: Size) -> Built:
 
     shapes = {name: (n, n) for name in ("q", "k", "v", "o")} | {"up": (n, 4 * n), "down": (4 * n, n)}
     every = [
-        {name: weight(*shape, dtype=dtype) for name, shape in shapes.items()} | {"norm1": one_norm(), "norm2": one_norm()}
+        {name: weight(*shape, dtype=dtype) for name, shape in shapes.items()}
+        | {"norm1": one_norm(), "norm2": one_norm()}
         for _ in range(layers)
     ]
     params = {"layers": every, "embed": normal(kinds, n, dtype=dtype), "norm": one_norm()}
@@ -139,7 +152,7 @@ def _contacts(size: Size) -> Built:
 def _mamba_step(size: Size) -> Built:
     """This gives one decoding step of a stack of Mamba layers with weights of bytes, for a few users."""
     layers, b, n, inner, states, rank, words = pick(
-        size, (8, 3, 1536, 3072, 16, 96, 50280), (3, 2, 384, 768, 16, 24, 5003), (2, 2, 8, 12, 4, 3, 11)
+        size, (8, 3, 1536, 3072, 16, 96, 50280), (4, 2, 512, 1024, 16, 32, 8003), (2, 2, 8, 12, 4, 3, 11)
     )
     dtype, width = half(size), 4
 
@@ -171,7 +184,7 @@ def _mamba_step(size: Size) -> Built:
 
     def bytes_of(i, o):
         scale = normal(layers, o, scale=1e-5, offset=0.013 * i**-0.5)
-        return {"bytes": Random((layers, i, o), jnp.dtype(jnp.int8), below=127), "scale": scale}
+        return {"bytes": Random((layers, i, o), jnp.dtype(jnp.int8), below=255), "scale": scale}
 
     stack = {"wide": bytes_of(n, 2 * inner), "narrow": bytes_of(inner, n)}
     stack |= {"norm": normal(layers, n, dtype=dtype, scale=0.1, offset=1.0)}
@@ -191,7 +204,7 @@ def _video(size: Size) -> Built:
     import flax.linen as nn
 
     b, frames, side, deep, patch, n, h, layers, classes = pick(
-        size, (2, 16, 224, 2, 16, 384, 6, 2, 400), (1, 8, 80, 2, 16, 192, 3, 2, 400), (2, 4, 8, 2, 4, 8, 2, 1, 5)
+        size, (2, 16, 224, 2, 16, 384, 6, 2, 400), (1, 8, 112, 2, 16, 256, 4, 2, 400), (2, 4, 8, 2, 4, 8, 2, 1, 5)
     )
     dtype = half(size)
 
@@ -228,7 +241,7 @@ def _video(size: Size) -> Built:
 def _tacotron(size: Size) -> Built:
     """This gives frames of speech by a decoder like Tacotron's, whose attention looks at where it was before."""
     b, letters, frames, n, narrow, bins, filters, window = pick(
-        size, (16, 131, 40, 512, 128, 80, 32, 31), (4, 70, 25, 128, 64, 80, 16, 31), (2, 7, 3, 8, 6, 5, 3, 3)
+        size, (16, 131, 40, 512, 128, 80, 32, 31), (6, 70, 40, 192, 64, 80, 16, 31), (2, 7, 3, 8, 6, 5, 3, 3)
     )
 
     def cell(p, x, state):
@@ -348,7 +361,7 @@ def _graphormer(size: Size) -> Built:
     from flax import nnx
 
     b, atoms, n, h, layers, farthest, kinds, bonds = pick(
-        size, (64, 51, 512, 32, 3, 20, 119, 5), (8, 23, 128, 8, 3, 20, 119, 5), (2, 5, 8, 2, 2, 4, 7, 3)
+        size, (64, 51, 512, 32, 3, 20, 119, 5), (16, 27, 192, 8, 3, 20, 119, 5), (2, 5, 8, 2, 2, 4, 7, 3)
     )
     dtype, d, t = half(size), n // h, atoms + 1
     types = {"dtype": dtype, "param_dtype": dtype}
