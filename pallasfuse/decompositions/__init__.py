@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
-from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, windows
+from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, updates, windows
 from pallasfuse.decompositions.shared_operands import with_fewer_merges
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
@@ -45,6 +45,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         "dot_general": (products.aligned,),
         "top_k": tuple(map(largest.of_parts, largest.LENGTHS)),
         "ragged_dot_general": (ragged.in_blocks,),
+        "scatter-add": (updates.in_single_steps, updates.by_place),
     },
     "cpu": {
         **_POOLS,

@@ -27,7 +27,7 @@ from pallasfuse.price.gpu_library import (
     product_on_gpu,
 )
 from pallasfuse.price.operations import Operations, count
-from pallasfuse.price.scattered import cached_change, cached_read, changed_in_memory, read_from_memory
+from pallasfuse.price.scattered import cached_change, cached_read, changed_in_memory, contended_us, read_from_memory
 from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
@@ -226,12 +226,13 @@ def _opaque_on_gpu(kernel: Opaque, device: Device) -> Price:
     moved = kernel.read_bytes + kernel.written_bytes
     if not kernel.computes and not kernel.pieces:
         return copy_on_gpu(moved, device)
-    cached = 0.0
+    cached = waited_us = 0.0
     if kernel.pieces:
         moved += changed_in_memory(kernel.pieces, device)
-        cached = cached_change(kernel.pieces)
+        cached, waited_us = cached_change(kernel.pieces), contended_us(kernel.pieces, device)
     memory = Term("device memory", moved, "B", memory_us(moved, device))
-    terms = (memory, *_computed(_work(kernel.computes), device), _cached(cached, device))
+    waited = Term("updates of one place", kernel.pieces.number if kernel.pieces else 0.0, "", waited_us)
+    terms = (memory, *_computed(_work(kernel.computes), device), _cached(cached, device), waited)
     one = launch(device)
     return Price(sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP) + one.us, (*terms, one))
 
