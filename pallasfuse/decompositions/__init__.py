@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, updates, windows
+from pallasfuse.decompositions.neighbours import NONE, Neighbours, neighbours
 from pallasfuse.decompositions.shared_operands import with_fewer_merges
 from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
 from pallasfuse.device import Device
@@ -60,6 +61,8 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
 """The rules that may be worth it, by platform."""
 _FOR_KERNELS = frozenset({"ragged_dot_general"})
 """Operations whose other ways are worth it where kernels take part in them: XLA would write parts of an operand anew."""
+_WITH_NEIGHBOURS = frozenset({"dot_general"})
+"""Operations of which other ways pad operands, and take a part of a larger result: priced with what stands around them (GPUs)."""
 _LEAST_US = 20.0
 """Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
 
@@ -96,11 +99,12 @@ class Decomposer:
         flat = flatten(jaxpr)
         writer, changed = Writer(flat), False
         makers = {v: eqn for eqn in flat.eqns if self._may(eqn) for v in eqn.outvars}
+        around = neighbours(flat)
         for eqn in flat.eqns:
             if (
                 not eqn.effects
                 and self._may(eqn)
-                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn))
+                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn, around))
             ):
                 changed = True
             else:
@@ -144,10 +148,11 @@ class Decomposer:
         """May an equation be written in another way, or has the user left it to XLA?"""
         return left_by_user(eqn, self.exclude) is None
 
-    def _write(self, writer: Writer, eqn: JaxprEqn) -> bool:
+    def _write(self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours]) -> bool:
         """Write an equation in another way; False where there is none that is faster."""
         name = eqn.primitive.name
-        run = self._faster_way(eqn)
+        counts = name in _WITH_NEIGHBOURS and self.device.platform == "gpu"
+        run = self._faster_way(eqn, around(eqn) if counts else NONE)
         if run is None and name in WITH_BODIES:
             params = {key: self._parameter(value, eqn) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
@@ -230,21 +235,21 @@ class Decomposer:
 
         return within(jaxpr)
 
-    def _faster_way(self, eqn: JaxprEqn) -> Run | None:
+    def _faster_way(self, eqn: JaxprEqn, around: Neighbours) -> Run | None:
         """A faster way to compute an operation: by the clock, or where there is none, by so much by its price; None if none is."""
         ways = self._ways(eqn)
         if not ways:
             return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
-        key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values}"
+        key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around}"
         if key not in self._known:
-            self._known[key] = self._fastest(eqn, ways, key)
+            self._known[key] = self._fastest(eqn, ways, key, around)
         number = self._known[key]
         return None if number is None else self._runs.get((key, number), ways[number])
 
-    def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run], key: str) -> int | None:
+    def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
-        written = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
+        written = traced_as(eqn, around.around(lambda *values: _compat.bind(eqn, values)), eqn.invars)
         before_us = self._price_us(written)
         if before_us < _LEAST_US:
             return None
@@ -254,6 +259,9 @@ class Decomposer:
             with contextlib.suppress(Exception):  # a way that fails when it is traced is none
                 other, us = self._traced(eqn, run, (key, number))
                 if has_types_of(other.outvars, eqn.outvars) and has_types_of(other.invars, eqn.invars):
+                    if around is not NONE:
+                        other = traced_as(eqn, around.around(run), eqn.invars)
+                        us = self._price_us(other)
                     others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
             if self._is_faster(written, before_us, others[number], prices_us[number]):

@@ -121,10 +121,11 @@ def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Untransposed 
 
 
 def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A product of operands whose rows are not whole 16 bytes, with zeros behind these rows. None for others, and for batches.
+    """A product of operands whose rows are not whole 16 bytes, with zeros behind these rows, as well as of float32 whose result has
+    such rows. None for others, and for batches.
 
-    The units that move tiles do not load such rows, and the library's best kernels do without them. A batch of small products
-    gains nothing: copies of its operands take longer.
+    The units that move tiles do not load such rows, nor store them, and the library's best kernels do without them. A batch of
+    small products gains nothing: copies of its operands take longer.
     """
     params = eqn.params
     (summed, batch), result = params["dimension_numbers"], _compat.shape_of(eqn.outvars[0])
@@ -134,7 +135,8 @@ def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return None
     if batch[0] or len(types) > 1 or not all(jnp.issubdtype(t, jnp.floating) and t.itemsize >= 2 for t in types):
         return None
-    wanted, of_row = [list(shape) for shape in shapes], _ROW_BYTES // types.pop().itemsize
+    size = types.pop().itemsize
+    wanted, of_row = [list(shape) for shape in shapes], _ROW_BYTES // size
     for n, shape in enumerate(shapes):
         last = len(shape) - 1
         of_sum = [d in summed[n] for d in range(len(shape))]
@@ -146,6 +148,11 @@ def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         wanted[n][last] = math.ceil(shape[last] / of_row) * of_row
         if last in summed[n]:
             wanted[1 - n][summed[1 - n][summed[n].index(last)]] = wanted[n][last]
+    own = [[d for d in range(len(shape)) if d not in summed[n]] for n, shape in enumerate(shapes)]
+    side = 1 if own[1] else 0
+    if size == jnp.dtype(jnp.float32).itemsize and len(own[side]) == 1:  # of which the result's rows are made
+        (d,) = own[side]
+        wanted[side][d] = math.ceil(wanted[side][d] / of_row) * of_row
     if min((*shapes[0], *shapes[1]), default=0) < 1 or wanted == [list(shape) for shape in shapes]:
         return None
 

@@ -46,7 +46,7 @@ def by_place(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
     Updates that name no place count nowhere, as in the update that is written; of a mode that clips, they name the last one.
     """
-    target, indices, changes = eqn.invars
+    target, _, changes = eqn.invars
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     shape, dtype = _compat.shape_of(target), _compat.dtype_of(target)
     dims = numbers.scatter_dims_to_operand_dims

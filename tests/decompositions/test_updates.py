@@ -33,9 +33,10 @@ def expected(x, places, changes, dim, mode):
     """The update in float64, one place after the other."""
     found = np.moveaxis(np.asarray(x, np.float64), dim, 0).copy()
     window = found.shape[1:]
-    for at, row in zip(np.asarray(places).reshape(-1), np.asarray(changes, np.float64).reshape(-1, *window), strict=True):
-        if mode == lax.GatherScatterMode.CLIP:
-            at = min(max(at, 0), len(found) - 1)
+    named = np.asarray(places).reshape(-1)
+    if mode == lax.GatherScatterMode.CLIP:
+        named = np.clip(named, 0, len(found) - 1)
+    for at, row in zip(named, np.asarray(changes, np.float64).reshape(-1, *window), strict=True):
         if 0 <= at < len(found):
             found[at] += row
     return np.moveaxis(found, 0, dim)
@@ -48,7 +49,10 @@ def test_updates_add_what_meets_at_each_place(data):
     dim = data.draw(st.integers(0, len(window)))
     outside = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2))
     count = data.draw(st.integers(1, 5))
-    dtype, mode = data.draw(st.sampled_from(["bfloat16", "float16", "float32", "int32"])), data.draw(st.sampled_from(MODES))
+    dtype, mode = (
+        data.draw(st.sampled_from(["bfloat16", "float16", "float32", "int32"])),
+        data.draw(st.sampled_from(MODES)),
+    )
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = jnp.asarray(rng.integers(-4, 5, (*window[:dim], count, *window[dim:])), dtype)
     places = jnp.asarray(rng.integers(-2, count + 2, (*outside, 1)), "int32")
