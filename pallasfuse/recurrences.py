@@ -17,6 +17,7 @@ from jax import lax
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn
 from pallasfuse.decompositions.accumulators import accumulators_apart
+from pallasfuse.decompositions.known_places import with_choices_at_known_places
 from pallasfuse.decompositions.selections import is_selection, without_selections
 from pallasfuse.decompositions.writing import Run, Writer, traced_as
 from pallasfuse.device import Device
@@ -72,7 +73,8 @@ class AsKernel:
         left = any(left_by_user(e, self.exclude) is not None for e in body.eqns)
         if left or not isinstance(eqn.params["length"], int) or len(body.eqns) > _MOST_EQUATIONS:
             return None
-        ways = (accumulators_apart(eqn), lambda *args: list(_compat.bind(eqn, args)))
+        chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": with_choices_at_known_places(eqn.params["jaxpr"])})
+        ways = (accumulators_apart(chosen), lambda *args: list(_compat.bind(chosen, args)))
         for way in filter(None, ways):
             simpler = with_loops(traced_as(eqn, way, eqn.invars), distributed)
             found = None if simpler is None else with_loops(simpler, self._as_kernel)

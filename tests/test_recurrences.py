@@ -25,7 +25,7 @@ from pallasfuse.targets import INTERPRET, TRITON, default_for, find
 from pallasfuse.tiling.recurrence import layouts, lower_recurrence, parallel_axes, problem
 from pallasfuse.written_out import surely_faster
 from tests.loops_of_programs import LOOPS, forward_algorithm, moving_average, normal, recurrent_network
-from tests.running_loops import run
+from tests.running_loops import run, scans_of, with_kernels
 
 FEW = [pytest.param(name, marks=[pytest.mark.deep] if n % 3 else []) for n, name in enumerate(LOOPS)]
 """One loop of three; the others are deep."""
@@ -217,6 +217,22 @@ def test_a_rule_plans_each_loop_once(monkeypatch):
     assert rule(loop) is not None
     monkeypatch.setattr("pallasfuse.recurrences.kernel_of", None)
     assert rule(loop) is not None
+
+
+def test_a_loop_that_updates_known_places_is_one_kernel():
+    """The ends of rods are held and heated in each trip, and heat flows between neighbours."""
+
+    def trip(rods, heat):
+        held = rods.at[0].set(1.0).at[-1].add(heat)
+        flow = held[2:] - 2 * held[1:-1] + held[:-2]
+        return held.at[1:-1].add(0.1 * flow), jnp.max(held, 0)
+
+    args = normal(0, 7, 16), normal(1, 9, 16)
+    jaxpr, loops = scans_of(lambda *a: jax.lax.scan(trip, *a), *args)
+    results, count = with_kernels(jaxpr, loops, *args)
+    assert count == 1
+    for got, want in zip(results, jax.tree.leaves(jax.lax.scan(trip, *args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_the_plan_shows_the_kernel():

@@ -1,0 +1,106 @@
+"""Updates of places that a program names as numbers, such as the first row of an array, as a choice at each position.
+
+An update has no nest, as its places may depend on data. Where they do not, it is a choice between what stands there and what comes,
+by position: a kernel has that.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse.decompositions.writing import Atom, Run, Writer
+from pallasfuse.jaxpr_frontend import flatten
+
+type Array = Any
+
+_COMBINED: dict[str, Callable[[Array, Array], Array]] = {
+    "scatter": lambda _, new: new, "scatter-add": operator.add, "scatter-mul": operator.mul,
+    "scatter-min": lax.min, "scatter-max": lax.max,
+}  # fmt: skip
+"""The updates, and what they make of what stands at a place and what comes."""
+_OF_PLACES = frozenset({"broadcast_in_dim", "concatenate", "convert_element_type", "reshape", "squeeze"})
+"""Operations that programs compute places from numbers with."""
+_MOST_NUMBERS = 16
+"""Places are no more numbers than these: one for each dimension."""
+
+
+def with_choices_at_known_places(jaxpr: Jaxpr) -> Jaxpr:
+    """Returns a jaxpr, flat where it changes, in which updates of one known place or window are choices by position."""
+    if not any(eqn.primitive.name in _COMBINED for eqn in flatten(jaxpr).eqns):
+        return jaxpr
+    flat = flatten(jaxpr)
+    writer, known, changed = Writer(flat), dict[Var, np.ndarray](), False
+    for eqn in flat.eqns:
+        _evaluate(eqn, known)
+        run = None if eqn.effects else _choice(eqn, known)
+        if run is None:
+            writer.keep(eqn)
+        else:
+            writer.instead(eqn, run)
+            changed = True
+    return flatten(writer.written()) if changed else jaxpr
+
+
+def _value(atom: Atom, known: dict[Var, np.ndarray]) -> np.ndarray | None:
+    return np.asarray(atom.val) if isinstance(atom, Literal) else known.get(atom)
+
+
+def _evaluate(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> None:
+    """Add the result of an operation to what is known, if it is a few whole numbers that depend on nothing else."""
+    if eqn.primitive.name not in _OF_PLACES or not jnp.issubdtype(_compat.dtype_of(eqn.outvars[0]), jnp.integer):
+        return
+    shape = _compat.shape_of(eqn.outvars[0])
+    values = [_value(a, known) for a in eqn.invars]
+    if any(v is None for v in values) or any(not isinstance(n, int) or n > _MOST_NUMBERS for n in shape):
+        return
+    with jax.ensure_compile_time_eval():
+        (found,) = _compat.bind(eqn, values)
+        known[eqn.outvars[0]] = np.asarray(found)
+
+
+def _choice(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> Run | None:
+    """Returns what computes an update by a choice at each position; None where its place is not known, or there are several."""
+    combined = _COMBINED.get(eqn.primitive.name)
+    if combined is None:
+        return None
+    numbers, shape = eqn.params["dimension_numbers"], _compat.shape_of(eqn.invars[0])
+    place = _value(eqn.invars[1], known) if numbers.scatter_dims_to_operand_dims else np.zeros(0, int)
+    if place is None or place.size != place.shape[-1]:
+        return None
+    if numbers.operand_batching_dims or not all(isinstance(n, int) for n in shape):
+        return None
+    changed = _compat.shape_of(eqn.invars[2])
+    sizes = iter(changed[d] for d in sorted(numbers.update_window_dims))
+    window = [1 if d in numbers.inserted_window_dims else next(sizes) for d in range(len(shape))]
+    starts = [0] * len(shape)
+    for d, start in zip(numbers.scatter_dims_to_operand_dims, place.reshape(-1), strict=True):
+        starts[d] = int(start)
+    last = [n - size for n, size in zip(shape, window, strict=True)]
+    if eqn.params["mode"] == lax.GatherScatterMode.CLIP:
+        starts = [min(max(start, 0), end) for start, end in zip(starts, last, strict=True)]
+    if any(not 0 <= start <= end for start, end in zip(starts, last, strict=True)):
+        return lambda x, *_: [x]  # an update that is partly outside is none
+    return lambda x, _, new: [_chosen(x, new.reshape(window), starts, combined)]
+
+
+def _chosen(x: Array, new: Array, starts: Sequence[int], combined: Callable[[Array, Array], Array]) -> Array:
+    """Chooses between an array and its combination with a window of its rank that begins at `starts`."""
+    here: Array = None
+    padding = []
+    for d, (whole, size, start) in enumerate(zip(x.shape, new.shape, starts, strict=True)):
+        behind = whole - size - start
+        padding.append((0, 0, 0) if size == 1 else (start, behind, 0))
+        if size < whole:
+            position = lax.broadcasted_iota(jnp.int32, x.shape, d)
+            inside = position == start if size == 1 else (position >= start) & (position < start + size)
+            here = inside if here is None else here & inside
+    padded = lax.pad(new, jnp.zeros((), new.dtype), padding) if any(p != (0, 0, 0) for p in padding) else new
+    found = combined(x, jnp.broadcast_to(padded, x.shape))
+    return found if here is None else jnp.where(here, found, x)

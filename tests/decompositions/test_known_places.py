@@ -1,0 +1,65 @@
+"""Updates of places that are numbers in the program, as choices by position, against XLA's own updates."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from pallasfuse import _compat
+from pallasfuse.decompositions.known_places import with_choices_at_known_places
+
+
+def names(jaxpr):
+    return [e.primitive.name for e in jaxpr.eqns]
+
+
+def updated(function, *arguments):
+    jaxpr = jax.make_jaxpr(function)(*arguments)
+    found = with_choices_at_known_places(jaxpr)
+    return found, _compat.eval_jaxpr(found, found.consts, *arguments)
+
+
+X = np.random.default_rng(0).standard_normal((6, 5)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.at[0].set(2.0),
+        lambda x: x.at[-1].add(x[0]),
+        lambda x: x.at[:, -2].set(x[:, 0]),
+        lambda x: x.at[1:-1].set(x[2:]),
+        lambda x: x.at[1:-1, 2:4].add(x[2:, 1:3]),
+        lambda x: x.at[2, 3].add(1.0),
+        lambda x: x.at[2, 3].multiply(7.0),
+        lambda x: x.at[2:4].max(0.0),
+        lambda x: x.at[:2].min(0.0),
+        lambda x: x.at[:].set(x + 1),
+        lambda x: x.at[9].set(1.0),  # outside
+        lambda x: x.at[9].set(1.0, mode="clip"),
+        jax.vmap(lambda row: row.at[0].add(1.0)),
+        lambda x: (x > 0).at[1].set(False),
+        lambda x: x.astype(jnp.bfloat16).at[2].set(jnp.nan),
+        lambda x: x.at[1].set(jnp.inf).at[1, 2].add(-jnp.inf),
+    ],
+)
+def test_updates_of_known_places_are_choices(function):
+    jaxpr, (found,) = updated(function, X)
+    assert not any(name.startswith("scatter") for name in names(jaxpr))
+    wanted = function(jnp.asarray(X))
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(np.asarray(found, "float32"), np.asarray(wanted, "float32"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.at[jnp.argmax(x[:, 0])].set(1.0),  # depends on data
+        lambda x: x.at[jnp.asarray([0, 2])].set(1.0),  # two places
+        lambda x: lax.fori_loop(0, 3, lambda n, y: y.at[n].set(0.0), x),
+    ],
+)
+def test_other_updates_stay(function):
+    jaxpr = jax.make_jaxpr(function)(X)
+    assert with_choices_at_known_places(jaxpr) is jaxpr
