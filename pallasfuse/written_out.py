@@ -140,7 +140,7 @@ def _is_faster(written: Jaxpr, other: Jaxpr, numbers: Device, device: Any, measu
             loops = loops_as_kernels(other)
             for loop in loops:
                 note_failure(loop, numbers, error, on_disk=lasts)
-            what = ", ".join(map(words_for, loops)) or f"{written.eqns[0].primitive.name} in parts"
+            what = ", ".join(map(words_for, loops)) or f"{', '.join(e.primitive.name for e in written.eqns)} in parts"
             warnings.warn(
                 f"pallasfuse: {what} does not run on {device.device_kind}: {error}; XLA's own is used", stacklevel=2
             )

@@ -99,7 +99,7 @@ class Decomposer:
         flat = flatten(jaxpr)
         writer, changed = Writer(flat), False
         makers = {v: eqn for eqn in flat.eqns if self._may(eqn) for v in eqn.outvars}
-        around = neighbours(flat)
+        around = neighbours(flat) if self.device.platform == "gpu" else lambda _: NONE
         for eqn in flat.eqns:
             if (
                 not eqn.effects
@@ -120,7 +120,8 @@ class Decomposer:
         return made if changed else jaxpr
 
     def questions(self, jaxpr: Jaxpr) -> list[tuple[Jaxpr, Jaxpr]]:
-        """Returns what `of` asks the clock: operations as they are written, each with another way to compute it."""
+        """Returns what `of` asks the clock: operations as they are written, each with another way to compute it; between stand-ins
+        for their neighbours where these count."""
         asked: list[tuple[Jaxpr, Jaxpr]] = []
         replace(self, clock=lambda *pair: asked.append(pair), _known={}).of(jaxpr)
         return asked
@@ -151,8 +152,7 @@ class Decomposer:
     def _write(self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours]) -> bool:
         """Write an equation in another way; False where there is none that is faster."""
         name = eqn.primitive.name
-        counts = name in _WITH_NEIGHBOURS and self.device.platform == "gpu"
-        run = self._faster_way(eqn, around(eqn) if counts else NONE)
+        run = self._faster_way(eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE)
         if run is None and name in WITH_BODIES:
             params = {key: self._parameter(value, eqn) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
@@ -249,9 +249,16 @@ class Decomposer:
 
     def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
-        written = traced_as(eqn, around.around(lambda *values: _compat.bind(eqn, values)), eqn.invars)
-        before_us = self._price_us(written)
-        if before_us < _LEAST_US:
+        try:
+            alone = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
+            before_us = self._price_us(alone)
+            if before_us < _LEAST_US:
+                return None
+            written = alone
+            if around.count:
+                written = traced_as(eqn, around.around(lambda *values: _compat.bind(eqn, values)), eqn.invars)
+                before_us = self._price_us(written)
+        except Exception:  # a program must not fail because of a form of it
             return None
         others: dict[int, Jaxpr] = {}
         prices_us: dict[int, float] = {}
@@ -259,7 +266,7 @@ class Decomposer:
             with contextlib.suppress(Exception):  # a way that fails when it is traced is none
                 other, us = self._traced(eqn, run, (key, number))
                 if has_types_of(other.outvars, eqn.outvars) and has_types_of(other.invars, eqn.invars):
-                    if around is not NONE:
+                    if around.count:
                         other = traced_as(eqn, around.around(run), eqn.invars)
                         us = self._price_us(other)
                     others[number], prices_us[number] = other, us

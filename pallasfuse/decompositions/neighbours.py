@@ -1,11 +1,13 @@
-"""What stands around an operation in a program, as far as XLA computes it together with the operation's other ways.
+"""Neighbours of an operation in a program, as far as XLA computes them together with the operation's other ways.
 
 Another way may begin by padding an operand, or end with a part of a larger result. Alone, both are copies. But XLA pads what it
 computes while it stores it, and readers that it fuses take their part from the larger array themselves. Stand-ins for these
 neighbours make the price see that.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,25 +20,32 @@ from pallasfuse.jaxpr_frontend.elementwise import RULES as MAPS
 
 type Array = Any
 
-_READS = frozenset({
-    "argmax", "argmin", "broadcast_in_dim", "gather", "reduce_max", "reduce_min", "reduce_sum", "select_n", "slice", "squeeze",
-    *MAPS,
-})  # fmt: skip
+_SAME_ARRAY = frozenset({"copy", "copy_p", "name", "reshape", "sharding_constraint", "squeeze", "stop_gradient"})
+"""Operations that compute nothing: whoever reads their results reads what they are given."""
+_COMPUTES = frozenset(MAPS) - _SAME_ARRAY
+_READS = _COMPUTES | {
+    "argmax", "argmin", "broadcast_in_dim", "gather", "reduce_max", "reduce_min", "reduce_sum", "slice",
+}  # fmt: skip
 """Operations that take a part of an array themselves, where they read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """What makes the operands of an operation, and what reads its result."""
+    """The operations that make the operands of another one, and those that read its result."""
 
     computed: tuple[bool, ...]
     """By operands: does XLA compute it where it is stored for the operation?"""
     read: bool
     """Do only operations read the result which XLA fuses with a part of it?"""
 
+    @property
+    def count(self) -> bool:
+        """Is there one that has a stand-in?"""
+        return self.read or any(self.computed)
+
     def around(self, run: Run) -> Run:
         """Returns the computation of an operation with stand-ins for its neighbours: negations, and sums of rows."""
-        if not self.read and not any(self.computed):
+        if not self.count:
             return run
 
         def whole(*operands: Array) -> list[Array]:
@@ -51,29 +60,41 @@ NONE = Neighbours((), False)
 
 
 def neighbours(jaxpr: Jaxpr) -> Callable[[JaxprEqn], Neighbours]:
-    """Returns what finds the neighbours of an equation of a flat jaxpr."""
+    """Returns a function that finds the neighbours of an equation of a flat jaxpr."""
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    readers: dict[Var, list[JaxprEqn]] = {}
-    for eqn in jaxpr.eqns:
-        for var in {a for a in eqn.invars if isinstance(a, Var)}:
-            readers.setdefault(var, []).append(eqn)
+    readers = Counter(a for e in jaxpr.eqns for a in {a for a in e.invars if isinstance(a, Var)})
     results = {a for a in jaxpr.outvars if isinstance(a, Var)}
+    taken = _taken_in_parts(jaxpr, results)
 
     def is_computed(atom: Var | Literal) -> bool:
-        maker = makers.get(atom) if isinstance(atom, Var) else None
-        alone = isinstance(atom, Var) and len(readers[atom]) == 1 and atom not in results
-        return maker is not None and maker.primitive.name in MAPS and alone and _is_array_of_floats(atom)
-
-    def is_read(var: Var) -> bool:
-        return var not in results and var in readers and all(
-            any(map(is_read, r.outvars)) if r.primitive.name == "reshape" else r.primitive.name in _READS for r in readers[var]
-        )  # fmt: skip
+        while isinstance(atom, Var) and atom in makers and readers[atom] == 1 and atom not in results:
+            maker = makers[atom]
+            if maker.primitive.name not in _SAME_ARRAY:
+                return maker.primitive.name in _COMPUTES and _is_array_of_floats(atom)
+            atom = maker.invars[0]
+        return False
 
     def found(eqn: JaxprEqn) -> Neighbours:
-        read = all(_is_array_of_floats(v) and is_read(v) for v in eqn.outvars)
+        read = all(_is_array_of_floats(v) and taken.get(v, False) for v in eqn.outvars)
         return Neighbours(tuple(map(is_computed, eqn.invars)), read)
 
     return found
+
+
+def _taken_in_parts(jaxpr: Jaxpr, results: Set[Var]) -> dict[Var, bool]:
+    """Says of each variable that is read, whether all its readers take a part of it themselves. results: of the jaxpr."""
+    taken: dict[Var, bool] = {}
+    for eqn in reversed(jaxpr.eqns):
+        name = eqn.primitive.name
+        own = any(taken.get(v, False) for v in eqn.outvars) if name in _SAME_ARRAY else name in _READS
+        if name == "broadcast_in_dim" and math.prod(_compat.shape_of(eqn.invars[0])) == math.prod(
+            _compat.shape_of(eqn.outvars[0])
+        ):
+            own = taken.get(eqn.outvars[0], False)
+        for atom in eqn.invars:
+            if isinstance(atom, Var):
+                taken[atom] = taken.get(atom, atom not in results) and own
+    return taken
 
 
 def _is_array_of_floats(atom: Var | Literal) -> bool:

@@ -121,8 +121,8 @@ def untransposed(eqn: JaxprEqn, makers: Mapping[Var, JaxprEqn]) -> Untransposed 
 
 
 def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A product of operands whose rows are not whole 16 bytes, with zeros behind these rows, as well as of float32 whose result has
-    such rows. None for others, and for batches.
+    """Returns a product with zeros behind the rows of its operands, where these rows, or those of a float32 result, are not whole
+    16 bytes; None for others, and for batches.
 
     The units that move tiles do not load such rows, nor store them, and the library's best kernels do without them. A batch of
     small products gains nothing: copies of its operands take longer.
@@ -150,7 +150,7 @@ def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
             wanted[1 - n][summed[1 - n][summed[n].index(last)]] = wanted[n][last]
     own = [[d for d in range(len(shape)) if d not in summed[n]] for n, shape in enumerate(shapes)]
     side = 1 if own[1] else 0
-    if size == jnp.dtype(jnp.float32).itemsize and len(own[side]) == 1:  # of which the result's rows are made
+    if size == jnp.dtype(jnp.float32).itemsize and len(own[side]) == 1:  # the result's rows lie along it
         (d,) = own[side]
         wanted[side][d] = math.ceil(wanted[side][d] / of_row) * of_row
     if min((*shapes[0], *shapes[1]), default=0) < 1 or wanted == [list(shape) for shape in shapes]:

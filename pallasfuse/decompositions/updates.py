@@ -13,27 +13,29 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
+from pallasfuse.decompositions.writing import wide
 
 type Array = Any
 
 _MOST_PLACES = 128
 """The most places, each of which is a sum over all updates."""
-_WIDE = jnp.float32
-"""The smallest floats that are added to in one step."""
 
 
 def in_single_steps(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """An update that adds half types, in float32, which is rounded once; None for other types."""
+    """Returns an update that adds numbers of half precision, in float32, which is rounded once; None for other types."""
     (target, _, changes), params = eqn.invars, eqn.params
-    dtype = _compat.dtype_of(target)
-    if not jnp.issubdtype(dtype, jnp.floating) or jnp.dtype(dtype).itemsize >= jnp.dtype(_WIDE).itemsize:
-        return None
-    if _compat.dtype_of(changes) != dtype:
+    dtype, summed = _compat.dtype_of(target), wide(_compat.dtype_of(target))
+    is_half = jnp.issubdtype(dtype, jnp.floating) and summed not in (None, dtype)
+    if (
+        not is_half
+        or _compat.dtype_of(changes) != dtype
+        or min(*_compat.shape_of(target), *_compat.shape_of(changes), 1) < 1
+    ):
         return None
 
     def run(x: Array, places: Array, updates: Array) -> list[Array]:
         found = lax.scatter_add(
-            x.astype(_WIDE), places, updates.astype(_WIDE), params["dimension_numbers"], mode=params["mode"],
+            x.astype(summed), places, updates.astype(summed), params["dimension_numbers"], mode=params["mode"],
             indices_are_sorted=params["indices_are_sorted"], unique_indices=params["unique_indices"],
         )  # fmt: skip
         return [found.astype(dtype)]
@@ -42,9 +44,10 @@ def in_single_steps(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
 
 
 def by_place(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """An update that adds to places along one dimension, as sums over all updates that name each place; None where these are many.
+    """Returns an update that adds to places along one dimension, as sums over all that name each place; None where these are many.
 
-    Updates that name no place count nowhere, as in the update that is written; of a mode that clips, they name the last one.
+    Updates that name no place count nowhere, as in the update that is written; of a mode that clips, they name the nearest one. A
+    -0 to which nothing is added becomes 0.
     """
     target, _, changes = eqn.invars
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
@@ -60,13 +63,12 @@ def by_place(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return None
     if [_compat.shape_of(changes)[d] for d in numbers.update_window_dims] != window:
         return None  # a window of a part, of which the place is where it begins
-    half = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < jnp.dtype(_WIDE).itemsize
-    if not (jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)):
+    if (summed := wide(dtype)) is None:
         return None
-    summed = _WIDE if half else dtype
 
     def run(x: Array, places: Array, updates: Array) -> list[Array]:
         at = places.reshape(number)
+        at = at.astype(jnp.int32) if at.dtype.itemsize < 4 else at
         if mode == lax.GatherScatterMode.CLIP:
             at = jnp.clip(at, 0, shape[dim] - 1)
         rows = lax.transpose(updates, (*outside, *numbers.update_window_dims)).reshape(1, number, *window)

@@ -27,8 +27,10 @@ _HALF_ALIGNED = 0.8
 _ODD_SUM = 0.75
 """A product reaches this share if its rows are whole, and only the length of its sum is no multiple of 16 bytes."""
 _UNALIGNED_RESULT = 0.55
-"""A product of float32 reaches this share if the rows of its result do not begin at multiples of 16 bytes. (Five products with
-32,003 to 50,257 columns on an H100: 0.45 to 0.59. Of bfloat16, 0.75 to 0.9, which is not counted.)"""
+"""One product of float32 reaches this share if the rows of its result do not begin at multiples of 16 bytes. (Five products with
+32,003 to 50,257 columns on an H100: 0.45 to 0.59. Of bfloat16, 0.75 to 0.9, which is not counted; batches were not measured.)"""
+_ONE_TILE = 256
+"""The columns of a library's largest tile: results of no more were not measured, either."""
 _UNALIGNED_LOADS = 0.6
 """A product reaches this share of the memory's bandwidth if the rows of an operand do not begin at multiples of 16 bytes."""
 _TURNED_BYTES = 10.0
@@ -85,7 +87,8 @@ def product_us(p: LibraryProduct, device: Device) -> float:
     """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
     rate = matrix_rate(p.operand_dtype, device, p.precise)
     best = tiled_us(p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS)
-    unaligned = p.operand_dtype == "float32" and not p.precise and p.columns * _size(p) % 16
+    of_floats = p.operand_dtype == "float32" and not p.precise
+    unaligned = of_floats and p.batch == 1 and p.columns > _ONE_TILE and p.columns * _size(p) % 16
     of_result = _UNALIGNED_RESULT if unaligned else 1.0
     return best / min(of_result, *(_share_by_row(row, p) for row in _rows(p)))
 

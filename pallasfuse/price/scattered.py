@@ -84,7 +84,7 @@ def changed_in_memory(pieces: Pieces, device: Device) -> float:
 
 def contended_us(pieces: Pieces, device: Device) -> float:
     """Returns the microseconds in which updates of the same places wait for each other, if these places are drawn evenly."""
-    if not pieces.combined:
+    if not pieces.combined or not pieces.source_bytes:
         return 0.0
     if not pieces.words:
         return _MET_US * pieces.number * pieces.bytes / pieces.source_bytes

@@ -1,10 +1,13 @@
 """What stands around an operation in a program, and the forms of products that are chosen by it."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from pallasfuse import device
 from pallasfuse.decompositions import Decomposer
@@ -27,6 +30,18 @@ def around(function, *shapes):
         (lambda x, w: jnp.sum(jnp.exp(x @ w), -1), ((False, False), True)),
         (lambda x, w: jnp.sum((x @ w).reshape(2, 2, 3), -1), ((False, False), True)),
         (lambda x, w: (x @ w).reshape(2, 2, 3), ((False, False), False)),
+        (lambda x, w: (x @ w)[None], ((False, False), False)),
+        (lambda x, w: jnp.squeeze(x[None] @ w, 0), ((False, False), False)),
+        (lambda x, w: checkpoint_name(x @ w, "kept"), ((False, False), False)),
+        (lambda x, w: jnp.copy(x @ w), ((False, False), False)),
+        (lambda x, w: jnp.max(checkpoint_name(x @ w, "kept")[None], -1), ((False, False), True)),
+        (
+            lambda x, w: functools.reduce(lambda y, _: y.reshape(y.shape[::-1]), range(400), x @ w),
+            ((False, False), False),
+        ),
+        (lambda x, w: checkpoint_name(x, "kept") @ w, ((False, False), False)),
+        (lambda x, w: lax.stop_gradient(x) @ w, ((False, False), False)),
+        (lambda x, w: checkpoint_name(jnp.exp(x), "kept").reshape(4, 5) @ w, ((True, False), False)),
         (lambda x, w: jnp.sort(x @ w), ((False, False), False)),  # takes it whole
         (lambda x, w: (jnp.sum(y := x @ w, -1), y), ((False, False), False)),
         (lambda x, w: (jnp.exp(x) @ w, jnp.exp(x)), ((True, False), False)),

@@ -8,24 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pallasfuse import device
+from pallasfuse import _compat, device
 from pallasfuse.decompositions import Decomposer, updates
+from pallasfuse.jaxpr_frontend.conversion import convert
+from pallasfuse.price.xla import price_xla
 
-MODES = [lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.CLIP]
-
-
-def numbers_of(places, dim, rank, outside):
-    window = tuple(range(outside, outside + rank - 1))
-    return lax.ScatterDimensionNumbers(window, (dim,), (dim,))
+MODES = [lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.CLIP, lax.GatherScatterMode.PROMISE_IN_BOUNDS]
 
 
-def update(x, places, changes, dim, mode):
-    numbers = numbers_of(places, dim, x.ndim, places.ndim - 1)
-    return lax.scatter_add(x, places, changes, numbers, mode=mode)
-
-
-def ways(x, places, changes, dim, mode):
-    (eqn,) = jax.make_jaxpr(lambda *v: update(*v, dim, mode))(x, places, changes).eqns
+def ways(x, places, changes, dim, mode, window=None):
+    """The rules' functions. window: the dimensions of the changes that lie along those of `x`; the last ones by default."""
+    window = tuple(range(places.ndim - 1, changes.ndim)) if window is None else window
+    numbers = lax.ScatterDimensionNumbers(window, (dim,), (dim,))
+    jaxpr = jax.make_jaxpr(lambda *v: lax.scatter_add(*v, numbers, mode=mode))(x, places, changes)
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive.name == "scatter-add")
     return [rule(eqn) for rule in (updates.in_single_steps, updates.by_place)]
 
 
@@ -55,10 +51,16 @@ def test_updates_add_what_meets_at_each_place(data):
     )
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     x = jnp.asarray(rng.integers(-4, 5, (*window[:dim], count, *window[dim:])), dtype)
-    places = jnp.asarray(rng.integers(-2, count + 2, (*outside, 1)), "int32")
+    promised = mode == lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    of_places = data.draw(st.sampled_from(["int32", "int8", "uint8"]))
+    least, most = (0, count) if promised else (0 if of_places == "uint8" else -2, count + 2)
+    places = jnp.asarray(rng.integers(least, most, (*outside, 1)), of_places)
     changes = jnp.asarray(rng.integers(-4, 5, (*outside, *window)), dtype)
     wanted = expected(x, places, changes, dim, mode)
-    written = [run for run in ways(x, places, changes, dim, mode) if run is not None]
+    along = tuple(sorted(data.draw(st.permutations(range(changes.ndim)))[: len(window)]))
+    order = iter(range(len(outside))), iter(range(len(outside), changes.ndim))
+    changes = jnp.transpose(changes, [next(order[d in along]) for d in range(changes.ndim)])
+    written = [run for run in ways(x, places, changes, dim, mode, along) if run is not None]
     assert len(written) == (dtype in ("bfloat16", "float16")) + int(np.prod(outside) > 1)
     for run in written:  # all sums are small whole numbers: each type has them
         (found,) = run(x, places, changes)
@@ -87,7 +89,7 @@ def test_numbers_that_are_none_stay_where_they_are_added():
         lambda x: x.at[2].add(1.0),  # one update
         lambda x: jnp.zeros((200, 4)).at[jnp.arange(5)].add(x[0]),  # many places
         lambda x: lax.scatter_add(
-            x, jnp.zeros((3, 1), "int32"), jnp.ones((3, 2, 4)), lax.ScatterDimensionNumbers((1, 2), (), (0,))
+            x, jnp.zeros((3, 1), "int32"), jnp.ones((3, 2, 4), x.dtype), lax.ScatterDimensionNumbers((1, 2), (), (0,))
         ),  # windows of two rows
         lambda x: jax.vmap(lambda row, n: row.at[n].add(1.0))(x, jnp.arange(8).reshape(4, 2)),  # others in each row
     ],
@@ -97,6 +99,20 @@ def test_other_updates_stay_as_they_are(call):
     (eqn,) = [e for e in jaxpr.eqns if e.primitive.name == "scatter-add"]
     assert updates.by_place(eqn) is None
     assert updates.in_single_steps(eqn) is None
+    half = jax.make_jaxpr(lambda x: call(x.astype(jnp.bfloat16)))(jnp.ones((4, 4)))
+    for eqn in (e for e in half.eqns if e.primitive.name == "scatter-add"):
+        assert (updates.in_single_steps(eqn) is None) == (_compat.dtype_of(eqn.outvars[0]) != jnp.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_updates_of_an_empty_array_stay(dtype):
+    h100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
+    jaxpr = jax.make_jaxpr(lambda x, i, u: x.at[i].add(u))(
+        jnp.ones((0, 4), dtype), jnp.zeros(5, "int32"), jnp.ones((5, 4), dtype)
+    )
+    found = Decomposer(h100, (), 1e-9).of(jaxpr)
+    assert [e.outvars[0].aval.dtype for e in found.eqns if e.primitive.name == "scatter-add"] == [dtype]
+    assert price_xla(convert(jaxpr).program, h100).us > 0
 
 
 @pytest.mark.parametrize(

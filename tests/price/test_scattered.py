@@ -7,7 +7,14 @@ from jax import lax
 
 from pallasfuse import device
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.scattered import Pieces, cached_change, cached_read, changed_in_memory, read_from_memory
+from pallasfuse.price.scattered import (
+    Pieces,
+    cached_change,
+    cached_read,
+    changed_in_memory,
+    contended_us,
+    read_from_memory,
+)
 from pallasfuse.price.xla import kernels_on, price_xla
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
@@ -41,6 +48,26 @@ def test_pieces_that_are_changed(width, size, target_bytes, measured_us):
     pieces = Pieces(MANY / width, float(size * width), float(target_bytes), width if size < 4 else 0.0)
     predicted = us(cached_change(pieces), changed_in_memory(pieces, H100) + 2 * 4 * MANY)
     assert 0.6 < predicted / measured_us < 1.6
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "places", "size", "measured_us"),
+    [
+        (4096, 768, 1, 2, 88479.0), (4096, 768, 2, 2, 23094.0), (4096, 768, 8, 2, 2823.0), (4096, 768, 32, 2, 669.0),
+        (32768, 128, 2, 2, 447544.0), (32768, 128, 8, 2, 61438.0), (1 << 20, 1, 1, 4, 1998.0), (1 << 20, 1, 2, 4, 1135.0),
+        (1 << 20, 1, 8, 4, 445.0), (1 << 20, 4, 2, 4, 1121.0), (65536, 1, 1, 4, 132.0),
+    ],
+)  # fmt: skip
+def test_updates_that_meet_at_one_place(rows, width, places, size, measured_us):
+    pieces = Pieces(rows, float(size * width), float(size * width * places), width if size < 4 else 0.0, combined=True)
+    assert 0.5 < contended_us(pieces, H100) / measured_us < 1.6
+
+
+def test_updates_that_do_not_meet():
+    assert contended_us(Pieces(MANY, 4.0, 4.0 * MANY, combined=True), H100) < 0.01
+    assert contended_us(Pieces(4096, 1536.0, 1536.0 * 32768, 768, combined=True), H100) == 0.0
+    assert contended_us(Pieces(4096, 1536.0, 1536.0, 768), H100) == 0.0  # put in place of what is there
+    assert contended_us(Pieces(5, 8.0, 0.0, 4, combined=True), H100) == 0.0
 
 
 def array(*shape, dtype=jnp.float32):
