@@ -73,7 +73,10 @@ class AsKernel:
         left = any(left_by_user(e, self.exclude) is not None for e in body.eqns)
         if left or not isinstance(eqn.params["length"], int) or len(body.eqns) > _MOST_EQUATIONS:
             return None
-        chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": with_choices_at_known_places(eqn.params["jaxpr"])})
+        inside = with_choices_at_known_places(eqn.params["jaxpr"])
+        if inside is not eqn.params["jaxpr"] and len(inside.eqns) > _MOST_EQUATIONS:
+            return None
+        chosen = _compat.with_params(eqn, {**eqn.params, "jaxpr": inside})
         ways = (accumulators_apart(chosen), lambda *args: list(_compat.bind(chosen, args)))
         for way in filter(None, ways):
             simpler = with_loops(traced_as(eqn, way, eqn.invars), distributed)

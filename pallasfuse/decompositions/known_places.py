@@ -4,8 +4,9 @@ An update has no nest, as its places may depend on data. Where they do not, it i
 by position: a kernel has that.
 """
 
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,12 +22,18 @@ from pallasfuse.jaxpr_frontend import flatten
 type Array = Any
 
 _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
-    "scatter": lambda _, new: new, "scatter-add": operator.add, "scatter-mul": operator.mul,
+    "scatter": lambda _, new: new, "scatter-add": operator.add, "scatter-sub": operator.sub, "scatter-mul": operator.mul,
     "scatter-min": lax.min, "scatter-max": lax.max,
 }  # fmt: skip
 """The updates, and what they make of what stands at a place and what comes."""
-_OF_PLACES = frozenset({"broadcast_in_dim", "concatenate", "convert_element_type", "reshape", "squeeze"})
-"""Operations that programs compute places from numbers with."""
+_OF_PLACES: dict[str, Callable[[Mapping[str, Any], Sequence[np.ndarray]], np.ndarray]] = {
+    "broadcast_in_dim": lambda p, v: np.broadcast_to(np.expand_dims(v[0], _new_dimensions(p)), p["shape"]),
+    "concatenate": lambda p, v: np.concatenate(v, p["dimension"]),
+    "convert_element_type": lambda p, v: v[0].astype(p["new_dtype"]),
+    "reshape": lambda p, v: v[0].reshape(p["new_sizes"]),
+    "squeeze": lambda p, v: np.squeeze(v[0], tuple(p["dimensions"])),
+}
+"""Operations that programs compute places from numbers with, by their parameters and operands."""
 _MOST_NUMBERS = 16
 """Places are no more numbers than these: one for each dimension."""
 
@@ -60,19 +67,27 @@ def _evaluate(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> None:
     values = [_value(a, known) for a in eqn.invars]
     if any(v is None for v in values) or any(not isinstance(n, int) or n > _MOST_NUMBERS for n in shape):
         return
-    with jax.ensure_compile_time_eval():
-        (found,) = _compat.bind(eqn, values)
-        known[eqn.outvars[0]] = np.asarray(found)
+    known[eqn.outvars[0]] = _OF_PLACES[eqn.primitive.name](eqn.params, [v for v in values if v is not None])
+
+
+def _new_dimensions(params: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the dimensions of a broadcast that its operand has not."""
+    return tuple(d for d in range(len(params["shape"])) if d not in params["broadcast_dimensions"])
 
 
 def _choice(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> Run | None:
     """Returns what computes an update by a choice at each position; None where its place is not known, or there are several."""
     combined = _COMBINED.get(eqn.primitive.name)
-    if combined is None:
+    if combined is None or (combined is _COMBINED["scatter"] and eqn.params["update_jaxpr"] is not None):
+        return None  # what comes may also be a function of what stands there
+    if (
+        jnp.issubdtype(_compat.dtype_of(eqn.invars[0]), jax.dtypes.extended)
+        or math.prod(_compat.shape_of(eqn.invars[1])[:-1]) != 1
+    ):
         return None
     numbers, shape = eqn.params["dimension_numbers"], _compat.shape_of(eqn.invars[0])
     place = _value(eqn.invars[1], known) if numbers.scatter_dims_to_operand_dims else np.zeros(0, int)
-    if place is None or place.size != place.shape[-1]:
+    if place is None:
         return None
     if numbers.operand_batching_dims or not all(isinstance(n, int) for n in shape):
         return None

@@ -8,6 +8,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse.decompositions.known_places import with_choices_at_known_places
+from tests.running_loops import scans_of, with_kernels
 
 
 def names(jaxpr):
@@ -33,6 +34,8 @@ X = np.random.default_rng(0).standard_normal((6, 5)).astype("float32")
         lambda x: x.at[1:-1, 2:4].add(x[2:, 1:3]),
         lambda x: x.at[2, 3].add(1.0),
         lambda x: x.at[2, 3].multiply(7.0),
+        lambda x: x.at[1].subtract(x[2]),
+        lambda x: x.at[None, 1].add(2.0),
         lambda x: x.at[2:4].max(0.0),
         lambda x: x.at[:2].min(0.0),
         lambda x: x.at[:].set(x + 1),
@@ -57,9 +60,33 @@ def test_updates_of_known_places_are_choices(function):
     [
         lambda x: x.at[jnp.argmax(x[:, 0])].set(1.0),  # depends on data
         lambda x: x.at[jnp.asarray([0, 2])].set(1.0),  # two places
+        lambda x: x.at[1].apply(jnp.sin),  # a function of what stands there
+        lambda x: lax.scatter_add(
+            x, jnp.zeros((3, 0), "int32"), jnp.ones((3, 6, 5)), lax.ScatterDimensionNumbers((1, 2), (), ())
+        ),  # three at once
         lambda x: lax.fori_loop(0, 3, lambda n, y: y.at[n].set(0.0), x),
     ],
 )
 def test_other_updates_stay(function):
     jaxpr = jax.make_jaxpr(function)(X)
     assert with_choices_at_known_places(jaxpr) is jaxpr
+
+
+def test_places_are_known_without_a_device():
+    jaxpr = jax.make_jaxpr(lambda x: x.at[1:3, 2].add(1.0))(X)
+    with jax.transfer_guard("disallow"):
+        assert "scatter-add" not in names(with_choices_at_known_places(jaxpr))
+
+
+def test_other_loops_keep_functions_of_what_stands_there():
+    """The kernel of a loop must not take the placeholder of such an update for what comes."""
+
+    def trip(state, row):
+        state = state.at[0].apply(lambda y: y * 0.5 + 1)
+        return state + row, jnp.sum(state, 0)
+
+    args = jnp.ones((7, 16)), jnp.ones((9, 16))
+    jaxpr, loops = scans_of(lambda *a: lax.scan(trip, *a), *args)
+    results, _ = with_kernels(jaxpr, loops, *args)
+    for got, want in zip(results, jax.tree.leaves(lax.scan(trip, *args)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
