@@ -59,7 +59,12 @@ class _Ranges:
                 self.learn(found_here, of, extent)
             for inner in _bodies(eqn):
                 own = given[len(given) - len(inner.invars) :]
-                self.walk(inner.eqns, dict(zip(inner.invars, own, strict=True)))
+                within = dict(zip(inner.invars, own, strict=True))
+                self.walk(inner.eqns, within)
+                same = len(inner.invars) == len(eqn.invars) and len(inner.outvars) == len(eqn.outvars)
+                if same and eqn.primitive.name != "scan":  # a call, which gives what its body does
+                    results = [_NOTHING if isinstance(a, Literal) else within.get(a, _NOTHING) for a in inner.outvars]
+                    known.update((v, found) for v, found in zip(eqn.outvars, results, strict=True) if _is_integer(v))
             known.update((v, found) for v in eqn.outvars if (found := _result(eqn, given, v)) != _NOTHING)
 
 

@@ -35,6 +35,11 @@ def in_a_loop(table, rows):
     return jax.lax.scan(lambda total, row: (total + table[row], None), jnp.zeros(8), rows)[0]
 
 
+def normalised_by_a_call(table, rows):
+    """As `jnp.take` and modules of Flax do it."""
+    return table[jax.jit(lambda n: jnp.where(n < 0, n + 1000, n))(rows)]
+
+
 def of_two_uses(table, keys, rows):
     return table[rows].sum() + masked(keys, rows).sum()
 
@@ -52,6 +57,8 @@ def of_two_uses(table, keys, rows):
         (window, (KEYS, NUMBER), [None, 61]),
         (jax.jit(masked), (KEYS, ROWS), [None, 61]),
         (in_a_loop, (TABLE, ROWS), [None, 1000]),
+        (normalised_by_a_call, (TABLE, ROWS), [None, 1000]),
+        (jax.grad(lambda table, rows: jnp.take(table, rows, axis=0).sum()), (TABLE, ROWS), [None, 1000]),
         (of_two_uses, (TABLE, KEYS, ROWS), [None, None, 1000]),
         (lambda table, rows: table[rows] * (rows[:, None] == jnp.arange(2)).sum(), (TABLE, ROWS), [None, 1000]),
         (lambda x, key: x + jax.random.normal(key.reshape(1)[0], x.shape), (TABLE, KEY), [None, None]),
