@@ -255,7 +255,7 @@ class Decomposer:
             if before_us < _LEAST_US:
                 return None
             written = alone
-            if around.count:
+            if around.have_stand_ins:
                 written = traced_as(eqn, around.around(lambda *values: _compat.bind(eqn, values)), eqn.invars)
                 before_us = self._price_us(written)
         except Exception:  # a program must not fail because of a form of it
@@ -266,7 +266,7 @@ class Decomposer:
             with contextlib.suppress(Exception):  # a way that fails when it is traced is none
                 other, us = self._traced(eqn, run, (key, number))
                 if has_types_of(other.outvars, eqn.outvars) and has_types_of(other.invars, eqn.invars):
-                    if around.count:
+                    if around.have_stand_ins:
                         other = traced_as(eqn, around.around(run), eqn.invars)
                         us = self._price_us(other)
                     others[number], prices_us[number] = other, us

@@ -40,9 +40,9 @@ _MOST_NUMBERS = 16
 
 def with_choices_at_known_places(jaxpr: Jaxpr) -> Jaxpr:
     """Returns a jaxpr, flat where it changes, in which updates of one known place or window are choices by position."""
-    if not any(eqn.primitive.name in _COMBINED for eqn in flatten(jaxpr).eqns):
-        return jaxpr
     flat = flatten(jaxpr)
+    if not any(eqn.primitive.name in _COMBINED for eqn in flat.eqns):
+        return jaxpr
     writer, known, changed = Writer(flat), dict[Var, np.ndarray](), False
     for eqn in flat.eqns:
         _evaluate(eqn, known)
@@ -77,8 +77,9 @@ def _new_dimensions(params: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _choice(eqn: JaxprEqn, known: dict[Var, np.ndarray]) -> Run | None:
     """Returns what computes an update by a choice at each position; None where its place is not known, or there are several."""
-    combined = _COMBINED.get(eqn.primitive.name)
-    if combined is None or (combined is _COMBINED["scatter"] and eqn.params["update_jaxpr"] is not None):
+    name = eqn.primitive.name
+    combined = _COMBINED.get(name)
+    if combined is None or (name == "scatter" and eqn.params["update_jaxpr"] is not None):
         return None  # what comes may also be a function of what stands there
     if (
         jnp.issubdtype(_compat.dtype_of(eqn.invars[0]), jax.dtypes.extended)

@@ -39,13 +39,13 @@ class Neighbours:
     """Do only operations read the result which XLA fuses with a part of it?"""
 
     @property
-    def count(self) -> bool:
-        """Is there one that has a stand-in?"""
+    def have_stand_ins(self) -> bool:
+        """Is there one that the price sees another operation for?"""
         return self.read or any(self.computed)
 
     def around(self, run: Run) -> Run:
         """Returns the computation of an operation with stand-ins for its neighbours: negations, and sums of rows."""
-        if not self.count:
+        if not self.have_stand_ins:
             return run
 
         def whole(*operands: Array) -> list[Array]:

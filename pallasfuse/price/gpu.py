@@ -25,7 +25,7 @@ from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, examine
 from pallasfuse.price.carried_state import is_reduced
 from pallasfuse.price.terms import Price, Term
-from pallasfuse.resources.block import WARP, Resources
+from pallasfuse.resources.block import THREADS, WARP, Resources
 from pallasfuse.resources.clusters import is_approximate
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
@@ -85,8 +85,6 @@ _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
 _FEW_BLOCKS = 2
 """Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
-_THREADS = 2048
-"""That live on a multiprocessor."""
 _BLOCKS = 16
 """Blocks on a multiprocessor, beyond which more are no faster."""
 
@@ -399,7 +397,7 @@ def _occupancy(
         a.tile_bytes * (work.stages if a.pipelined else 1) for a in work.accesses if a.pipelined or emission.warpgroups
     )
     by_shared = int(device.shared_memory_bytes // shared) if shared else _BLOCKS
-    return max(1, min(_THREADS // threads, by_shared, _BLOCKS))
+    return max(1, min(THREADS // threads, by_shared, _BLOCKS))
 
 
 def _bytes_in_flight(work: BlockWork) -> float:

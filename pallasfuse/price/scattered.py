@@ -17,6 +17,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.moves import computed_from, moves_as_maps
+from pallasfuse.resources.block import THREADS
 
 _SECTOR, _FROM_MEMORY = 32, 64
 """The bytes that come for a piece of fewer, from the cache and from memory."""
@@ -29,14 +30,12 @@ _CHANGED = 0.35
 _WORD, _WORDS_CHANGED = 4, 0.7
 """The bytes that are added to in one step. Of smaller elements each is compared and exchanged by itself: so many, in the time of
 one sector."""
-_MET_US = 2e-3
-"""An addition waits so long for the one before it at the same place. (A million numbers added to 1, 2 and 8 places on an H100: 2.0,
-1.1 and 0.4 ms; 32,768 rows of 128 to one: 0.17 ms.)"""
-_TRIED_US, _TRIED_AGAIN_US = 9.5e-6, 3.2e-8
-"""An exchange of an element that is smaller than a word takes so long for each thread that has the same word in mind, and for each
-pair of them: all but one try again. (Rows of 768 and of 128 bfloat16, added to 1 to 128 rows on an H100: 0.2 ms to 1.4 s.)"""
-_THREADS = 2048
-"""The threads of a multiprocessor, which all update at a time."""
+_MET_CLOCKS = 3.4
+"""An addition waits so many clocks for the one before it at the same place. (A million numbers added to 1, 2 and 8 places on an
+H100: 2.0, 1.1 and 0.4 ms. Rows of several sectors take longer: 32,768 of 128 numbers to one place 0.17 ms, of which this is 0.07.)"""
+_TRIED_CLOCKS, _TRIED_AGAIN_CLOCKS = 0.016, 5.4e-5
+"""An exchange of an element that is smaller than a word takes so many clocks for each thread that has the same word in mind, and
+for each pair of them: all but one try again. (Rows of 768 and of 128 bfloat16, added to 1 to 128 rows on an H100: 0.2 ms to 1.4 s.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +85,13 @@ def contended_us(pieces: Pieces, device: Device) -> float:
     """Returns the microseconds in which updates of the same places wait for each other, if these places are drawn evenly."""
     if not pieces.combined or not pieces.source_bytes:
         return 0.0
+    clock_us = 1e-3 / device.clock_ghz
     if not pieces.words:
-        return _MET_US * pieces.number * pieces.bytes / pieces.source_bytes
+        return clock_us * _MET_CLOCKS * pieces.number * pieces.bytes / pieces.source_bytes
     updates = pieces.number * pieces.words
-    together = min(updates, float(_THREADS * device.multiprocessors)) * _WORD / pieces.source_bytes
-    return updates * (_TRIED_US * together + _TRIED_AGAIN_US * together**2) if together > 1.0 else 0.0
+    together = min(updates, float(THREADS * device.multiprocessors)) * _WORD / pieces.source_bytes
+    clocks = _TRIED_CLOCKS * together + _TRIED_AGAIN_CLOCKS * together**2 if together > 1.0 else 0.0
+    return clock_us * updates * clocks
 
 
 def _rounded(moved: float, unit: int) -> float:
