@@ -32,10 +32,10 @@ _WORD, _WORDS_CHANGED = 4, 0.7
 one sector."""
 _MET_CLOCKS = 3.4
 """An addition waits so many clocks for the one before it at the same place. (A million numbers added to 1, 2 and 8 places on an
-H100: 2.0, 1.1 and 0.4 ms. Rows of several sectors take longer: 32,768 of 128 numbers to one place 0.17 ms, of which this is 0.07.)"""
+H100: 2.0, 1.1 and 0.4 ms. Rows of several sectors take longer: 32,768 of 128 numbers to one place 0.17 ms, this is 0.07.)"""
 _TRIED_CLOCKS, _TRIED_AGAIN_CLOCKS = 0.016, 5.4e-5
 """An exchange of an element that is smaller than a word takes so many clocks for each thread that has the same word in mind, and
-for each pair of them: all but one try again. (Rows of 768 and of 128 bfloat16, added to 1 to 128 rows on an H100: 0.2 ms to 1.4 s.)"""
+for each pair of them: all but one try again. (Rows of 768 and 128 bfloat16, added to 1 to 128 rows on an H100: 0.2 ms to 1.4 s.)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def test_pieces_that_are_changed(width, size, target_bytes, measured_us):
     ],
 )  # fmt: skip
 def test_updates_that_meet_at_one_place(rows, width, places, size, measured_us):
-    """Of whole words and more places the price is too low (32 places 67 us for 267, 128 places 20 for 220): they stay."""
+    """Of whole words and more places the price is too low (32 places 67 us for 267, 128 places 20 for 220)."""
     pieces = Pieces(rows, float(size * width), float(size * width * places), width if size < 4 else 0.0, combined=True)
     assert 0.35 < contended_us(pieces, H100) / measured_us < 1.9
 
