@@ -200,7 +200,8 @@ def fastest(
         return None, None
     unfit = sorted(primitives(jaxpr) & UNTIMED)
     chosen = Counter(map(whole_key, branches(jaxpr)))
-    ways = {what: way for what, way in ways.items() if Counter(map(whole_key, branches(way))) == chosen}
+    # further choices are of a form itself
+    ways = {what: way for what, way in ways.items() if Counter(map(whole_key, branches(way))) >= chosen}
     if not ways:
         unfit.append(CHOICE)
     if unfit:

@@ -6,15 +6,30 @@ for the whole program (`written_out`). Values change as by another order of sums
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
-from pallasfuse.decompositions import joins, largest, powers, products, ragged, running, short_axes, updates, windows
+from pallasfuse.decompositions import (
+    angles,
+    joins,
+    largest,
+    places,
+    powers,
+    products,
+    ragged,
+    random_words,
+    remainders,
+    running,
+    short_axes,
+    sorting,
+    updates,
+    windows,
+)  # fmt: skip
 from pallasfuse.decompositions.neighbours import NONE, Neighbours, neighbours
 from pallasfuse.decompositions.shared_operands import with_fewer_merges
-from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_source_of
+from pallasfuse.decompositions.writing import Run, Writer, has_types_of, traced_as, with_results, with_source_of
 from pallasfuse.device import Device
 from pallasfuse.first_time import IMPORTS
 from pallasfuse.jaxpr_frontend import called, flatten, left_by_user
@@ -50,12 +65,18 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
     },
     "cpu": {
         **_POOLS,
-        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), (running.running,)),
+        **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), (running.running,)),
+        **dict.fromkeys(("argmax", "argmin"), (places.first_place,)),
         "conv_general_dilated": (windows.convolution, windows.few_positions, windows.by_channel),
         "dot_general": (products.product,),
         "ragged_dot_general": (ragged.in_blocks,),
         "pow": (powers.power,),
         "rsqrt": (powers.inverse_root,),
+        **dict.fromkeys(("sin", "cos"), (angles.wave,)),
+        "rem": (remainders.of_floats,),
+        "sort": (sorting.by_integers,),
+        "random_bits": (random_words.bits,),
+        "threefry2x32": (random_words.words,),
     },
 }
 """The rules that may be worth it, by platform."""
@@ -100,11 +121,14 @@ class Decomposer:
         writer, changed = Writer(flat), False
         makers = {v: eqn for eqn in flat.eqns if self._may(eqn) for v in eqn.outvars}
         around = neighbours(flat) if self.device.platform == "gpu" else lambda _: NONE
+        read = {a for eqn in flat.eqns for a in eqn.invars if not isinstance(a, Literal)}.union(
+            a for a in flat.outvars if not isinstance(a, Literal)
+        )
         for eqn in flat.eqns:
             if (
                 not eqn.effects
                 and self._may(eqn)
-                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn, around))
+                and (self._untransposed(writer, eqn, makers) or self._write(writer, eqn, around, read))
             ):
                 changed = True
             else:
@@ -149,10 +173,13 @@ class Decomposer:
         """May an equation be written in another way, or has the user left it to XLA?"""
         return left_by_user(eqn, self.exclude) is None
 
-    def _write(self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours]) -> bool:
-        """Write an equation in another way; False where there is none that is faster."""
+    def _write(
+        self, writer: Writer, eqn: JaxprEqn, around: Callable[[JaxprEqn], Neighbours], read: Collection[Var]
+    ) -> bool:
+        """Write an equation in another way; False where there is none that is faster. read: what something reads."""
         name = eqn.primitive.name
-        run = self._faster_way(eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE)
+        wanted = tuple(v in read for v in eqn.outvars)
+        run = self._faster_way(eqn, around(eqn) if name in _WITH_NEIGHBOURS else NONE, wanted)
         if run is None and name in WITH_BODIES:
             params = {key: self._parameter(value, eqn) for key, value in eqn.params.items()}
             if all(params[key] is value for key, value in eqn.params.items()):
@@ -235,19 +262,24 @@ class Decomposer:
 
         return within(jaxpr)
 
-    def _faster_way(self, eqn: JaxprEqn, around: Neighbours) -> Run | None:
-        """A faster way to compute an operation: by the clock, or where there is none, by so much by its price; None if none is."""
+    def _faster_way(self, eqn: JaxprEqn, around: Neighbours, wanted: Sequence[bool]) -> Run | None:
+        """A faster way to compute an operation: by the clock, or where there is none, by so much by its price; None if none is.
+
+        wanted: says of each result whether something reads it.
+        """
         ways = self._ways(eqn)
         if not ways:
             return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
-        key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around}"
+        key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around} {wanted}"
         if key not in self._known:
-            self._known[key] = self._fastest(eqn, ways, key, around)
+            self._known[key] = self._fastest(eqn, ways, key, around, wanted)
         number = self._known[key]
         return None if number is None else self._runs.get((key, number), ways[number])
 
-    def _fastest(self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours) -> int | None:
+    def _fastest(
+        self, eqn: JaxprEqn, ways: Sequence[Run], key: str, around: Neighbours, wanted: Sequence[bool]
+    ) -> int | None:
         """Returns the number of the way that `_faster_way` takes: of several, the one with the least price that is fast enough."""
         try:
             alone = traced_as(eqn, lambda *values: _compat.bind(eqn, values), eqn.invars)
@@ -258,6 +290,8 @@ class Decomposer:
             if around.have_stand_ins:
                 written = traced_as(eqn, around.around(lambda *values: _compat.bind(eqn, values)), eqn.invars)
                 before_us = self._price_us(written)
+            elif not all(wanted):
+                written = with_results(written, wanted)
         except Exception:  # a program must not fail because of a form of it
             return None
         others: dict[int, Jaxpr] = {}
@@ -269,6 +303,8 @@ class Decomposer:
                     if around.have_stand_ins:
                         other = traced_as(eqn, around.around(run), eqn.invars)
                         us = self._price_us(other)
+                    elif not all(wanted):
+                        other = with_results(other, wanted)
                     others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
             if self._is_faster(written, before_us, others[number], prices_us[number]):

@@ -18,12 +18,22 @@ from pallasfuse.decompositions.writing import wide
 
 Array = Any
 
+
+def _log_of_sum(x: Array, y: Array) -> Array:
+    """The logarithm of the sum of two numbers, of which logarithms are given; infinite ones of one sign have no difference."""
+    apart = x - y
+    return jnp.where(jnp.isnan(apart), x + y, lax.max(x, y) + lax.log1p(lax.exp(-lax.abs(apart))))
+
+
 _COMBINED: dict[str, Callable[[Array, Array], Array]] = {
     "cumsum": lax.add,
     "cumprod": lax.mul,
     "cummax": lax.max,
     "cummin": lax.min,
+    "cumlogsumexp": _log_of_sum,
 }
+_TURNED = frozenset({"cumlogsumexp"})
+"""Those of which XLA's windows are so slow that rows are worth being turned to the first axis, and back."""
 _MOST_ROWS = 8
 """The most rows along the last axis, whose neighbours no vector holds: an estimate from six shapes on two cores."""
 _LONGEST = 64
@@ -37,10 +47,19 @@ def running(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     rows, is_last = math.prod(shape) // max(1, shape[axis]), math.prod(shape[axis + 1 :]) == 1
     dtype = _compat.dtype_of(eqn.invars[0])
     summed = wide(dtype)
-    if summed is None or shape[axis] < 4 or min(shape) < 1 or (is_last and rows > _MOST_ROWS):
+    if summed is None or shape[axis] < 4 or min(shape) < 1:
         return None
+    if is_last and rows > _MOST_ROWS:
+        if eqn.primitive.name not in _TURNED:
+            return None
+        return lambda x: [_turned(x.astype(summed), axis, combine, backwards).astype(dtype)]
 
     return lambda x: [_along(x.astype(summed), axis, combine, backwards).astype(dtype)]
+
+
+def _turned(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
+    """The running reduction along an axis, as along the first one."""
+    return jnp.moveaxis(_along(jnp.moveaxis(x, axis, 0), 0, combine, backwards), 0, axis)
 
 
 def _along(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:

@@ -83,6 +83,12 @@ def with_source_of(eqn: JaxprEqn, jaxpr: Jaxpr) -> Jaxpr:
     return _compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, eqns, jaxpr.outvars)
 
 
+def with_results(jaxpr: Jaxpr, wanted: Sequence[bool]) -> Jaxpr:
+    """Returns a jaxpr with the results that are wanted, and what they are computed from."""
+    results = [v for v, one in zip(jaxpr.outvars, wanted, strict=True) if one]
+    return _compat.without_unused(_compat.replace_jaxpr(jaxpr, jaxpr.constvars, jaxpr.consts, jaxpr.eqns, results))
+
+
 def wide(dtype: Any) -> Any:
     """The type in which numbers of a type are added up: float32 for half precision; None for types that are left as they are.
 

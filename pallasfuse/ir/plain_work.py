@@ -68,6 +68,8 @@ class Ordering:
     """Neighbours of a row lie apart in memory."""
     kept: int | None = None
     """Only the first so many of each row are wanted; None: all of them."""
+    by_integers: bool = False
+    """Rows are ordered by integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ class Running:
     """Neighbours of a row lie apart in memory."""
     sums_forward: bool
     """It adds numbers up from the first one to the last one, for which a library has a kernel of one pass."""
+    of_logarithms: bool = False
+    """Numbers are added of which there are logarithms: each step takes an exponential and a logarithm."""
 
 
 @dataclass(frozen=True, slots=True)

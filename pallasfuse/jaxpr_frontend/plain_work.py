@@ -144,7 +144,8 @@ def _is_last(axis: int, shape: tuple[int, ...]) -> bool:
 def _sort(eqn: JaxprEqn) -> PlainWork:
     shape, axis = shape_of(eqn.invars[0]), eqn.params["dimension"]
     each = sum(map(_element_bytes, eqn.invars))
-    return Ordering(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape))
+    by_integers = all(dtypes.is_integer(dtype_of(a)) for a in eqn.invars[: eqn.params["num_keys"]])
+    return Ordering(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), by_integers=by_integers)
 
 
 def _largest(eqn: JaxprEqn) -> PlainWork:
@@ -163,7 +164,8 @@ def _running(eqn: JaxprEqn) -> PlainWork:
     shape = shape_of(operand)
     forward = eqn.primitive.name == "cumsum" and not eqn.params["reverse"]
     each = _element_bytes(operand)
-    return Running(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), forward)
+    of_logarithms = eqn.primitive.name == "cumlogsumexp"
+    return Running(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), forward, of_logarithms)
 
 
 def _windows(eqn: JaxprEqn) -> PlainWork | None:

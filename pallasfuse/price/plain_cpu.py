@@ -5,7 +5,8 @@ Rates are numbers of the device (`Device.library`):
 - `convolution`: of the rate of products, the share that convolutions reach, which are products of windows; on all cores.
 - `patches_gop_s`: positions of windows that are copied one after the other, each with its channels, to make rows of a product.
 - `window_gop_s`: elements of windows that convolutions look at in which each channel is a group of its own.
-- `sorted_gop_s`: positions times the logarithm of the length; `strided_sorted_gop_s`: of rows whose neighbours lie apart.
+- `sorted_gop_s`: positions times the logarithm of the length; `strided_sorted_gop_s`: of rows whose neighbours lie apart;
+  `sorted_integers_gop_s`: of rows that are ordered by integers, which XLA compares itself.
 - `running_gop_s`: elements of windows of running sums.
 - `fourier_gop_s`: positions times the logarithm of the length.
 - `factorised_gop_s`: operations of factorisations and triangular systems.
@@ -43,6 +44,8 @@ _CHANGE_NS = 100.0
 
 Of values in no order, the position n is among the k largest until there with the probability k / n.
 """
+_LOGARITHM = 27.0
+"""The clocks of one exponential and one logarithm in XLA's loop over a window: measured of rows of 4096 elements."""
 
 
 def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
@@ -55,13 +58,17 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             changes = kept * (1 + math.log(max(1.0, length / max(1, kept))))
             looked_at_ns = rows * (length * SCALAR_NS + changes * _CHANGE_NS)
             return _priced(Term("scalar loops", rows * length, "elements", 1e-3 * looked_at_ns), moved, device)
-        case Ordering(rows, length, strided=strided):
+        case Ordering(rows, length, strided=strided, by_integers=by_integers):
             compared = rows * length * math.log2(max(2, length))
-            name = "strided_sorted_gop_s" if strided else "sorted_gop_s"
+            beside = "sorted_integers_gop_s" if by_integers else "sorted_gop_s"
+            name = "strided_sorted_gop_s" if strided else beside
             return _priced(_term("comparisons", compared, name, device), moved, device)
         case Running():
             looked_at, passes = _looked_at(work)
             found = _term("elements of windows", looked_at, "running_gop_s", device)
+            if work.of_logarithms:
+                clocks = looked_at * _LOGARITHM
+                found = Term("special functions", clocks, "clocks", 1e-3 * clocks / device.clock_ghz)
             return _priced(found, passes * moved, device, thunks=2 * passes)
         case Windows(results, window):
             looked_at = float(results * window)

@@ -1,0 +1,72 @@
+"""Words of JAX's generator of random numbers, computed element by element.
+
+The generator is Threefry of Salmon et al. (2011), "Parallel random numbers: as easy as 1, 2, 3", with two words and 20 rounds. JAX
+writes its rounds as a loop for CPUs, where XLA stores the words after each; one after the other, they stay in registers.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn
+
+type Array = Any
+
+_PARITY = 0x1BD11BDA
+"""The third word of a key is this, and the other two, by exclusive or."""
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+"""The bits by which a word is turned in each round, four and four."""
+_GROUPS = 5
+"""Groups of four rounds; after each, words of the key are added."""
+
+
+def words(eqn: JaxprEqn) -> Callable[..., list[Array]]:
+    """Pairs of words that are encrypted with a pair of keys."""
+    shape = _compat.shape_of(eqn.outvars[0])
+
+    def run(*operands: Array) -> list[Array]:
+        first, second, x, y = (jnp.broadcast_to(a, shape) for a in operands)
+        return list(_encrypted(first, second, x, y))
+
+    return run
+
+
+def bits(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """Random bits of keys: each element has a number of its own, which is encrypted; None for other generators and orders."""
+    (keys,), width, shape = eqn.invars, eqn.params["bit_width"], tuple(eqn.params["shape"])
+    with eqn.ctx.manager:  # an equation is computed as it was traced
+        is_known = jax.config.jax_threefry_partitionable and _compat.dtype_of(keys) == _keys_of_threefry()
+    if not is_known or width not in (8, 16, 32) or not 0 < math.prod(shape) < 1 << 32:
+        return None
+
+    def run(keys: Array) -> list[Array]:
+        both = jax.random.key_data(keys)
+        before = both.shape[:-1]
+        first, second = (lax.expand_dims(both[..., n], range(len(before), len(before) + len(shape))) for n in (0, 1))
+        number = lax.reshape(lax.iota(jnp.uint32, math.prod(shape)), shape)
+        upper, lower = _encrypted(first, second, jnp.zeros((), jnp.uint32), number)
+        return [(upper ^ lower).astype(f"uint{width}")]
+
+    return run
+
+
+def _keys_of_threefry() -> Any:
+    """The type of keys of this generator."""
+    return jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32")).dtype
+
+
+def _encrypted(first: Array, second: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """Two words after all rounds."""
+    keys = (first, second, first ^ second ^ jnp.uint32(_PARITY))
+    x, y = x + keys[0], y + keys[1]
+    for group in range(_GROUPS):
+        for turned in _ROTATIONS[group % 2]:
+            x = x + y
+            y = x ^ (y << jnp.uint32(turned) | y >> jnp.uint32(32 - turned))
+        x, y = x + keys[(group + 1) % 3], y + (keys[(group + 2) % 3] + jnp.uint32(group + 1))
+    return x, y

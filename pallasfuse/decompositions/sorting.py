@@ -1,0 +1,67 @@
+"""Floats in order by integers that stand in the same order.
+
+XLA for CPUs calls a comparison of floats, as JAX defines it, for each two elements. Integers of the same order it compares itself.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallasfuse import _compat
+from pallasfuse._compat import JaxprEqn
+
+type Array = Any
+
+_INTEGERS = {2: jnp.int16, 4: jnp.int32}
+"""The integers of so many bytes as floats have."""
+
+
+def by_integers(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """Rows in order by their first operand; None where that is no float of 16 or 32 bits.
+
+    What is no number stands behind all others. A value without others beside it is computed from its integer again. Zeros of both
+    signs are equal to JAX: alone, those with a sign stand before others here; beside others they stay as they were.
+    """
+    first = eqn.invars[0]
+    dtype, axis = _compat.dtype_of(first), eqn.params["dimension"]
+    integer = _INTEGERS.get(jnp.dtype(dtype).itemsize) if jnp.issubdtype(dtype, jnp.floating) else None
+    if integer is None or jnp.finfo(dtype).bits not in (16, 32) or eqn.params["num_keys"] != 1:
+        return None
+
+    def run(*operands: Array) -> list[Array]:
+        x, *others = operands
+        last = x.ndim - 1
+        aside = [lax.transpose(a, _turned(x.ndim, axis)) for a in operands] if axis != last else list(operands)
+        x, *others = aside
+        key = _key(x, integer, one_zero=bool(others))
+        if others:
+            _, *found = lax.sort((key, x, *others), dimension=last, num_keys=1, is_stable=eqn.params["is_stable"])
+        else:
+            found = [_value(lax.sort(key, dimension=last), dtype)]
+        return [lax.transpose(a, _turned(x.ndim, axis)) for a in found] if axis != last else found
+
+    return run
+
+
+def _turned(dimensions: int, axis: int) -> list[int]:
+    """The order of axes in which one and the last have changed their places."""
+    order = list(range(dimensions))
+    order[axis], order[-1] = order[-1], order[axis]
+    return order
+
+
+def _key(x: Array, integer: Any, *, one_zero: bool) -> Array:
+    """Integers that are in the order of floats: those of floats with a sign are in the other order, and are turned."""
+    bits, most = lax.bitcast_convert_type(x, integer), jnp.iinfo(integer).max
+    key = jnp.where(bits < 0, bits ^ jnp.asarray(most, integer), bits)
+    if one_zero:
+        key = jnp.where(x == 0, jnp.zeros((), integer), key)
+    return jnp.where(jnp.isnan(x), jnp.asarray(most, integer), key)
+
+
+def _value(key: Array, dtype: Any) -> Array:
+    """Floats from their integers."""
+    most = jnp.asarray(jnp.iinfo(key.dtype).max, key.dtype)
+    return lax.bitcast_convert_type(jnp.where(key < 0, key ^ most, key), dtype)
