@@ -57,7 +57,7 @@ def _tasnet(size: Size) -> Built:
     import flax.linen as nn
 
     b, frames, filters, n, wide, blocks, window = pick(
-        size, (3, 1599, 256, 128, 256, 6, 16), (1, 399, 96, 64, 128, 4, 16), (2, 9, 8, 6, 8, 2, 4)
+        size, (3, 1599, 256, 128, 256, 6, 16), (1, 399, 96, 64, 128, 6, 16), (2, 9, 8, 6, 8, 6, 4)
     )
     dtype, hop = half(size), window // 2
     samples = (frames + 1) * hop

@@ -13,8 +13,8 @@ from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
 from pallasfuse.decompositions.writing import wide
 from pallasfuse.emission.elementwise import TABLE, select
+from pallasfuse.first_time import IMPORTS
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder, read
-from pallasfuse.tiling.legalize import RULES
 
 type Array = Any
 
@@ -25,6 +25,8 @@ def of_floats(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     computed = wide(dtype)
     if not jnp.issubdtype(dtype, jnp.floating) or computed is None:
         return None
+    with IMPORTS:  # most programs have none
+        from pallasfuse.tiling.legalize import RULES
     found = RULES["rem"](*(read(name, (), computed.name) for name in ("dividend", "divisor")))
     if found is None:
         return None

@@ -9,7 +9,7 @@ import pallasfuse as pf
 from pallasfuse import store, subjects, whole_calls
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
-from tests.check.clock import X, kernels_run, layers, same, timed_by
+from tests.check.clock import X, kernels_run, layers, left_to_xla, same, timed_by
 from tests.programs_by_name import softmax, variance
 
 
@@ -109,7 +109,7 @@ def test_a_call_that_gains_nothing_is_xlas_as_a_whole(clock, monkeypatch):
 
 def three(x, y):
     """Three kernels that differ, and what XLA keeps between them."""
-    return softmax(jnp.sort(x, axis=-1)), variance(jnp.sort(-x, axis=-1)), softmax(jnp.sort(y, axis=-1) * 2)
+    return softmax(left_to_xla(x)), variance(left_to_xla(-x)), softmax(left_to_xla(y) * 2)
 
 
 Y = np.ascontiguousarray(X[:, :128])
@@ -207,7 +207,7 @@ def test_integers_of_kernels_and_calls_are_drawn_below_what_they_mean(clock):
 
     def function(x, lengths):
         known = jnp.arange(256)[None, :] < lengths[:, None]
-        return softmax(jnp.where(known, jnp.sort(x, axis=-1), -jnp.inf))
+        return softmax(jnp.where(known, left_to_xla(x), -jnp.inf))
 
     pf.fuse(function)(X, np.full(64, 200))
     assert len(compared.below) == 2
