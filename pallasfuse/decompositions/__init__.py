@@ -54,6 +54,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         "concatenate": (joins.choice,),
         "conv_general_dilated": (
             windows.convolution,
+            windows.evened,
             windows.patches,
             windows.few_positions,
             windows.by_channel,

@@ -97,6 +97,33 @@ def convolution(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     return run
 
 
+def evened(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """A convolution with as many zeros at both ends of each dimension, and the part of its results that is wanted.
+
+    None where that is so already, windows have no holes, or results would not be at the same positions. XLA writes out the holes of
+    windows as zeros beside padding that differs at both ends: the library then multiplies these.
+    """
+    params, numbers = eqn.params, eqn.params["dimension_numbers"]
+    padding, strides = params["padding"], params["window_strides"]
+    more = [max(low, high) - low for low, high in padding]
+    is_uneven = any(low != high for low, high in padding) and min(n for ends in padding for n in ends) >= 0
+    fits = all(n % stride == 0 for n, stride in zip(more, strides, strict=True))
+    with_holes = max(params["rhs_dilation"]) > 1 and math.prod(params["lhs_dilation"]) == 1
+    if not (is_uneven and fits and with_holes):
+        return None
+    shape = _compat.shape_of(eqn.outvars[0])
+    starts = [0] * len(shape)
+    for d, n, stride in zip(numbers.out_spec[2:], more, strides, strict=True):
+        starts[d] = n // stride
+    same = [(n + low, n + low) for n, (low, _) in zip(more, padding, strict=True)]
+
+    def run(images: Array, kernel: Array) -> list[Array]:
+        found = _compat.bind(_compat.with_params(eqn, {**params, "padding": tuple(same)}), [images, kernel])
+        return [lax.slice(found[0], starts, [a + n for a, n in zip(starts, shape, strict=True)])]
+
+    return run
+
+
 def patches(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A convolution as one product of matrices, with the elements of a window in each row.
 

@@ -36,10 +36,11 @@ class Convolution:
     apart: int = 1
     """Each result looks at one in so many positions of a window, since the others meet zeros between the elements of an image."""
     holes: float = 1.0
-    """The length of a window of one dimension, holes counted, over the number of its elements; 1 where it has several
-    dimensions."""
+    """The elements of a window, holes counted where a library takes them for elements, over those that it has."""
     of_weights: bool = False
     """Its windows have more elements than it has results in an image: the gradient of weights, whose images stand for channels."""
+    padded_bytes: float = 0.0
+    """The bytes of images that are written anew, with zeros at one end, before a library reads them."""
 
     @property
     def positions(self) -> int:

@@ -21,11 +21,6 @@ _MOST_SHARES, _MOST_SHARES_OF_GRADIENTS = 8, 128
 """Among so many blocks a sum is split at most; that of a gradient of weights, which is over all positions, among more."""
 _DIRECT = 0.25
 """Of the rate of the vector units, what kernels reach that use no matrix units: they win where there are very few channels."""
-_LONGEST_WINDOW = 64
-"""The library uses the matrix units for windows with holes of up to so many elements, holes counted.
-
-It does so with 55 (seven taps, 64 and 128 channels), and does not with 129 (two taps).
-"""
 _TURNED = 2
 """How often what windows of three dimensions read and write is copied to another order: by XLA, and by the library."""
 
@@ -45,15 +40,15 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
     elif work.of_weights:  # of a transposed convolution: it is not seen that it is one, and zeros are multiplied
         product_us = _tiled(work, work.rows, work.summed * work.apart, size, rate, device)
         direct_us = math.inf
-    elif work.holes > 1.0 and work.positions * work.holes > _LONGEST_WINDOW:
-        product_us = math.inf
-    else:  # measured: the holes of windows along one dimension take part
+    else:
         summed = work.positions * work.holes * math.ceil(work.channels / _STEP) * _STEP
         product_us = _tiled(work, work.rows, summed, size, rate, device)
     matrix = Term("matrix units", work.flops, "flop", min(product_us, direct_us))
     memory = Term("device memory", work.moved_bytes, "B", memory_us(work.moved_bytes, device, STREAMED, KEPT_OPERANDS))
     one = launch(device)
     price = Price(matrix.us + memory.us + one.us, (matrix, memory, one))
+    if work.padded_bytes:
+        price += copy_on_gpu(2 * work.padded_bytes, device)
     if len(work.window) < 3:
         return price + Price(one.us, (one,))  # the order of the weights
     times = _TURNED if work.positions > 1 else 1

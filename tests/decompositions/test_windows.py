@@ -277,3 +277,39 @@ def test_values_that_are_not_numbers_go_where_they_went():
     x = drawn((4, 12)).at[1, 3].set(jnp.nan).at[2, 5].set(-jnp.inf).at[0, 0].set(jnp.inf)
     for combine, init in ((lax.max, -jnp.inf), (lax.min, jnp.inf), (lax.add, 0.0)):
         same(lambda x, c=combine, i=init: lax.reduce_window(x, i, c, (2, 3), (1, 1), "SAME"), x)
+
+
+@pytest.mark.parametrize("padding", [((6, 0),), ((0, 3),), ((2, 5),), ((4, 1),)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_windows_with_holes_and_as_many_zeros_at_both_ends(padding, stride, groups):
+    x, w = drawn((2, 19, 4)), drawn((3, 4 // groups, 6))
+
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x,
+            w,
+            (stride,),
+            padding,
+            rhs_dilation=(3,),
+            dimension_numbers=("NWC", "WIO", "NWC"),
+            feature_group_count=groups,
+        )
+
+    (eqn,) = jax.make_jaxpr(run)(x, w).eqns
+    found = windows.evened(eqn)
+    ((low, high),) = padding
+    if high > low and (high - low) % stride:
+        assert found is None  # its results would be at other positions
+    else:
+        np.testing.assert_allclose(found(x, w)[0], run(x, w), rtol=1e-5, atol=1e-5)
+
+
+def test_windows_without_holes_or_with_even_padding_stay():
+    x, w = drawn((2, 19, 4)), drawn((3, 4, 6))
+    for padding, holes in (((2, 0), 1), ((3, 3), 3), ((-1, 2), 3)):
+        run = lambda x, w, p=padding, d=holes: lax.conv_general_dilated(  # noqa: E731
+            x, w, (1,), (p,), rhs_dilation=(d,), dimension_numbers=("NWC", "WIO", "NWC")
+        )
+        (eqn,) = jax.make_jaxpr(run)(x, w).eqns
+        assert windows.evened(eqn) is None

@@ -103,6 +103,35 @@ def test_channels_that_are_groups_and_gradients_of_both_operands(dtype, images, 
         assert 0.75 * other < one < 1.25 * other
 
 
+@pytest.mark.parametrize(
+    ("dtype", "images", "channels", "taps", "holes", "at_one_end", "measured"),
+    [
+        ("bfloat16", (4, 5568), 64, 7, 5, False, 10.9),  # 10.3 without holes
+        ("bfloat16", (8, 2048), 256, 7, 3, False, 26.1),
+        ("bfloat16", (16, 1000), 512, 3, 3, False, 41.0),
+        ("float32", (8, 4096), 64, 3, 1, True, 16.0),
+        ("float32", (8, 4096), 64, 3, 128, True, 603),
+        ("float32", (2, 8000), 256, 7, 8, True, 493),
+        ("bfloat16", (2, 8000), 256, 3, 128, True, 1348),
+        ("bfloat16", (8, 4096), 64, 2, 256, True, 200),
+    ],
+)
+def test_holes_of_windows_are_elements_where_padding_differs_at_both_ends(
+    dtype, images, channels, taps, holes, at_one_end, measured
+):
+    """Microseconds measured on an H100."""
+    zeros = (taps - 1) * holes
+    padding = [(zeros, 0) if at_one_end else (zeros // 2, zeros // 2)]
+
+    def run(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1,), padding, rhs_dilation=(holes,), dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    x, w = struct(*images, channels, dtype=dtype), struct(taps, channels, channels, dtype=dtype)
+    assert 0.6 * measured < us(H100, run, x, w) < 1.6 * measured
+
+
 def test_a_long_row_is_sorted_by_many_kernels():
     # 4 rows of 50257: the tiles, then 10 wider steps and 4 rounds inside of tiles
     assert amount(H200, "launch", jnp.sort, struct(4, 50257)) == 15
