@@ -2,7 +2,8 @@
 
     python benchmarks/operations.py
 
-Each is of a million elements; microseconds, the least of nine calls, without the check and as users get it. The machine must be idle.
+Each is of a million elements; microseconds, the least of nine calls, without the check and as users get it. The machine must be
+idle.
 """
 
 import sys
