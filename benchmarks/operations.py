@@ -35,7 +35,6 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "normal numbers": (lambda key: jax.random.normal(key, (1000, 1000)), (KEY,)),
     "categorical draws": (jax.random.categorical, (KEY, ROWS)),
     "sine": (jnp.sin, (ROWS,)),
-    "modulo 2.5": (lambda x: x % 2.5, (ROWS,)),
     "log-sum-exp along rows": (lambda x: lax.cumlogsumexp(x, 1), (ROWS,)),
     "log-sum-exp along columns": (lambda x: lax.cumlogsumexp(x, 0), (ROWS,)),
 }

@@ -20,7 +20,6 @@ from pallasfuse.decompositions import (
     products,
     ragged,
     random_words,
-    remainders,
     running,
     short_axes,
     sorting,
@@ -74,7 +73,6 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
         "pow": (powers.power,),
         "rsqrt": (powers.inverse_root,),
         **dict.fromkeys(("sin", "cos"), (angles.wave,)),
-        "rem": (remainders.of_floats,),
         "sort": (sorting.by_integers,),
         "random_bits": (random_words.bits,),
         "threefry2x32": (random_words.words,),
@@ -269,7 +267,7 @@ class Decomposer:
         wanted: says of each result whether something reads it.
         """
         ways = self._ways(eqn)
-        if not ways:
+        if not ways or not any(wanted):
             return None
         values = [a.val if isinstance(a, Literal) else None for a in eqn.invars]
         key = f"{eqn.primitive.name} {eqn.params} {[v.aval for v in (*eqn.invars, *eqn.outvars)]} {values} {around} {wanted}"
@@ -293,6 +291,7 @@ class Decomposer:
                 before_us = self._price_us(written)
             elif not all(wanted):
                 written = with_results(written, wanted)
+                before_us = self._price_us(written)
         except Exception:  # a program must not fail because of a form of it
             return None
         others: dict[int, Jaxpr] = {}
@@ -306,6 +305,7 @@ class Decomposer:
                         us = self._price_us(other)
                     elif not all(wanted):
                         other = with_results(other, wanted)
+                        us = self._price_us(other)
                     others[number], prices_us[number] = other, us
         for number in sorted(others, key=prices_us.__getitem__):
             if self._is_faster(written, before_us, others[number], prices_us[number]):

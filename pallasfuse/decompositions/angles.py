@@ -1,9 +1,9 @@
 """Sines and cosines of float32, by arithmetic on vectors.
 
-XLA for CPUs calls a function of the C library for each element. Here a quarter of a turn is taken off so many times that no more
-than half of one is left (Cody and Waite 1980): its parts have so few digits that their products with whole numbers below 2^17 are
-exact, and what the last differences round off is kept. The rest goes to a polynomial. Values are within two units in the last place
-of the exact ones. Arrays with a larger angle, or one that is no number, are left to the C library as a whole.
+Unless it sums them up at once, XLA for CPUs computes them one after the other. Here a quarter of a turn is taken off so many times
+that no more than half of one is left (Cody and Waite 1980): its parts have so few digits that their products with whole numbers below
+2^17 are exact, and what the last differences round off is kept. The rest goes to a polynomial. Values are within two units in the
+last place of the exact ones. Arrays with a larger angle, or one that is no number, are left to the C library as a whole.
 """
 
 import math
@@ -38,13 +38,14 @@ _SMALL = 2.0**-12
 
 
 def wave(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
-    """A sine or a cosine; None for other types than float32 and narrower floats."""
+    """A sine or a cosine; None for other types than float32 and narrower floats, and where the user asks for an accuracy."""
     dtype, name = _compat.dtype_of(eqn.invars[0]), eqn.primitive.name
     computed = wide(dtype)
     if (
         not jnp.issubdtype(dtype, jnp.floating)
         or computed != jnp.float32
         or math.prod(_compat.shape_of(eqn.invars[0])) < 1
+        or eqn.params.get("accuracy") is not None
     ):
         return None
     library, of = {"sin": (lax.sin, _sine), "cos": (lax.cos, _cosine)}[name]

@@ -22,7 +22,8 @@ def by_integers(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """Rows in order by their first operand; None where that is no float of 16 or 32 bits.
 
     What is no number stands behind all others. A value without others beside it is computed from its integer again. Zeros of both
-    signs are equal to JAX: alone, those with a sign stand before others here; beside others they stay as they were.
+    signs, and numbers below the least normal one, are equal to JAX, which leaves them as they were: so they stay beside others;
+    alone they are in order here, and zeros with a sign before those without.
     """
     first = eqn.invars[0]
     dtype, axis = _compat.dtype_of(first), eqn.params["dimension"]
@@ -33,19 +34,19 @@ def by_integers(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     def run(*operands: Array) -> list[Array]:
         x, *others = operands
         last = x.ndim - 1
-        aside = [lax.transpose(a, _turned(x.ndim, axis)) for a in operands] if axis != last else list(operands)
+        aside = [lax.transpose(a, _order_with_last(x.ndim, axis)) for a in operands] if axis != last else list(operands)
         x, *others = aside
         key = _key(x, integer, one_zero=bool(others))
         if others:
             _, *found = lax.sort((key, x, *others), dimension=last, num_keys=1, is_stable=eqn.params["is_stable"])
         else:
             found = [_value(lax.sort(key, dimension=last), dtype)]
-        return [lax.transpose(a, _turned(x.ndim, axis)) for a in found] if axis != last else found
+        return [lax.transpose(a, _order_with_last(x.ndim, axis)) for a in found] if axis != last else found
 
     return run
 
 
-def _turned(dimensions: int, axis: int) -> list[int]:
+def _order_with_last(dimensions: int, axis: int) -> list[int]:
     """The order of axes in which one and the last have changed their places."""
     order = list(range(dimensions))
     order[axis], order[-1] = order[-1], order[axis]

@@ -109,9 +109,9 @@ def evened(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     is_uneven = any(low != high for low, high in padding) and min(n for ends in padding for n in ends) >= 0
     fits = all(n % stride == 0 for n, stride in zip(more, strides, strict=True))
     with_holes = max(params["rhs_dilation"]) > 1 and math.prod(params["lhs_dilation"]) == 1
-    if not (is_uneven and fits and with_holes):
-        return None
     shape = _compat.shape_of(eqn.outvars[0])
+    if not (is_uneven and fits and with_holes) or min(shape) < 1:
+        return None
     starts = [0] * len(shape)
     for d, n, stride in zip(numbers.out_spec[2:], more, strides, strict=True):
         starts[d] = n // stride

@@ -45,7 +45,8 @@ _CHANGE_NS = 100.0
 Of values in no order, the position n is among the k largest until there with the probability k / n.
 """
 _LOGARITHM = 27.0
-"""The clocks of one exponential and one logarithm in XLA's loop over a window: measured of rows of 4096 elements."""
+"""The clocks of one exponential and one logarithm in XLA's loop over a window: measured of rows of 4096 elements, on two
+cores at about 3 GHz, 2026-11-27."""
 
 
 def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:

@@ -1,4 +1,4 @@
-"""What XLA's CPU backend computes one element after the other, by vectors: places, sorting, random words, remainders, sines."""
+"""What XLA's CPU backend computes one element after the other, by vectors: places, sorting, random words, sines."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.random import threefry2x32_p
 
 from pallasfuse import device
-from pallasfuse.decompositions import Decomposer, angles, places, random_words, remainders, running, sorting
+from pallasfuse.decompositions import Decomposer, angles, places, random_words, running, sorting
 from pallasfuse.jaxpr_frontend import flatten
 
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, 1.0)
@@ -123,28 +123,6 @@ def test_words_that_are_encrypted_are_the_same():
         same_bits(found, wanted)
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.data())
-def test_remainders_of_floats(data):
-    rng = np.random.default_rng(data.draw(st.integers(0, 9999)))
-    scale = 10.0 ** data.draw(st.integers(-3, 9))
-    x, y = mixed(data, (200,)), mixed(data, (200,))
-    if data.draw(st.booleans()):
-        x, y = (jnp.asarray(rng.normal(0, s, 200), "float32") for s in (scale, 3.0))
-    dtype = data.draw(st.sampled_from(["float32", "bfloat16"]))
-    x, y = x.astype(dtype), y.astype(dtype)
-    (found,) = jax.jit(rule_of(remainders.of_floats, lax.rem, x, y))(x, y)
-    least = float(jnp.finfo(dtype).smallest_normal)
-    dividend, divisor, found = (
-        np.where(np.abs(a) < least, 0, a) for a in map(np.float64, (x, y, found))
-    )  # as XLA takes them
-    with np.errstate(invalid="ignore"):
-        wanted = np.fmod(dividend, divisor)
-    # exact where the quotient has no more digits than three steps take
-    is_near = ~(np.abs(dividend) >= 2.0**36 * np.abs(divisor)) | ~np.isfinite(wanted)
-    np.testing.assert_array_equal(found[is_near], np.where(np.abs(wanted) < least, 0, wanted)[is_near])
-
-
 @pytest.mark.parametrize("name", ["sin", "cos"])
 @pytest.mark.parametrize("largest", [1e-3, 1.0, 20.0, 3e3, 131072.0])
 def test_waves_are_within_two_units_in_the_last_place(name, largest):
@@ -158,6 +136,12 @@ def test_waves_are_within_two_units_in_the_last_place(name, largest):
     assert (np.abs(found - wanted) / np.maximum(unit, 2.0**-149)).max() < 2
     if name == "sin":
         assert np.array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def test_waves_of_an_accuracy_that_is_asked_for_stay():
+    x = jnp.ones(3)
+    assert rule_of(angles.wave, lambda x: lax.sin(x, accuracy=lax.AccuracyMode.HIGHEST), x) is None
+    assert rule_of(angles.wave, lax.sin, x) is not None
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 2e5, -1e30])
