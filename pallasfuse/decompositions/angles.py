@@ -1,9 +1,10 @@
 """Sines and cosines of float32, by arithmetic on vectors.
 
-Unless it sums them up at once, XLA for CPUs computes them one after the other. Here a quarter of a turn is taken off so many times
-that no more than half of one is left (Cody and Waite 1980): its parts have so few digits that their products with whole numbers
-below 2^17 are exact, and what the last differences round off is kept. The rest goes to a polynomial. Values are within two units in the
-last place of the exact ones. Arrays with a larger angle, or one that is no number, are left to the C library as a whole.
+Unless it sums them up at once, XLA for CPUs computes them one after the other. Here a quarter of a turn is taken off so many
+times that no more than half of one is left (Cody and Waite 1980): its parts have so few digits that their products with whole
+numbers below 2^17 are exact, and what the last differences round off is kept. The rest goes to a polynomial. Values are within
+two units in the last place of the exact ones. Arrays with a larger angle, or one that is no number, are left to the C library as
+a whole.
 """
 
 import math
