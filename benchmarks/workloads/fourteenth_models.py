@@ -28,7 +28,7 @@ def _transformer_xl(size: Size) -> Built:
     import haiku as hk
 
     b, t, past, n, h, layers, words = pick(
-        size, (8, 250, 130, 512, 8, 3, 10003), (2, 60, 34, 128, 4, 2, 3001), (2, 5, 3, 8, 2, 2, 11)
+        size, (8, 250, 130, 512, 8, 3, 10003), (2, 60, 34, 128, 4, 3, 3001), (2, 5, 3, 8, 2, 3, 11)
     )
     dtype, d, length = half(size), n // h, past + t
 
@@ -294,7 +294,7 @@ def _decisions(size: Size) -> Built:
     import equinox as eqx
 
     b, t, states, actions, n, h, layers, longest = pick(
-        size, (64, 20, 17, 6, 128, 1, 3, 1000), (16, 20, 11, 3, 64, 1, 2, 1000), (2, 4, 5, 3, 8, 2, 1, 9)
+        size, (64, 20, 17, 6, 128, 1, 3, 1000), (16, 20, 11, 3, 64, 1, 3, 1000), (2, 4, 5, 3, 8, 2, 3, 9)
     )
 
     class Block(eqx.Module):
@@ -352,7 +352,12 @@ def _decisions(size: Size) -> Built:
 
     inputs = (normal(b, t), normal(b, t, states), normal(b, t, actions))
     inputs = (*inputs, integers(b, below=longest), integers(b, below=t - 1))
-    return Built(jax.value_and_grad(loss), (module_weights(structs, jnp.float32), *inputs))
+
+    def graded(*arguments):
+        value, slopes = jax.value_and_grad(loss)(*arguments)
+        return value, jax.tree.leaves(slopes)
+
+    return Built(graded, (module_weights(structs, jnp.float32), *inputs))
 
 
 @program("graphormer-distance-and-degree-biases-nnx", GROUP)

@@ -326,4 +326,9 @@ def _cde(size: Size) -> Built:
         return -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=1))
 
     inputs = (normal(b, t), normal(b, t, channels - 1, scale=0.5), integers(b, below=classes))
-    return Built(jax.value_and_grad(loss), (module_weights(structs, jnp.float32), *inputs))
+
+    def graded(*arguments):
+        value, slopes = jax.value_and_grad(loss)(*arguments)
+        return value, jax.tree.leaves(slopes)
+
+    return Built(graded, (module_weights(structs, jnp.float32), *inputs))
