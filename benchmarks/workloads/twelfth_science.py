@@ -69,7 +69,7 @@ def _splines(size: Size) -> Built:
     """
     import equinox as eqx
 
-    b, n, bins, couplings, wide = pick(size, (3000, 10, 8, 4, 96), (1000, 10, 8, 4, 96), (3, 4, 3, 2, 6))
+    b, n, bins, couplings, wide = pick(size, (3000, 10, 8, 4, 96), (1000, 10, 8, 4, 96), (3, 4, 3, 4, 6))
     kept, box, least = n // 2, 3.0, 1e-3
 
     def knots(raw):
@@ -119,7 +119,11 @@ def _splines(size: Size) -> Built:
     def loss(arrays, x):
         return -jnp.mean(jax.vmap(eqx.combine(arrays, rest).log_prob)(x))
 
-    return Built(jax.value_and_grad(loss), (module_weights(structs, jnp.float32), normal(b, n)))
+    def graded(*arguments):
+        value, slopes = jax.value_and_grad(loss)(*arguments)
+        return value, jax.tree.leaves(slopes)
+
+    return Built(graded, (module_weights(structs, jnp.float32), normal(b, n)))
 
 
 @program("mesh-graph-network-passes-haiku", GROUP)
