@@ -200,7 +200,7 @@ def fastest(
         return None, None
     unfit = sorted(primitives(jaxpr) & UNTIMED)
     chosen = Counter(map(whole_key, branches(jaxpr)))
-    # further choices are of a form itself
+    # the program's own choices stay as they are; those that a form adds are between ways to compute one operation
     ways = {what: way for what, way in ways.items() if Counter(map(whole_key, branches(way))) >= chosen}
     if not ways:
         unfit.append(CHOICE)

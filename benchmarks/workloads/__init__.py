@@ -12,6 +12,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     eleventh_training,
     eleventh_vision,
     equinox_modules,
+    fifteenth_language,
     fifteenth_models,
     fifteenth_numerics,
     fifteenth_training,

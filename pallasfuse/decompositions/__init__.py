@@ -1,8 +1,9 @@
 """Operations that XLA runs one element at a time, decomposed into others that it fuses.
 
 For some operations XLA has neither a library nor a loop that uses the vector units (which, depends on the platform). What they
-compute can be said by operations for which it has. Whether that is faster, the price says, operation by operation, and then a clock
-for the whole program (`written_out`). Values change as by another order of sums, and by a rounding more in powers.
+compute can be said by operations for which it has. Whether that is faster, the price says, operation by operation, and then a
+clock for the whole program (`written_out`). Values change as by another order of sums, by a rounding more in powers, and by
+less than two units in the last place in sines.
 """
 
 import contextlib

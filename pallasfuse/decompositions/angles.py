@@ -29,7 +29,7 @@ _QUARTER = tuple(
 )
 """A quarter of a turn in parts: six of seven digits, and what is left."""
 _EXACT = 3
-"""So many differences are exact: no digit of theirs is behind the last one of a number below one."""
+"""The first so many differences are exact: they have no more digits than float32 holds."""
 _SINE = (-0.16666655, 0.00833217, -0.00019517)
 _COSINE = (-0.5, 4.16666467e-02, -1.38873614e-03, 2.44377297e-05)
 """Coefficients of x^3, x^5, x^7 of a sine, and of x^2, x^4, x^6, x^8 of a cosine, up to an eighth of a turn: found by least squares

@@ -53,13 +53,13 @@ def running(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     if is_last and rows > _MOST_ROWS:
         if eqn.primitive.name not in _TURNED:
             return None
-        return lambda x: [_along_the_last(x.astype(summed), axis, combine, backwards).astype(dtype)]
+        return lambda x: [_as_along_the_first(x.astype(summed), axis, combine, backwards).astype(dtype)]
 
     return lambda x: [_along(x.astype(summed), axis, combine, backwards).astype(dtype)]
 
 
-def _along_the_last(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
-    """The running reduction along an axis, as along the first one."""
+def _as_along_the_first(x: Array, axis: int, combine: Callable[[Array, Array], Array], backwards: bool) -> Array:
+    """The running reduction along an axis, which becomes the first one meanwhile."""
     return jnp.moveaxis(_along(jnp.moveaxis(x, axis, 0), 0, combine, backwards), 0, axis)
 
 

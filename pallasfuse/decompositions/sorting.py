@@ -21,27 +21,26 @@ _INTEGERS = {2: jnp.int16, 4: jnp.int32}
 def by_integers(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """Rows in order by their first operand; None where that is no float of 16 or 32 bits.
 
-    What is no number stands behind all others. A value without others beside it is computed from its integer again. Zeros of both
-    signs, and numbers below the least normal one, are equal to JAX, which leaves them as they were: so they stay beside others;
-    alone they are in order here, and zeros with a sign before those without.
+    NaNs stand behind all numbers. A single operand is computed from its integers again; several move along with them. To JAX,
+    zeros of both signs and numbers below the least normal one are equal, and stay in the order in which they were: so they do
+    here if there are several operands. A single one has them in order of their values, with -0 before 0.
     """
     first = eqn.invars[0]
     dtype, axis = _compat.dtype_of(first), eqn.params["dimension"]
     integer = _INTEGERS.get(jnp.dtype(dtype).itemsize) if jnp.issubdtype(dtype, jnp.floating) else None
-    if integer is None or jnp.finfo(dtype).bits not in (16, 32) or eqn.params["num_keys"] != 1:
+    if integer is None or eqn.params["num_keys"] != 1:
         return None
 
     def run(*operands: Array) -> list[Array]:
-        x, *others = operands
-        last = x.ndim - 1
-        aside = [lax.transpose(a, _order_with_last(x.ndim, axis)) for a in operands] if axis != last else list(operands)
-        x, *others = aside
+        last = operands[0].ndim - 1
+        order = _order_with_last(last + 1, axis)
+        x, *others = (lax.transpose(a, order) if axis != last else a for a in operands)
         key = _key(x, integer, one_zero=bool(others))
         if others:
             _, *found = lax.sort((key, x, *others), dimension=last, num_keys=1, is_stable=eqn.params["is_stable"])
         else:
             found = [_value(lax.sort(key, dimension=last), dtype)]
-        return [lax.transpose(a, _order_with_last(x.ndim, axis)) for a in found] if axis != last else found
+        return [lax.transpose(a, order) for a in found] if axis != last else found
 
     return run
 

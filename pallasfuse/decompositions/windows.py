@@ -1,9 +1,10 @@
 """Windows that move along arrays, as shifted arrays added or multiplied element by element.
 
-XLA looks at the elements of a window one by one where it has no library for it: in pools, in convolutions in which each channel is
-a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. And its
-libraries take as long for a window with holes as if the holes were elements, and do not see that windows that do not overlap are
-rows of one product. The order of sums changes, and a sum of nothing but minus zeros keeps its sign.
+XLA looks at the elements of a window one by one where it has no library for it: in pools, in convolutions in which each channel
+is a group of its own, and in those of very few channels. Shifted arrays are one loop for it, with vectors and on all cores. It
+writes out the holes of windows as zeros, which its libraries multiply, beside padding that differs at both ends; and they do
+not see that windows that do not overlap are rows of one product. The order of sums changes, and a sum of nothing but minus
+zeros keeps its sign.
 """
 
 import itertools

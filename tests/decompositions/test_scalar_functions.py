@@ -54,6 +54,12 @@ def test_places_are_those_of_the_first_extreme(data):
         np.testing.assert_array_equal(found, function(x))
 
 
+def test_places_that_an_index_type_does_not_have_stay():
+    x = jnp.zeros((2, 300))
+    assert rule_of(places.first_place, lambda x: lax.argmax(x, 1, jnp.uint8), x) is None
+    assert rule_of(places.first_place, lambda x: lax.argmax(x, 0, jnp.uint8), x) is not None
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_rows_in_order_are_those_of_jax(data):
