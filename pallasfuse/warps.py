@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from pallasfuse.decisions import Phase
 from pallasfuse.ir.tile_program import Contract, Loop, every
+from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.pallas_backend import kernel_resources
 from pallasfuse.phases import too_large, us_of
 from pallasfuse.resources import triton
@@ -32,14 +33,15 @@ more: with one or two, rows of 32 and 128 K elements took up to 1.4 times as lon
 def with_warps_by_price(phases: Sequence[Phase]) -> tuple[Phase, ...]:
     """Returns the phases with the warps that the price likes best, each on its own.
 
-    Blocks with products stay as they are: what their warps share is laid out by the schedule.
+    Blocks with products on matrix units stay as they are: what their warps share is laid out by the schedule. Products that are
+    written out, as those of a few coordinates, are sums like others.
     """
     return tuple(_with_warps_by_price(phase) for phase in phases)
 
 
 def _with_warps_by_price(phase: Phase) -> Phase:
     if not kernel_resources.is_of_triton(phase.target) or any(
-        isinstance(s, Contract) for s in every(phase.program.body)
+        isinstance(s, Contract) for s in every(as_threads_run_it(phase.program).program.body)
     ):
         return phase
     own = phase.program.warps
@@ -65,4 +67,4 @@ def _fits(phase: Phase, own: int) -> bool:
 
 def _held(phase: Phase) -> Resources:
     """Returns an estimate of the registers and the memory that a block takes, and of what its threads spill."""
-    return triton.resources(phase.program, phase.target)
+    return triton.resources(as_threads_run_it(phase.program).program, phase.target)

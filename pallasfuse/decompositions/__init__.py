@@ -60,7 +60,10 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.by_channel,
         ),
         "dot_general": (products.aligned,),
-        "top_k": tuple(map(largest.of_parts, largest.LENGTHS)),
+        "top_k": (
+            *map(largest.of_parts, largest.LENGTHS),
+            *map(largest.of_short_parts, largest.SHORT_LENGTHS),
+        ),
         "ragged_dot_general": (ragged.in_blocks,),
         "scatter-add": (updates.in_single_steps, updates.by_place),
     },

@@ -39,7 +39,7 @@ def by_integers(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         if others:
             _, *found = lax.sort((key, x, *others), dimension=last, num_keys=1, is_stable=eqn.params["is_stable"])
         else:
-            found = [_value(lax.sort(key, dimension=last), dtype)]
+            found = [from_ordered(lax.sort(key, dimension=last), dtype)]
         return [lax.transpose(a, order) for a in found] if axis != last else found
 
     return run
@@ -53,15 +53,33 @@ def _order_with_last(dimensions: int, axis: int) -> list[int]:
 
 
 def _key(x: Array, integer: Any, *, one_zero: bool) -> Array:
-    """Integers that are in the order of floats: those of floats with a sign are in the other order, and are turned."""
-    bits, most = lax.bitcast_convert_type(x, integer), jnp.iinfo(integer).max
-    key = jnp.where(bits < 0, bits ^ jnp.asarray(most, integer), bits)
+    """Integers that are in the order in which JAX sorts floats: NaNs of both signs are the last."""
+    key = ordered(x)
     if one_zero:
         key = jnp.where(x == 0, jnp.zeros((), integer), key)
-    return jnp.where(jnp.isnan(x), jnp.asarray(most, integer), key)
+    return jnp.where(jnp.isnan(x), jnp.asarray(jnp.iinfo(integer).max, integer), key)
 
 
-def _value(key: Array, dtype: Any) -> Array:
-    """Floats from their integers."""
-    most = jnp.asarray(jnp.iinfo(key.dtype).max, key.dtype)
-    return lax.bitcast_convert_type(jnp.where(key < 0, key ^ most, key), dtype)
+def is_ordered(dtype: Any) -> bool:
+    """Are there integers (`ordered`) in the order of such numbers?"""
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    return bool(is_integer or (jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize in _INTEGERS))
+
+
+def ordered(x: Array) -> Array:
+    """Returns integers in the order of all bits of floats (-NaN, -inf, -0, 0, inf, NaN), and integers as they are.
+
+    Those of floats with a sign are in the other order, and are turned.
+    """
+    return (
+        x if jnp.issubdtype(x.dtype, jnp.integer) else _turned(lax.bitcast_convert_type(x, _INTEGERS[x.dtype.itemsize]))
+    )
+
+
+def from_ordered(key: Array, dtype: Any) -> Array:
+    """Returns the numbers of a type from their integers."""
+    return key if jnp.issubdtype(dtype, jnp.integer) else lax.bitcast_convert_type(_turned(key), dtype)
+
+
+def _turned(bits: Array) -> Array:
+    return jnp.where(bits < 0, bits ^ jnp.asarray(jnp.iinfo(bits.dtype).max, bits.dtype), bits)

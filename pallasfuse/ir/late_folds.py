@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Read, apply, postorder, read
+from pallasfuse.ir.expr import Apply, Const, Read, apply, read
+from pallasfuse.ir.late_extremes import with_lanes_of_extremes
 from pallasfuse.ir.reducers import MAX, MIN, SUM
-from pallasfuse.ir.statements import Carry, Let, Loop, Reduce, Segment, Statement, every, expressions
+from pallasfuse.ir.statements import Carry, Let, Loop, Reduce, Segment, Statement, every, reads_of
 from pallasfuse.ir.tile_program import TileProgram
 
 MOST_REGISTERS, MOST_OF_ONE = 64, 16
@@ -58,7 +59,8 @@ def _late(loop: Loop, tiles: Mapping[Axis, int], threads: int) -> list[Statement
     """The loop with its late folds, and what sums them up after it."""
     if any(g.tile != tiles[loop.axis] for g in loop.segments):
         return [loop]  # a tile of its window is another one than those of its trips
-    left = MOST_REGISTERS * threads
+    loop, compared, taken = with_lanes_of_extremes(loop, tiles, MOST_REGISTERS * threads, MOST_OF_ONE * threads)
+    left = MOST_REGISTERS * threads - taken
     folds: list[_Fold] = []
     for fold in filter(None, (_fold(loop, c, [*tiles]) for c in loop.carries)):
         elements = math.prod(tiles[a] for a in fold.lanes)
@@ -67,7 +69,7 @@ def _late(loop: Loop, tiles: Mapping[Axis, int], threads: int) -> list[Statement
             folds.append(fold)
     for fold in folds:
         loop = _with_lanes(loop, fold)
-    return [loop, *(_summed(f) for f in folds)]
+    return [loop, *compared, *(_summed(f) for f in folds)]
 
 
 def _fold(loop: Loop, carry: Carry, order: list[Axis]) -> _Fold | None:
@@ -100,15 +102,7 @@ def _part(segment: Segment, loop: Loop, carry: Carry) -> Reduce | None:
     private = {carry.name, part.name, carry.next_name}
     others = (s for s in every(segment.body) if s is not part and s is not following)
     yielded = {c.next_name for c in loop.carries if c is not carry}
-    return None if yielded & private or any(_reads(s) & private for s in others) else part
-
-
-def _reads(statement: Statement) -> set[str]:
-    roots = [*expressions(statement)]
-    if isinstance(statement, Loop):
-        roots += [statement.first, statement.to_visit, statement.origin, *(c.init for c in statement.carries)]
-        roots += [e for g in statement.segments for e in (g.start, g.stop)]
-    return {n.tensor for r in roots for n in postorder(r) if isinstance(n, Read)}
+    return None if yielded & private or any(reads_of(s) & private for s in others) else part
 
 
 def _name(name: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Expr, const
+from pallasfuse.ir.expr import Expr, Read, const, postorder
 from pallasfuse.ir.reducers import Reducer
 
 ZERO = const(0, "int32")
@@ -233,6 +233,15 @@ def expressions(statement: Statement) -> tuple[Expr, ...]:
             return (statement.init,)
         case Load() | Get() | Loop():
             return ()
+
+
+def reads_of(statement: Statement) -> set[str]:
+    """Returns the names of the values that a statement reads, without those that only statements inside it read."""
+    roots = [*expressions(statement)]
+    if isinstance(statement, Loop):
+        roots += [statement.first, statement.to_visit, statement.origin, *(c.init for c in statement.carries)]
+        roots += [e for g in statement.segments for e in (g.start, g.stop)]
+    return {n.tensor for r in roots for n in postorder(r) if isinstance(n, Read)}
 
 
 def not_flat(body: Iterable[Statement]) -> str | None:

@@ -11,16 +11,18 @@ from jax import lax
 from pallasfuse import device
 from pallasfuse.decompositions import Decomposer, largest
 
+BOTH = pytest.mark.parametrize("way", [largest.of_parts, largest.of_short_parts])
 
-def rule_of(x, count, length, **params):
+
+def rule_of(way, x, count, length, **params):
     (eqn,) = jax.make_jaxpr(lambda x: lax.top_k(x, count, **params))(x).eqns
-    return largest.of_parts(length)(eqn)
+    return way(length)(eqn)
 
 
-def same(x, count, length):
-    for found, wanted in zip(rule_of(x, count, length)(x), lax.top_k(x, count), strict=True):
+def same(way, x, count, length):
+    for found, wanted in zip(rule_of(way, x, count, length)(x), lax.top_k(x, count), strict=True):
         assert found.dtype == wanted.dtype
-        np.testing.assert_array_equal(found, wanted)
+        assert np.asarray(found).tobytes() == np.asarray(wanted).tobytes()
 
 
 @settings(deadline=None, max_examples=40)
@@ -33,13 +35,32 @@ def test_largest_of_rows_with_equal_elements(data):
     dtype = data.draw(st.sampled_from(["int32", "float32", "bfloat16", "uint8"]))
     x = jnp.asarray(np.random.default_rng(data.draw(st.integers(0, 99))).integers(0, 5, (rows, whole)), dtype)
     assume((parts + 1) * count * 2 <= whole)
-    same(x, count, length)
+    same(largest.of_parts, x, count, length)
 
 
-def test_elements_that_are_no_numbers_or_infinite_stand_where_they_stood():
-    x = np.random.default_rng(0).standard_normal((2, 3, 70)).astype("float32")
-    x[0, 0, [3, 40, 69]], x[0, 1, [5, 6]], x[1, :, 8:], x[1, 2, 1] = np.nan, np.inf, -np.inf, -np.nan
-    same(jnp.asarray(x), 4, 16)
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_largest_of_rows_in_the_short_parts_that_have_the_largest(data):
+    rows, length, count, others = (data.draw(st.integers(1, n)) for n in (3, 8, 6, 8))
+    behind = data.draw(st.integers(0, length - 1))
+    whole = length * (2 * count * 4 + others * length) + behind
+    dtype = data.draw(st.sampled_from(["int32", "float32", "bfloat16", "float16", "uint8", "int8"]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    x = rng.integers(0, 5, (rows, whole)).astype("float32")
+    if "float" in dtype:
+        special = [np.nan, -np.nan, np.inf, -np.inf, -0.0, 0.0, 1e-42, -1e-42, 3.0, -3.0]
+        least = data.draw(st.integers(0, 9))  # of some rows nearly all are less than everything else
+        x = np.where(rng.random(x.shape) < 0.5, rng.choice(special[least:], x.shape), x).astype("float32")
+        x = np.where(rng.random((rows, 1)) < 0.2, np.where(rng.random(x.shape) < 0.01, x, np.float32(-np.nan)), x)
+    assume((whole // length + count * length + behind) * 4 <= whole)
+    same(largest.of_short_parts, jnp.asarray(x, dtype), count, length)
+
+
+@BOTH
+def test_elements_that_are_no_numbers_or_infinite_stand_where_they_stood(way):
+    x = np.random.default_rng(0).standard_normal((2, 3, 259)).astype("float32")
+    x[0, 0, [3, 40, 258]], x[0, 1, [5, 6]], x[1, :, 8:], x[1, 2, 1] = np.nan, np.inf, -np.inf, -np.nan
+    same(way, jnp.asarray(x), 2, 16)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +73,22 @@ def test_elements_that_are_no_numbers_or_infinite_stand_where_they_stood():
         ((0, 128), 2, 16, {}),
     ],
 )
-def test_other_rows_stay_whole(shape, count, length, params):
-    assert rule_of(jnp.zeros(shape), count, length, **params) is None
+@BOTH
+def test_other_rows_stay_whole(way, shape, count, length, params):
+    assert rule_of(way, jnp.zeros(shape), count, length, **params) is None
 
 
-def test_few_long_rows_are_looked_at_in_parts_on_a_gpu():
-    """Where it is predicted to be faster: 57 to 67 us were measured on an H100 for the first, and 210 in one."""
+def test_rows_are_looked_at_in_parts_on_a_gpu():
+    """Where it is predicted to be faster: 83 us were measured on an H100 for the first, and 314 in one; 53 and 197 for the
+    second."""
 
-    def written(rows, length):
-        jaxpr = jax.make_jaxpr(lambda x: lax.top_k(x, 8))(jax.ShapeDtypeStruct((rows, length), jnp.float32))
+    def written(rows, length, count):
+        jaxpr = jax.make_jaxpr(lambda x: lax.top_k(x, count))(jax.ShapeDtypeStruct((rows, length), jnp.float32))
         h100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
         found = Decomposer(h100, (), h100.price_error).of(jaxpr)
         return [e.primitive.name for e in found.eqns].count("top_k")
 
-    assert written(4, 250000) == 3
-    assert written(2048, 4096) == 1  # all multiprocessors are busy as it is
-    assert written(4, 2000) == 1
+    assert written(512, 60000, 8) == 2
+    assert written(4096, 1000, 10) == 2
+    assert written(4, 2000, 8) == 1
+    assert written(64, 300, 100) == 1  # most of a row is wanted

@@ -37,7 +37,20 @@ def masked(x):
     return jnp.sum(jnp.where(jnp.arange(x.shape[-1]) % 3 == 0, x, 0.0) ** 2, -1), jnp.max(x, -1)
 
 
-PROGRAMS = [sums, extremes, variance, log_sum_exp, masked]
+def places(x):
+    """The places of the extremes, with elements in several places, and what is no number."""
+    y = jnp.round(jnp.sin(x) * 20)
+    return jnp.argmin(y * 2, -1), jnp.argmax(y[:, ::-1], -1), jnp.argmax(jnp.sqrt(x + 2.5), -1)
+
+
+def counted(x):
+    """How many elements are the largest, and the largest of others beside them."""
+    y = jnp.round(jnp.cos(x) * 5)
+    largest = jnp.max(y, -1, keepdims=True)
+    return jnp.sum(jnp.where(y == largest, 1.0, 0.0), -1), jnp.max(jnp.where(y == largest, x, -jnp.inf), -1)
+
+
+PROGRAMS = [sums, extremes, variance, log_sum_exp, masked, places, counted]
 
 
 def programs(function, target="interpret", **options) -> list[TileProgram]:
@@ -72,7 +85,7 @@ def in_loops_of(function) -> list[tuple[list[str], list[str]]]:
     return [(in_loops(p), in_loops(fold_late(p))) for p in found]
 
 
-@pytest.mark.parametrize("function", [sums, extremes, masked])
+@pytest.mark.parametrize("function", [sums, extremes, masked, places, counted])
 def test_plain_folds_are_left_to_the_end(function):
     assert all(before and not after for before, after in in_loops_of(function))
 
