@@ -1,7 +1,7 @@
 """Checks a whole call: what its kernels gain alone may be lost by what XLA could have fused around them.
 
 Should that be so, some of them are tried in groups. Those that were only nearly even alone are tried as well: what XLA runs beside
-them may gain.
+them may gain. And where the price promises clearly more than the clock has found, so is what it alone would run.
 """
 
 import time
@@ -12,13 +12,14 @@ from itertools import chain
 from typing import Any
 
 from pallasfuse.decisions import Placed
+from pallasfuse.doubts import doubtful
 from pallasfuse.executables import Request, is_shortage
 from pallasfuse.forms import UNTIMED
 from pallasfuse.index_ranges import index_ranges
 from pallasfuse.isolation import apart, cores
 from pallasfuse.measure import Measured, compare
 from pallasfuse.parts import primitives, way_of_kernel, whole_key
-from pallasfuse.plan import Plan
+from pallasfuse.plan import Kernel, Plan
 from pallasfuse.store import Identity, Record
 from pallasfuse.subjects import OURS, XLA, Bench, comparison, revised, unbound
 from pallasfuse.timing import LEAST_GAIN
@@ -45,7 +46,7 @@ _FASTER_WITHOUT = "the whole call is faster without it"
 _NEARLY_EVEN = 1.15
 """A kernel that takes so much longer than XLA's at most may still be worth having for what XLA makes of its neighbours."""
 _MORE_TOGETHER = 1.03
-"""The whole call must gain so much more by such kernels."""
+"""The whole call must gain so much more by such kernels, and by those that the price alone would run."""
 
 
 def settled_as_a_whole(
@@ -68,12 +69,12 @@ def settled_as_a_whole(
     if measures:
         _compile_calls_ahead(bench, [chosen, revised(plan, with_nearly)])
     best, of_calls = _fastest(bench, chosen, verdicts, measures)
-    left = replace(best.plan, verdicts=(*verdicts, *of_calls))
-    if not nearly:
-        return left
-    kept = {k.name for k in best.plan.kernels} or {k.name for k in chosen.kernels}
-    given_up = {k.name: _FASTER_WITHOUT for k in chosen.kernels if k.name not in kept}
-    return _with_nearly_even(bench, revised(plan, with_nearly | given_up), nearly, left, best, measures)
+    best = replace(best, plan=replace(best.plan, verdicts=(*verdicts, *of_calls)))
+    if nearly:
+        kept = {k.name for k in best.plan.kernels} or {k.name for k in chosen.kernels}
+        given_up = {k.name: _FASTER_WITHOUT for k in chosen.kernels if k.name not in kept}
+        best = _with_nearly_even(bench, revised(plan, with_nearly | given_up), nearly, best, measures)
+    return _by_price_alone(bench, plan, best, measures).plan
 
 
 def _is_one_kernel(plan: Plan) -> bool:
@@ -201,23 +202,73 @@ def _groups(bench: Bench, plan: Plan, verdicts: Sequence[Verdict], every: _Timed
     return groups if len(largest) > 1 or (largest and others) else []
 
 
-def _with_nearly_even(
-    bench: Bench, more: Plan, nearly: Collection[str], left: Plan, best: _Timed, measures: bool
-) -> Plan:
-    """Returns the plan that is left, or the one with more kernels, if its whole call is faster: XLA may read what those leave
-    faster than what it would have left itself. nearly: the names of the kernels that were given up for being a little slower.
-    best: the call that is left, where it was timed."""
-    call = None if _is_one_kernel(more) else _whole(bench, more, measures)
+def _with_nearly_even(bench: Bench, more: Plan, nearly: Collection[str], best: _Timed, measures: bool) -> _Timed:
+    """Returns the call that is left, or the one with more kernels, if that is faster: XLA may read what those leave faster than
+    what it would have left itself. nearly: the names of the kernels that were given up for being a little slower. best: the call
+    that is left."""
+    return _if_clearly_faster(bench, more, best, f"with {', '.join(sorted(nearly))}", measures)
+
+
+def _by_price_alone(bench: Bench, plan: Plan, best: _Timed, measures: bool) -> _Timed:
+    """Returns the call that is left, or the one with the kernels that the price alone would run, where that promises clearly more
+    than the clock has found, and is faster.
+
+    Alone, a kernel is compared with what XLA makes of its part, which gets its operands stored and stores its results: in the
+    call XLA may take longer. plan: as it was made.
+    """
+    if plan.options.strict:  # all are wanted
+        return best
+    alone = _as_priced(plan)
+    if _ways(alone) == _ways(best.plan):
+        return best
+    whole_us = best.verdict.xla_us or sum(k.replaced.us for k in plan.kernels)
+    found_us = best.entry["xla_us"] - best.entry["us"] if best.entry is not None else 0.0
+    if sum(k.replaced.us - k.price.us for k in alone.kernels) - found_us < (_MORE_TOGETHER - 1) * whole_us:
+        return best
+    return _if_clearly_faster(bench, alone, best, "with what the price alone would run", measures)
+
+
+def _as_priced(plan: Plan) -> Plan:
+    """Returns the plan with the kernels that it would have if no clock decided, as they are planned."""
+    target = plan.target.judged(timed=False, one_device=plan.target.one_device)
+
+    def doubt(kernel: Kernel) -> str | None:
+        margin = target.margin if kernel.group.folds else target.margin**2
+        if kernel.replaced.us <= margin * kernel.price.us:
+            return "it is not predicted to be faster by more than the error of prices"
+        return doubtful(kernel, target, plan.options)
+
+    doubts = {k.name: doubt(k) for k in plan.kernels}
+    return revised(plan, {name: reason for name, reason in doubts.items() if reason is not None})
+
+
+def _ways(plan: Plan) -> dict[str, str]:
+    """Returns how each kernel of a plan runs, by its name."""
+    return {k.name: way_of_kernel(k) for k in plan.kernels}
+
+
+def _if_clearly_faster(bench: Bench, other: Plan, best: _Timed, words: str, measures: bool) -> _Timed:
+    """Returns the call of a plan with other kernels, if it is clearly faster than the best so far; else that, with a verdict on
+    the other one. words: say what is different."""
+    call = None if _is_one_kernel(other) else _whole(bench, other, measures)
     if call is None or call.entry is None:
-        return left
-    names = ", ".join(sorted(nearly))
+        return best
     gain, least = _gains([call, best]) if best.entry is not None else [*_gains([call]), 1.0]
+    before = best.plan.verdicts
     if not call.verdict.kept or gain < _MORE_TOGETHER * least:
-        refused = call.told(f"with {names}: no faster than without")
-        return replace(left, verdicts=(*left.verdicts, refused))
-    chosen = [replace(v, kept=True, reason="the kernel is used: the whole call is faster with it") if v.subject in nearly else v
-              for v in left.verdicts if v.subject != WHOLE_CALL]  # fmt: skip
-    return replace(more, verdicts=(*chosen, replace(call.verdict, reason=f"with {names}: the kernels are used")))
+        return replace(best, plan=replace(best.plan, verdicts=(*before, call.told(f"{words}: no faster than without"))))
+    used = _ways(other).keys()
+    alone = [_changed(v, used) for v in before if v.subject != WHOLE_CALL]
+    verdict = replace(call.verdict, reason=f"{words}: the kernels are used")
+    return replace(call, plan=replace(other, verdicts=(*alone, verdict)), verdict=verdict)
+
+
+def _changed(verdict: Verdict, used: Collection[str]) -> Verdict:
+    """Returns the verdict on a kernel; the whole call overrules it where one is used that lost alone, or one is not that won."""
+    if verdict.ours_us is None or verdict.kept == (verdict.subject in used):
+        return verdict
+    reason = "the kernel is used: the whole call is faster with it" if not verdict.kept else _FASTER_WITHOUT
+    return replace(verdict, kept=not verdict.kept, reason=reason)
 
 
 def _saved(plan: Plan, verdicts: Sequence[Verdict]) -> dict[str, float]:

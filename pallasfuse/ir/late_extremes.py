@@ -141,15 +141,15 @@ def _in_lanes(loop: Loop, carry: Carry, seen: list[_Seen], lanes: tuple[Axis, ..
                for c in (carry, *(p.carry for p in seen[0].places))}  # fmt: skip
     segments = []
     for segment, of in zip(loop.segments, seen, strict=True):
-        frame = {read(of.frame, carry.axes, carry.dtype): lane(carry.next_name, carry.dtype)}
-        value = apply(of.part.reducer.combine, lane(carry.name, carry.dtype), of.part.value, dtype=carry.dtype)
+        frame: dict[Expr, Expr] = {read(of.frame, carry.axes, carry.dtype): lane(carry.next_name, carry.dtype)}
+        value: Expr = apply(of.part.reducer.combine, lane(carry.name, carry.dtype), of.part.value, dtype=carry.dtype)
         here: dict[str, Statement] = {of.part.name: Let(_name(carry.next_name), lanes, value)}
         same = apply("eq", lane(carry.next_name, carry.dtype), lane(carry.name, carry.dtype))
         for place in of.places:
             own, part = place.carry, place.part
             kept = select(same, lane(own.name, own.dtype), own.init)
-            value = apply(part.reducer.combine, kept, substitute(part.value, frame), dtype=own.dtype)
-            here[part.name] = Let(_name(own.next_name), lanes, value)
+            reduced = apply(part.reducer.combine, kept, substitute(part.value, frame), dtype=own.dtype)
+            here[part.name] = Let(_name(own.next_name), lanes, reduced)
         body = [here.get(getattr(s, "name", ""), s) for s in segment.body]
         segments.append(replace(segment, body=tuple(s for s in body if getattr(s, "name", None) not in of.own)))
     first = seen[0]

@@ -1,5 +1,7 @@
 """The check of kernels and of whole calls, with times that are made up: what wins is kept, and remembered."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pallasfuse as pf
 from pallasfuse import store, subjects, whole_calls
 from pallasfuse.measure import Measured
 from pallasfuse.options import FuseOptions
+from pallasfuse.verdicts import WHOLE_CALL
 from tests.check.clock import X, kernels_run, layers, left_to_xla, same, timed_by
 from tests.programs_by_name import softmax, variance
 
@@ -200,6 +203,47 @@ def test_what_was_nearly_even_is_tried_beside_those_that_are_left(clock):
     planned = pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels
     assert [k.name for k in fused.explain(X, Y).kernels] == [planned[0].name, planned[1].name]
     assert len(compared.compared) == 3 + 1 + 2 + 1
+
+
+def promising(monkeypatch, *us):
+    """The first kernels of `three` are predicted to be so much faster than XLA's; the others are not."""
+    found = whole_calls._as_priced
+
+    def as_priced(plan):
+        names = [k.name for k in pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels]
+        saved = dict(zip(names, us, strict=False))
+        kernels = [
+            replace(k, price=replace(k.price, us=1.0), replaced=replace(k.replaced, us=1.0 + saved.get(k.name, -1.0)))
+            for k in plan.kernels
+        ]
+        return found(replace(plan, kernels=tuple(kernels)))
+
+    monkeypatch.setattr(whole_calls, "_as_priced", as_priced)
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_what_the_price_alone_would_run_is_tried_where_it_promises_more_than_was_found(clock, monkeypatch, faster):
+    """Two kernels lose alone, and win in the call; the third wins alone, and nothing is promised of it."""
+    promising(monkeypatch, 60.0, 20.0)
+    compared = clock(0.5, 0.5, 2.0, 1.2, 1.5 if faster else 1.21)
+    fused = pf.fuse(three)
+    fused(X, Y)
+    planned = [k.name for k in pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels]
+    plan = fused.explain(X, Y)
+    assert [k.name for k in plan.kernels] == (planned[:2] if faster else planned[2:])
+    assert len(compared.compared) == 3 + 1 + 1
+    kept = {v.subject: v.kept for v in plan.verdicts if v.subject != WHOLE_CALL}
+    assert kept == {name: (name in planned[:2]) == faster for name in planned}
+    told = [v for v in plan.verdicts if v.subject == WHOLE_CALL]
+    assert any("what the price alone would run" in v.reason and v.kept == faster for v in told)
+
+
+def test_what_the_price_promises_no_more_of_is_not_tried(clock, monkeypatch):
+    promising(monkeypatch, 10.0)
+    compared = clock(0.5, 0.5, 2.0, 1.2)  # 17 of 100 microseconds are found
+    fused = pf.fuse(three)
+    fused(X, Y)
+    assert len(compared.compared) == 3 + 1
 
 
 def test_integers_of_kernels_and_calls_are_drawn_below_what_they_mean(clock):
