@@ -1,7 +1,8 @@
 """Prices on a GPU of rows that are sorted, and of the largest elements of rows.
 
 Found on an H100 with the largest 1 to 64 of twelve arrays, whole and in parts of 512 to 8192 elements (0.7 to 1.5 times what
-was measured for 61 of 68 programs).
+was measured for 61 of 68 programs), and with the largest 1 to 16 of 23 more
+(94 of 110).
 """
 
 import math
@@ -16,8 +17,8 @@ _MOST_KEPT, _SHORTEST_KEPT = 16, 1 << 10
 _POSITION_BYTES, _PACKED_BYTES, _LONGEST_PACKED = 4, 6, 1 << 16
 """An element of two bytes and its position are sorted as one word, where the row is no longer."""
 _START_US, _STEP_KEPT_US, _SETTLED = 3.6, 0.089e-3, 1 << 13
-"""A row takes, for each element kept, a time to begin and end, and one for each of its positions. After so many positions few
-are better than those kept: where there are many rows, the others do not count."""
+"""A row takes, for each element kept, a time to begin and end, and one for each of its positions. Up to so many positions, those
+kept change often; after them few are better. Shorter rows begin sooner, and a multiprocessor has several at a time."""
 _WITHOUT_WORDS = 3.0
 """The kernel takes so many times as long for elements of two bytes."""
 _TILE = 1 << 12
@@ -51,8 +52,10 @@ def sorting_on_gpu(work: Ordering, device: Device) -> Price:
 def _kept(work: Ordering, device: Device) -> Price:
     """Returns the price of the few largest of each row: a block goes along one, and compares each position with those kept."""
     kept = 1 << math.ceil(math.log2(max(1, work.kept or 1)))
-    of_one_us = kept * (_START_US + _STEP_KEPT_US * work.length)
-    compared = float(work.rows * min(work.length, _SETTLED)) * kept
+    share = math.sqrt(min(1.0, work.length / _SETTLED))
+    of_one_us = kept * (_START_US * share + _STEP_KEPT_US * work.length)
+    of_settled_us = kept * (_START_US + _STEP_KEPT_US * _SETTLED)
+    compared = kept * _SETTLED * work.rows * share * of_one_us / of_settled_us
     us = max(of_one_us, 1e-3 * compared / device.library["kept_gop_s"])
     us *= _WITHOUT_WORDS if work.element_bytes == _PACKED_BYTES else 1.0
     read = (work.element_bytes - _POSITION_BYTES) * work.rows * work.length

@@ -113,20 +113,26 @@ def _of_load(view: View, line: Line, s: Load) -> Iterator[Buffer]:
     if staged:
         yield Buffer(s.tensor, size, at, max(needed_until(view, line, p) for p in staged))
     if readers and len(direct) < len(readers):
-        anew = view.elements(s.indices) * _widest_bytes(view, line, s)
+        anew = view.elements(s.indices) * _widest_bytes(view, s)
         yield from (Buffer(f"{s.tensor}, laid out anew", anew, n, n, True) for n in laid_out_anew_at(view, line))
 
 
-def _widest_bytes(view: View, line: Line, s: Load) -> int:
+def _widest_bytes(view: View, s: Load) -> int:
     """Returns the bytes of an element where its layout changes: before it is converted to another type, or after."""
-    found = dtypes.itemsize_bytes(s.dtype)
-    for reader in view.readers(line):
-        for root in expressions(reader.statement):
-            for node in postorder(root):
-                match node:
-                    case Apply("convert", (Read(name),), dtype) if name == s.name:
-                        found = max(found, dtypes.itemsize_bytes(dtype))
+    return max(dtypes.itemsize_bytes(s.dtype), _converted(view).get(s.name, 0))
+
+
+def _found_converted(view: View) -> dict[str, int]:
+    """Returns the bytes of the widest type that each value is converted to, by its name."""
+    found: dict[str, int] = {}
+    for node in postorder(*(root for line in view.lines for root in expressions(line.statement))):
+        match node:
+            case Apply("convert", (Read(name),), dtype):
+                found[name] = max(found.get(name, 0), dtypes.itemsize_bytes(dtype))
     return found
+
+
+_converted = Recent(_found_converted)
 
 
 def _of_sum(view: View, line: Line, axes: tuple[Axis, ...], over: tuple[Axis, ...], dtype: str) -> Iterator[Buffer]:
@@ -152,8 +158,8 @@ def _warps_along(view: View, axes: frozenset[Axis], over: frozenset[Axis]) -> in
     if any(isinstance(s, Contract) for s in statements):
         return most
     tile = _wide(view, axes)
-    loads = [s for s in statements if isinstance(s, Load) and _wide(view, s.indices) == tile]
-    found = (_warps_of(view, s, over, vector) for s in loads for vector in (1, 2, 4, 8, 16))
+    loads = {s.indices for s in statements if isinstance(s, Load) and _wide(view, s.indices) == tile}
+    found = (_warps_of(view, indices, over, vector) for indices in loads for vector in (1, 2, 4, 8, 16))
     return min(most, max(found, default=most))
 
 
@@ -161,10 +167,10 @@ def _wide(view: View, axes: Iterable[Axis]) -> frozenset[Axis]:
     return frozenset(a for a in axes if view.program.tile(a) > 1)
 
 
-def _warps_of(view: View, load: Load, over: frozenset[Axis], vector: int) -> int:
+def _warps_of(view: View, indices: tuple[Axis, ...], over: frozenset[Axis], vector: int) -> int:
     """Warps along `over`, when neighbours, then lanes, then warps are given to the axes of a load from its minor one on."""
     lanes, warps, found = WARP, view.program.warps, 1
-    for axis in reversed(load.indices):
+    for axis in reversed(indices):
         rest = max(1, view.program.tile(axis) // vector)
         own_lanes = min(lanes, rest)
         own_warps = min(warps, max(1, rest // own_lanes))
@@ -192,7 +198,7 @@ def _other_layouts(view: View) -> Iterator[Buffer]:
         # results of sums, and values of which a thread has one or none, are shared out in a way of their own
         own = narrower and (isinstance(s, Store) or elements <= WARP * view.program.warps)
         if elements > 1 and (own or _layout(view, line, s.indices, dtype) != layout):
-            item = _widest_bytes(view, line, s) if isinstance(s, Load) else dtypes.itemsize_bytes(dtype)
+            item = _widest_bytes(view, s) if isinstance(s, Load) else dtypes.itemsize_bytes(dtype)
             yield Buffer(f"{s.tensor}, laid out anew", elements * item, line.number, line.number, True)
 
 
