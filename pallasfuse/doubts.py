@@ -1,12 +1,15 @@
 """Reasons to leave to XLA what is predicted to be faster as a kernel: it may not come true, and nobody would see it."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from pallasfuse.fusion.judging import Judge
 from pallasfuse.options import FuseOptions
 from pallasfuse.plan import Kernel
 from pallasfuse.price.terms import NOTHING, Price
 from pallasfuse.targets import Target
+
+if TYPE_CHECKING:  # who uses a plan that was kept imports nothing that makes plans
+    from pallasfuse.fusion.judging import Judge
 
 _JOINED = 0.5
 """The part of the shortest kernel's time that XLA's price may be too high by, where it joins a kernel with a neighbour:
@@ -33,7 +36,7 @@ def doubtful(kernel: Kernel, target: Target, options: FuseOptions, boundary: Pri
 
 
 def too_little(
-    judge: Judge, kernels: Sequence[Kernel], stored_us: float, target: Target, options: FuseOptions
+    judge: "Judge", kernels: Sequence[Kernel], stored_us: float, target: Target, options: FuseOptions
 ) -> str | None:
     """Returns why no kernel of a program is kept: all of them together save too little of its time; None if they save more.
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from pallasfuse.decisions import Phase
 from pallasfuse.emission import pallas_kernel
+from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.schedule import Schedule
@@ -72,6 +73,17 @@ def _phase_of(lowered: TileProgram, target: Target) -> Phase:
         return phase
     whole = replace(phase, program=replace(phase.program, unrolled=()))
     return phase if problem_of(whole) is not None or us_of((phase,)) <= us_of((whole,)) else whole
+
+
+def lowered_phases(
+    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
+) -> tuple[Phase, ...] | None:
+    """Returns the phases with tiles that no list has; None where the target cannot run them."""
+    try:
+        phases, problem = phases_of(chosen, schedule, target, tensors)
+    except (InvalidProgramError, AssertionError):
+        return None
+    return phases if problem is None else None
 
 
 def us_of(phases: Sequence[Phase]) -> float:

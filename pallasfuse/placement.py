@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from pallasfuse.decisions import Phase, Placed
-from pallasfuse.errors import InvalidProgramError, TargetError
+from pallasfuse.errors import TargetError
 from pallasfuse.indirect import unable, with_lookups
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.fold import Group
@@ -16,13 +16,14 @@ from pallasfuse.ir.schedule import Schedule
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend.kernel_resources import is_of_triton
-from pallasfuse.phases import phases_of, problem_of, refused_alike, too_large, unsuited, us_of
+from pallasfuse.phases import lowered_phases, phases_of, problem_of, refused_alike, too_large, unsuited, us_of
 from pallasfuse.price import cpu
 from pallasfuse.price.kernel import price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
 from pallasfuse.price.xla import price_gather
 from pallasfuse.searched import Patience, searched, with_others
+from pallasfuse.spilling import with_fewer_spilled
 from pallasfuse.targets import XLA_CPU, Target
 from pallasfuse.tiling import arithmetic, clusters, states
 from pallasfuse.tiling.bounds import guards_of
@@ -227,11 +228,8 @@ def _neighbours(placed: Placed, chosen: Group, tensors: Mapping[str, Tensor], op
         changed += [replace(options, parts=n) for n in sorted(counts)]
     for option in changed:
         other = _override(schedule, option, target)
-        try:
-            phases, problem = phases_of(chosen, other, target, tensors)
-        except (InvalidProgramError, AssertionError):  # no tile that the model would have taken
-            continue
-        if problem is None:
+        phases = lowered_phases(chosen, other, target, tensors)
+        if phases is not None:
             yield Placed(other, phases, ())
 
 
@@ -282,10 +280,10 @@ def _fastest(
         ranged = _with_ranges(chosen, target, tensors, options)
         if ranged is not None and (not options.price or us_of(ranged[1]) <= (1 + _PASS_SHARE) * us_of(best[2])):
             return *ranged, None
-    if best is None:
-        assert refused is not None
-        return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
-    return best[1], best[2], None
+    if best is not None:
+        return *with_fewer_spilled(chosen, best[1], best[2], tensors, options), None
+    assert refused is not None
+    return refused if options.tiles else _with_smaller_tiles(chosen, refused, tensors, options)
 
 
 def _is_slower(chosen: Group, schedule: Schedule, target: Target, options: FuseOptions, time: float) -> bool:
@@ -397,7 +395,7 @@ def _cheapest(
         return schedule, phases
     (phase,) = phases
     looped = replace(schedule, rolled_tile=min(schedule.rolled_tile, -(-schedule.rolled.extent // 2)))
-    template = phases if looped == schedule else _lowered(chosen, looped, phase.target, tensors)
+    template = phases if looped == schedule else lowered_phases(chosen, looped, phase.target, tensors)
     if template is None:
         return schedule, phases
     whole = {a: a.extent if a in free else t for a, t in listed.items()}
@@ -408,22 +406,11 @@ def _cheapest(
     if best == listed:
         return schedule, phases
     other = replace(schedule, grid=tuple((a, best[a]) for a, _ in schedule.grid), rolled_tile=best[schedule.rolled])
-    again = _lowered(chosen, other, phase.target, tensors)
+    again = lowered_phases(chosen, other, phase.target, tensors)
     if again is None:
         return schedule, phases
     own, better = (us_of(of) for of in (phases, again))
     return (other, again) if better < own else (schedule, phases)
-
-
-def _lowered(
-    chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
-) -> tuple[Phase, ...] | None:
-    """The phases with tiles that no list has; None where the target cannot run them."""
-    try:
-        phases, problem = phases_of(chosen, schedule, target, tensors)
-    except (InvalidProgramError, AssertionError):
-        return None
-    return phases if problem is None else None
 
 
 def _with_smaller_tiles(
@@ -442,7 +429,7 @@ def _with_smaller_tiles(
         if options.parts is None:
             share = visited_shares([p.program for p in phases])[0]
             schedule, phases = _split(chosen, schedule, phases, tensors, share, keep_tile=False)
-        return schedule, phases, None
+        return *with_fewer_spilled(chosen, schedule, phases, tensors, options), None
     return refused
 
 

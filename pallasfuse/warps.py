@@ -50,7 +50,7 @@ def _with_warps_by_price(phase: Phase) -> Phase:
     if not prices_us:
         return phase
     best = min(prices_us, key=prices_us.__getitem__)
-    spills = _held(phase).spilled_bytes > _MOST_SPILLED_BYTES
+    spills = spilled_bytes(phase) > _MOST_SPILLED_BYTES
     clearly = spills or prices_us[best] < _CLEARLY * us_of((phase,))
     return next(other for other in others if other.program.warps == best) if clearly else phase
 
@@ -63,6 +63,11 @@ def _fits(phase: Phase, own: int) -> bool:
     ):
         return False
     return held.spilled_bytes <= _MOST_SPILLED_BYTES and too_large(phase) is None
+
+
+def spilled_bytes(phase: Phase) -> int:
+    """Returns the bytes that each thread of a kernel of Triton's spills, by an estimate; 0 for other kernels."""
+    return _held(phase).spilled_bytes if kernel_resources.is_of_triton(phase.target) else 0
 
 
 def _held(phase: Phase) -> Resources:

@@ -6,7 +6,7 @@ them may gain. And where the price promises clearly more than the clock has foun
 
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -218,18 +218,19 @@ def _by_price_alone(bench: Bench, plan: Plan, best: _Timed, measures: bool) -> _
     """
     if plan.options.strict:  # all are wanted
         return best
-    alone = _as_priced(plan)
-    if _ways(alone) == _ways(best.plan):
+    doubts = _doubts(plan)
+    alone = [k for k in plan.kernels if k.name not in doubts]
+    if _ways(alone) == _ways(best.plan.kernels):
         return best
     whole_us = best.verdict.xla_us or sum(k.replaced.us for k in plan.kernels)
     found_us = best.entry["xla_us"] - best.entry["us"] if best.entry is not None else 0.0
-    if sum(k.replaced.us - k.price.us for k in alone.kernels) - found_us < (_MORE_TOGETHER - 1) * whole_us:
+    if sum(k.replaced.us - k.price.us for k in alone) - found_us < (_MORE_TOGETHER - 1) * whole_us:
         return best
-    return _if_clearly_faster(bench, alone, best, "with what the price alone would run", measures)
+    return _if_clearly_faster(bench, revised(plan, doubts), best, "with what the price alone would run", measures)
 
 
-def _as_priced(plan: Plan) -> Plan:
-    """Returns the plan with the kernels that it would have if no clock decided, as they are planned."""
+def _doubts(plan: Plan) -> dict[str, str]:
+    """Returns why kernels would not be in the plan if no clock decided, by their names."""
     target = plan.target.judged(timed=False, one_device=plan.target.one_device)
 
     def doubt(kernel: Kernel) -> str | None:
@@ -238,13 +239,12 @@ def _as_priced(plan: Plan) -> Plan:
             return "it is not predicted to be faster by more than the error of prices"
         return doubtful(kernel, target, plan.options)
 
-    doubts = {k.name: doubt(k) for k in plan.kernels}
-    return revised(plan, {name: reason for name, reason in doubts.items() if reason is not None})
+    return {k.name: reason for k in plan.kernels if (reason := doubt(k)) is not None}
 
 
-def _ways(plan: Plan) -> dict[str, str]:
-    """Returns how each kernel of a plan runs, by its name."""
-    return {k.name: way_of_kernel(k) for k in plan.kernels}
+def _ways(kernels: Iterable[Kernel]) -> dict[str, str]:
+    """Returns how each kernel runs, by its name."""
+    return {k.name: way_of_kernel(k) for k in kernels}
 
 
 def _if_clearly_faster(bench: Bench, other: Plan, best: _Timed, words: str, measures: bool) -> _Timed:
@@ -257,7 +257,7 @@ def _if_clearly_faster(bench: Bench, other: Plan, best: _Timed, words: str, meas
     before = best.plan.verdicts
     if not call.verdict.kept or gain < _MORE_TOGETHER * least:
         return replace(best, plan=replace(best.plan, verdicts=(*before, call.told(f"{words}: no faster than without"))))
-    used = _ways(other).keys()
+    used = {k.name for k in other.kernels}
     alone = [_changed(v, used) for v in before if v.subject != WHOLE_CALL]
     verdict = replace(call.verdict, reason=f"{words}: the kernels are used")
     return replace(call, plan=replace(other, verdicts=(*alone, verdict)), verdict=verdict)
