@@ -198,10 +198,10 @@ class FusedCall:
         else:
             plan = other._settled_as_it_is(target, device, measure=measure).of_written_out()
             judged = self.judged(target, device)
-            alone = any(fused_calls(other.jaxpr))  # operations that are planned with what is around them now
-            if alone or self.plan(judged).bodies or self._may_lose_kernels(other.jaxpr, judged):
+            loses = self._may_lose_kernels(other.jaxpr, judged)
+            if loses or any(fused_calls(other.jaxpr)) or self.plan(judged).bodies:
                 own = self._settled_as_it_is(target, device, measure=measure)
-                if is_faster_as_it_is(own, plan, verdict):
+                if (loses and not (verdict and verdict.ours_us)) or is_faster_as_it_is(own, plan, verdict):
                     plan = own
                     verdict = verdict and replace(
                         verdict, kept=False, reason=f"{verdict.reason}; its kernels gain more as it is"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import unrolled_loops, written_out
+from pallasfuse import primitive, unrolled_loops, written_out
 from pallasfuse.device import assumed
 from pallasfuse.executables import Executables
 from pallasfuse.first_time import Once
@@ -83,6 +83,26 @@ def test_a_loop_that_might_not_end_is_not_run_on_drawn_arguments(monkeypatch):
     plan = fused.explain(X)
     assert plan.written_out and sorted(trips(plan.converted.original)) == [4]
     assert plan.verdicts[0].kept and "faster by its price" in plan.verdicts[0].reason
+
+
+@pytest.mark.parametrize("loses", [True, False])
+def test_a_form_that_no_clock_has_seen_is_not_used_if_kernels_may_lose_by_it(clock, monkeypatch, loses):
+    """A product of tiny matrices, in a loop that might not end."""
+    clock(0.5)
+    monkeypatch.setattr(primitive, "may_lose_kernels", lambda *_: loses)
+
+    def function(a, b):
+        def step(c):
+            return c + jnp.einsum("eai,eaj->eij", a, b) + 1.0
+
+        return jax.lax.while_loop(lambda c: c.sum() < 9, step, jnp.zeros((3600, 2, 2)))
+
+    a, b = np.ones((2, 3600, 3, 2), "float32")
+    fused = pf.fuse(function)
+    np.testing.assert_allclose(fused(a, b), function(a, b), rtol=1e-6)
+    plan = fused.explain(a, b)
+    assert plan.written_out != loses
+    assert plan.verdicts[0].kept != loses and "faster by its price" in plan.verdicts[0].reason
 
 
 @pytest.mark.usefixtures("partly")
