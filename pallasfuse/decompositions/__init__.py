@@ -59,7 +59,7 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
             windows.few_positions,
             windows.by_channel,
         ),
-        "dot_general": (products.aligned,),
+        "dot_general": (products.aligned, products.of_few_terms),
         "top_k": (
             *map(largest.of_parts, largest.LENGTHS),
             *map(largest.of_short_parts, largest.SHORT_LENGTHS),

@@ -25,6 +25,8 @@ MOST_ROWS = 4
 """The most rows of the smaller operand, each of which is a sum over the larger one."""
 MOST_TINY = 8
 """The longest side of a tiny matrix: each position of the sum is an operation of its own."""
+MOST_TERMS = 4
+"""The most terms of a sum that are computed where the result is read: coordinates, not features."""
 _ROW_BYTES = 16
 """A library's best kernels load operands whose rows begin at multiples of so many bytes."""
 _FEWEST = 16
@@ -166,6 +168,27 @@ def aligned(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         return [found if found.shape == result else lax.slice(found, [0] * len(result), result)]
 
     return run
+
+
+def of_few_terms(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
+    """Returns a product of many rows with many, each element a sum of few terms, element by element; None for others, and where
+    the user asks for an algorithm.
+
+    The result of a library is stored, and matrix units are hardly filled. These sums are computed where they are read: distances of
+    points are compared, or summed, and never stored.
+    """
+    (lhs, rhs), params = eqn.invars, eqn.params
+    (summed, batch), result = params["dimension_numbers"], _compat.dtype_of(eqn.outvars[0])
+    sides = [_Side(_compat.shape_of(a), tuple(b), tuple(s)) for a, b, s in zip((lhs, rhs), batch, summed, strict=True)]
+    dtype, asked = wide(result), params["precision"]
+    floats = all(jnp.issubdtype(_compat.dtype_of(a), jnp.floating) for a in (lhs, rhs, eqn.outvars[0]))
+    if not floats or dtype is None or any(wide(_compat.dtype_of(a)) is None for a in (lhs, rhs)):
+        return None
+    if not isinstance(asked, lax.Precision | tuple | None) or params.get("out_sharding") is not None:
+        return None
+    if not 1 <= sides[0].sizes(sides[0].summed) <= MOST_TERMS or min(s.rows for s in sides) <= MOST_ROWS:
+        return None
+    return lambda x, y: [_tiny(x.astype(dtype), y.astype(dtype), sides).astype(result)]
 
 
 def _tiny(x: Array, y: Array, sides: Sequence[_Side]) -> Array:
