@@ -23,12 +23,14 @@ _MOST_WRITTEN_OUT = 192
 """The largest number of equations that a loop inside of a trip may have in all its trips together, to be written out."""
 _MOST_STACKED = 4.0
 """The largest ratio of the bytes that are computed before a loop to those that its trips get and hand on anyway."""
+_DECIDE = frozenset({"argmax", "argmin", "ceil", "eq", "floor", "ge", "gt", "le", "lt", "ne", "rem", "round", "sign"})
+"""Operations whose results jump where floats differ by a rounding; a conversion to integers is another one."""
 
 
 def distributed(eqn: JaxprEqn) -> Run | None:
     """Returns what computes a scan as a loop with less in its trips, after what can be computed before it.
 
-    None: nobody knows which of its operands change from trip to trip.
+    None: nobody knows which of its operands change from trip to trip, or what both need would take too much memory.
     """
     counts = _compat.scan_counts(eqn)
     if counts is None:
@@ -36,7 +38,10 @@ def distributed(eqn: JaxprEqn) -> Run | None:
     constants, carried = counts
     body = _with_inner_loops_written_out(flatten(eqn.params["jaxpr"]))
     body = with_parts_of_products(body, body.invars[:constants])
-    before = _before_all_trips(body, constants, carried, eqn.params["length"])
+    found = _before_all_trips(body, constants, carried, eqn.params["length"])
+    if found is None:
+        return None
+    before = found
     made = [v for e in before for v in e.outvars]
     of_rows = flatten(_compat.replace_jaxpr(body, body.constvars, body.consts, body.eqns, made))
     left = [e for e in body.eqns if not any(e is b for b in before)]
@@ -110,10 +115,11 @@ def _trip_by_trip(eqn: JaxprEqn) -> Run | None:
     return run
 
 
-def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) -> list[JaxprEqn]:
-    """The equations of a flat body that are computed for all trips at once: they need nothing of the trip before.
+def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) -> list[JaxprEqn] | None:
+    """Returns the equations of a flat body that are computed for all trips at once: they need nothing of the trip before.
 
-    Parts of slices are taken before all trips, and whatever no kernel can compute; the rest costs a trip little.
+    Parts of slices are taken before all trips, and whatever no kernel can compute; the rest costs a trip little. But what is
+    decided for them (`_decisions`) trips do not decide again; None where that would take too much memory.
     """
     with IMPORTS:
         from pallasfuse.jaxpr_frontend.conversion import may_have_nest
@@ -134,7 +140,43 @@ def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) ->
         is_part = eqn.primitive.name in ("slice", "split") and not reads.isdisjoint(direct)
         is_other = eqn.primitive.name == "gather" or not (may_have_nest(eqn) or is_selection(eqn))
         if is_part or (is_other and _may_run_for_all(eqn)):
-            allowed -= 0.0 if is_part else length * sum(map(bytes_of, eqn.outvars))
-            if allowed >= 0:
+            needed = 0.0 if is_part else length * sum(map(bytes_of, eqn.outvars))
+            if needed <= allowed:
+                allowed -= needed
                 found.append(eqn)
+    decisions = _decisions(body, found, rows)
+    fit = length * sum(bytes_of(v) for e in decisions for v in e.outvars) <= allowed
+    return [*found, *decisions] if fit else None
+
+
+def _decisions(body: Jaxpr, before: list[JaxprEqn], rows: set[Var]) -> list[JaxprEqn]:
+    """Returns the decisions of a flat body that its trips need, and so does what is computed before them all.
+
+    Computed twice, in other kernels, a float next to a whole number may be rounded down once, and up once: then a position and the
+    distance from it would not belong together. rows: the variables that differ from trip to trip and need none before.
+    """
+    needed_before = {a for e in before for a in e.invars if isinstance(a, Var)}
+    given = {id(e) for e in before}
+    needed = {a for a in body.outvars if isinstance(a, Var)}
+    found = []
+    for eqn in reversed(body.eqns):
+        reads = {a for a in eqn.invars if isinstance(a, Var)}
+        is_before = not needed_before.isdisjoint(eqn.outvars)
+        if is_before:
+            needed_before |= reads
+        if id(eqn) in given or needed.isdisjoint(eqn.outvars):
+            continue
+        if is_before and _decides(eqn) and not rows.isdisjoint(eqn.outvars):
+            found.append(eqn)
+        else:
+            needed |= reads
     return found
+
+
+def _decides(eqn: JaxprEqn) -> bool:
+    """Do the results of an operation jump where floats differ by a rounding?"""
+    of_floats = any(jnp.issubdtype(_compat.dtype_of(a), jnp.floating) for a in eqn.invars)
+    whole = eqn.primitive.name == "convert_element_type" and not jnp.issubdtype(
+        _compat.dtype_of(eqn.outvars[0]), jnp.floating
+    )
+    return of_floats and (whole or eqn.primitive.name in _DECIDE)

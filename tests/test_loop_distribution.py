@@ -129,6 +129,32 @@ def test_what_no_kernel_computes_is_computed_for_all_trips_before():
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
+def between(rows, angles):
+    """Adds up what lies between two bins of each row, by the distance from them: positions and distances belong together."""
+    x, y = jnp.linspace(-9.0, 9.0, 19)[None, :], jnp.linspace(-9.0, 9.0, 19)[:, None]
+
+    def trip(total, inputs):
+        row, angle = inputs
+        place = x * jnp.cos(angle) + y * jnp.sin(angle) + 15.0
+        low = jnp.floor(place).astype(jnp.int32)
+        share = place - low
+        return total + row[low] * (1 - share) + row[low + 1] * share, None
+
+    return jax.lax.scan(trip, jnp.zeros((19, 19)), (rows, angles))[0]
+
+
+def test_what_is_decided_before_all_trips_is_not_decided_again():
+    args = normal(0, 6, 31), jnp.linspace(0.0, 3.0, 6)
+    jaxpr, (loop,) = scans_of(between, *args)
+    written = flatten(traced_as(loop, AsKernel(DEVICE)(loop), loop.invars))
+    (kernel,) = loops_as_kernels(written)
+    inside = flatten(kernel.loop.params["jaxpr"])
+    assert "floor" in {e.primitive.name for e in written.eqns}
+    assert "floor" not in {e.primitive.name for e in inside.eqns}
+    got = run(jaxpr, *args, ways={id(loop): lambda *values: run(written, *values)})
+    np.testing.assert_allclose(got[0], between(*args), rtol=1e-5, atol=1e-5)
+
+
 def solved(w, h, x):
     """A few steps of a solver in each trip, and a short sum of what they were."""
 
