@@ -78,7 +78,7 @@ def _phase_of(lowered: TileProgram, target: Target) -> Phase:
 def lowered_phases(
     chosen: Group, schedule: Schedule, target: Target, tensors: Mapping[str, Tensor]
 ) -> tuple[Phase, ...] | None:
-    """Returns the phases with tiles that no list has; None where the target cannot run them."""
+    """Returns the phases of a kernel by any schedule; None where the target cannot run them, or they cannot be built."""
     try:
         phases, problem = phases_of(chosen, schedule, target, tensors)
     except (InvalidProgramError, AssertionError):

@@ -21,9 +21,9 @@ def with_fewer_spilled(
 ) -> tuple[Schedule, tuple[Phase, ...]]:
     """Returns the same kernel with smaller tiles, where its threads spill registers and it is predicted to be faster with these.
 
-    As it is where tiles or the like are asked for, and where its rolled axis is split.
+    It stays as it is where its tiles, warps or stages are asked for, and where its rolled axis is split.
     """
-    if schedule.parts > 1 or options.tiles or not options.price or not any(map(spilled_bytes, phases)):
+    if schedule.parts > 1 or options.shapes_kernels or not options.price or not any(map(spilled_bytes, phases)):
         return schedule, phases
     target, best = phases[0].target, (us_of(phases), schedule, phases)
     for candidate in smaller(schedule, target):

@@ -93,3 +93,21 @@ def test_blocks_with_products_stay_as_they_are():
     for phase in phases_of(kernels.attention, shape, shape, shape):
         for number in (4, 8):
             assert with_warps_by_price([with_warps(phase, number)]) == (with_warps(phase, number),)
+
+
+def test_products_that_are_written_out_have_the_warps_that_are_cheapest():
+    """Those of a few coordinates; those on matrix units keep what the schedule says."""
+
+    def nearest(x, y):
+        return jnp.min(-jnp.einsum("ik,jk->ij", x, y, precision="highest"), -1)
+
+    def points(sums):
+        return (jax.ShapeDtypeStruct((2000, sums), f32),) * 2
+
+    (written_out,) = phases_of(nearest, *points(3), tiles=(("i", 64), ("j", 128)))
+    few = with_warps(written_out, 2)
+    (chosen,) = with_warps_by_price([few])
+    assert chosen.program.warps > 2 and us_of((chosen,)) < us_of((few,))
+    units, *_ = phases_of(nearest, *points(64), tiles=(("i", 64), ("j", 64)))
+    few = with_warps(units, 2)
+    assert with_warps_by_price([few]) == (few,)

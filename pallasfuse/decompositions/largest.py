@@ -13,7 +13,7 @@ from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn
-from pallasfuse.decompositions.sorting import from_ordered, is_ordered, ordered
+from pallasfuse.decompositions.sorting import from_keys, has_keys, order_keys
 
 type Array = Any
 
@@ -65,7 +65,7 @@ def of_short_parts(length: int) -> Callable[[JaxprEqn], Callable[..., list[Array
     with the largest elements of their own, and in what is behind the last part.
 
     Any other element has in each of these parts one that stands before it: a larger one, or an equal one at a lower position.
-    The order is that of all bits (`ordered`), in which only equal elements are equal.
+    The order is that of all bits (`order_keys`), in which only equal elements are equal.
     """
 
     def rule(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
@@ -74,13 +74,13 @@ def of_short_parts(length: int) -> Callable[[JaxprEqn], Callable[..., list[Array
         count, (parts, behind), dtype = params["k"], divmod(whole, length), _compat.dtype_of(operand)
         if params.get("axis", len(rows)) not in (len(rows), -1) or len(eqn.outvars) != 2 or math.prod(rows) < 1:
             return None
-        if count < 1 or (parts + count * length + behind) * _LEAST_NOT_LOOKED_AT > whole or not is_ordered(dtype):
+        if count < 1 or (parts + count * length + behind) * _LEAST_NOT_LOOKED_AT > whole or not has_keys(dtype):
             return None
         places = _compat.dtype_of(eqn.outvars[1])
 
         def run(x: Array) -> list[Array]:
-            of_parts = jnp.max(ordered(x)[..., : parts * length].reshape(*rows, parts, length), axis=-1)
-            _, chosen = lax.top_k(from_ordered(of_parts, dtype), count)
+            best_of_parts = jnp.max(order_keys(x)[..., : parts * length].reshape(*rows, parts, length), axis=-1)
+            _, chosen = lax.top_k(from_keys(best_of_parts, dtype), count)
             chosen = lax.sort(chosen, dimension=len(rows))  # equal elements stay in the order of their positions
             at = (length * chosen[..., None] + jnp.arange(length, dtype=chosen.dtype)).reshape(*rows, count * length)
             last = jnp.broadcast_to(jnp.arange(parts * length, whole, dtype=at.dtype), (*rows, behind))

@@ -39,7 +39,7 @@ def by_integers(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
         if others:
             _, *found = lax.sort((key, x, *others), dimension=last, num_keys=1, is_stable=eqn.params["is_stable"])
         else:
-            found = [from_ordered(lax.sort(key, dimension=last), dtype)]
+            found = [from_keys(lax.sort(key, dimension=last), dtype)]
         return [lax.transpose(a, order) for a in found] if axis != last else found
 
     return run
@@ -54,30 +54,30 @@ def _order_with_last(dimensions: int, axis: int) -> list[int]:
 
 def _key(x: Array, integer: Any, *, one_zero: bool) -> Array:
     """Integers that are in the order in which JAX sorts floats: NaNs of both signs are the last."""
-    key = ordered(x)
+    key = order_keys(x)
     if one_zero:
         key = jnp.where(x == 0, jnp.zeros((), integer), key)
     return jnp.where(jnp.isnan(x), jnp.asarray(jnp.iinfo(integer).max, integer), key)
 
 
-def is_ordered(dtype: Any) -> bool:
-    """Are there integers (`ordered`) in the order of such numbers?"""
+def has_keys(dtype: Any) -> bool:
+    """Do numbers of a type have `order_keys`?"""
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     return bool(is_integer or (jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize in _INTEGERS))
 
 
-def ordered(x: Array) -> Array:
+def order_keys(x: Array) -> Array:
     """Returns integers in the order of all bits of floats (-NaN, -inf, -0, 0, inf, NaN), and integers as they are.
 
     Those of floats with a sign are in the other order, and are turned.
     """
-    return (
-        x if jnp.issubdtype(x.dtype, jnp.integer) else _turned(lax.bitcast_convert_type(x, _INTEGERS[x.dtype.itemsize]))
-    )
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    return _turned(lax.bitcast_convert_type(x, _INTEGERS[x.dtype.itemsize]))
 
 
-def from_ordered(key: Array, dtype: Any) -> Array:
-    """Returns the numbers of a type from their integers."""
+def from_keys(key: Array, dtype: Any) -> Array:
+    """Returns the numbers of a type that have such keys."""
     return key if jnp.issubdtype(dtype, jnp.integer) else lax.bitcast_convert_type(_turned(key), dtype)
 
 

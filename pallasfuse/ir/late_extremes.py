@@ -2,7 +2,8 @@
 
 A loop that looks for a minimum and for its place finds the minimum of each trip's tile, and then where it is: threads exchange
 values twice in every trip. A lane of the tile, the same position of it in all trips, is a part of the axis like any other. It has
-an extremum of its own, and what is there. In the end those lanes count whose extremum is the one of all.
+an extremum of its own, and what is there. In the end those lanes count whose extremum is the one of all: what is reduced takes in
+only elements that equal an extremum (`fusion/extremes`), so lanes with a worse one have only elements that count for nothing.
 """
 
 import math
@@ -100,7 +101,10 @@ def _seen(segment: Segment, loop: Loop, carry: Carry) -> _Seen | None:
     own = {carry.name, part.name, carry.next_name, frame.tensor, held.tensor, olds[0].name}
     own |= {n for p in places for n in (p.carry.name, p.part.name, p.carry.next_name)}
     others = (s for s in every(segment.body) if getattr(s, "name", None) not in own)
-    if not places or any(reads_of(s) & own for s in others):
+    mine = (carry, before[0], *(p.carry for p in places))
+    yielded = {c.next_name for c in loop.carries if c not in mine}
+    read_by_parts = set().union(reads_of(part), *(reads_of(p.part) - {frame.tensor} for p in places))
+    if not places or (yielded | read_by_parts) & own or any(reads_of(s) & own for s in others):
         return None
     return _Seen(part, frame.tensor, tuple(places), before[0], frozenset(own))
 
@@ -127,7 +131,8 @@ def _last_of(value: Expr, frame: Expr, held: Expr) -> bool:
     return isinstance(value, Apply) and value.op == "select" and value.args[1:] == (frame, held)
 
 
-def _name(name: str) -> str:
+def in_lanes(name: str) -> str:
+    """Returns the name of what a loop carries lane by lane in place of a value."""
     return f"{name}.lanes"
 
 
@@ -135,21 +140,21 @@ def _in_lanes(loop: Loop, carry: Carry, seen: list[_Seen], lanes: tuple[Axis, ..
     """The loop that carries an extremum of each lane and what is there, and what compares the lanes after it."""
 
     def lane(name: str, dtype: str) -> Expr:
-        return read(_name(name), lanes, dtype)
+        return read(in_lanes(name), lanes, dtype)
 
-    changed = {c: replace(c, name=_name(c.name), axes=lanes, next_name=_name(c.next_name))
+    changed = {c: replace(c, name=in_lanes(c.name), axes=lanes, next_name=in_lanes(c.next_name))
                for c in (carry, *(p.carry for p in seen[0].places))}  # fmt: skip
     segments = []
     for segment, of in zip(loop.segments, seen, strict=True):
         frame: dict[Expr, Expr] = {read(of.frame, carry.axes, carry.dtype): lane(carry.next_name, carry.dtype)}
         value: Expr = apply(of.part.reducer.combine, lane(carry.name, carry.dtype), of.part.value, dtype=carry.dtype)
-        here: dict[str, Statement] = {of.part.name: Let(_name(carry.next_name), lanes, value)}
+        here: dict[str, Statement] = {of.part.name: Let(in_lanes(carry.next_name), lanes, value)}
         same = apply("eq", lane(carry.next_name, carry.dtype), lane(carry.name, carry.dtype))
         for place in of.places:
             own, part = place.carry, place.part
             kept = select(same, lane(own.name, own.dtype), own.init)
             reduced = apply(part.reducer.combine, kept, substitute(part.value, frame), dtype=own.dtype)
-            here[part.name] = Let(_name(own.next_name), lanes, reduced)
+            here[part.name] = Let(in_lanes(own.next_name), lanes, reduced)
         body = [here.get(getattr(s, "name", ""), s) for s in segment.body]
         segments.append(replace(segment, body=tuple(s for s in body if getattr(s, "name", None) not in of.own)))
     first = seen[0]

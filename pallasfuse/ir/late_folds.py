@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Read, apply, read
-from pallasfuse.ir.late_extremes import with_lanes_of_extremes
+from pallasfuse.ir.late_extremes import in_lanes, with_lanes_of_extremes
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.statements import Carry, Let, Loop, Reduce, Segment, Statement, every, reads_of
 from pallasfuse.ir.tile_program import TileProgram
@@ -105,14 +105,10 @@ def _part(segment: Segment, loop: Loop, carry: Carry) -> Reduce | None:
     return None if yielded & private or any(reads_of(s) & private for s in others) else part
 
 
-def _name(name: str) -> str:
-    return f"{name}.lanes"
-
-
 def _with_lanes(loop: Loop, fold: _Fold) -> Loop:
     """The loop that carries the lanes of a fold."""
     own, lanes = fold.carry, fold.lanes
-    carried = replace(own, name=_name(own.name), axes=lanes, next_name=_name(own.next_name))
+    carried = replace(own, name=in_lanes(own.name), axes=lanes, next_name=in_lanes(own.next_name))
     segments = []
     for segment, part in zip(loop.segments, fold.parts, strict=True):
         value = apply(part.reducer.combine, read(carried.name, lanes, own.dtype), part.value, dtype=own.dtype)
@@ -126,4 +122,4 @@ def _with_lanes(loop: Loop, fold: _Fold) -> Loop:
 
 def _summed(fold: _Fold) -> Reduce:
     first, own = fold.parts[0], fold.carry
-    return Reduce(own.name, own.axes, first.reducer, read(_name(own.name), fold.lanes, own.dtype), first.over)
+    return Reduce(own.name, own.axes, first.reducer, read(in_lanes(own.name), fold.lanes, own.dtype), first.over)

@@ -1,8 +1,7 @@
 """Prices on a GPU of rows that are sorted, and of the largest elements of rows.
 
 Found on an H100 with the largest 1 to 64 of twelve arrays, whole and in parts of 512 to 8192 elements (0.7 to 1.5 times what
-was measured for 61 of 68 programs), and with the largest 1 to 16 of 23 more
-(94 of 110).
+was measured for 61 of 68 programs), and with the largest 1 to 16 of 23 more (94 of 110).
 """
 
 import math
@@ -55,8 +54,9 @@ def _kept(work: Ordering, device: Device) -> Price:
     share = math.sqrt(min(1.0, work.length / _SETTLED))
     of_one_us = kept * (_START_US * share + _STEP_KEPT_US * work.length)
     of_settled_us = kept * (_START_US + _STEP_KEPT_US * _SETTLED)
-    compared = kept * _SETTLED * work.rows * share * of_one_us / of_settled_us
-    us = max(of_one_us, 1e-3 * compared / device.library["kept_gop_s"])
+    many_us = 1e-3 * kept * _SETTLED * work.rows / device.library["kept_gop_s"]  # of rows of so many positions
+    us = max(of_one_us, many_us * share * of_one_us / of_settled_us)
+    compared = float(kept * work.length * work.rows)
     us *= _WITHOUT_WORDS if work.element_bytes == _PACKED_BYTES else 1.0
     read = (work.element_bytes - _POSITION_BYTES) * work.rows * work.length
     memory, one = Term("device memory", read, "B", memory_us(read, device)), launch(device)

@@ -206,18 +206,30 @@ def test_what_was_nearly_even_is_tried_beside_those_that_are_left(clock):
 
 
 def promising(monkeypatch, *us):
-    """The first kernels of `three` are predicted to be so much faster than XLA's; the others are not."""
-    found = whole_calls._by_price_alone
+    """The first kernels of a plan are predicted to be so much faster than XLA's; the others are not."""
+    found = whole_calls._promising
 
-    def by_price_alone(bench, plan, best, measures):
+    def made(plan, changes, as_planned):
         saved = iter((*us, *([-1.0] * len(plan.kernels))))
         kernels = [
-            replace(k, price=replace(k.price, us=1.0), replaced=replace(k.replaced, us=1.0 + next(saved)))
+            replace(k, price=replace(k.price, us=1.0), replaced=replace(k.replaced, us=2.0 + next(saved)))
             for k in plan.kernels
         ]
-        return found(bench, replace(plan, kernels=tuple(kernels)), best, measures)
+        return found(replace(plan, kernels=tuple(kernels)), changes, as_planned)
 
-    monkeypatch.setattr(whole_calls, "_by_price_alone", by_price_alone)
+    monkeypatch.setattr(whole_calls, "_promising", made)
+
+
+def test_a_kernel_that_does_not_run_is_not_tried_for_its_price(clock, monkeypatch):
+    promising(monkeypatch, 60.0, 20.0)
+    tries = 3  # the first fails as it is planned and in two other ways, the second loses alone
+    compared = clock(*[1.0] * tries, 0.5, 2.0, 1.2, 1.5, uncompiled=range(tries))
+    fused = pf.fuse(three)
+    with pytest.warns(UserWarning, match="does not run"):
+        fused(X, Y)
+    planned = [k.name for k in pf.fuse(three).trace(X, Y).fuse().tile().plan.kernels]
+    assert [k.name for k in fused.explain(X, Y).kernels] == planned[1:2]
+    assert len(compared.compared) == tries + 2 + 1 + 1
 
 
 @pytest.mark.parametrize("faster", [True, False])

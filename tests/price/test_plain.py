@@ -166,9 +166,24 @@ def test_sorts_of_longer_rows_take_longer_for_each_element(on):
 def test_several_results_of_one_operation_are_computed_once(on):
     both = us(on, lambda x: lax.top_k(x, 8), struct(256, 65536))
     assert both == pytest.approx(us(on, lambda x: lax.top_k(x, 8)[0], struct(256, 65536)), rel=0.01)
-    assert amount(H200, "positions kept or not", lambda x: lax.top_k(x, 8), struct(256, 8192)) == 256 * 8192 * 8
+    assert amount(H200, "positions kept or not", lambda x: lax.top_k(x, 8), struct(256, 65536)) == 256 * 65536 * 8
     made = [k for k in kernels_on(on, program(lambda x: lax.top_k(x, 8), struct(256, 65536))) if isinstance(k, Opaque)]
     assert [of_kernel(k, on).us > 0 for k in made] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kept", "measured_us"),
+    [
+        ((64, 60000), 8, 74.4),
+        ((512, 60000), 8, 314),
+        ((2048, 8192), 16, 1260),
+        ((2048, 2048), 8, 135),
+        ((16, 2048), 8, 14.1),
+    ],
+)
+def test_the_few_largest_of_rows_as_they_were_measured_on_an_h100(shape, kept, measured_us):
+    """Few long rows, many of them, settled ones, and short ones of which a multiprocessor has several at a time."""
+    assert us(H200, lambda x: lax.top_k(x, kept), struct(*shape)) == pytest.approx(measured_us, rel=0.4)
 
 
 @BOTH
