@@ -155,11 +155,13 @@ class _AheadInterpreter(Interpreter):
 
     def _loop(self, loop: Loop, scope: Scope) -> None:
         """Runs a loop whose loads begin trips ahead: what they find is carried until the trip that needs it."""
-        segment, ahead = loop.segments[0], self.program.prefetch_distance
-        loads = [s for s in segment.body if isinstance(s, Load) and loop.axis in s.indices]
-        if not ahead or not loads or len(loop.segments) > 1:
+        # there is no segment where masks hide every tile
+        ahead = self.program.prefetch_distance if len(loop.segments) == 1 else 0
+        loads = [s for g in loop.segments for s in g.body if isinstance(s, Load) and loop.axis in s.indices]
+        if not ahead or not loads:
             super()._loop(loop, scope)
             return
+        (segment,) = loop.segments
         rest = replace(segment, body=tuple(s for s in segment.body if s not in loads))
         start, stop = (jnp.int32(self.value(bound, scope).array) for bound in (segment.start, segment.stop))
 
