@@ -4,6 +4,7 @@ That is what constants alone give, parts of slices, and what needs nothing of th
 becomes one kernel (`recurrences`) has short trips of operations that a kernel has.
 """
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -24,7 +25,8 @@ _MOST_WRITTEN_OUT = 192
 _MOST_STACKED = 4.0
 """The largest ratio of the bytes that are computed before a loop to those that its trips get and hand on anyway."""
 _DECIDE = frozenset({"argmax", "argmin", "ceil", "eq", "floor", "ge", "gt", "le", "lt", "ne", "rem", "round", "sign"})
-"""Operations whose results jump where floats differ by a rounding; a conversion to integers is another one."""
+_CONVERT = frozenset({"bitcast_convert_type", "convert_element_type"})
+"""Operations whose results jump where floats differ by a rounding, and those of which that is true if they make no floats."""
 
 
 def distributed(eqn: JaxprEqn) -> Run | None:
@@ -38,31 +40,32 @@ def distributed(eqn: JaxprEqn) -> Run | None:
     constants, carried = counts
     body = _with_inner_loops_written_out(flatten(eqn.params["jaxpr"]))
     body = with_parts_of_products(body, body.invars[:constants])
-    found = _before_all_trips(body, constants, carried, eqn.params["length"])
-    if found is None:
+    before = _before_all_trips(body, constants, carried, eqn.params["length"])
+    if before is None:
         return None
-    before = found
-    made = [v for e in before for v in e.outvars]
-    of_rows = flatten(_compat.replace_jaxpr(body, body.constvars, body.consts, body.eqns, made))
-    left = [e for e in body.eqns if not any(e is b for b in before)]
-    body = _compat.with_arguments(_compat.replace_jaxpr(body, body.constvars, body.consts, left, body.outvars), made)
-    fixed = [0 <= n - len(made) < constants for n in range(len(body.invars))]
+    differing = _following(body, body.invars[constants + carried :])
+    once, rows = ([v for e in before for v in e.outvars if (v in differing) == of_rows] for of_rows in (False, True))
+    of_once = flatten(_compat.replace_jaxpr(body, body.constvars, body.consts, body.eqns, once))
+    of_rows = flatten(_without(body, [e for e in before if differing.isdisjoint(e.outvars)], once, rows))
+    body = _without(body, before, [*once, *rows], body.outvars)
+    fixed = [n < len(once) or 0 <= n - len(once) - len(rows) < constants for n in range(len(body.invars))]
     parts = split(body, fixed)
     inside = body if parts is None else parts.inside
 
     def run(*args: Any) -> list[Any]:
         given, init, xs = args[:constants], args[constants : constants + carried], args[constants + carried :]
         carry = [None] * carried  # of which this reads nothing
+        own = _compat.eval_jaxpr(of_once, of_once.consts, *given, *carry, *([None] * len(xs))) if once else []
         taken = (
-            jax.vmap(lambda *row: _compat.eval_jaxpr(of_rows, of_rows.consts, *given, *carry, *row))(*xs)
-            if made
+            jax.vmap(lambda *row: _compat.eval_jaxpr(of_rows, of_rows.consts, *own, *given, *carry, *row))(*xs)
+            if rows
             else []
         )
-        known = iter(given)
+        known = iter([*own, *given])
         handed = [] if parts is None else computed_outside(parts, body, [next(known) if f else None for f in fixed])
 
         def trip(states: list[Any], row: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
-            results = _compat.eval_jaxpr(inside, inside.consts, *handed, *row[0], *given, *states, *row[1])
+            results = _compat.eval_jaxpr(inside, inside.consts, *handed, *own, *row[0], *given, *states, *row[1])
             return results[:carried], results[carried:]
 
         how = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
@@ -70,6 +73,22 @@ def distributed(eqn: JaxprEqn) -> Run | None:
         return [*last, *slices]
 
     return run
+
+
+def _following(body: Jaxpr, roots: Iterable[Var]) -> set[Var]:
+    """Returns the variables of a flat jaxpr that depend on others, with these."""
+    found = set(roots)
+    for eqn in body.eqns:
+        if any(isinstance(a, Var) and a in found for a in eqn.invars):
+            found.update(eqn.outvars)
+    return found
+
+
+def _without(body: Jaxpr, eqns: Collection[JaxprEqn], given: Sequence[Var], results: Sequence[Any]) -> Jaxpr:
+    """Returns a flat jaxpr with other results and without some equations, of which it is given results as its first arguments."""
+    left = [e for e in body.eqns if not any(e is other for other in eqns)]
+    made = _compat.replace_jaxpr(body, body.constvars, body.consts, left, [*results])
+    return flatten(_compat.with_arguments(made, [*given]))
 
 
 def _may_run_for_all(eqn: JaxprEqn) -> bool:
@@ -118,8 +137,8 @@ def _trip_by_trip(eqn: JaxprEqn) -> Run | None:
 def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) -> list[JaxprEqn] | None:
     """Returns the equations of a flat body that are computed for all trips at once: they need nothing of the trip before.
 
-    Parts of slices are taken before all trips, and whatever no kernel can compute; the rest costs a trip little. But what is
-    decided for them (`_decisions`) trips do not decide again; None where that would take too much memory.
+    Parts of slices are taken before all trips, and whatever no kernel can compute; the rest costs a trip little. But on what they
+    decide trips decide alike (`_decided_on`); None where that would take too much memory.
     """
     with IMPORTS:
         from pallasfuse.jaxpr_frontend.conversion import may_have_nest
@@ -144,29 +163,32 @@ def _before_all_trips(body: Jaxpr, constants: int, carried: int, length: int) ->
             if needed <= allowed:
                 allowed -= needed
                 found.append(eqn)
-    decisions = _decisions(body, found, rows)
-    fit = length * sum(bytes_of(v) for e in decisions for v in e.outvars) <= allowed
-    return [*found, *decisions] if fit else None
+    decided_on = _decided_on(body, found)
+    needed = sum((length if not rows.isdisjoint(e.outvars) else 1) * bytes_of(v) for e in decided_on for v in e.outvars)
+    return [*found, *decided_on] if needed <= allowed else None
 
 
-def _decisions(body: Jaxpr, before: list[JaxprEqn], rows: set[Var]) -> list[JaxprEqn]:
-    """Returns the decisions of a flat body that its trips need, and so does what is computed before them all.
+def _decided_on(body: Jaxpr, before: list[JaxprEqn]) -> list[JaxprEqn]:
+    """Returns the equations of a flat body that make floats on which something is decided before all trips, and which trips need.
 
-    Computed twice, in other kernels, a float next to a whole number may be rounded down once, and up once: then a position and the
-    distance from it would not belong together. rows: the variables that differ from trip to trip and need none before.
+    Computed twice, in other kernels, a float next to a whole number may be below it once and not below it once: then a position
+    and the distance from it would not belong together.
     """
     needed_before = {a for e in before for a in e.invars if isinstance(a, Var)}
+    decided = {v for e in body.eqns if _decides(e) for v in e.outvars}
     given = {id(e) for e in before}
     needed = {a for a in body.outvars if isinstance(a, Var)}
-    found = []
+    floats, found = set[Var](), []
     for eqn in reversed(body.eqns):
         reads = {a for a in eqn.invars if isinstance(a, Var)}
         is_before = not needed_before.isdisjoint(eqn.outvars)
         if is_before:
             needed_before |= reads
+            if _decides(eqn):
+                floats |= {a for a in reads - decided if jnp.issubdtype(_compat.dtype_of(a), jnp.floating)}
         if id(eqn) in given or needed.isdisjoint(eqn.outvars):
             continue
-        if is_before and _decides(eqn) and not rows.isdisjoint(eqn.outvars):
+        if is_before and not floats.isdisjoint(eqn.outvars):
             found.append(eqn)
         else:
             needed |= reads
@@ -176,7 +198,5 @@ def _decisions(body: Jaxpr, before: list[JaxprEqn], rows: set[Var]) -> list[Jaxp
 def _decides(eqn: JaxprEqn) -> bool:
     """Do the results of an operation jump where floats differ by a rounding?"""
     of_floats = any(jnp.issubdtype(_compat.dtype_of(a), jnp.floating) for a in eqn.invars)
-    whole = eqn.primitive.name == "convert_element_type" and not jnp.issubdtype(
-        _compat.dtype_of(eqn.outvars[0]), jnp.floating
-    )
-    return of_floats and (whole or eqn.primitive.name in _DECIDE)
+    to_others = not jnp.issubdtype(_compat.dtype_of(eqn.outvars[0]), jnp.floating)
+    return of_floats and (eqn.primitive.name in _DECIDE or (eqn.primitive.name in _CONVERT and to_others))

@@ -1,5 +1,5 @@
-"""Products of few rows or of tiny matrices as products element by element and their sums, those of uneven rows with even ones, and
-those of transposed operands without the transpositions.
+"""Products of few rows, of few terms or of tiny matrices as products element by element and their sums, those of uneven rows with
+even ones, and those of transposed operands without the transpositions.
 
 A library copies the operands of a product to an order that it likes, and starts anew for each matrix of a batch. Where a matrix has
 few elements, or meets few rows, that takes longer than the product. Sums of products element by element read both as they are.
@@ -53,20 +53,29 @@ class _Side:
         return math.prod(self.shape[d] for d in dims)
 
 
+def _sides_of(eqn: JaxprEqn) -> tuple[list[_Side], Any] | None:
+    """Returns the sides of a product, and the type in which it is summed; None where not all are floats of at least 16 bits."""
+    (summed, batch), atoms = eqn.params["dimension_numbers"], (*eqn.invars, eqn.outvars[0])
+    types = [_compat.dtype_of(a) for a in atoms]
+    if any(not jnp.issubdtype(t, jnp.floating) or wide(t) is None for t in types):
+        return None
+    shapes = map(_compat.shape_of, eqn.invars)
+    return [_Side(shape, tuple(b), tuple(s)) for shape, b, s in zip(shapes, batch, summed, strict=True)], wide(
+        types[-1]
+    )
+
+
 def product(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     """A product as sums of products element by element; None where it has many rows, or no floats of at least 16 bits."""
-    (lhs, rhs), params = eqn.invars, eqn.params
-    (summed, batch), result = params["dimension_numbers"], _compat.dtype_of(eqn.outvars[0])
-    sides = [_Side(_compat.shape_of(a), tuple(b), tuple(s)) for a, b, s in zip((lhs, rhs), batch, summed, strict=True)]
-    dtype = wide(result)
-    floats = all(jnp.issubdtype(_compat.dtype_of(a), jnp.floating) for a in (lhs, rhs, eqn.outvars[0]))
-    if not floats or dtype is None or any(wide(_compat.dtype_of(a)) is None for a in (lhs, rhs)):
+    known, result = _sides_of(eqn), _compat.dtype_of(eqn.outvars[0])
+    if known is None:
         return None
+    sides, dtype = known
     if min((*sides[0].shape, *sides[1].shape), default=0) < 1:
         return None
     many, terms = sides[0].sizes(sides[0].batch), sides[0].sizes(sides[0].summed)
     if many >= _FEWEST and max(sides[0].rows, sides[1].rows, terms) <= MOST_TINY:
-        return lambda x, y: [_tiny(x.astype(dtype), y.astype(dtype), sides).astype(result)]
+        return lambda x, y: [_by_terms(x.astype(dtype), y.astype(dtype), sides).astype(result)]
     small = 0 if sides[0].rows <= sides[1].rows else 1
     if sides[small].rows > MOST_ROWS:
         return None
@@ -177,22 +186,19 @@ def of_few_terms(eqn: JaxprEqn) -> Callable[..., list[Array]] | None:
     The result of a library is stored, and matrix units are hardly filled. These sums are computed where they are read: distances of
     points are compared, or summed, and never stored.
     """
-    (lhs, rhs), params = eqn.invars, eqn.params
-    (summed, batch), result = params["dimension_numbers"], _compat.dtype_of(eqn.outvars[0])
-    sides = [_Side(_compat.shape_of(a), tuple(b), tuple(s)) for a, b, s in zip((lhs, rhs), batch, summed, strict=True)]
-    dtype, asked = wide(result), params["precision"]
-    floats = all(jnp.issubdtype(_compat.dtype_of(a), jnp.floating) for a in (lhs, rhs, eqn.outvars[0]))
-    if not floats or dtype is None or any(wide(_compat.dtype_of(a)) is None for a in (lhs, rhs)):
+    known, params = _sides_of(eqn), eqn.params
+    if known is None or isinstance(params["precision"], lax.DotAlgorithm | lax.DotAlgorithmPreset):
         return None
-    if not isinstance(asked, lax.Precision | tuple | None) or params.get("out_sharding") is not None:
+    (sides, dtype), result = known, _compat.dtype_of(eqn.outvars[0])
+    if params.get("out_sharding") is not None:
         return None
     if not 1 <= sides[0].sizes(sides[0].summed) <= MOST_TERMS or min(s.rows for s in sides) <= MOST_ROWS:
         return None
-    return lambda x, y: [_tiny(x.astype(dtype), y.astype(dtype), sides).astype(result)]
+    return lambda x, y: [_by_terms(x.astype(dtype), y.astype(dtype), sides).astype(result)]
 
 
-def _tiny(x: Array, y: Array, sides: Sequence[_Side]) -> Array:
-    """Tiny matrices, one position of the sum after the other."""
+def _by_terms(x: Array, y: Array, sides: Sequence[_Side]) -> Array:
+    """A product, one position of the sum after the other."""
     one, other = sides
     shared = tuple(one.shape[d] for d in one.batch)
     terms = one.sizes(one.summed)

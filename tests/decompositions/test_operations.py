@@ -118,6 +118,7 @@ def test_a_product_of_few_terms(batch, summed, split, left, right, dtype, turned
         ("ik,jk->ij", [(9, 5), (9, 5)], {}),  # many terms
         ("ik,jk->ij", [(4, 3), (9, 3)], {}),  # few rows
         ("ik,jk->ij", [(9, 3), (9, 3)], {"precision": lax.DotAlgorithmPreset.F32_F32_F32}),
+        ("ik,jk->ij", [(9, 3), (9, 3)], {"precision": lax.DotAlgorithm(*[np.float32] * 3)}),
     ],
 )
 def test_other_products_are_not_of_few_terms(text, shapes, how):
