@@ -6,7 +6,7 @@ them may gain. And where the price promises clearly more than the clock has foun
 
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -66,17 +66,17 @@ def settled_as_a_whole(
     nearly = {v.subject for v in lost if v.ours_us is not None and v.speedup > 1 / _NEARLY_EVEN}
     with_nearly = {name: change for name, change in changes.items() if name not in nearly}
     chosen = revised(plan, changes)
-    promising = None if plan.options.strict else _promising(plan, changes, as_planned)  # who is strict wants all
     if measures:
-        perhaps = [promising] if promising is not None and cores() >= _CORES_TO_SPARE else []
-        _compile_calls_ahead(bench, [chosen, revised(plan, with_nearly), *perhaps])
+        _compile_calls_ahead(bench, [chosen, revised(plan, with_nearly)])
     best, of_calls = _fastest(bench, chosen, verdicts, measures)
     best = replace(best, plan=replace(best.plan, verdicts=(*verdicts, *of_calls)))
     if nearly:
         kept = {k.name for k in best.plan.kernels} or {k.name for k in chosen.kernels}
         given_up = {k.name: _FASTER_WITHOUT for k in chosen.kernels if k.name not in kept}
         best = _with_nearly_even(bench, revised(plan, with_nearly | given_up), nearly, best, measures)
-    return best.plan if promising is None else _by_price_alone(bench, promising, best, measures).plan
+    if plan.options.strict:  # all are wanted
+        return best.plan
+    return _by_price_alone(bench, plan, _promised(plan, changes, as_planned), best, measures).plan
 
 
 def _is_one_kernel(plan: Plan) -> bool:
@@ -211,26 +211,32 @@ def _with_nearly_even(bench: Bench, more: Plan, nearly: Collection[str], best: _
     return _if_clearly_faster(bench, more, best, f"with {', '.join(sorted(nearly))}", measures)
 
 
-def _by_price_alone(bench: Bench, promising: Plan, best: _Timed, measures: bool) -> _Timed:
+def _by_price_alone(
+    bench: Bench, plan: Plan, promised: Mapping[str, Placed | str], best: _Timed, measures: bool
+) -> _Timed:
     """Returns the call that is left, or the one with the kernels that the price alone would run, where that promises clearly more
     than the clock has found, and is faster.
 
     Alone, a kernel is compared with what XLA makes of its part, which gets its operands stored and stores its results: in the
-    call XLA may take longer. promising: the plan with these kernels.
+    call XLA may take longer. plan: as it was made. promised: its changes, as of `_promised`.
     """
-    if _ways(promising.kernels) == _ways(best.plan.kernels):
+    kernels = [k for k in plan.kernels if not isinstance(promised.get(k.name), str)]
+    if not kernels or {k.name for k in kernels} == {k.name for k in best.plan.kernels}:  # which run in the same ways
         return best
-    whole_us = best.verdict.xla_us or sum(k.replaced.us for k in promising.kernels)
+    whole_us = best.verdict.xla_us or sum(k.replaced.us for k in kernels)
     found_us = best.entry["xla_us"] - best.entry["us"] if best.entry is not None else 0.0
-    promised_us = sum(k.replaced.us - promising.target.device.price_error * k.price.us for k in promising.kernels)
+    promised_us = sum(k.replaced.us - plan.target.device.price_error * k.price.us for k in kernels)
     if promised_us - found_us < (_MORE_TOGETHER - 1) * whole_us:
         return best
-    return _if_clearly_faster(bench, promising, best, "with what the price alone would run", measures)
+    return _if_clearly_faster(bench, revised(plan, promised), best, "with what the price alone would run", measures)
 
 
-def _promising(plan: Plan, changes: Mapping[str, Placed | str], as_planned: Collection[str]) -> Plan | None:
-    """Returns the plan with the kernels that are predicted to be faster if no clock decides, as they are planned; None where it has
-    none. A kernel that did not run as it is planned stays as it was changed."""
+def _promised(plan: Plan, changes: Mapping[str, Placed | str], as_planned: Collection[str]) -> dict[str, Placed | str]:
+    """Returns the changes of a plan by which it has the kernels that are predicted to be faster if no clock decides.
+
+    changes, as_planned: as of `settled_as_a_whole`. What did not run as it is planned, or runs faster in another way, stays as it
+    was changed.
+    """
     target = plan.target.judged(timed=False, one_device=plan.target.one_device)
 
     def doubt(kernel: Kernel) -> str | None:
@@ -239,14 +245,8 @@ def _promising(plan: Plan, changes: Mapping[str, Placed | str], as_planned: Coll
             return "it is not predicted to be faster by more than the error of prices"
         return doubtful(kernel, target, plan.options)
 
-    doubts = {k.name: reason for k in plan.kernels if (reason := doubt(k)) is not None}
-    found = revised(plan, {n: c for n, c in changes.items() if n not in as_planned} | doubts)
-    return found if found.kernels else None
-
-
-def _ways(kernels: Iterable[Kernel]) -> dict[str, str]:
-    """Returns how each kernel runs, by its name."""
-    return {k.name: way_of_kernel(k) for k in kernels}
+    kept = {n: c for n, c in changes.items() if n not in as_planned or isinstance(c, Placed)}
+    return kept | {k.name: reason for k in plan.kernels if (reason := doubt(k)) is not None}
 
 
 def _if_clearly_faster(bench: Bench, other: Plan, best: _Timed, words: str, measures: bool) -> _Timed:

@@ -207,17 +207,22 @@ def test_what_was_nearly_even_is_tried_beside_those_that_are_left(clock):
 
 def promising(monkeypatch, *us):
     """The first kernels of a plan are predicted to be so much faster than XLA's; the others are not."""
-    found = whole_calls._promising
 
-    def made(plan, changes, as_planned):
+    def priced(plan):
         saved = iter((*us, *([-1.0] * len(plan.kernels))))
         kernels = [
             replace(k, price=replace(k.price, us=1.0), replaced=replace(k.replaced, us=2.0 + next(saved)))
             for k in plan.kernels
         ]
-        return found(replace(plan, kernels=tuple(kernels)), changes, as_planned)
+        return replace(plan, kernels=tuple(kernels))
 
-    monkeypatch.setattr(whole_calls, "_promising", made)
+    for name in ("_promised", "_by_price_alone"):
+        found, number = getattr(whole_calls, name), 0 if name == "_promised" else 1
+
+        def made(*args, found=found, number=number):
+            return found(*args[:number], priced(args[number]), *args[number + 1 :])
+
+        monkeypatch.setattr(whole_calls, name, made)
 
 
 def test_a_kernel_that_does_not_run_is_not_tried_for_its_price(clock, monkeypatch):
