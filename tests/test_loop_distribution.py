@@ -161,7 +161,10 @@ def test_trips_decide_as_what_is_computed_before_them_all(apart, differs):
     written = flatten(traced_as(loop, AsKernel(DEVICE)(loop), loop.invars))
     assert len(loops_as_kernels(written)) == 1
     got = run(jaxpr, *args, ways={id(loop): lambda *values: run(written, *values)})
-    np.testing.assert_allclose(got[0], between(*args), rtol=1e-4, atol=1e-4)
+    wanted = np.zeros(20)  # by XLA's own loop, places and distances need not belong together either
+    for row in np.asarray(args[0]):
+        wanted = wanted * 0.9 + np.interp(np.arange(10.0, 30.0) * 0.7 - 6.0, np.arange(41), row)
+    np.testing.assert_allclose(got[0], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_decided_on_must_fit():
