@@ -107,7 +107,8 @@ def test_a_product_of_few_terms(batch, summed, split, left, right, dtype, turned
         return lax.dot_general(one, other, (dims[::-1] if turned else dims, (both, both)), **how)
 
     operands = (y, x) if turned else (x, y)
-    found, wanted = decomposed(products.of_few_terms, product, *operands), product(*operands)
+    found = decomposed(products.of_few_terms, product, *operands)
+    wanted = product(*(a.astype("float32") for a in operands))  # CPUs have not all products of half types
     assert found.dtype == wanted.dtype
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
