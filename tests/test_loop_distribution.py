@@ -167,19 +167,20 @@ def test_trips_decide_as_what_is_computed_before_them_all(apart, differs):
     np.testing.assert_allclose(got[0], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_decided_on_must_fit():
-    """Few positions are looked up of many."""
+@pytest.mark.parametrize(("size", "fits"), [(4, True), (300, False)])
+def test_what_is_decided_on_must_fit(size, fits):
+    """Few positions are looked up of many, on all of which trips decide."""
 
     def function(first, rows):
         def trip(state, row):
             place = jnp.exp(row[:, None] * row[None, :])
-            found = row[jnp.floor(place[0, :3]).astype(jnp.int32) % 9]
+            found = row[jnp.floor(place).astype(jnp.int32)[0, :2] % 3]
             return state + jnp.sum(place - jnp.floor(place)) + found.sum(), state
 
         return jax.lax.scan(trip, first, rows)
 
-    _, (loop,) = scans_of(function, jnp.float32(0.0), normal(1, 6, 300))
-    assert AsKernel(DEVICE)(loop) is None
+    _, (loop,) = scans_of(function, jnp.float32(0.0), normal(1, 6, size))
+    assert (distributed(loop) is not None) == fits
 
 
 def solved(w, h, x):

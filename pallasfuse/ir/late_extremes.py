@@ -1,4 +1,4 @@
-"""What is where an extremum is, kept lane by lane while a loop runs: lanes are compared with each other once, after it.
+"""This module keeps an extremum, and what is where it is, lane by lane while a loop runs, and compares the lanes once, after it.
 
 A loop that looks for a minimum and for its place finds the minimum of each trip's tile, and then where it is: threads exchange
 values twice in every trip. A lane of the tile, the same position of it in all trips, is a part of the axis like any other. It has
@@ -18,7 +18,7 @@ from pallasfuse.ir.statements import Carry, Let, Loop, Reduce, Segment, Statemen
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A carried value that is reduced where the extremum is, and its reduction of a trip."""
+    """Holds a carried value that is reduced where the extremum is, and its reduction of a trip."""
 
     carry: Carry
     part: Reduce
@@ -26,14 +26,14 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The statements of a segment by which a carried extremum, and what is where it is, follow from those of the trip before."""
+    """Holds how a segment finds a carried extremum, and what is where it is, from those of the trip before."""
 
     part: Reduce
     frame: str
     """Names the extremum up to this trip, with which elements are compared."""
     places: tuple[_Place, ...]
     before: Carry
-    """What is carried of it to the next trip, to see whether it has changed."""
+    """The carried value that holds the extremum up to the trip before: compared with it, a trip sees whether it has changed."""
     own: frozenset[str]
     """The names of all these statements."""
 
@@ -75,8 +75,7 @@ def _agree(seen: list[_Seen]) -> bool:
 def _seen(segment: Segment, loop: Loop, carry: Carry) -> _Seen | None:
     """Finds what a carried extremum is made of in a segment; None where it is no such one, or read by others."""
     by_name = {s.name: s for s in segment.body if isinstance(s, Let | Reduce)}
-    following = by_name.get(carry.next_name)
-    part = _folded_with(following, carry, read(carry.name, carry.axes, carry.dtype), by_name)
+    part = folded_with(carry, read(carry.name, carry.axes, carry.dtype), by_name)
     if part is None or part.reducer not in (MIN, MAX) or loop.axis not in part.over:
         return None
     now = read(carry.next_name, carry.axes, carry.dtype)
@@ -93,9 +92,8 @@ def _seen(segment: Segment, loop: Loop, carry: Carry) -> _Seen | None:
     for other in loop.carries:
         if other in (carry, before[0]) or other.axes != carry.axes:
             continue
-        identity = other.init
-        kept = select(same, read(other.name, other.axes, other.dtype), identity)
-        at = _folded_with(by_name.get(other.next_name), other, kept, by_name)
+        kept = select(same, read(other.name, other.axes, other.dtype), other.init)
+        at = folded_with(other, kept, by_name)
         if at is not None and at.over == part.over and at.reducer in (MIN, MAX, SUM):
             places.append(_Place(other, at))
     own = {carry.name, part.name, carry.next_name, frame.tensor, held.tensor, olds[0].name}
@@ -109,17 +107,20 @@ def _seen(segment: Segment, loop: Loop, carry: Carry) -> _Seen | None:
     return _Seen(part, frame.tensor, tuple(places), before[0], frozenset(own))
 
 
-def _folded_with(
-    following: Statement | None, carry: Carry, kept: Expr, by_name: Mapping[str, Statement]
-) -> Reduce | None:
-    """Returns the reduction of a trip, if a carried value goes on as it is `kept`, combined with that alone."""
+def folded_with(carry: Carry, kept: Expr, by_name: Mapping[str, Statement]) -> Reduce | None:
+    """Returns the reduction of a trip, if a carried value goes on as what is `kept` of it, combined with that alone; None if not,
+    and where it does not begin as the identity.
+
+    by_name: the statements of the trip that define values.
+    """
+    following = by_name.get(carry.next_name)
     if not isinstance(following, Let) or not isinstance(following.value, Apply) or len(following.value.args) != 2:
         return None
     others = [a for a in following.value.args if a != kept]
     part = by_name.get(others[0].tensor) if len(others) == 1 and isinstance(others[0], Read) else None
     if (
         not isinstance(part, Reduce) or part.joins or following.value.op != part.reducer.combine
-        or part.axes != carry.axes or part.value.dtype != carry.dtype
+        or frozenset(part.axes) != frozenset(carry.axes) or part.value.dtype != carry.dtype
         or not isinstance(carry.init, Const) or carry.init.value != part.reducer.identity(carry.dtype)
     ):  # fmt: skip
         return None

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import Apply, Const, Read, apply, read
-from pallasfuse.ir.late_extremes import in_lanes, with_lanes_of_extremes
+from pallasfuse.ir.expr import apply, read
+from pallasfuse.ir.late_extremes import folded_with, in_lanes, with_lanes_of_extremes
 from pallasfuse.ir.reducers import MAX, MIN, SUM
 from pallasfuse.ir.statements import Carry, Let, Loop, Reduce, Segment, Statement, every, reads_of
 from pallasfuse.ir.tile_program import TileProgram
@@ -77,28 +77,16 @@ def _fold(loop: Loop, carry: Carry, order: list[Axis]) -> _Fold | None:
     found = [p for p in parts if p is not None]
     if not found or len(found) < len(parts) or len({(p.reducer.name, p.over) for p in found}) != 1:
         return None
-    identity = found[0].reducer.identity(carry.dtype)
-    if not isinstance(carry.init, Const) or carry.init.value != identity:
-        return None
     return _Fold(carry, tuple(found), tuple(sorted((*carry.axes, *found[0].over), key=order.index)))
 
 
 def _part(segment: Segment, loop: Loop, carry: Carry) -> Reduce | None:
     """The reduction of a trip that is all that a carried value is folded with, if nothing else reads one of them."""
     by_name = {s.name: s for s in segment.body if isinstance(s, Let | Reduce)}
-    following = by_name.get(carry.next_name)
-    if not isinstance(following, Let) or not isinstance(following.value, Apply):
+    part = folded_with(carry, read(carry.name, carry.axes, carry.dtype), by_name)
+    if part is None or part.reducer not in (SUM, MAX, MIN) or loop.axis not in part.over:
         return None
-    reads = [a.tensor for a in following.value.args if isinstance(a, Read)]
-    own = [by_name.get(t) for t in reads if t != carry.name]
-    if len(reads) != 2 or len(following.value.args) != 2 or len(own) != 1 or not isinstance(own[0], Reduce):
-        return None
-    part = own[0]
-    if (
-        part.reducer not in (SUM, MAX, MIN) or following.value.op != part.reducer.combine or loop.axis not in part.over
-        or part.joins or frozenset(part.axes) != frozenset(carry.axes) or part.value.dtype != carry.dtype
-    ):  # fmt: skip
-        return None
+    following = by_name[carry.next_name]
     private = {carry.name, part.name, carry.next_name}
     others = (s for s in every(segment.body) if s is not part and s is not following)
     yielded = {c.next_name for c in loop.carries if c is not carry}
