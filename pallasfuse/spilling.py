@@ -1,4 +1,4 @@
-"""Smaller tiles for kernels whose threads spill registers.
+"""This module finds smaller tiles for kernels whose threads spill registers.
 
 Listed tiles are sized along two axes. What a kernel computes along more of them, as attention does whose keys differ from row to
 row, holds more than a thread has registers for, and the largest tiles that fit in shared memory are not the fastest.
