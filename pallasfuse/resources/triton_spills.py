@@ -19,6 +19,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.tile_program import Buffer, Contract, Let, Load, Reduce, Store, expressions
 from pallasfuse.resources.block import REGISTER_BYTES, WARP, Spill
+from pallasfuse.resources.thread_layouts import shares as blocked
 from pallasfuse.resources.triton_operands import stages_left_before
 from pallasfuse.resources.triton_registers import (
     Lifetime,
@@ -32,7 +33,7 @@ from pallasfuse.resources.triton_registers import (
     sides_of,
     until,
 )
-from pallasfuse.resources.triton_sums import Copies, held_by, of_product, wide
+from pallasfuse.resources.triton_sums import Copies, held_by, of_product, order, wide
 from pallasfuse.resources.triton_view import Line, LoopScope, Product, View
 
 PIECES = 0.3
@@ -125,7 +126,9 @@ def _values(view: View) -> Iterator[Lifetime]:
             takers = [view.products.get(r.number) for r in readers]
             if not all(p is not None and p.takes(s.name) for p in takers):
                 size = registers_of(view, s.indices, s.dtype) * _copies_beside(view, line, readers)
-                whole = at in view.copied_ahead and _is_fenced(view, line, readers)
+                repeated = _repeated(view, s, readers)
+                size = max(size, repeated)
+                whole = repeated > 1 or (at in view.copied_ahead and _is_fenced(view, line, readers))
                 yield Lifetime(size if whole else PIECES * size, at, last)
                 if not whole:
                     yield from _before_stores(view, line, readers, (1 - PIECES) * size)
@@ -188,6 +191,19 @@ def _copies_beside(view: View, line: Line, readers: list[Line]) -> int:
         met = (p for p in view.products.values() if p.line.name in root.tensors and p.m * p.n == elements)
         found = max([found, *(copies(view, p.line) for p in met)])
     return found
+
+
+def _repeated(view: View, load: Load, readers: list[Line]) -> float:
+    """Returns the registers of a thread for a tile that is repeated along other axes where it is read: it is laid out anew, and a
+    thread then has what its share of the wider tile meets. 0 where that is nothing new, and beside products on matrix units."""
+    met = (n.axes for r in readers for e in expressions(r.statement) for n in postorder(e) if load.name in n.tensors)
+    wider = max(met, key=view.elements, default=frozenset[Axis]())
+    own = wide(view, load.indices)
+    if view.products or view.elements(wider) <= view.elements(own):
+        return 0.0
+    dims, vector = order(view, wide(view, wider))
+    each = blocked([view.program.tile(a) for a in dims], view.program.warps, vector)
+    return float(prod(share.own for a, share in zip(dims, each, strict=True) if a in own))
 
 
 def _is_fenced(view: View, line: Line, readers: list[Line]) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.tile_program import Load, Reduce
+from pallasfuse.ir.tile_program import Load, Reduce, Store
 from pallasfuse.resources.thread_layouts import exchange, run_of, vector_of
 from pallasfuse.resources.triton_view import Line, View
 
@@ -28,7 +28,7 @@ def held_by(view: View) -> Copies:
         s = line.statement
         if isinstance(s, Reduce) and wide(view, s.over) and not of_product(view, line):
             tile, over = wide(view, (*s.value.axes, *s.over)), wide(view, s.over)
-            dims, vector = _order(view, tile)
+            dims, vector = order(view, tile)
             along = [n for n, a in enumerate(dims) if a in over]
             copies = exchange([view.program.tile(a) for a in dims], along, view.program.warps, vector).copies
             found[tile - over] = max(copies, found.get(tile - over, 1.0))
@@ -40,13 +40,14 @@ def of_product(view: View, line: Line) -> bool:
     return line.number in view.products or any(p.line.name in view.needs(line) for p in view.products.values())
 
 
-def _order(view: View, tile: frozenset[Axis]) -> tuple[list[Axis], int]:
-    """The axes of a tile as threads share it out, neighbours last, and how many of these a thread loads at once: as a load of the
-    same axes has it, else in the order of the program."""
-    loads = [line.statement for line in view.lines if isinstance(line.statement, Load)]
-    alike = [s for s in loads if wide(view, s.indices) == tile]
+def order(view: View, tile: frozenset[Axis]) -> tuple[list[Axis], int]:
+    """Returns the axes of a tile as threads share it out, neighbours last, and how many of these a thread has at once: as a load of
+    the same axes has it, or a store where there is no such load, else in the order of the program."""
+    moves = [line.statement for line in view.lines if isinstance(line.statement, Load | Store)]
+    alike = [s for s in moves if wide(view, s.indices) == tile]
+    alike = [s for s in alike if isinstance(s, Load)] or alike
     if not alike:
         return [a for a in view.program.order if a in tile], 1
-    item = max(dtypes.itemsize_bytes(s.dtype) for s in alike)
+    item = max(dtypes.itemsize_bytes(s.dtype if isinstance(s, Load) else view.stored_type(s)) for s in alike)
     run = run_of(alike[0].indices, view.program.tile)
     return [a for a in alike[0].indices if a in tile], vector_of(item, view.elements(tile), view.program.warps, run)

@@ -1,5 +1,7 @@
 """Which kernels are foretold to spill registers, and which are not. The figures are those of the compiler, for an H100."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -198,3 +200,25 @@ def test_booleans_behind_another_store_take_a_register_each():
 def test_what_is_spilled_has_a_place_in_memory():
     held = triton.resources(tiles_of_signs("result sign", 128, 256), TRITON)
     assert 0 < held.kept_bytes < held.spilled_bytes
+
+
+def products_of_coordinates(number, *, warps):
+    """Sums of a few products of a row's values and a column's, none of them on matrix units."""
+    i, k = Axis("i", 4096), Axis("k", 4096)
+    rows, columns = (
+        [Tensor(f"{side}{n}", (axis,), "float32") for n in range(number)] for side, axis in (("a", i), ("b", k))
+    )
+    y = Tensor("y", (i, k), "float32")
+    terms = [mul(read(f"{a.name}.t", a.axes, "float32"), read(f"{b.name}.t", b.axes, "float32"))
+             for a, b in zip(rows, columns, strict=True)]  # fmt: skip
+    loads = [Load(f"{t.name}.t", t.name, t.axes, "float32") for t in (*rows, *columns)]
+    body = (*loads, Store("y", (i, k), functools.reduce(add, terms)))
+    tiles = ((i, 256), (k, 128))
+    return TileProgram("products", (*rows, *columns), (y,), tiles, tiles, body, warps)
+
+
+def test_values_of_rows_are_held_by_every_thread_that_computes_with_them():
+    """Each thread of four warps has 64 of 256 rows. The compiler spills 2540 bytes of a thread with three values of each row, and
+    none with eight warps."""
+    assert spilled(products_of_coordinates(3, warps=4)) > 1000
+    assert spilled(products_of_coordinates(3, warps=8)) == spilled(products_of_coordinates(1, warps=4)) == 0

@@ -88,7 +88,7 @@ def with_mean_score(q, k, v):
 
 
 def two_passes(q, k, v):
-    return weighted(jnp.round(8 * jax.nn.softmax(scores(q, k), axis=-1)), v)
+    return weighted(jnp.floor(8 * jax.nn.softmax(scores(q, k), axis=-1)), v)
 
 
 FREE = [attention, with_log_sum, masked]
