@@ -196,7 +196,7 @@ def _fused(
             fusions.all.append(LoopFusion([nest], [body], dict(places(body))))
         elif nest.name not in inner:
             fusions.take(nest, body)
-    return with_short_reductions(fusions.all, outside) if habits.fuses_moves else fusions.all
+    return with_short_reductions(fusions.all, outside, habits) if habits.fuses_moves else fusions.all
 
 
 def _library_product(

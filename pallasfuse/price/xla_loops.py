@@ -14,7 +14,8 @@ from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.moves import MOST_REPEATED
 from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import Habits
-from pallasfuse.price.xla_products import places
+from pallasfuse.price.xla_products import is_product, places
+from pallasfuse.price.xla_vectors import is_large
 from pallasfuse.resources.block import WARP
 
 
@@ -75,8 +76,8 @@ class Fusions:
                     fusion.reads |= reads
                     one.made |= self.above.bit(node.name)
                     return
-        is_product = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
-        streams = is_product and volume(space) >= habits.smallest_product
+        multiplies = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+        streams = multiplies and volume(space) >= habits.smallest_product
         self.all.append(LoopFusion([node], [body], reads, streams_matrix=streams))
         over.append(_Open(self.all[-1], self.above.bit(node.name)))
 
@@ -107,14 +108,17 @@ class Fusions:
 # --- reductions of a few elements: on a GPU each thread computes one for itself, inside of what reads it
 
 
-def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str]) -> list[LoopFusion]:
+def with_short_reductions(
+    fusions: Sequence[LoopFusion], outside: Collection[str], habits: Habits
+) -> list[LoopFusion]:  # fmt: skip
     """Returns the fusions, in the same order, with the short reductions inside of those that read them.
 
     outside: tensors that somebody else reads, too: these are stored. The fusions that read such reductions are changed.
     """
     left = list(fusions)
     for fusion in reversed(fusions):
-        if not all(n.name not in outside and is_short(n) for n in fusion.roots):
+        roots = list(zip(fusion.roots, fusion.bodies, strict=True))
+        if not all(n.name not in outside and is_short(n) and not is_large(n, b, habits) for n, b in roots):
             continue
         made = {n.name for n in fusion.roots} - fusion.inside
         readers = [
@@ -127,7 +131,7 @@ def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str
         left = [f for f in left if f is not fusion]
         for reader in readers:
             own = set(reader.makes)
-            for nest, body in zip(fusion.roots, fusion.bodies, strict=True):
+            for nest, body in roots:
                 if nest.name not in own:
                     reader.roots.append(replace(nest, reduced=(), reducer=None))
                     reader.bodies.append(body)
@@ -138,8 +142,8 @@ def with_short_reductions(fusions: Sequence[LoopFusion], outside: Collection[str
 
 def is_short(nest: Nest) -> bool:
     """Is a reduction so short that no lanes or warps share it (`IsUnnestedReductionFasterThanElemental`)? Rows whose elements are
-    neighbours and divide a warp are reduced by its lanes."""
-    if not nest.is_reduction or nest.precision is not None or nest.picks:
+    neighbours and divide a warp are reduced by its lanes. A product of vectors is a reduction, too."""
+    if not nest.is_reduction or nest.picks or is_product(nest):
         return False
     number = volume(nest.reduced)
     if number >= WARP:

@@ -6,7 +6,7 @@ a kernel computes and what it moves overlap, but for a twentieth of the smaller 
 clock cycles of an H100; all that are not named here are as cheap as an addition, or cheaper.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -66,37 +66,49 @@ def stored_to_save_work(
     that are computed; kept: the maps that are stored in any case; inner: what is computed inside of diamonds (`xla_rows`).
     """
     direct, last = _readers(program, moves, needed, kept, inner)
-    widths = _widths(program)
+    widths, sizes = _widths(program), _volumes(program)
     found: set[str] = set()
-    inside: dict[str, tuple[float, float]] = {}
-    """Cycles and bytes read for one element of a map, with all that is computed inside of it."""
+    inside: dict[str, int] = {}
+    """What a map is computed of where its reader computes it: the numbers of maps and tensors, as bits."""
+    numbers: dict[str, int] = {}
+    costs: list[tuple[float, float]] = []
+    """Cycles of a map, or bytes of a tensor, by these numbers."""
+
+    def numbered(name: str, cycles: float, moved: float) -> int:
+        if name not in numbers:
+            numbers[name] = len(costs)
+            costs.append((cycles, moved))
+        return 1 << numbers[name]
+
     for node in program.nests:
         if not isinstance(node, Nest) or node.is_reduction or node.name not in needed or node.name in kept:
             continue
-        one = _own(node.body, node.axes)
-        cycles, moved = one.cycles, 0.0
-        for tensor, each in one.reads:
-            if tensor in inside:
-                cycles += each * inside[tensor][0]
-                moved += each * inside[tensor][1]
-            else:
-                moved += each * widths[tensor]
-        size = dtypes.itemsize_bytes(node.dtype)
         elements = volume(node.axes)
-        if node.name not in inner and all(
-            _is_longer_inside(elements, size, cycles, moved, of.get(node.name, {}).values()) for of in (direct, last)
-        ):
-            found.add(node.name)
-        else:
-            inside[node.name] = cycles, moved
+        own = _own(node.body, node.axes)
+        whole = numbered(node.name, own.cycles * elements, 0.0)
+        for tensor, _ in own.reads:
+            whole |= inside[tensor] if tensor in inside else numbered(tensor, 0.0, sizes[tensor] * widths[tensor])
+        readers = [of.get(node.name, {}).values() for of in (direct, last)]
+        if node.name not in inner and all(sum(r.times for r in each) > 1.0 for each in readers):
+            cycles, moved = (sum(kind) / max(1, elements) for kind in zip(*_chosen(costs, whole), strict=True))
+            size = dtypes.itemsize_bytes(node.dtype)
+            if all(_is_longer_inside(elements, size, cycles, moved, each) for each in readers):
+                found.add(node.name)
+                continue
+        inside[node.name] = whole
     return frozenset(found)
+
+
+def _chosen(costs: Sequence[tuple[float, float]], bits: int) -> Iterator[tuple[float, float]]:
+    """Yields those of the costs whose numbers are among some bits."""
+    while bits:
+        lowest = bits & -bits
+        yield costs[lowest.bit_length() - 1]
+        bits ^= lowest
 
 
 def _is_longer_inside(elements: int, size: int, cycles: float, moved: float, readers: Iterable[_Reader]) -> bool:
     """Do readers that compute a map by themselves take longer, than the map and its readers take apart?"""
-    readers = tuple(readers)
-    if sum(r.times for r in readers) <= 1.0:
-        return False
     apart = _bytes(cycles, moved + size) * elements + _LAUNCH_BYTES
     inside = 0.0
     for reader in readers:

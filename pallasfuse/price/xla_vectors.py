@@ -42,10 +42,13 @@ def stored_terms(node: Nest, body: Expr, products: Set[str], habits: Habits) -> 
 
 def stored_matrix(node: Nest, body: Expr, products: Set[str], habits: Habits) -> Expr | None:
     """Returns the matrix of a large product where it is computed, and stored for that. products: as of `stored_terms`."""
-    matrix = _matrix_of(node, body)
-    if matrix is None or not 0 < habits.smallest_product <= volume(_space_of(node)):
-        return None
-    return matrix if _operations(matrix, products) else None
+    matrix = _matrix_of(node, body) if is_large(node, body, habits) else None
+    return matrix if matrix is not None and _operations(matrix, products) else None
+
+
+def is_large(node: Nest, body: Expr, habits: Habits) -> bool:
+    """Is it the product of a vector and a matrix that is large enough for a library? In batches, it is a reduction."""
+    return 0 < habits.smallest_product <= volume(_space_of(node)) and _matrix_of(node, body) is not None
 
 
 def turned_elements(node: Nest, definitions: Mapping[str, object]) -> float:
