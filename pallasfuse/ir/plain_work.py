@@ -41,6 +41,9 @@ class Convolution:
     """Its windows have more elements than it has results in an image: the gradient of weights, whose images stand for channels."""
     padded_bytes: float = 0.0
     """The bytes of images that are written anew, with zeros at one end, before a library reads them."""
+    turned: tuple[bool, bool, bool] = (False, False, False)
+    """For both operands and the result: do their dimensions lie in another order than a library has them? Not for weights, which
+    are small."""
 
     @property
     def positions(self) -> int:

@@ -111,6 +111,10 @@ def _bytes(*atoms: Any) -> float:
     return sum(_size(a) * _element_bytes(a) for a in atoms)
 
 
+_MOST_IN_LAST_PLACE = 4
+"""Arrays of a convolution with so many dimensions, at most, have their channels last: one of images, and two of windows."""
+
+
 def _convolution(eqn: JaxprEqn) -> PlainWork:
     images, weights, result = eqn.invars[0], eqn.invars[1], eqn.outvars[0]
     numbers, params = eqn.params["dimension_numbers"], eqn.params
@@ -128,7 +132,29 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
         groups, count * math.prod(made), max(1, of_results // groups), summed, dtype_of(images),
         _bytes(images, weights, result), tuple(window), max(1, count), of_channels, apart,
         _holes(window, params["rhs_dilation"]) if takes_holes else 1.0, of_weights, _bytes(images) if at_one_end else 0.0,
+        _turned(eqn, of_weights=of_weights),
     )  # fmt: skip
+
+
+def _turned(eqn: JaxprEqn, *, of_weights: bool) -> tuple[bool, bool, bool]:
+    """Says for both operands and the result of a convolution whether XLA has their dimensions in another order than the program.
+
+    Channels are last, or before the dimensions of windows that have three (24 programs with convolutions and their gradients,
+    compiled for an H100). In the gradient of weights, images stand for channels, and channels for images.
+    """
+    numbers = eqn.params["dimension_numbers"]
+
+    def is_turned(atom: Any, images: int, channels: int) -> bool:
+        shape = shape_of(atom)
+        if len(shape) > _MOST_IN_LAST_PLACE:
+            return any(n != 1 for d, n in enumerate(shape[:channels]) if d != images)
+        return any(n != 1 for n in shape[channels + 1 :])
+
+    images, weights, result = eqn.invars[0], eqn.invars[1], eqn.outvars[0]
+    own, other, made = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec
+    if of_weights:
+        return is_turned(images, own[1], own[0]), is_turned(weights, other[1], other[0]), False
+    return is_turned(images, own[0], own[1]), False, is_turned(result, made[0], made[1])
 
 
 def _holes(window: Sequence[int], dilated: Sequence[int]) -> float:

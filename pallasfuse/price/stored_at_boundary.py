@@ -1,12 +1,15 @@
-"""What a kernel in the body of a loop makes XLA store at the boundary of the body, and the price of that, for each trip.
+"""What a kernel makes XLA store at its boundary and at that of a loop's body, and the price of that, for each trip.
 
 XLA fuses what cuts an element from an array that a scan runs over into the kernels that read it, and what puts a result among the
 stacked ones into the kernel that makes it; and a map that makes a carried value anew writes it where the old one was. It does none
 of this around a kernel that it cannot look into: the slice is stored before, unless the kernel takes it by itself, and a copy is
 made after. `tests/aot/test_boundary.py`
 counts them in what XLA compiles for an H100. Branches of a choice need no such copies.
+
+Nor does a kernel have the order of dimensions that convolutions have: what it reads of these, and makes for them, is turned.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pallasfuse.device import Device
@@ -15,8 +18,9 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import LoopProgram, Nest, bytes_by_name, is_slice
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.price.gpu_library import memory_us
+from pallasfuse.price.gpu_library import copy_on_gpu, memory_us
 from pallasfuse.price.terms import NOTHING, Price, Term, total
+from pallasfuse.price.xla_orders import NOTHING_TURNED, turned_for_convolutions
 from pallasfuse.price.xla_products import product_operands, without_casts
 
 
@@ -26,9 +30,14 @@ def boundary_prices(
     """Returns for each kernel, by its name, the price of what is stored at the boundary for its sake. Nothing is what XLA's own
     kernels would store as well.
 
-    kernels: their names, groups, and the tensors that they read. A slice that several of them read is paid by the first.
+    kernels: their names, groups, and the tensors that they read. A slice that several of them read is paid by the first; what is
+    turned for several, by all of them.
     """
+    kernels = tuple(kernels)
     sizes = bytes_by_name(program)
+    makers = {n.name for _, group, _ in kernels for n in group.outputs}
+    readers = Counter(t for _, _, reads in kernels for t in frozenset(reads))
+    turned = turned_for_convolutions(program, makers, readers) if device.platform == "gpu" else NOTHING_TURNED
     sliced = boundary.sliced.union(n.name for n in program.nests if is_slice(n))
     stored: set[str] = set()
     found: dict[str, Price] = {}
@@ -38,10 +47,18 @@ def boundary_prices(
         maps = frozenset(n.name for n in group.outputs if not n.is_reduction and not isinstance(n.body, Read))
         carried = {new for old, new in boundary.carried if new in maps and old in reads}
         stacked = (boundary.stacked & maps) - {new for _, new in boundary.carried}
+        shares = [(sizes[t], 1 / readers[t]) for t in sorted(turned.read & frozenset(reads))]
+        shares += [(sizes[n.name], 1.0) for n in group.outputs if n.name in turned.made]
         terms = (
             _term("slices stored for it", [sizes[t] for t in sorted(slices)], device),
             _term("copies of carried results", [sizes[t] for t in sorted(carried)], device),
             _term("copies of stacked results", [sizes[t] for t in sorted(stacked)], device),
+            Term(
+                "turned for convolutions",
+                len(shares),
+                "kernel",
+                sum(s * copy_on_gpu(2 * n, device).us for n, s in shares),
+            ),
         )
         found[name] = total(Price(t.us, (t,)) for t in terms if t.amount) if any(t.amount for t in terms) else NOTHING
     return found

@@ -1,16 +1,15 @@
 """The price of what XLA makes of nests (`price_xla`): the kernels of `xla_kernels`, each as its platform runs it."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 from typing import assert_never
 
 from pallasfuse.device import Device
 from pallasfuse.first_time import Later, Recent
-from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Read, postorder
+from pallasfuse.ir.axes import volume
+from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import LoopProgram, Nest, as_xla_runs
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips
@@ -35,7 +34,7 @@ from pallasfuse.price.xla_habits import ISSUED, LONGEST_COLUMN, WINDOW_STEP, Hab
 from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_loops import is_short
-from pallasfuse.price.xla_products import is_product, product_operands
+from pallasfuse.price.xla_orders import turned_bytes
 from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
 from pallasfuse.resources.block import WARP
 
@@ -354,74 +353,3 @@ def unchanging(body: LoopProgram, constants: int) -> frozenset[str]:
             fixed.add(node.name)
             found.add(node.name)
     return frozenset(found)
-
-
-# --- the order of dimensions that a kernel asks for
-
-# XLA is free to choose how its own results lie in memory. A kernel reads its operands in the order of their dimensions, and XLA
-# hands that order on, through maps and reductions, to the matrix product that they come from. If the product makes another one,
-# a map that is stored for the kernel writes what it computes in the new order; but before a reduction, all of the product is
-# written once more.
-
-
-def turned_bytes(program: LoopProgram, read: Collection[str]) -> Iterator[float]:
-    """Yields for each product that is turned for a kernel how many bytes are read and written for that.
-
-    read: the tensors that kernels read.
-    """
-    nests = _by_name(program)
-    found: dict[str, Nest] = {}
-    seen: set[_Asked] = set()
-    for t in read:
-        product = _turned(nests[t], nests, seen) if t in nests else None
-        if product is not None:
-            found[product.name] = product
-    for product in found.values():
-        yield 2.0 * volume(product.axes) * dtypes.itemsize_bytes(product.dtype)
-
-
-def _nests_by_name(program: LoopProgram) -> dict[str, Nest]:
-    return {n.name: n for n in program.nests if isinstance(n, Nest)}
-
-
-_by_name = Recent(_nests_by_name)
-_Asked = tuple[str, tuple[Axis, ...], bool]
-"""A nest, its axes in the order that is asked for, and whether its result is reduced later."""
-
-
-def _turned(nest: Nest, nests: Mapping[str, Nest], seen: set[_Asked]) -> Nest | None:
-    """The product that a nest's result is reduced from, if that has another order.
-
-    XLA asks what is reduced for the order of the result, with the reduced axes last. seen: what was asked in vain; is added to.
-    """
-    waiting: list[_Asked] = [(nest.name, tuple(a for a in nest.axes if a.extent > 1), False)]
-    while waiting:
-        asked = waiting.pop()
-        if asked in seen:
-            continue
-        seen.add(asked)
-        nest, order, is_reduced = nests[asked[0]], asked[1], asked[2]
-        if is_product(nest):
-            if is_reduced and not any(tuple(a for a in one if a.extent > 1) == order for one in _orders(nest)):
-                return nest
-            continue
-        reads = [x for x in postorder(nest.body) if isinstance(x, Read) and x.tensor in nests]
-        most = max((volume(x.indices) for x in reads), default=0)
-        for x in reads:
-            source = nests[x.tensor]
-            if volume(x.indices) == most and len(source.axes) == len(x.indices):
-                own = dict(zip(x.indices, source.axes, strict=True))
-                passed_on = tuple(own[a] for a in (*order, *nest.reduced) if a in own and own[a].extent > 1)
-                waiting.append((source.name, passed_on, is_reduced or nest.is_reduction))
-    return None
-
-
-def _orders(product: Nest) -> Iterator[list[Axis]]:
-    """The orders in which a library makes a product: batches, then rows and columns, or columns and rows."""
-    operands = product_operands(product.reduced, product.body)
-    assert operands is not None
-    lhs, rhs = (o.axes for o in operands)
-    sides = [[a for a in product.axes if a in own and a not in other] for own, other in ((lhs, rhs), (rhs, lhs))]
-    batch = [a for a in product.axes if a in lhs & rhs]
-    yield [*batch, *sides[0], *sides[1]]
-    yield [*batch, *sides[1], *sides[0]]

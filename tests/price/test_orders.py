@@ -3,11 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from pallasfuse import device
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.xla import price_xla, turned_bytes
+from pallasfuse.price.xla import price_xla
+from pallasfuse.price.xla_orders import turned_bytes, turned_for_convolutions
 
 H200 = device.find("NVIDIA H200", "gpu")
 
@@ -70,3 +72,48 @@ def test_diamonds_are_walked_once():
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((4, 8, 16), (6, 10, 16))]
     found = convert(jax.make_jaxpr(residual)(*shapes)).program
     assert list(turned_bytes(found, set(found.outputs))) == [2.0 * 4 * 8 * 6 * 10 * 4]
+
+
+ORDERS = {"NCHW": (8, 16, 12, 12), "NHWC": (8, 12, 12, 16), "NCDHW": (8, 16, 6, 6, 6), "NDHWC": (8, 6, 6, 6, 16)}
+
+
+def convolved(order, *, between=lambda y: y, gradient=False):
+    """Two convolutions, something between them, and the names of what is made of the first and what the second reads."""
+    space = order[2:] if order[1] == "C" else order[1:-1]
+    weights = jax.ShapeDtypeStruct((3,) * len(space) + (16, 16), jnp.bfloat16)
+
+    def convolve(x, w):
+        numbers = (order, f"{space}IO", order)
+        return lax.conv_general_dilated(x, w, (1,) * len(space), "SAME", dimension_numbers=numbers)
+
+    def both(x, w, v):
+        return convolve(jnp.tanh(between(jnp.exp(convolve(x, w)))), v)
+
+    def run(x, w, v):
+        return jax.grad(lambda *a: both(*a).astype(jnp.float32).sum(), 2)(x, w, v) if gradient else both(x, w, v)
+
+    arguments = jax.ShapeDtypeStruct(ORDERS[order], jnp.bfloat16), weights, weights
+    found = convert(jax.make_jaxpr(run)(*arguments)).program
+    made = [next(n.name for n in found.nests if op in str(getattr(n, "body", ""))) for op in ("exp", "tanh")]
+    return found, *made
+
+
+@pytest.mark.parametrize(("order", "turned"), [("NCHW", True), ("NHWC", False), ("NCDHW", False), ("NDHWC", True)])
+@pytest.mark.parametrize("gradient", [False, True], ids=["forward", "weights' gradient"])
+def test_what_a_kernel_has_between_convolutions_is_turned(order, turned, gradient):
+    """Compiled for an H100, convolutions have channels last, or first where windows have three dimensions."""
+    found, first, second = convolved(order, gradient=gradient)
+    kept = turned_for_convolutions(found, {second}, {first})
+    assert (kept.read, kept.made) == ((frozenset({first}), frozenset({second})) if turned else (frozenset(),) * 2)
+
+
+def test_what_is_made_of_sums_is_in_any_order():
+    found, first, _ = convolved("NCHW", between=lambda y: y * y.mean((2, 3), keepdims=True))
+    means = {n.name for n in found.nests if isinstance(n, Nest) and n.is_reduction}
+    assert turned_for_convolutions(found, (), means).read == frozenset()
+    assert turned_for_convolutions(found, (), {first}).read == {first}
+
+
+def test_what_a_kernel_reads_of_another_kernel_is_as_it_was_written():
+    found, first, second = convolved("NCHW")
+    assert turned_for_convolutions(found, {first}, {first, second}).read == frozenset()

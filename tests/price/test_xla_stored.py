@@ -197,3 +197,24 @@ def test_only_what_windows_are_taken_from_is_read_in_windows():
 
     (one,) = kernels(pooled, X, X)
     assert one.read_bytes == 2 * BYTES and one.visited == 9 * X.size
+
+
+@pytest.mark.parametrize(
+    ("function", "number"),
+    [
+        (lambda x: (jnp.exp(x) + 1) * (jnp.exp(x) - 1), 1),
+        (lambda a, b: jnp.where(jnp.sqrt(a - b) > a, -a - jnp.sqrt(a - b), -a + jnp.sqrt(a - b)), 2),
+    ],
+    ids=["exp", "the nearer place"],
+)
+def test_what_a_map_reads_in_two_ways_is_counted_once(function, number):
+    """XLA stores none of these, compiled for an H100."""
+    assert stored(both_ways(function), *[X] * number) == 0
+
+
+@pytest.mark.parametrize(("terms", "inside"), [(3, True), (64, False)])
+def test_a_product_of_few_terms_is_computed_where_it_is_read(terms, inside):
+    """In batches of vectors, as XLA does that compiles it for an H100; nothing else but the last minima is stored."""
+    matrices, vectors = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((20000, 30, terms), (20000, terms)))
+    found = kernels(lambda a, v: jnp.exp(jnp.einsum("psc,pc->ps", a, v)).min(-1), matrices, vectors)
+    assert (len(found) == 1) == inside

@@ -1,0 +1,145 @@
+"""The order of dimensions in which kernels read and write what XLA's libraries make and read, and what it costs to turn it.
+
+XLA is free to choose how its own results lie in memory. A kernel reads its operands in the order of their dimensions, and XLA
+hands that order on, through maps and reductions, to the matrix product that they come from. If the product makes another one,
+a map that is stored for the kernel writes what it computes in the new order; but before a reduction, all of the product is
+written once more.
+
+Convolutions have one order of their own, whatever the program's: channels last, or first where windows have three dimensions. All
+that is computed element by element between two of them is in that order, too. A kernel between them has what it reads
+and what it writes turned, each by a kernel of its own or by one that is as slow.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import compress
+
+from pallasfuse.first_time import Recent
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.expr import Read, postorder
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.plain_work import Convolution
+from pallasfuse.ir.tensors import Tensor
+from pallasfuse.price.xla_products import is_product, product_operands
+
+
+def turned_bytes(program: LoopProgram, read: Collection[str]) -> Iterator[float]:
+    """Yields for each product that is turned for a kernel how many bytes are read and written for that.
+
+    read: the tensors that kernels read.
+    """
+    nests = _by_name(program)
+    found: dict[str, Nest] = {}
+    seen: set[_Asked] = set()
+    for t in read:
+        product = _turned(nests[t], nests, seen) if t in nests else None
+        if product is not None:
+            found[product.name] = product
+    for product in found.values():
+        yield 2.0 * volume(product.axes) * dtypes.itemsize_bytes(product.dtype)
+
+
+def _nests_by_name(program: LoopProgram) -> dict[str, Nest]:
+    return {n.name: n for n in program.nests if isinstance(n, Nest)}
+
+
+_by_name = Recent(_nests_by_name)
+_Asked = tuple[str, tuple[Axis, ...], bool]
+"""A nest, its axes in the order that is asked for, and whether its result is reduced later."""
+
+
+def _turned(nest: Nest, nests: Mapping[str, Nest], seen: set[_Asked]) -> Nest | None:
+    """The product that a nest's result is reduced from, if that has another order.
+
+    XLA asks what is reduced for the order of the result, with the reduced axes last. seen: what was asked in vain; is added to.
+    """
+    waiting: list[_Asked] = [(nest.name, tuple(a for a in nest.axes if a.extent > 1), False)]
+    while waiting:
+        asked = waiting.pop()
+        if asked in seen:
+            continue
+        seen.add(asked)
+        nest, order, is_reduced = nests[asked[0]], asked[1], asked[2]
+        if is_product(nest):
+            if is_reduced and not any(tuple(a for a in one if a.extent > 1) == order for one in _orders(nest)):
+                return nest
+            continue
+        reads = [x for x in postorder(nest.body) if isinstance(x, Read) and x.tensor in nests]
+        most = max((volume(x.indices) for x in reads), default=0)
+        for x in reads:
+            source = nests[x.tensor]
+            if volume(x.indices) == most and len(source.axes) == len(x.indices):
+                own = dict(zip(x.indices, source.axes, strict=True))
+                passed_on = tuple(own[a] for a in (*order, *nest.reduced) if a in own and own[a].extent > 1)
+                waiting.append((source.name, passed_on, is_reduced or nest.is_reduction))
+    return None
+
+
+def _orders(product: Nest) -> Iterator[list[Axis]]:
+    """The orders in which a library makes a product: batches, then rows and columns, or columns and rows."""
+    operands = product_operands(product.reduced, product.body)
+    assert operands is not None
+    lhs, rhs = (o.axes for o in operands)
+    sides = [[a for a in product.axes if a in own and a not in other] for own, other in ((lhs, rhs), (rhs, lhs))]
+    batch = [a for a in product.axes if a in lhs & rhs]
+    yield [*batch, *sides[0], *sides[1]]
+    yield [*batch, *sides[1], *sides[0]]
+
+
+# --- convolutions
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedTensors:
+    """The tensors between kernels and convolutions of another order: each is read and written once more."""
+
+    read: frozenset[str]
+    """For the kernels that read them."""
+    made: frozenset[str]
+    """For convolutions, after the kernels that make them."""
+
+
+NOTHING_TURNED = TurnedTensors(frozenset(), frozenset())
+
+
+def turned_for_convolutions(program: LoopProgram, made: Collection[str], read: Collection[str]) -> TurnedTensors:
+    """Finds what is turned between convolutions and kernels. made, read: the tensors that kernels write and read."""
+    convolutions = _convolutions(program)
+    if not convolutions:
+        return NOTHING_TURNED
+    nodes = _nodes(program)
+    results = {n.name for n, work in convolutions if work.turned[2]}
+    operands = {t for n, work in convolutions for t in compress(n.operands, work.turned)}
+    return TurnedTensors(
+        frozenset(t for t in read if t in nodes and not results.isdisjoint(_same_elements(t, nodes, made))),
+        frozenset(t for o in operands for t in _same_elements(o, nodes, made) if t in made),
+    )
+
+
+def _found_convolutions(program: LoopProgram) -> list[tuple[External, Convolution]]:
+    """The convolutions of a program for which an operand or the result is turned."""
+    return [(n, n.work) for n in program.nests
+            if isinstance(n, External) and isinstance(n.work, Convolution) and any(n.work.turned)]  # fmt: skip
+
+
+_convolutions = Recent(_found_convolutions)
+_nodes = Recent(lambda program: {n.name: n for n in program.definitions()})
+
+
+def _same_elements(tensor: str, nodes: Mapping[str, Tensor | Nest | External], made: Collection[str]) -> Iterator[str]:
+    """Yields a tensor, and those from which it is computed element by element, but for what kernels read for those they make."""
+    seen, waiting = {tensor}, [tensor]
+    while waiting:
+        name = waiting.pop()
+        yield name
+        node = nodes.get(name)
+        if node is None or name in made or isinstance(node, Tensor) or (isinstance(node, Nest) and node.is_reduction):
+            continue
+        if isinstance(node, External) and node.work is not None:
+            continue
+        size = volume(node.axes)
+        for source in node.reads - seen:
+            if source in nodes and volume(nodes[source].axes) == size:
+                seen.add(source)
+                waiting.append(source)
