@@ -94,6 +94,8 @@ class External:
     work: PlainWork | None = field(default=None, compare=False, repr=False)
     """The work of the operation, for the price: one object for all of its results. None: it only moves elements, or nobody knows
     more of it than that."""
+    operation: str = field(default="", compare=False, repr=False)
+    """What is computed of the operands: where this is the same, and they are, XLA computes it once. Empty: that is not known."""
 
     @property
     def reads(self) -> frozenset[str]:

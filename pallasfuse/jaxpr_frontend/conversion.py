@@ -26,7 +26,7 @@ from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
 from pallasfuse.jaxpr_frontend.names import tensor_names
-from pallasfuse.jaxpr_frontend.plain_work import chosen_by_platform, combines, run_of, work_of
+from pallasfuse.jaxpr_frontend.plain_work import chosen_by_platform, combines, operation_of, run_of, work_of
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.primitive_names import KERNEL_OF_LOOP
@@ -359,11 +359,12 @@ class _Naming:
                     any(a in self._by_platform for a in step.eqn.invars if isinstance(a, Var)),
                 )
                 work = None if inlined else work_of(step.eqn, lambda body: convert(body, symbolic=True))
-                for var, symbols in zip(step.eqn.outvars, step.outputs, strict=True):
+                operation = "" if inlined else operation_of(step.eqn)
+                for n, (var, symbols) in enumerate(zip(step.eqn.outvars, step.outputs, strict=True)):
                     name, axes = self._tensor_names[var], self._over(symbols)
                     yield External(
                         name, axes, dtype_of(var), operands, reason, source, form=form, run=run_of(step.eqn),
-                        combines=combines(step.eqn), work=work,
+                        combines=combines(step.eqn), work=work, operation=operation and f"{n} of {operation}",
                     )  # fmt: skip
             case Plan() as plan:
                 var = step.eqn.outvars[0]

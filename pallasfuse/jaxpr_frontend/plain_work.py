@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
 from pallasfuse.first_time import Later
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.boundary import Boundary, NamedBoundary
@@ -84,6 +84,19 @@ def run_of(eqn: JaxprEqn) -> int:
 def combines(eqn: JaxprEqn) -> bool:
     """Does an update make one element of what is there and what comes, rather than to put one in the place of the other?"""
     return eqn.primitive.name.startswith("scatter-")
+
+
+_KEPT_APART = frozenset({"optimization_barrier"})
+"""Operations that XLA never takes for equal."""
+
+
+def operation_of(eqn: JaxprEqn) -> str:
+    """Returns a text that is the same for operations that compute the same of equal operands; empty for those with bodies."""
+    if eqn.effects or bodies(eqn) or eqn.primitive.name in _KEPT_APART:
+        return ""
+    places: dict[Any, int] = {}
+    operands = [repr(a.val) if isinstance(a, Literal) else places.setdefault(a, len(places)) for a in eqn.invars]
+    return f"{eqn.primitive.name} {operands} {sorted(eqn.params.items())}"
 
 
 def chosen_by_platform(jaxpr: Jaxpr) -> frozenset[Var]:

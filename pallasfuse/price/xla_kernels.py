@@ -74,8 +74,9 @@ def xla_kernels(
     known: from earlier calls for this program; grows.
     """
     known = Known() if known is None else known
+    program = known.without_repetitions(program, made | read)
     of = moves_of(program) if habits.fuses_moves else Moves(program)
-    program = known.without_repetitions(of.program, made | read)
+    program = of.program
     needed = _needed(program, made, read)
     readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])
     kept = _stored_maps(program, needed, habits, read, readers) | (of.stored & needed)
@@ -428,27 +429,47 @@ def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], 
 
 
 def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> LoopProgram:
-    """Returns the program without nests that equal an earlier one, but for results and those in `kept`."""
+    """Returns the program without nests that equal an earlier one, but for results and those in `kept`.
+
+    What an operation without a nest makes has axes of its own, by whose names equal nests over equal tensors differ.
+    """
     looked_up = {
         t.name for n in program.nests if isinstance(n, External) and n.lookup is not None
         for t in (n.lookup.result, n.lookup.source, n.lookup.table)
     }  # fmt: skip
-    named = {*program.outputs, *kept, *looked_up}
-    first: dict[object, str] = {}
+    named = {*program.outputs, *kept}
+    first: dict[object, Nest | External] = {}
     same: dict[str, str] = {}
+    alike: dict[Axis, Axis] = {}
+    """The axes that are first met in what is left out, with those of what it equals."""
+    seen = {a for t in program.inputs for a in t.axes}
+    renamings = Renamings()
     nests: list[Nest | External] = []
     for nest in program.nests:
+        repeated = bool(same.keys() & nest.reads)
+        key: object
         if isinstance(nest, External):
-            repeated = same.keys() & nest.reads
-            nests.append(replace(nest, operands=tuple(same.get(t, t) for t in nest.operands)) if repeated else nest)
-            continue
-        body = _reading(nest.body, same) if same.keys() & nest.reads else nest.body
-        key = nest.axes, nest.reduced, nest.reducer, nest.dtype, nest.precision, nest.picks, body
-        earlier = first.setdefault(key, nest.name)
-        if earlier != nest.name and nest.name not in named:
-            same[nest.name] = earlier
+            operands = tuple(same.get(t, t) for t in nest.operands)
+            new: Nest | External = replace(nest, operands=operands) if repeated else nest
+            shape = tuple(a.extent for a in nest.axes)
+            key = (nest.operation, operands, nest.dtype, shape) if nest.operation else nest.name
         else:
-            nests.append(nest if body is nest.body else replace(nest, body=body))
+            body = _reading(nest.body, same) if repeated else nest.body
+            new = replace(nest, body=body) if repeated else nest
+            own = (*nest.axes, *nest.reduced)
+            over = tuple(alike.get(a, a) for a in own)
+            if over != own and len(set(over)) == len(over):
+                own, body = over, renamings.renamed(body, own, over)
+            key = own, len(nest.axes), nest.reducer, nest.dtype, nest.precision, nest.picks, body
+        earlier = first.setdefault(key, new)
+        is_same = earlier is not new and nest.name not in named
+        if is_same:
+            same[nest.name] = earlier.name
+            pairs = zip(nest.axes, earlier.axes, strict=True)
+            alike |= {a: alike.get(b, b) for a, b in pairs if a not in alike and a not in seen}
+        if not is_same or nest.name in looked_up:
+            nests.append(new)
+            seen.update(new.axes)
     return replace(program, nests=tuple(nests)) if same else program
 
 

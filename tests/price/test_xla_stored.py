@@ -218,3 +218,32 @@ def test_a_product_of_few_terms_is_computed_where_it_is_read(terms, inside):
     matrices, vectors = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((20000, 30, terms), (20000, terms)))
     found = kernels(lambda a, v: jnp.exp(jnp.einsum("psc,pc->ps", a, v)).min(-1), matrices, vectors)
     assert (len(found) == 1) == inside
+
+
+def of_all_but_the_last(x):
+    return jax.nn.logsumexp(x[:, :-1], axis=-1)
+
+
+def test_what_is_written_twice_is_computed_once():
+    """Also what is made of an operation without a nest, whose axes are its own each time."""
+
+    def twice(x, y):
+        return of_all_but_the_last(x) - of_all_but_the_last(y), of_all_but_the_last(x) + of_all_but_the_last(y)
+
+    assert len(kernels(twice, X, X)) == 1 + len(kernels(lambda x, y: twice(x, y)[0], X, X))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: of_all_but_the_last(x[1:]),
+        lambda x: jax.nn.logsumexp(x[:, 1:], axis=-1),
+        lambda x: of_all_but_the_last(lax.optimization_barrier(x)),
+    ],
+    ids=["fewer rows", "other columns", "behind a barrier"],
+)
+def test_but_not_what_differs(other):
+    def passes(function):
+        return sum(isinstance(k, LoopFusion) and k.read_bytes >= BYTES / 2 for k in kernels(function, X))
+
+    assert passes(lambda x: (of_all_but_the_last(x), other(x))) == 2 * passes(of_all_but_the_last) > 0
