@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.moves import MOST_REPEATED
 from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import Habits
@@ -76,7 +75,7 @@ class Fusions:
                     fusion.reads |= reads
                     one.made |= self.above.bit(node.name)
                     return
-        multiplies = node.reducer == SUM and isinstance(body, Apply) and body.op == "mul"
+        multiplies = node.precision is not None and isinstance(body, Apply) and body.op == "mul"
         streams = multiplies and volume(space) >= habits.smallest_product
         self.all.append(LoopFusion([node], [body], reads, streams_matrix=streams))
         over.append(_Open(self.all[-1], self.above.bit(node.name)))

@@ -71,8 +71,8 @@ def turned_elements(node: Nest, definitions: Mapping[str, object]) -> float:
 
 
 def _matrix_of(node: Nest, body: Expr) -> Expr | None:
-    """The matrix of a product of a vector and a matrix, without the casts around it."""
-    if node.reducer != SUM or node.picks or not isinstance(body, Apply) or body.op != "mul":
+    """The matrix of a product of a vector and a matrix, without the casts around it. Not of what is written as a sum."""
+    if node.reducer != SUM or node.precision is None or node.picks or not isinstance(body, Apply) or body.op != "mul":
         return None
     for vector, matrix in (body.args, body.args[::-1]):
         core = without_casts(matrix)

@@ -247,3 +247,14 @@ def test_but_not_what_differs(other):
         return sum(isinstance(k, LoopFusion) and k.read_bytes >= BYTES / 2 for k in kernels(function, X))
 
     assert passes(lambda x: (of_all_but_the_last(x), other(x))) == 2 * passes(of_all_but_the_last) > 0
+
+
+def test_a_sum_of_products_is_no_library_s_however_large():
+    """A large product of a matrix and a vector is, and reads a matrix that is stored; XLA computes the terms of a sum inside of it."""
+
+    def potentials(multiplied):
+        return lambda x, v: multiplied(1 / (1 + x * x), v)
+
+    vector = jax.ShapeDtypeStruct((8192,), jnp.float32)
+    assert stored(potentials(lambda x, v: x @ v), X, vector) == BYTES
+    assert stored(potentials(lambda x, v: (x * v).sum(-1)), X, vector) == 0
