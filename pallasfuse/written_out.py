@@ -292,8 +292,10 @@ def predicted_us(plan: Plan) -> float:
     """The microseconds that a program is predicted to take with the kernels of its plan, but for those in bodies of loops."""
     with IMPORTS:  # few programs have such forms
         from pallasfuse.price.xla import price_xla
-    saved = sum(k.replaced.us - k.price.us for k in plan.kernels)
-    return price_xla(plan.converted.program, plan.target.device).us - saved
+    made = frozenset(n.name for k in plan.kernels for n in k.group.outputs)
+    read = frozenset(t for k in plan.kernels for t in k.reads)
+    by_xla = price_xla(plan.converted.program, plan.target.device, made, read)
+    return by_xla.us + sum(k.price.us for k in plan.kernels)
 
 
 def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:

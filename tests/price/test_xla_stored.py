@@ -250,7 +250,7 @@ def test_but_not_what_differs(other):
 
 
 def test_a_sum_of_products_is_no_library_s_however_large():
-    """A large product of a matrix and a vector is, and reads a matrix that is stored; XLA computes the terms of a sum inside of it."""
+    """A large product of a matrix and a vector is, and reads a matrix that is stored; terms of a sum are computed inside of it."""
 
     def potentials(multiplied):
         return lambda x, v: multiplied(1 / (1 + x * x), v)
