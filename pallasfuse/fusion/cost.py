@@ -12,7 +12,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, applied_in, postorder, reads_in
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.price import xla_products
+from pallasfuse.price import xla_products, xla_reductions
 
 TYPICAL_BLOCK = 128
 """Rows of a grid block, for estimating how often an operand without that axis is recomputed."""
@@ -57,7 +57,7 @@ class Work:
 
 def product_operands(nest: Nest) -> tuple[Expr, Expr] | None:
     """The operands when the nest is a matrix product: a sum of a product whose sides each keep an axis of their own."""
-    return xla_products.product_operands(nest.reduced, nest.body) if nest.reducer == SUM else None
+    return xla_reductions.product_operands(nest.reduced, nest.body) if nest.reducer == SUM else None
 
 
 def tensor_bytes(axes: Iterable[Axis], dtype: str) -> int:

@@ -15,6 +15,7 @@ from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read,
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor
+from pallasfuse.price.xla_reductions import is_short
 
 MOST_REPEATED = 1 << 21
 """The elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper: an estimate,
@@ -58,33 +59,48 @@ read_otherwise = Recent(_read_otherwise)
 """Returns the tensors that some map reads with other dimensions than they have: they are in memory."""
 
 
+def _joins(program: LoopProgram) -> frozenset[str]:
+    """The joins that stay some in XLA: that of an array and of one value that is repeated becomes a padding."""
+    known = {d.name: d for d in program.definitions()}
+
+    def is_one_value(tensor: str) -> bool:
+        node = known[tensor]
+        return isinstance(node, Nest) and not node.is_reduction and not node.body.axes
+
+    return frozenset(
+        n.name for n in program.nests
+        if isinstance(n, External) and n.form == "join" and not (len(n.operands) == 2 and any(map(is_one_value, n.operands)))
+    )  # fmt: skip
+
+
 def _stored_joins(program: LoopProgram) -> frozenset[str]:
+    joins = _joins(program)
     carried: set[str] = set()
     stored: set[str] = set()
     for node in program.nests:
         joined = sorted((carried - stored) & node.reads)
         if isinstance(node, External):
-            if node.form == "join" and volume(node.axes) > MOST_REPEATED:
+            if node.name in joins and volume(node.axes) > MOST_REPEATED:
                 carried.add(node.name)
-        elif node.is_reduction:
+        elif node.is_reduction and not is_short(node):
             stored |= set(joined)
         elif joined:
             carried.add(node.name)
-            stored |= set(joined[1:])
     return frozenset(stored)
 
 
 stored_joins = Recent(_stored_joins)
-"""Returns the large joins, and the maps of one, that are written to memory: a kernel computes one join, and maps of it, and neither
-reduces them nor computes others beside it. Where it is joined again, or several kernels read it, each computes what it needs."""
+"""Returns the large joins, and the maps of them, that are written to memory: a kernel computes joins and maps of them, but does not
+reduce them, unless a reduction has so few elements that a thread computes it. Where they are joined again, or several kernels read
+them, each computes what it needs. (12 functions of arrays and of their joins, compiled for an H100.)"""
 
 
 def _threads_of_joins(program: LoopProgram) -> dict[str, float]:
     known = {d.name: d for d in program.definitions()}
-    stored, found = stored_joins(program), dict[str, float]()
+    joins, stored, found = _joins(program), stored_joins(program), dict[str, float]()
     for node in program.nests:
         if isinstance(node, External):
-            if node.form == "join":
+            if node.name in joins:
                 found[node.name] = _threads(node, known)
         elif not node.is_reduction:
             carried = max((found.get(t, 0.0) for t in node.reads if t not in stored), default=0.0)

@@ -21,7 +21,8 @@ from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.gpu_library import copy_on_gpu, memory_us
 from pallasfuse.price.terms import NOTHING, Price, Term, total
 from pallasfuse.price.xla_orders import NOTHING_TURNED, turned_for_convolutions
-from pallasfuse.price.xla_products import product_operands, without_casts
+from pallasfuse.price.xla_products import without_casts
+from pallasfuse.price.xla_reductions import product_operands
 
 
 def boundary_prices(

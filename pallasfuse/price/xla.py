@@ -33,8 +33,8 @@ from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKe
 from pallasfuse.price.xla_habits import ISSUED, LONGEST_COLUMN, WINDOW_STEP, Habits, habits_on
 from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
-from pallasfuse.price.xla_loops import is_short
 from pallasfuse.price.xla_orders import turned_bytes
+from pallasfuse.price.xla_reductions import is_short
 from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
 from pallasfuse.resources.block import WARP
 

@@ -24,16 +24,9 @@ from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKe
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
-from pallasfuse.price.xla_products import (
-    as_read,
-    is_product,
-    library_product,
-    places,
-    product_operands,
-    prologues,
-    without_casts,
-)
+from pallasfuse.price.xla_products import as_read, library_product, places, prologues, without_casts
 from pallasfuse.price.xla_reads import Moves, moves_of
+from pallasfuse.price.xla_reductions import is_product, product_operands
 from pallasfuse.price.xla_rows import Loop, diamonds_in, inner_reductions, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
 from pallasfuse.price.xla_vectors import stored_matrix, stored_terms, turned_elements

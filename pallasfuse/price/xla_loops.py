@@ -8,14 +8,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, postorder
+from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.price.moves import MOST_REPEATED
 from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import Habits
-from pallasfuse.price.xla_products import is_product, places
+from pallasfuse.price.xla_products import places
+from pallasfuse.price.xla_reductions import is_short
 from pallasfuse.price.xla_vectors import is_large
-from pallasfuse.resources.block import WARP
 
 
 class Ancestors:
@@ -137,20 +137,3 @@ def with_short_reductions(
             reader.reads |= fusion.reads
             reader.inside |= made | fusion.inside
     return left
-
-
-def is_short(nest: Nest) -> bool:
-    """Is a reduction so short that no lanes or warps share it (`IsUnnestedReductionFasterThanElemental`)? Rows whose elements are
-    neighbours and divide a warp are reduced by its lanes. A product of vectors is a reduction, too."""
-    if not nest.is_reduction or nest.picks or is_product(nest):
-        return False
-    number = volume(nest.reduced)
-    if number >= WARP:
-        return False
-    space = frozenset((*nest.axes, *nest.reduced))
-    order = next(
-        (x.indices for x in postorder(nest.body) if isinstance(x, Read) and frozenset(x.indices) == space),
-        (*nest.axes, *nest.reduced),
-    )
-    last = next((a for a in reversed(order) if a.extent > 1), None)
-    return last not in nest.reduced or WARP % number != 0

@@ -21,7 +21,7 @@ from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Convolution
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.price.xla_products import is_product, product_operands
+from pallasfuse.price.xla_reductions import is_product, product_operands
 
 
 def turned_bytes(program: LoopProgram, read: Collection[str]) -> Iterator[float]:

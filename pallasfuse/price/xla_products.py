@@ -7,7 +7,6 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.ir.reducers import SUM
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, Place, Row
 from pallasfuse.price.xla_habits import Habits
 
@@ -17,22 +16,6 @@ def without_casts(expr: Expr) -> Expr:
     while isinstance(expr, Apply) and expr.op == "convert" and dtypes.is_exact_cast(expr.args[0].dtype, expr.dtype):
         expr = expr.args[0]
     return expr
-
-
-@lru_cache(1 << 12)
-def product_operands(reduced: tuple[Axis, ...], body: Expr) -> tuple[Expr, Expr] | None:
-    """The operands where a sum is a matrix product: of two factors, each of which keeps an axis that the other lacks."""
-    if not isinstance(body, Apply) or body.op != "mul":
-        return None
-    lhs, rhs = body.args
-    over = frozenset(reduced)
-    shared = lhs.axes & rhs.axes & over
-    return (lhs, rhs) if shared and (lhs.axes - rhs.axes) - over and (rhs.axes - lhs.axes) - over else None
-
-
-def is_product(nest: Nest) -> bool:
-    """Is a reduction a matrix product?"""
-    return nest.reducer == SUM and not nest.picks and product_operands(nest.reduced, nest.body) is not None
 
 
 @lru_cache(1 << 10)

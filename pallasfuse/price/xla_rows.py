@@ -17,7 +17,8 @@ from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.price.xla_forms import LoopFusion
 from pallasfuse.price.xla_habits import Habits
-from pallasfuse.price.xla_products import is_product, places
+from pallasfuse.price.xla_products import places
+from pallasfuse.price.xla_reductions import is_product
 
 Loop = tuple[Nest, Expr]
 """A nest that XLA computes in a loop, and its body over what is in memory."""

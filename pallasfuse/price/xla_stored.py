@@ -15,7 +15,7 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
-from pallasfuse.price.xla_products import is_product
+from pallasfuse.price.xla_reductions import is_product
 
 _CYCLES: Mapping[str, float] = {
     "atan2": 431, "cbrt": 178, "cos": 978, "div": 19, "exp": 79, "exp2": 79, "expm1": 190, "log": 166, "log1p": 229,

@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 
 from pallasfuse import device
 from pallasfuse.ir.loop_program import External
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.moves import moves_as_maps
+from pallasfuse.price.moves import moves_as_maps, threads_of_joins
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
 from pallasfuse.price.xla_habits import habits_on
 from pallasfuse.price.xla_kernels import xla_kernels
@@ -38,6 +39,28 @@ def test_what_joins_halves_is_computed_where_it_is_read():
     assert isinstance(one, LoopFusion) and one.written_bytes == 4096 * 1024 * 4
     assert one.read_bytes < 1.1 * 4096 * 1024 * 4  # of x once, and not once for each half
     assert len(kernels(halves, struct(4096, 1024), on=XLA_CPU.device)) > 1
+
+
+@pytest.mark.parametrize(
+    ("function", "written"),
+    [
+        (lambda x, y: jnp.concatenate([x * 2, y + 1], 1) + jnp.concatenate([y * 3, x - 1], 1), 4096 * 4096),
+        (lambda x, y: 1 / jnp.sqrt((jnp.stack([x * 2, y + 1]) ** 2).sum(0)), 4096 * 2048),
+        (lambda x, y: jnp.tanh(jnp.concatenate([x * 2, y + 1], 1)).max(1), 4096 * 4096 + 4096),
+    ],
+    ids=["two joins", "a sum of two", "a maximum of all"],
+)
+def test_joins_are_stored_for_long_reductions_only(function, written):
+    """As XLA compiles the first two for an H100, and a normalisation of joined rows; some others it reduces as it joins them."""
+    assert sum(k.written_bytes for k in kernels(function, struct(4096, 2048), struct(4096, 2048))) == 4 * written
+
+
+def test_an_array_and_one_value_are_padded_rather_than_joined():
+    def joined(value):
+        return program(lambda x: jnp.concatenate([x[1:] - x[:-1], value(x)], 0), struct(4096, 1024))
+
+    assert not threads_of_joins(joined(lambda x: jnp.zeros((1, 1024))))
+    assert threads_of_joins(joined(lambda x: x[:1] * 2))
 
 
 def test_a_program_of_moves_has_maps_instead():
