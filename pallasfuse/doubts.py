@@ -22,13 +22,13 @@ others most were written otherwise as well, or had kernels in loops; one took 9%
 
 def doubtful(kernel: Kernel, target: Target, options: FuseOptions, boundary: Price = NOTHING) -> str | None:
     """Returns why a kernel is not kept that nothing times: it saves less than a launch that XLA may not need; None if it saves
-    more. boundary: the price of what XLA stores for it where a body of a loop begins and ends."""
+    more. boundary: the price of what XLA stores for it at its boundary."""
     if target.timed or target.platform != "gpu" or not _may_leave(options):
         return None
     apart_us = kernel.replaced.us
     if apart_us > kernel.price.us + boundary.us + _JOINED * target.device.kernel_us:
         return None
-    around = f" and {boundary.us:.3g} us at the boundary of the loop's body" if boundary.us else ""
+    around = f" and {boundary.us:.3g} us at its boundary" if boundary.us else ""
     return (
         f"one kernel would hardly be faster: {kernel.price.us:.3g} us predicted{around}, {apart_us:.3g} us apart, where XLA may "
         "join one of its kernels with another"

@@ -196,7 +196,7 @@ def _kernel(number: int, kernel: Kernel, plan: Plan) -> list[str]:
     lines.append(f"  -- price on {kernel.target.device.kind}: {kernel.price}")
     stored = plan.at_boundary.get(kernel.name)
     if stored is not None and stored.us:
-        lines.append(f"  -- price of what XLA stores for it at the boundary of the loop's body: {stored}")
+        lines.append(f"  -- price of what XLA stores for it at its boundary: {stored}")
     lines.append(f"  -- price of XLA's kernels instead: {kernel.replaced}")
     return lines
 

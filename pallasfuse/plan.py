@@ -235,7 +235,7 @@ class Plan(OfThisProcess):
 
     @cached_property
     def at_boundary(self) -> Mapping[str, Price]:
-        """The price of what XLA stores for each kernel at the boundary of the body of a loop, by the names of kernels."""
+        """The price of what XLA stores for each kernel at its boundary, and at that of a loop's body, by the names of kernels."""
         if not self.kernels or self.target.platform != "gpu":
             return {}
         from pallasfuse.price.stored_at_boundary import boundary_prices

@@ -295,7 +295,7 @@ def predicted_us(plan: Plan) -> float:
     made = frozenset(n.name for k in plan.kernels for n in k.group.outputs)
     read = frozenset(t for k in plan.kernels for t in k.reads)
     by_xla = price_xla(plan.converted.program, plan.target.device, made, read)
-    return by_xla.us + sum(k.price.us for k in plan.kernels)
+    return by_xla.us + sum(k.price.us for k in plan.kernels) + sum(p.us for p in plan.at_boundary.values())
 
 
 def is_faster_as_it_is(own: Plan, other: Plan, verdict: Verdict | None) -> bool:

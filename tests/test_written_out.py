@@ -8,12 +8,13 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse.first_time import Once
+from pallasfuse.jaxpr_frontend import flatten
 from pallasfuse.kept_plans import plan_of
 from pallasfuse.plan import Plan
 from pallasfuse.primitive import FusedCall
 from pallasfuse.targets import default_for
 from pallasfuse.verdicts import BODIES, WHOLE_CALL, WRITTEN_OUT, Verdict
-from pallasfuse.written_out import is_faster_as_it_is, may_lose_kernels, surely_faster
+from pallasfuse.written_out import is_faster_as_it_is, may_lose_kernels, predicted_us, surely_faster
 
 H100 = default_for("cuda", frozenset({"9.0"})).judged(timed=False, one_device=True)
 PRICED = pf.FuseOptions(check=False, price=True)
@@ -87,3 +88,16 @@ def test_kernels_are_compared_where_products_have_even_rows_in_a_form():
     may_lose_kernels(jaxpr, form, lambda one: asked.append(one) or plan_of(one, H100, PRICED))
     assert form is not jaxpr
     assert asked == [jaxpr, form]
+
+
+def test_a_plan_takes_no_less_than_its_kernels():
+    """What two kernels replace may be the same work of XLA's, which is saved once."""
+
+    def soft(a, b, s):
+        return jax.nn.softmax(2 * jnp.einsum("ija,ila->ijl", a, b, precision="highest") - s[:, None], -1)
+
+    shapes = ((12, 1500, 3), (12, 2000, 3), (12, 2000))
+    jaxpr = jax.make_jaxpr(soft)(*[jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes])
+    as_it_is = plan_of(flatten(jaxpr), H100, PRICED)
+    assert len(as_it_is.kernels) == 2
+    assert predicted_us(as_it_is) >= sum(k.price.us for k in as_it_is.kernels)

@@ -95,7 +95,7 @@ class External:
     """The work of the operation, for the price: one object for all of its results. None: it only moves elements, or nobody knows
     more of it than that."""
     operation: str = field(default="", compare=False, repr=False)
-    """What is computed of the operands: where this is the same, and they are, XLA computes it once. Empty: that is not known."""
+    """A text for the operation: XLA computes those once whose texts and operands are the same. Empty: there is none."""
 
     @property
     def reads(self) -> frozenset[str]:

@@ -86,17 +86,21 @@ def combines(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name.startswith("scatter-")
 
 
-_KEPT_APART = frozenset({"optimization_barrier"})
-"""Operations that XLA never takes for equal."""
+_KEPT_APART = frozenset({"optimization_barrier", "rng_uniform", "pure_callback"})
+"""Operations that are done each time."""
 
 
 def operation_of(eqn: JaxprEqn) -> str:
-    """Returns a text that is the same for operations that compute the same of equal operands; empty for those with bodies."""
+    """Returns a text that is the same for operations that compute the same of equal operands.
+
+    Empty for those with bodies, and where a long array among the parameters is not told by its text.
+    """
     if eqn.effects or bodies(eqn) or eqn.primitive.name in _KEPT_APART:
         return ""
     places: dict[Any, int] = {}
     operands = [repr(a.val) if isinstance(a, Literal) else places.setdefault(a, len(places)) for a in eqn.invars]
-    return f"{eqn.primitive.name} {operands} {sorted(eqn.params.items())}"
+    text = f"{eqn.primitive.name} {operands} {sorted(eqn.params.items())}"
+    return "" if "..." in text else text
 
 
 def chosen_by_platform(jaxpr: Jaxpr) -> frozenset[Var]:
@@ -152,16 +156,17 @@ def _convolution(eqn: JaxprEqn) -> PlainWork:
 def _turned(eqn: JaxprEqn, *, of_weights: bool) -> tuple[bool, bool, bool]:
     """Says for both operands and the result of a convolution whether XLA has their dimensions in another order than the program.
 
-    Channels are last, or before the dimensions of windows that have three (24 programs with convolutions and their gradients,
-    compiled for an H100). In the gradient of weights, images stand for channels, and channels for images.
+    Images are first, and channels last, or second where windows have three dimensions (24 programs with convolutions and their
+    gradients, compiled for an H100). In the gradient of weights, images stand for channels, and channels for images.
     """
     numbers = eqn.params["dimension_numbers"]
 
     def is_turned(atom: Any, images: int, channels: int) -> bool:
         shape = shape_of(atom)
-        if len(shape) > _MOST_IN_LAST_PLACE:
-            return any(n != 1 for d, n in enumerate(shape[:channels]) if d != images)
-        return any(n != 1 for n in shape[channels + 1 :])
+        order = [d for d in range(len(shape)) if d not in (images, channels)]
+        order = [channels, *order] if len(shape) > _MOST_IN_LAST_PLACE else [*order, channels]
+        long = [d for d in (images, *order) if shape[d] != 1]
+        return long != sorted(long)
 
     images, weights, result = eqn.invars[0], eqn.invars[1], eqn.outvars[0]
     own, other, made = numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec

@@ -1,4 +1,4 @@
-"""What a kernel makes XLA store at its boundary and at that of a loop's body, and the price of that, for each trip.
+"""Prices of the copies that XLA makes for the sake of a kernel: at its own boundary, and in each trip at that of a loop's body.
 
 XLA fuses what cuts an element from an array that a scan runs over into the kernels that read it, and what puts a result among the
 stacked ones into the kernel that makes it; and a map that makes a carried value anew writes it where the old one was. It does none

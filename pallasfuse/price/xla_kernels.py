@@ -426,10 +426,6 @@ def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> Loo
 
     What an operation without a nest makes has axes of its own, by whose names equal nests over equal tensors differ.
     """
-    looked_up = {
-        t.name for n in program.nests if isinstance(n, External) and n.lookup is not None
-        for t in (n.lookup.result, n.lookup.source, n.lookup.table)
-    }  # fmt: skip
     named = {*program.outputs, *kept}
     first: dict[object, Nest | External] = {}
     same: dict[str, str] = {}
@@ -442,10 +438,10 @@ def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> Loo
         repeated = bool(same.keys() & nest.reads)
         key: object
         if isinstance(nest, External):
-            operands = tuple(same.get(t, t) for t in nest.operands)
-            new: Nest | External = replace(nest, operands=operands) if repeated else nest
+            taking = _taking(nest, same) if repeated else nest
+            new: Nest | External = taking
             shape = tuple(a.extent for a in nest.axes)
-            key = (nest.operation, operands, nest.dtype, shape) if nest.operation else nest.name
+            key = (nest.operation, taking.operands, nest.dtype, shape) if nest.operation else nest.name
         else:
             body = _reading(nest.body, same) if repeated else nest.body
             new = replace(nest, body=body) if repeated else nest
@@ -455,15 +451,24 @@ def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> Loo
                 own, body = over, renamings.renamed(body, own, over)
             key = own, len(nest.axes), nest.reducer, nest.dtype, nest.precision, nest.picks, body
         earlier = first.setdefault(key, new)
-        is_same = earlier is not new and nest.name not in named
-        if is_same:
+        if earlier is not new and nest.name not in named:
             same[nest.name] = earlier.name
             pairs = zip(nest.axes, earlier.axes, strict=True)
             alike |= {a: alike.get(b, b) for a, b in pairs if a not in alike and a not in seen}
-        if not is_same or nest.name in looked_up:
+        else:
             nests.append(new)
             seen.update(new.axes)
     return replace(program, nests=tuple(nests)) if same else program
+
+
+def _taking(node: External, same: Mapping[str, str]) -> External:
+    """The operation with other operands, also where it is known which elements of them it takes."""
+    operands = tuple(same.get(t, t) for t in node.operands)
+    found = node.lookup
+    if found is not None:
+        source, table = (replace(t, name=same.get(t.name, t.name)) for t in (found.source, found.table))
+        found = replace(found, source=source, table=table)
+    return replace(node, operands=operands, lookup=found)
 
 
 def _reading(body: Expr, same: dict[str, str]) -> Expr:

@@ -20,7 +20,6 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Convolution
-from pallasfuse.ir.tensors import Tensor
 from pallasfuse.price.xla_reductions import is_product, product_operands
 
 
@@ -95,9 +94,9 @@ class TurnedTensors:
     """The tensors between kernels and convolutions of another order: each is read and written once more."""
 
     read: frozenset[str]
-    """For the kernels that read them."""
+    """Those that kernels read."""
     made: frozenset[str]
-    """For convolutions, after the kernels that make them."""
+    """Those that kernels make, and convolutions read."""
 
 
 NOTHING_TURNED = TurnedTensors(frozenset(), frozenset())
@@ -108,13 +107,16 @@ def turned_for_convolutions(program: LoopProgram, made: Collection[str], read: C
     convolutions = _convolutions(program)
     if not convolutions:
         return NOTHING_TURNED
-    nodes = _nodes(program)
-    results = {n.name for n, work in convolutions if work.turned[2]}
-    operands = {t for n, work in convolutions for t in compress(n.operands, work.turned)}
-    return TurnedTensors(
-        frozenset(t for t in read if t in nodes and not results.isdisjoint(_same_elements(t, nodes, made))),
-        frozenset(t for o in operands for t in _same_elements(o, nodes, made) if t in made),
-    )
+    from_results = {n.name for n, work in convolutions if work.turned[2]}
+    for_operands = {t for n, work in convolutions for t in compress(n.operands, work.turned)}
+    passing = [(n, sources) for n, sources in _element_by_element(program) if n not in made]
+    for name, sources in passing:
+        if not from_results.isdisjoint(sources):
+            from_results.add(name)
+    for name, sources in reversed(passing):
+        if name in for_operands:
+            for_operands |= sources
+    return TurnedTensors(frozenset(read) & from_results - frozenset(made), frozenset(made) & for_operands)
 
 
 def _found_convolutions(program: LoopProgram) -> list[tuple[External, Convolution]]:
@@ -124,22 +126,13 @@ def _found_convolutions(program: LoopProgram) -> list[tuple[External, Convolutio
 
 
 _convolutions = Recent(_found_convolutions)
-_nodes = Recent(lambda program: {n.name: n for n in program.definitions()})
 
 
-def _same_elements(tensor: str, nodes: Mapping[str, Tensor | Nest | External], made: Collection[str]) -> Iterator[str]:
-    """Yields a tensor, and those from which it is computed element by element, but for what kernels read for those they make."""
-    seen, waiting = {tensor}, [tensor]
-    while waiting:
-        name = waiting.pop()
-        yield name
-        node = nodes.get(name)
-        if node is None or name in made or isinstance(node, Tensor) or (isinstance(node, Nest) and node.is_reduction):
-            continue
-        if isinstance(node, External) and node.work is not None:
-            continue
-        size = volume(node.axes)
-        for source in node.reads - seen:
-            if source in nodes and volume(nodes[source].axes) == size:
-                seen.add(source)
-                waiting.append(source)
+def _found_element_by_element(program: LoopProgram) -> list[tuple[str, frozenset[str]]]:
+    """The tensors whose elements are computed from the same ones of others as large, and the names of these, in order."""
+    sizes = {d.name: volume(d.axes) for d in program.definitions()}
+    return [(n.name, frozenset(t for t in n.reads if sizes[t] == sizes[n.name])) for n in program.nests
+            if (not n.is_reduction if isinstance(n, Nest) else n.work is None)]  # fmt: skip
+
+
+_element_by_element = Recent(_found_element_by_element)

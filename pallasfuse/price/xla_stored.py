@@ -94,6 +94,7 @@ def stored_to_save_work(
             size = dtypes.itemsize_bytes(node.dtype)
             if all(_is_longer_inside(elements, size, cycles, moved, each) for each in readers):
                 found.add(node.name)
+                costs[numbers[node.name]] = 0.0, float(sizes[node.name] * widths[node.name])  # its readers read it
                 continue
         inside[node.name] = whole
     return frozenset(found)

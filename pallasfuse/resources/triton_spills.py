@@ -201,7 +201,7 @@ def _repeated(view: View, load: Load, readers: list[Line]) -> float:
     own = wide(view, load.indices)
     if view.products or view.elements(wider) <= view.elements(own):
         return 0.0
-    dims, vector = order(view, wide(view, wider))
+    dims, vector = order(view, wide(view, wider), stores=True)
     each = blocked([view.program.tile(a) for a in dims], view.program.warps, vector)
     return float(prod(share.own for a, share in zip(dims, each, strict=True) if a in own))
 

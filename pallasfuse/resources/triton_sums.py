@@ -28,7 +28,7 @@ def held_by(view: View) -> Copies:
         s = line.statement
         if isinstance(s, Reduce) and wide(view, s.over) and not of_product(view, line):
             tile, over = wide(view, (*s.value.axes, *s.over)), wide(view, s.over)
-            dims, vector = order(view, tile)
+            dims, vector = order(view, tile, stores=False)
             along = [n for n, a in enumerate(dims) if a in over]
             copies = exchange([view.program.tile(a) for a in dims], along, view.program.warps, vector).copies
             found[tile - over] = max(copies, found.get(tile - over, 1.0))
@@ -40,10 +40,10 @@ def of_product(view: View, line: Line) -> bool:
     return line.number in view.products or any(p.line.name in view.needs(line) for p in view.products.values())
 
 
-def order(view: View, tile: frozenset[Axis]) -> tuple[list[Axis], int]:
+def order(view: View, tile: frozenset[Axis], *, stores: bool) -> tuple[list[Axis], int]:
     """Returns the axes of a tile as threads share it out, neighbours last, and how many of these a thread has at once: as a load of
-    the same axes has it, or a store where there is no such load, else in the order of the program."""
-    moves = [line.statement for line in view.lines if isinstance(line.statement, Load | Store)]
+    the same axes has it, else in the order of the program. stores: a store comes before that order."""
+    moves = [line.statement for line in view.lines if isinstance(line.statement, Load | Store if stores else Load)]
     alike = [s for s in moves if wide(view, s.indices) == tile]
     alike = [s for s in alike if isinstance(s, Load)] or alike
     if not alike:

@@ -6,7 +6,8 @@ import pytest
 from jax import lax
 
 from pallasfuse import device
-from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.loop_program import External, Nest
+from pallasfuse.ir.plain_work import Convolution
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.xla import price_xla
 from pallasfuse.price.xla_orders import turned_bytes, turned_for_convolutions
@@ -112,6 +113,28 @@ def test_what_is_made_of_sums_is_in_any_order():
     means = {n.name for n in found.nests if isinstance(n, Nest) and n.is_reduction}
     assert turned_for_convolutions(found, (), means).read == frozenset()
     assert turned_for_convolutions(found, (), {first}).read == {first}
+
+
+@pytest.mark.parametrize(
+    "between",
+    [lambda y: jnp.einsum("nchw,wv->nchv", y, jnp.ones((12, 12), y.dtype)), lambda y: jnp.sort(y, -1)],
+    ids=["product", "sort"],
+)
+def test_what_a_library_makes_in_between_is_in_an_order_of_its_own(between):
+    found, first, second = convolved("NCHW", between=between)
+    assert turned_for_convolutions(found, (), {second}).read == frozenset()
+    assert turned_for_convolutions(found, {first}, ()).made == frozenset()
+
+
+def test_one_channel_is_first_and_last():
+    def run(x, w):
+        numbers = ("NCHW", "HWIO", "NCHW")
+        return jnp.exp(lax.conv_general_dilated(jnp.exp(x), w, (1, 1), "SAME", dimension_numbers=numbers))
+
+    shapes = (32, 1, 64, 64), (3, 3, 1, 16)
+    found = convert(jax.make_jaxpr(run)(*[jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes])).program
+    (convolution,) = (n for n in found.nests if isinstance(n, External) and isinstance(n.work, Convolution))
+    assert convolution.work.turned == (False, False, True)
 
 
 def test_what_a_kernel_reads_of_another_kernel_is_as_it_was_written():

@@ -102,7 +102,7 @@ def test_where_a_clock_decides_it_is_tried():
 
 def test_the_term_is_printed():
     text = str(planned(lambda xs: lax.map(norm, xs), MANY, target=replace(TARGET, looks_up=False)))
-    (line,) = (line for line in text.splitlines() if "at the boundary of the loop's body" in line)
+    (line,) = (line for line in text.splitlines() if "at its boundary" in line)
     assert f"{SLICES} 1 kernel" in line and f"{STACKED} 1 kernel" in line
 
 
@@ -130,3 +130,18 @@ def test_a_kernel_that_pays_for_its_copies_is_kept():
 
     chunks = array(16, 32, 128, 64)
     assert planned(attended, array(32, 1024, 64), chunks, chunks, price=True).bodies
+
+
+@pytest.mark.parametrize(("order", "turned"), [("NCHW", 2), ("NHWC", 0)])
+def test_a_kernel_between_convolutions_pays_for_another_order(order, turned):
+    """For what it reads, and what it makes: convolutions have channels last."""
+
+    def convolved(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=(order, "HWIO", order))
+
+    image = {"NCHW": (32, 64, 64, 64), "NHWC": (32, 64, 64, 64)}[order]
+    plan = planned(lambda x, w: convolved(norm(convolved(x, w)), w), array(*image), array(3, 3, 64, 64))
+    (kernel,) = plan.kernels
+    stored = plan.at_boundary.get(kernel.name)
+    assert stored.us > 10 if turned else stored is None
+    assert sum(t.amount for t in (stored.terms if stored else ()) if t.name == "turned for convolutions") == turned

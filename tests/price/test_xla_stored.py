@@ -9,7 +9,7 @@ from pallasfuse import device
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.plain_work import Ordering
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.xla import kernels_on
+from pallasfuse.price.xla import kernels_on, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
@@ -238,15 +238,58 @@ def test_what_is_written_twice_is_computed_once():
     [
         lambda x: of_all_but_the_last(x[1:]),
         lambda x: jax.nn.logsumexp(x[:, 1:], axis=-1),
-        lambda x: of_all_but_the_last(lax.optimization_barrier(x)),
     ],
-    ids=["fewer rows", "other columns", "behind a barrier"],
+    ids=["fewer rows", "other columns"],
 )
 def test_but_not_what_differs(other):
     def passes(function):
         return sum(isinstance(k, LoopFusion) and k.read_bytes >= BYTES / 2 for k in kernels(function, X))
 
     assert passes(lambda x: (of_all_but_the_last(x), other(x))) == 2 * passes(of_all_but_the_last) > 0
+
+
+def test_nor_what_stands_behind_barriers():
+    def twice(apart):
+        return lambda x: (jnp.tanh(apart(x)).sum(0), jnp.tanh(apart(x)).sum(0))
+
+    assert len(kernels(twice(lax.optimization_barrier), X)) > len(kernels(twice(lambda x: x), X))
+
+
+@pytest.mark.parametrize("target", [H100, device.assumed("cpu")], ids=["gpu", "cpu"])
+def test_elements_of_what_is_written_twice_are_taken_from_one(target):
+    """What is looked up in the second is looked up in the first."""
+
+    def taken(sums, i):
+        return sums.at[i].get(mode="promise_in_bounds")
+
+    def once(x, i, j):
+        sums = jnp.cumsum(x, 0)
+        return taken(sums, i) * 2 + taken(sums, j) * 3
+
+    def twice(x, i, j):
+        return taken(jnp.cumsum(x, 0), i) * 2 + taken(jnp.cumsum(x, 0), j) * 3
+
+    places = jax.ShapeDtypeStruct((8192,), jnp.int32)
+    arguments = jax.ShapeDtypeStruct((4096, 512), jnp.float32), places, places
+    one, other = (price_xla(convert(jax.make_jaxpr(f)(*arguments)).program, target).us for f in (once, twice))
+    assert one == other
+
+
+def test_what_is_made_of_a_stored_map_reads_it():
+    """The logarithm is stored, as two read it; a cheap map of it, which two read as well, is not."""
+
+    def function(x):
+        y = jnp.log(x)
+        z = y + 1
+        return y.sum(0), y.sum(1), z.max(0), z.max(1)
+
+    assert stored(function, X) == BYTES
+
+
+def test_a_large_product_of_few_terms_is_a_library_s():
+    matrix, vector = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((600000, 24), (24,)))
+    found = kernels(lambda a, v: jnp.exp(a @ v).sum(), matrix, vector)
+    assert max(k.written_bytes for k in found) == 600000 * 4
 
 
 def test_a_sum_of_products_is_no_library_s_however_large():
