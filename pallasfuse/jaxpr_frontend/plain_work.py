@@ -87,13 +87,13 @@ def combines(eqn: JaxprEqn) -> bool:
 
 
 _KEPT_APART = frozenset({"optimization_barrier", "rng_uniform", "pure_callback"})
-"""Operations that are done each time."""
+"""Operations of which XLA keeps each."""
 
 
 def operation_of(eqn: JaxprEqn) -> str:
     """Returns a text that is the same for operations that compute the same of equal operands.
 
-    Empty for those with bodies, and where a long array among the parameters is not told by its text.
+    Empty for those with bodies or effects, those that XLA keeps, and where the text of a parameter leaves out a part of an array.
     """
     if eqn.effects or bodies(eqn) or eqn.primitive.name in _KEPT_APART:
         return ""

@@ -11,7 +11,7 @@ from math import gcd
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Read, apply, const, index, postorder, read, select
+from pallasfuse.ir.expr import Expr, Index, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor
@@ -60,17 +60,21 @@ read_otherwise = Recent(_read_otherwise)
 
 
 def _joins(program: LoopProgram) -> frozenset[str]:
-    """The joins that stay some in XLA: that of an array and of one value that is repeated becomes a padding."""
-    known = {d.name: d for d in program.definitions()}
-
-    def is_one_value(tensor: str) -> bool:
-        node = known[tensor]
-        return isinstance(node, Nest) and not node.is_reduction and not node.body.axes
-
-    return frozenset(
-        n.name for n in program.nests
-        if isinstance(n, External) and n.form == "join" and not (len(n.operands) == 2 and any(map(is_one_value, n.operands)))
-    )  # fmt: skip
+    """The joins that are joins in XLA, too: one of exactly two arrays, one of which repeats a single value, becomes a padding."""
+    sizes = {d.name: volume(d.axes) for d in program.definitions()}
+    repeated: set[str] = set()
+    """Arrays of several elements that are all the same."""
+    found: set[str] = set()
+    for node in program.nests:
+        if isinstance(node, Nest):
+            of_one = not any(isinstance(n, Index) for n in postorder(node.body))
+            if of_one and not node.is_reduction and all(t in repeated or sizes[t] == 1 for t in node.reads):
+                repeated |= {node.name} if sizes[node.name] > 1 else set()
+        elif node.form == "join":
+            two = len(node.operands) == 2 and sum(sizes[t] for t in node.operands) == sizes[node.name]
+            if not (two and not repeated.isdisjoint(node.operands)):
+                found.add(node.name)
+    return frozenset(found)
 
 
 def _stored_joins(program: LoopProgram) -> frozenset[str]:
@@ -84,7 +88,7 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
                 carried.add(node.name)
         elif node.is_reduction and not is_short(node):
             stored |= set(joined)
-        elif joined:
+        elif joined and not node.is_reduction:
             carried.add(node.name)
     return frozenset(stored)
 
@@ -110,7 +114,7 @@ def _threads_of_joins(program: LoopProgram) -> dict[str, float]:
 
 
 threads_of_joins = Recent(_threads_of_joins)
-"""Returns the threads of the kernels that write joins, or maps of one, by the names of these."""
+"""Returns the threads of the kernels that write joins, or maps of them, by the names of these: as many as the largest join has."""
 _MOST_AT_ONCE = 8
 """The elements of each operand that one thread of a join moves, at most."""
 

@@ -46,12 +46,13 @@ def test_what_joins_halves_is_computed_where_it_is_read():
     [
         (lambda x, y: jnp.concatenate([x * 2, y + 1], 1) + jnp.concatenate([y * 3, x - 1], 1), 4096 * 4096),
         (lambda x, y: 1 / jnp.sqrt((jnp.stack([x * 2, y + 1]) ** 2).sum(0)), 4096 * 2048),
+        (lambda x, y: jnp.sqrt((jnp.stack([x * 2, y + 1]) ** 2).sum(0)).sum(1), 4096),
         (lambda x, y: jnp.tanh(jnp.concatenate([x * 2, y + 1], 1)).max(1), 4096 * 4096 + 4096),
     ],
-    ids=["two joins", "a sum of two", "a maximum of all"],
+    ids=["two joins", "a sum of two", "a sum of sums of two", "a maximum of all"],
 )
 def test_joins_are_stored_for_long_reductions_only(function, written):
-    """As XLA compiles the first two for an H100, and a normalisation of joined rows; some others it reduces as it joins them."""
+    """As XLA compiles the first three for an H100, and a normalisation of joined rows; some others it reduces as it joins them."""
     assert sum(k.written_bytes for k in kernels(function, struct(4096, 2048), struct(4096, 2048))) == 4 * written
 
 
@@ -60,7 +61,18 @@ def test_an_array_and_one_value_are_padded_rather_than_joined():
         return program(lambda x: jnp.concatenate([x[1:] - x[:-1], value(x)], 0), struct(4096, 1024))
 
     assert not threads_of_joins(joined(lambda x: jnp.zeros((1, 1024))))
+    assert not threads_of_joins(joined(lambda x: jnp.zeros((1, 1024), jnp.int32).astype(jnp.float32)))
     assert threads_of_joins(joined(lambda x: x[:1] * 2))
+    assert threads_of_joins(joined(lambda x: jnp.full((1, 1024), x[0, 0]) * x[:1]))
+    assert threads_of_joins(program(lambda x, s: jnp.concatenate([x * 2, s * 2]), struct(4096), struct(1)))
+
+
+def test_but_not_at_both_ends():
+    def between(x):
+        ends = jnp.zeros((1, 1024))
+        return jnp.concatenate([ends, x * 2, ends])
+
+    assert threads_of_joins(program(between, struct(4096, 1024)))
 
 
 def test_a_program_of_moves_has_maps_instead():
