@@ -242,13 +242,19 @@ def _of_sign(body: Expr, signs: Mapping[str, Sign]) -> bool | None:
 
 
 def as_lowered(converted: Converted, part: PlannedKernel, record: Record) -> None:
-    """The plan's own tile program is what lowering makes of its group and schedule: what short axes show then speaks for it."""
+    """The plan's own tile program is what lowering makes of its group and schedule: what short axes show then speaks for it.
+
+    But for its warps, and which of the axes that may be written out are: the price chooses both afterwards.
+    """
     stage = f"own lowering of {part.group.name}"
     record.stages[stage] = None
     tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in converted.program.definitions()}
     for number, phase in enumerate(part.phases):
-        program = lowered(phase.target, part.group, part.schedule, tensors)[number]
-        if arithmetic.rewrite_for(phase.target, program) != phase.program and record.wrong is None:
+        own = phase.program
+        again = lowered(phase.target, part.group, part.schedule, tensors)[number]
+        program = arithmetic.rewrite_for(phase.target, again)
+        unrolled = own.unrolled if frozenset(own.unrolled) <= frozenset(program.unrolled) else program.unrolled
+        if replace(program, warps=own.warps, unrolled=unrolled) != own and record.wrong is None:
             record.wrong = Counterexample(
                 stage, phase.program.name, (), "the program that its group and schedule give", "another"
             )
