@@ -2,8 +2,9 @@
 
     python benchmarks/xla_prices.py [PART_OF_A_NAME ...] [--against BEFORE.json] [--out NOW.json]
 
-The times are those of `benchmarks/results/programs_price_alone_h100.json`. A line for every program that is predicted beside 0.6 to
-1.6 of its time, or with `--against` for every one whose price has changed since then; then how many are within.
+The times are those of `benchmarks/results/programs_price_alone_h100.json`. It prints a line for every program that
+is predicted outside of 0.6 to 1.6 of its time, or with `--against` for every one whose price has changed since then; then how many
+are within.
 """
 
 import argparse

@@ -60,7 +60,7 @@ read_otherwise = Recent(_read_otherwise)
 
 
 def _joins(program: LoopProgram) -> frozenset[str]:
-    """The joins that are joins in XLA, too: one of exactly two arrays, one of which repeats a single value, becomes a padding."""
+    """Finds the joins that are joins in XLA, too: where one of exactly two arrays repeats a single value, XLA pads the other."""
     sizes = {d.name: volume(d.axes) for d in program.definitions()}
     repeated: set[str] = set()
     """Arrays of several elements that are all the same."""

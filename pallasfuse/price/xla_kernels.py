@@ -424,7 +424,8 @@ def _inline(program: LoopProgram, needed: frozenset[str], kept: frozenset[str], 
 def without_repetitions(program: LoopProgram, kept: Collection[str] = ()) -> LoopProgram:
     """Returns the program without nests that equal an earlier one, but for results and those in `kept`.
 
-    What an operation without a nest makes has axes of its own, by whose names equal nests over equal tensors differ.
+    Each operation without a nest gives its result new axes, so nests that read equal results differ by the names of their axes.
+    They are compared as if these were the axes of the first.
     """
     named = {*program.outputs, *kept}
     first: dict[object, Nest | External] = {}

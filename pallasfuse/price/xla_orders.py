@@ -120,7 +120,7 @@ def turned_for_convolutions(program: LoopProgram, made: Collection[str], read: C
 
 
 def _found_convolutions(program: LoopProgram) -> list[tuple[External, Convolution]]:
-    """The convolutions of a program for which an operand or the result is turned."""
+    """Lists the convolutions of a program for which an operand or the result is turned."""
     return [(n, n.work) for n in program.nests
             if isinstance(n, External) and isinstance(n.work, Convolution) and any(n.work.turned)]  # fmt: skip
 
@@ -129,7 +129,7 @@ _convolutions = Recent(_found_convolutions)
 
 
 def _found_element_by_element(program: LoopProgram) -> list[tuple[str, frozenset[str]]]:
-    """The tensors whose elements are computed from the same ones of others as large, and the names of these, in order."""
+    """Lists, in order, the tensors whose elements are computed from those of others as large, each with the names of these."""
     sizes = {d.name: volume(d.axes) for d in program.definitions()}
     return [(n.name, frozenset(t for t in n.reads if sizes[t] == sizes[n.name])) for n in program.nests
             if (not n.is_reduction if isinstance(n, Nest) else n.work is None)]  # fmt: skip

@@ -69,7 +69,7 @@ def stored_to_save_work(
     widths, sizes = _widths(program), _volumes(program)
     found: set[str] = set()
     inside: dict[str, int] = {}
-    """What a map is computed of where its reader computes it: the numbers of maps and tensors, as bits."""
+    """For each map that its readers compute, this has one bit for every map and every tensor that it is computed from."""
     numbers: dict[str, int] = {}
     costs: list[tuple[float, float]] = []
     """Cycles of a map, or bytes of a tensor, by these numbers."""
