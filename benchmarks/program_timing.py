@@ -48,13 +48,22 @@ class Samples:
         if self.kernels:
             found["wall_us"] = statistics.median(self.wall)
             found["launches"] = len(self.kernels[0])
+        if self.untimed:
+            found["untimed"] = self.untimed
         if self.kernels and names:
             by_launch = zip(*self.kernels, strict=True)
             found["kernels"] = [[x[0][0], round(statistics.median(us for _, us in x), 3)] for x in by_launch]
         return found
 
-    def by_round(self) -> list[float]:
+    @property
+    def untimed(self) -> int:
+        """The kernels of a call that the profiler has seen without their times: some that started only where a branch is taken."""
+        return max((sum(us <= 0 for _, us in launches) for launches in self.kernels), default=0)
+
+    def by_round(self, *, by_wall: bool = False) -> list[float]:
         """One time for each round: the least wall time, which no other process has disturbed, or the median of kernel times."""
+        if by_wall and self.kernels:
+            return self.wall
         return [statistics.median(r) if self.kernels else min(r) for r in self.rounds]
 
 
@@ -74,8 +83,10 @@ def call_us() -> float:
 
 
 def ratio(first: Samples, second: Samples) -> float | None:
-    """Returns how many times as long the first one takes, by the median round."""
-    rounds = [a / b for a, b in zip(first.by_round(), second.by_round(), strict=False) if b > 0]
+    """Returns how many times as long the first one takes, by the median round; by wall times where a kernel has no time."""
+    by_wall = bool(first.untimed or second.untimed)
+    both = zip(first.by_round(by_wall=by_wall), second.by_round(by_wall=by_wall), strict=False)
+    rounds = [a / b for a, b in both if b > 0]
     return statistics.median(rounds) if rounds else None
 
 

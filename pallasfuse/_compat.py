@@ -484,9 +484,8 @@ def approximately(operation: str, value: Any, layout: Any) -> Any:
 def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[float]:
     """Seconds that the kernels of a compiled program take together on a GPU, without the gaps between them, in each of some calls.
 
-    One call alone, where they start different kernels. None at all where CUPTI does not tell: it is not there, or a profiler of
-    the user's has it.
-    """
+    One call alone, where they start different kernels. None at all where CUPTI does not tell: it is not there, a profiler of the
+    user's has it, or a kernel has no time, as some in branches have."""
     from jax.experimental.mosaic.gpu import profiler as cupti
 
     state = jax_profiler._profile_state  # `session` from JAX 0.12
@@ -494,7 +493,8 @@ def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[f
         return []
     for iterations in (calls, 1):
         with contextlib.suppress(Exception):  # what helps to decide must not fail
-            _, found = cupti.measure(program, iterations=iterations)(*arguments)
-            milliseconds: Any = [found] if iterations == 1 else found or ()
-            return [1e-3 * ms for ms in milliseconds if ms is not None]
+            _, found = cupti.measure(program, aggregate=False, iterations=iterations)(*arguments)
+            launches: Any = [found] if iterations == 1 else found
+            each = [[ms for _, ms in call] for call in launches or () if call]
+            return [1e-3 * sum(call) for call in each] if all(ms > 0 for call in each for ms in call) else []
     return []

@@ -306,9 +306,9 @@ def test_a_kept_plan_is_for_the_device_as_its_program_finds_it(kept):
     """The matrix is larger than the cache, of which a kernel finds only a part filled with it."""
     large = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
     options = FuseOptions(price=True)
-    made = plan_of(softmax, large, target="triton", options=options)
+    made = plan_of(jax.nn.logsumexp, large, target="triton", options=options)
     kept()
-    again = plan_of(softmax, large, target="triton", options=options)
+    again = plan_of(jax.nn.logsumexp, large, target="triton", options=options)
     assert made.kernels and 0 < made.target.device.found_share < 1
     assert again.target == made.target
     assert [k.target for k in again.kernels] == [k.target for k in made.kernels]

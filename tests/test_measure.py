@@ -284,33 +284,39 @@ def test_of_several_winners_the_one_with_the_fastest_kernels_is_first(kernels, m
 
 
 def test_what_a_profiler_tells_is_passed_on(monkeypatch):
-    def told(program, iterations):
-        return lambda *arguments: (program(*arguments), [1.0, 2.0])
+    def told(program, *, aggregate, iterations):
+        return lambda *arguments: (program(*arguments), [[("kernel", 1.0)], [("kernel", 1.5), ("other", 0.5)]])
 
     monkeypatch.setattr(cupti, "measure", told)
     assert _compat.kernel_seconds(lambda x: x, [1], 2) == [1e-3, 2e-3]
 
 
 def test_calls_that_start_different_kernels_are_told_one_by_one(monkeypatch):
-    def told(program, iterations):
+    def told(program, *, aggregate, iterations):
         if iterations > 1:
             raise RuntimeError("The number of kernel launches is not divisible by the number of iterations")
-        return lambda *arguments: (program(*arguments), 3.0)
+        return lambda *arguments: (program(*arguments), [("kernel", 3.0)])
 
     monkeypatch.setattr(cupti, "measure", told)
     assert _compat.kernel_seconds(lambda x: x, [1], 10) == [3e-3]
 
 
-def raises(program, iterations):
+def test_kernels_without_a_time_are_not_taken_for_quick_ones(monkeypatch):
+    def told(program, *, aggregate, iterations):
+        return lambda *arguments: (program(*arguments), [[("kernel", 1.0), ("in a branch", 0.0)]] * iterations)
+
+    monkeypatch.setattr(cupti, "measure", told)
+    assert _compat.kernel_seconds(lambda x: x, [1], 2) == []
+
+
+def raises(program, **_):
     def call(*arguments):
         raise RuntimeError("CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
 
     return call
 
 
-@pytest.mark.parametrize(
-    "profiler", [raises, lambda program, iterations: lambda *arguments: (program(*arguments), None)]
-)
+@pytest.mark.parametrize("profiler", [raises, lambda program, **_: lambda *arguments: (program(*arguments), None)])
 def test_a_profiler_that_does_not_tell_is_no_error(monkeypatch, profiler):
     monkeypatch.setattr(cupti, "measure", profiler)
     assert _compat.kernel_seconds(lambda x: x, [1], 2) == []

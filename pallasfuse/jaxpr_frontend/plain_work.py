@@ -189,10 +189,16 @@ def _is_last(axis: int, shape: tuple[int, ...]) -> bool:
     return math.prod(shape[axis + 1 :]) == 1
 
 
+_POSITION_BYTES = 4
+
+
 def _sort(eqn: JaxprEqn) -> PlainWork:
     shape, axis = shape_of(eqn.invars[0]), eqn.params["dimension"]
     each = sum(map(_element_bytes, eqn.invars))
-    by_integers = all(dtypes.is_integer(dtype_of(a)) for a in eqn.invars[: eqn.params["num_keys"]])
+    keys, others = eqn.invars[: eqn.params["num_keys"]], eqn.invars[eqn.params["num_keys"] :]
+    by_integers = all(dtypes.is_integer(dtype_of(a)) for a in keys)
+    if eqn.params["is_stable"] and not any(dtypes.is_integer(dtype_of(a)) for a in others):
+        each += _POSITION_BYTES  # XLA sorts the positions, too, by which equal keys are told apart
     return Ordering(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), by_integers=by_integers)
 
 

@@ -10,7 +10,7 @@ from pallasfuse.device import Device
 from pallasfuse.ir.plain_work import Convolution
 from pallasfuse.price.gpu_library import KEPT_OPERANDS, STREAMED, copy_on_gpu, launch, matrix_rate, memory_us, tiled_us
 from pallasfuse.price.terms import Price, Term
-from pallasfuse.price.xla_habits import CHANNELS, ISSUED
+from pallasfuse.price.xla_habits import CHANNELS
 
 _TILES = ((256, 128), (256, 64), (256, 32), (128, 128), (64, 128), (128, 32), (64, 64), (64, 32))
 _SHARED_LOADS = 1.2
@@ -72,7 +72,7 @@ def _channel_by_channel(work: Convolution, device: Device) -> Price:
     if work.square or not slowly:
         added = work.flops / 2
         rate = _SQUARE_FLOAT32 if work.operand_dtype == "float32" else _SQUARE
-        vector = Term("vector units", added, "op", 1e-3 * added / (rate * ISSUED * device.vector_gop_s))
+        vector = Term("vector units", added, "op", 1e-3 * added / (rate * device.vector_gop_s))
         moved = copy_on_gpu(work.moved_bytes, device)
         return Price(max(vector.us, moved.us), (vector, *moved.terms))
     is_wide = work.operand_dtype == "float32"
@@ -95,8 +95,8 @@ def _channel_by_channel(work: Convolution, device: Device) -> Price:
 
 
 # Channel by channel, found on an H100 with 17 convolutions and the gradients of both operands of each, in bfloat16 and float32.
-_SQUARE, _SQUARE_FLOAT32 = 0.6, 0.27
-"""The library's kernels for square windows reach this share of the rate of XLA's loops."""
+_SQUARE, _SQUARE_FLOAT32 = 0.21, 0.095
+"""The library's kernels for square windows reach this share of the rate of the vector units."""
 _OF_WEIGHTS_TFLOP_S = 0.36
 """The rate of a kernel for gradients of weights in float32."""
 _STEP_IN_TURN_US, _STEP_OF_PRODUCT_US = 0.27, 0.07

@@ -74,9 +74,9 @@ _SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     """Returns the price of a product by the library, which chooses the tile and the shares that suit its shape."""
-    moved = p.read_bytes + p.written_bytes
     loads = STREAMED if _is_aligned(p) else _UNALIGNED_LOADS
-    memory = Term("device memory", moved, "B", memory_us(moved, device, loads, KEPT_OPERANDS))
+    moved_us = memory_us(p.read_bytes, device, loads, KEPT_OPERANDS) + memory_us(p.written_bytes, device, loads)
+    memory = Term("device memory", p.read_bytes + p.written_bytes, "B", moved_us)
     matrix = Term("matrix units", p.flops, "flop", product_us(p, device))
     one = launch(device)
     busy = (memory.us**OVERLAP + matrix.us**OVERLAP) ** (1 / OVERLAP)
@@ -144,7 +144,8 @@ def tiled_us(
                 steps = summed / shares
                 busy = 2.0 * tile * steps / (rate / device.multiprocessors * efficiency)
                 feed = steps * (a + b) * size / (1e3 * together * device.cache_gb_s / device.multiprocessors)
-                chain = device.latency_us + steps / 64 * 0.04
+                stored = a * b * size / (1e3 * device.cache_gb_s / device.multiprocessors)
+                chain = device.latency_us + steps / 64 * 0.04 + stored
                 sums = 4.0 * batch * rows * columns * (shares + 1)
                 split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
                 best = min(best, rounds * max(busy, feed) + chain + split)

@@ -24,8 +24,10 @@ _TILE = 1 << 12
 """Positions that a block of XLA's sorting kernel brings into order on the chip (bitonic networks)."""
 _STEP_US, _THREADS = 0.06, 1 << 10
 """A step of a network waits for the one before: the time of a word of each thread of a block, which has so many at most."""
-_RADIX_WORDS, _RADIX_LENGTH = 0.95e6, 20_000
-"""A library may sort by digits where so many words are sorted, or one row is so long."""
+_BLOCKS = 32
+"""Blocks that a multiprocessor has at once, at most: each sorts one row, or a tile of one."""
+_RADIX_WORDS, _RADIX_LENGTH = 2.5e6, 20_000
+"""A library may sort by digits one row that is so long, or more of them with so many words."""
 _RADIX_US, _RADIX_LEAST_US = 57e-6, 42.0
 """The time that it takes for a word, and the least."""
 _SECTOR = 32
@@ -41,8 +43,8 @@ def sorting_on_gpu(work: Ordering, device: Device) -> Price:
     words = 1.0 if packed else work.element_bytes / 4
     all_words = work.rows * work.length * words
     network = _by_network(work, words, device)
-    by_digits = all_words >= _RADIX_WORDS or (work.rows == 1 and work.length >= _RADIX_LENGTH)
-    if by_digits and work.length > _TILE and not work.strided:
+    by_digits = all_words >= _RADIX_WORDS or work.rows == 1
+    if by_digits and work.length >= _RADIX_LENGTH and not work.strided:
         digits = Term("sorting by digits", all_words, "words", max(_RADIX_LEAST_US, _RADIX_US * all_words))
         return min(network, Price(digits.us, (digits,)), key=lambda price: price.us)
     return network
@@ -71,7 +73,8 @@ def _by_network(work: Ordering, words: float, device: Device) -> Price:
     inside = tile * (tile + 1) // 2 + wide * tile
     positions = float(work.rows << stages)
     rate = device.library.get("compared_gop_s", device.vector_gop_s / 20)
-    step_us = max(1e-3 * positions * words / rate, words * _STEP_US * max(2.0, (1 << tile) / _THREADS))
+    waves = max(1.0, work.rows / (_BLOCKS * device.multiprocessors)) if wide == 0 else 1.0
+    step_us = max(1e-3 * positions * words / rate, waves * words * _STEP_US * max(2.0, (1 << tile) / _THREADS))
     steps = Term("steps of sorting", positions * inside * words, "", inside * step_us)
     moved = 2 * work.rows * work.length * (_SECTOR if work.strided else work.element_bytes)
     memory, one = Term("device memory", moved, "B", memory_us(moved, device)), launch(device)

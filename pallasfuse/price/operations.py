@@ -51,6 +51,11 @@ class Operations:
     called: float = 0.0
     """Clocks of a CPU's core in functions of the C library, which compute one element after the other."""
 
+    @property
+    def in_full(self) -> float:
+        """Simple instructions with those of a library's functions, where nothing is approximated."""
+        return self.simple + self.library + self.branching
+
     def __add__(self, other: "Operations") -> "Operations":
         return Operations(
             self.simple + other.simple, self.special + other.special, self.library + other.library,

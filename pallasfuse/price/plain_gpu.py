@@ -31,12 +31,12 @@ from pallasfuse.ir.plain_work import (
     Windows,
 )
 from pallasfuse.price.gpu_convolutions import convolution_on_gpu
-from pallasfuse.price.gpu_library import copy_on_gpu, launch, memory_us
+from pallasfuse.price.gpu_library import OVERLAP, copy_on_gpu, launch, memory_us
 from pallasfuse.price.gpu_sorting import sorting_on_gpu
 from pallasfuse.price.operations import LONGEST_SPECIAL, SPECIAL
 from pallasfuse.price.terms import NOTHING, Price, Term, total
 from pallasfuse.price.xla_forms import Opaque
-from pallasfuse.price.xla_habits import ISSUED, RUN, WINDOW_STEP
+from pallasfuse.price.xla_habits import RUN, windows_operations
 
 _PANEL = 32
 """Columns that a library eliminates with a few kernels, on devices of which nothing is known."""
@@ -44,7 +44,7 @@ _LONGEST_TRANSFORM = 1 << 12
 """Positions that a transform takes in one pass."""
 _DRAWN_OPERATIONS = 60
 """Integer operations for one random word: 20 rounds on pairs of words, each addition, rotation and exclusive or."""
-_INTEGERS = 0.5 * ISSUED
+_INTEGERS = 0.66
 """Of the rate of float32, that of integers in compiled loops."""
 
 
@@ -56,12 +56,9 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
         case Ordering():
             return sorting_on_gpu(work, device)
         case Running():
-            return _running(work, device)
+            return _running(work, bool(kernel.written_bytes), device)
         case Windows(results, window, element_bytes, read_bytes):
-            steps = WINDOW_STEP * results * window
-            vector = Term("vector units", steps, "op", 1e-3 * steps / (ISSUED * device.vector_gop_s))
-            passed = _pass(read_bytes + results * element_bytes, results * window * element_bytes, device)
-            return Price(max(passed.us, vector.us), (*passed.terms, vector))
+            return _of_windows(results, window, read_bytes + results * element_bytes, device)
         case Fourier():
             passes = sum(math.ceil(math.log(max(2, n), _LONGEST_TRANSFORM)) for n in work.lengths)
             return total(copy_on_gpu(work.moved_bytes, device) for _ in range(passes))
@@ -85,27 +82,24 @@ def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:
             assert_never(work)
 
 
-def _pass(moved: float, cached: float, device: Device) -> Price:
-    """One kernel that moves bytes from and to memory, and so many from the cache."""
+def _of_windows(results: float, window: float, moved: float, device: Device) -> Price:
+    """Returns the price of one kernel that reduces a window around each of so many results."""
+    operations, one = windows_operations(results, window), launch(device)
+    vector = Term("vector units", operations, "op", 1e-3 * operations / device.vector_gop_s)
     memory = Term("device memory", moved, "B", memory_us(moved, device))
-    cache = Term("cache sectors", cached, "B", 1e-3 * cached / device.cache_gb_s)
-    one = launch(device)
-    return Price(max(memory.us, cache.us) + one.us, (memory, cache, one))
+    return Price((memory.us**OVERLAP + vector.us**OVERLAP) ** (1 / OVERLAP) + one.us, (vector, memory, one))
 
 
-def _running(work: Running, device: Device) -> Price:
-    whole = work.rows * work.length * work.element_bytes
-    if work.sums_forward:  # a library's scan along the last dimension, and copies to bring the dimension there
-        return total(copy_on_gpu(2 * whole, device) for _ in range(3 if work.strided else 1))
-    prices = []
-    length = work.length
+def _running(work: Running, stored: bool, device: Device) -> Price:
+    """Returns the price of sums in blocks, each from all before it in its block, of those of the blocks in the same way, and of one
+    kernel that adds them all. stored: else that one is part of what reads the sums."""
+    prices, length = [], work.length
     while length > 1:
-        blocks = math.ceil(length / RUN)
-        stored = work.rows * min(length, blocks * RUN) * work.element_bytes
-        prices.append(_pass(2 * stored, stored * min(length, RUN), device))
-        if blocks > 1:  # and each block is moved on by what comes before it
-            prices.append(_pass(2 * stored, 0.0, device))
-        length = blocks if blocks > 1 else 1
+        results = float(work.rows * length)
+        prices.append(_of_windows(results, min(length, RUN), 2 * results * work.element_bytes, device))
+        length = math.ceil(length / RUN) if length > RUN else 1
+    if stored and len(prices) > 1:
+        prices.append(copy_on_gpu(2.0 * work.rows * work.length * work.element_bytes, device))
     return total(prices)
 
 

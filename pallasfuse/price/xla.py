@@ -1,59 +1,33 @@
 """The price of what XLA makes of nests (`price_xla`): the kernels of `xla_kernels`, each as its platform runs it."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 from typing import assert_never
 
 from pallasfuse.device import Device
 from pallasfuse.first_time import Later, Recent
 from pallasfuse.ir.axes import volume
-from pallasfuse.ir.expr import Expr
 from pallasfuse.ir.lookup import Lookup
-from pallasfuse.ir.loop_program import LoopProgram, Nest, as_xla_runs
+from pallasfuse.ir.loop_program import LoopProgram, as_xla_runs
 from pallasfuse.ir.plain_work import Branches, PlainWork, Trips
 from pallasfuse.price import cpu, plain_cpu, plain_gpu
 from pallasfuse.price.gpu_library import (
-    CACHED_SHARE,
-    KEPT_OPERANDS,
     OVERLAP,
-    STREAMED,
     copy_of_operand,
     copy_on_gpu,
     launch,
     memory_us,
     product_on_gpu,
 )
-from pallasfuse.price.operations import Operations, count
-from pallasfuse.price.scattered import cached_change, cached_read, changed_in_memory, contended_us, read_from_memory
+from pallasfuse.price.gpu_loops import computed, loop_on_gpu, operations_of, read_again
+from pallasfuse.price.scattered import cached_change, changed_in_memory, contended_us
 from pallasfuse.price.terms import NOTHING, Price, Term, repeated, total
 from pallasfuse.price.xla_buffers import result_bytes, temporary_bytes
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_habits import ISSUED, LONGEST_COLUMN, WINDOW_STEP, Habits, habits_on
+from pallasfuse.price.xla_habits import Habits, habits_on
 from pallasfuse.price.xla_kernels import Known, gather_of, xla_kernels
 from pallasfuse.price.xla_library import together
 from pallasfuse.price.xla_orders import turned_bytes
-from pallasfuse.price.xla_reductions import is_short
 from pallasfuse.price.xla_trips import copied_in_a_trip, filled_before
-from pallasfuse.resources.block import WARP
-
-_ROW_SHARE = 0.75
-"""The same of kernels that keep a row and read it again."""
-_COLUMNS = 0.85
-"""Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
-_STORES_AND_REDUCES, _TURNS = 0.8, 0.7
-"""The same of kernels that store maps beside what they reduce, and of those that bring dimensions in another order. (120 kernels of
-40 programs on an H100.)"""
-_POINT, _LANE = 2.0, 3.0
-"""Operations for each element that lanes of a warp reduce, and for each lane and step of the tree in which they combine parts.
-(180 pairwise reductions on an H100, `benchmarks/xla_alone.py`.)"""
-_COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
-"""The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
-_COLUMN_RATE = 1.7
-"""A block that reduces columns reads so many times its multiprocessor's share of the cache's bandwidth, while others idle.
-
-50 to 100 GB/s were measured on an H200, over 46 shapes."""
 
 
 def price_xla(
@@ -101,7 +75,7 @@ class XlaPrices:
             names = kernel.makes
             key = (
                 names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads,
-                kernel.cached_bytes, kernel.pieces, kernel.visited,
+                kernel.cached_bytes, kernel.pieces, kernel.looking_around,
             )  # fmt: skip
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}
@@ -160,7 +134,7 @@ def of_kernel(kernel: XlaKernel, device: Device) -> Price:
         case LibraryProduct():
             return total([product_on_gpu(kernel, device), *(copy_of_operand(c, kernel, device) for c in kernel.copies)])
         case LoopFusion():
-            return _fusion_on_gpu(kernel, device)
+            return loop_on_gpu(kernel, device)
         case Opaque():
             return _opaque_on_gpu(kernel, device)
         case _:
@@ -231,110 +205,9 @@ def _opaque_on_gpu(kernel: Opaque, device: Device) -> Price:
         cached, waited_us = cached_change(kernel.pieces), contended_us(kernel.pieces, device)
     memory = Term("device memory", moved, "B", memory_us(moved, device))
     waited = Term("updates of one place", kernel.pieces.number if kernel.pieces else 0.0, "", waited_us)
-    terms = (memory, *_computed(_work(kernel.computes), device), _cached(cached, device), waited)
+    terms = (memory, *computed(operations_of(kernel.computes), device), read_again(cached, device), waited)
     one = launch(device)
     return Price(sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP) + one.us, (*terms, one))
-
-
-def _work(bodies: Sequence[Expr]) -> Operations:
-    return count(bodies, lambda axes: float(math.prod(a.extent for a in axes)), set())
-
-
-def _computed(work: Operations, device: Device) -> tuple[Term, Term]:
-    """The terms of operations in a loop."""
-    vector = Term("vector units", work.simple, "op", 1e-3 * work.simple / (ISSUED * device.vector_gop_s))
-    on_special = work.special + work.converted
-    return vector, Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
-
-
-def _cached(moved: float, device: Device) -> Term:
-    return Term("cache sectors", moved, "B", 1e-3 * moved / device.cache_gb_s)
-
-
-def _fusion_on_gpu(fusion: LoopFusion, device: Device) -> Price:
-    work = _work(fusion.bodies)
-    work += Operations(sum(map(_reducing, fusion.roots)) + WINDOW_STEP * fusion.visited)
-    moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
-    kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
-    memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
-    vector, special = _computed(work, device)
-    idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
-    column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
-    started_us = fusion.threads / (1e3 * device.multiprocessors * device.clock_ghz)  # one in each clock
-    joins = Term("threads of a join", fusion.threads, "", started_us)
-    one = launch(device)
-    terms = [memory, vector, special, idle, column, joins]
-    cached = fusion.cached_bytes + sum(cached_read(p, device) for p in fusion.pieces) + fusion.bytes_read_again
-    if cached:
-        terms.append(_cached(cached, device))
-    busy = sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP)
-    wait = device.latency_us if any(n.is_reduction for n in fusion.roots) else 0.0
-    return Price(busy + one.us + wait, (*terms, one))
-
-
-def _reducing(nest: Nest) -> float:
-    """The operations of reducing what a nest has computed: for its points, and for the results that lanes share."""
-    if not nest.is_reduction:
-        return 0.0
-    points, lanes = float(volume((*nest.axes, *nest.reduced))), min(WARP, volume(nest.reduced))
-    if is_short(nest):
-        return points
-    return _POINT * points + _LANE * volume(nest.axes) * lanes * math.log2(max(2, lanes))
-
-
-def _efficiency(fusion: LoopFusion) -> float:
-    """The share of the memory's bandwidth that a loop reaches."""
-    if fusion.is_row:
-        return _ROW_SHARE
-    if fusion.reduced and any(not n.is_reduction for n in fusion.roots if n.name not in fusion.inside):
-        return _STORES_AND_REDUCES
-    if fusion.reduces_columns and not fusion.is_product:
-        return _COLUMNS
-    return _TURNS if fusion.turns else STREAMED
-
-
-def _rows(fusion: LoopFusion) -> float:
-    reductions = [n for n in fusion.roots if n.is_reduction]
-    return float(min((math.prod(a.extent for a in n.axes) for n in reductions), default=0))
-
-
-def _idle_us(fusion: LoopFusion, device: Device) -> float:
-    """The time of the longest row, where one block reduces it: a multiprocessor's share of the bandwidth, ten times over.
-
-    A longer row than a block takes is reduced in parts, by one more kernel, unless it is kept to be read again. (26 shapes on an
-    H200, from 1 x 4096 to 64 x 1048576 and of all elements: bandwidth-bound, and 0.9 us for the second kernel.)
-    """
-    reductions = [n for n in fusion.roots if n.is_reduction]
-    if not reductions:
-        return 0.0
-    rows = _rows(fusion)
-    if rows >= device.multiprocessors:
-        return 0.0
-    shortest = min(math.prod(a.extent for a in n.reduced) for n in reductions)
-    if shortest > device.longest_row and not fusion.is_row:
-        return device.kernel_us
-    per_row = fusion.read_bytes / max(rows, 1.0)
-    return 1e-3 * per_row / (10 * device.memory_gb_s / device.multiprocessors)
-
-
-def _longest_column(fusion: LoopFusion) -> float:
-    """The rows, which lie apart in memory, that one block reduces."""
-    if not fusion.reduces_columns or fusion.is_product:
-        return 0.0
-    rows = math.prod(a.extent for a in fusion.reduced)
-    return float(rows if rows <= LONGEST_COLUMN else math.ceil(math.sqrt(rows)))
-
-
-def _column_us(fusion: LoopFusion, device: Device) -> float:
-    """The time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor."""
-    if not fusion.reads:
-        return 0.0
-    (_, axes), moved = max(fusion.reads.items(), key=lambda entry: entry[1])
-    columns = math.prod(a.extent for a in takewhile(lambda a: a not in fusion.reduced, reversed(axes)))
-    size = moved / max(1, math.prod(a.extent for a in axes))
-    run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
-    rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
-    return 1e-3 * _longest_column(fusion) * run / rate
 
 
 # --- what leaves a loop

@@ -94,8 +94,8 @@ class LoopFusion:
     """Calls of the library that are counted here: each once, in one of its parts."""
     cached_bytes: float = 0.0
     """Bytes that are read again, from the cache."""
-    visited: float = 0.0
-    """The elements of windows that are looked at, one after the other."""
+    looking_around: float = 0.0
+    """The operations of reducing windows around elements, one of a window's after the other."""
     pieces: tuple[Pieces, ...] = ()
     """Those of its reads that lie anywhere."""
     threads: float = 0.0

@@ -17,6 +17,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, bytes_by_name
+from pallasfuse.ir.plain_work import Running
 from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
@@ -163,6 +164,8 @@ def xla_kernels(
         kernels.append(_library_product(node, operands, names, inside, given, habits, known))
         by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
+    if habits.fuses_moves:
+        kernels = [_ended_inside(k) if outside.isdisjoint(k.makes) else k for k in kernels]
     nests = _definitions(program)
     found = _fused(loops, apart, rows.inner, outside, habits, above)
     for fusion in found:
@@ -173,6 +176,15 @@ def xla_kernels(
             of.read_once(fusion, sizes)
         fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
+
+
+def _ended_inside(kernel: XlaKernel) -> XlaKernel:
+    """The kernel without its last part where that is computed inside of the loops that read its result, as that of running sums."""
+    return (
+        replace(kernel, written_bytes=0.0)
+        if isinstance(kernel, Opaque) and isinstance(kernel.work, Running)
+        else kernel
+    )
 
 
 def _fused(

@@ -12,9 +12,10 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
-from pallasfuse.price.moves import computed_from, moves_as_maps, stored_joins, threads_of_joins
+from pallasfuse.price.moves import computed_from, moves_as_maps, parts_taken, stored_joins, threads_of_joins
 from pallasfuse.price.scattered import Chosen, pieces_read
 from pallasfuse.price.xla_forms import LoopFusion, Place
+from pallasfuse.price.xla_habits import windows_operations
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +38,19 @@ class Moves:
 
     def read_once(self, fusion: LoopFusion, sizes: Mapping[str, float]) -> None:
         """Lets a kernel read from memory what there is of each tensor, and the rest from a cache."""
-        for place, moved in fusion.reads.items():
+        parts = [parts_taken(body) for body in fusion.bodies]
+        for place, of_part in fusion.reads.items():
             tensor, axes = place
+            moved = of_part * max((p.get(place, 1) for p in parts), default=1)
             chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors]
             window = self.windows.get(place, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
-            fusion.visited += volume(axes) * window if place in self.windows else 0.0
+            fusion.looking_around += windows_operations(volume(axes), window) if place in self.windows else 0.0
             if chosen:
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
             else:
-                fusion.cached_bytes += moved * window - fusion.reads[place]
+                fusion.cached_bytes += max(0.0, moved - fusion.reads[place])
 
 
 def _find(program: LoopProgram) -> Moves:

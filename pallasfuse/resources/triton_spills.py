@@ -196,10 +196,12 @@ def _copies_beside(view: View, line: Line, readers: list[Line]) -> int:
 def _repeated(view: View, load: Load, readers: list[Line]) -> float:
     """Returns the registers of a thread for a tile that is repeated along other axes where it is read: it is laid out anew, and a
     thread then has what its share of the wider tile meets. 0 where that is nothing new, and beside products on matrix units."""
-    met = (n.axes for r in readers for e in expressions(r.statement) for n in postorder(e) if load.name in n.tensors)
+    if view.products:
+        return 0.0
+    met = (e.axes for r in readers for e in expressions(r.statement) if load.name in e.tensors)
     wider = max(met, key=view.elements, default=frozenset[Axis]())
     own = wide(view, load.indices)
-    if view.products or view.elements(wider) <= view.elements(own):
+    if view.elements(wider) <= view.elements(own):
         return 0.0
     dims, vector = order(view, wide(view, wider), stores=True)
     each = blocked([view.program.tile(a) for a in dims], view.program.warps, vector)

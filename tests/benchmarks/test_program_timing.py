@@ -24,6 +24,15 @@ def test_of_kernel_times_a_round_is_its_median():
     assert "kernels" not in samples.row(names=False)
 
 
+def test_wall_times_are_compared_where_a_kernel_has_no_time():
+    whole, partly = [[("kernel", 3.0), ("branch", 6.0)]], [[("kernel", 3.0), ("branch", 0.0)]]
+    timed, untimed = Samples([[9.0]], [20.0], whole), Samples([[3.0]], [10.0], partly)
+    assert ratio(untimed, timed) == 0.5
+    assert ratio(timed, untimed) == 2.0
+    assert ratio(timed, timed) == 1.0
+    assert (untimed.row(names=False)["untimed"], "untimed" in timed.row(names=False)) == (1, False)
+
+
 def test_no_samples_have_no_ratio():
     assert ratio(Samples(), Samples([[1.0]])) is None
     assert Samples().row(names=True) == {}

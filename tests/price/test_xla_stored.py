@@ -6,11 +6,13 @@ import pytest
 from jax import lax
 
 from pallasfuse import device
+from pallasfuse.ir.axes import volume
 from pallasfuse.ir.expr import Apply, postorder
 from pallasfuse.ir.plain_work import Ordering
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.xla import kernels_on, price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
+from pallasfuse.price.xla_habits import windows_operations
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
 X = jax.ShapeDtypeStruct((8192, 8192), jnp.float32)
@@ -185,10 +187,7 @@ def test_windows_are_reduced_where_they_are_read(window, stride, number):
 
     found = kernels(pooled, X)
     assert len(found) == number and all(k.read_bytes == BYTES for k in found)
-    assert (
-        found[-1].visited
-        == found[-1].roots[0].axes[0].extent * found[-1].roots[0].axes[1].extent * window[0] * window[1]
-    )
+    assert found[-1].looking_around == windows_operations(volume(found[-1].roots[0].axes), window[0] * window[1])
 
 
 def test_only_what_windows_are_taken_from_is_read_in_windows():
@@ -196,7 +195,7 @@ def test_only_what_windows_are_taken_from_is_read_in_windows():
         return lax.reduce_window(x, 0.0, lax.add, (3, 3), (1, 1), "SAME") * y
 
     (one,) = kernels(pooled, X, X)
-    assert one.read_bytes == 2 * BYTES and one.visited == 9 * X.size
+    assert one.read_bytes == 2 * BYTES and one.looking_around == windows_operations(X.size, 9)
 
 
 @pytest.mark.parametrize(

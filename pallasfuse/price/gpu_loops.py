@@ -1,0 +1,212 @@
+"""Prices on a GPU of the kernels that XLA writes itself: maps and reductions over one space of points.
+
+Found on an H100 with some 700 small programs of one or a few kernels each: chains and sums of elementwise operations, functions,
+reductions, norms, windows, moves (`benchmarks/xla_alone.py`), and with whole programs.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise, takewhile
+
+from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
+from pallasfuse.ir.axes import volume
+from pallasfuse.ir.expr import Expr, postorder
+from pallasfuse.ir.loop_program import Nest
+from pallasfuse.price.gpu_library import CACHED_SHARE, KEPT_OPERANDS, OVERLAP, STREAMED, launch, memory_us
+from pallasfuse.price.operations import Operations, count
+from pallasfuse.price.scattered import cached_read, read_from_memory
+from pallasfuse.price.terms import Price, Term
+from pallasfuse.price.xla_forms import LoopFusion
+from pallasfuse.price.xla_habits import LONGEST_COLUMN
+from pallasfuse.price.xla_reductions import is_short
+from pallasfuse.resources.block import WARP
+
+_COLUMNS = 0.85
+"""Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
+_STORES_AND_REDUCES, _TURNS = 0.8, 0.7
+"""The same of kernels that store maps beside what they reduce, and of those that bring dimensions in another order. (120 kernels of
+40 programs on an H100.)"""
+_AT_ONCE, _VECTOR, _TURNED_AT_ONCE = 2048, 4, 8
+"""Threads that a multiprocessor runs at once; elements that a thread of a map has, at most, where there are more; those of a thread
+that turns a tile."""
+_WAIT_CLOCKS = 4.0
+"""Clocks from an operation of a thread to the next that needs its result."""
+_LOADED = 2.0
+"""Operations for an element that is loaded."""
+_QUOTIENT, _SHIFT = 10.0, 2.0
+"""Operations that split the number of an element into two, where there are not or are as many of the second as a power of two."""
+_LONG_ROW, _CROWDED = 1 << 13, 1.6
+"""The longest row that a kernel has enough registers for, and how many times as long one computes that has too few. (102 kernels of
+softmax and of two norms on an H100: 1 to 2.8 times; the least error for 560 programs.)"""
+_POINT, _LANE = 5.0, 8.0
+"""Operations for each element that lanes of a warp reduce, and for each lane and step of the tree in which they combine parts.
+(180 pairwise reductions on an H100, `benchmarks/xla_alone.py`.)"""
+_COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
+"""The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
+_COLUMN_RATE = 1.7
+"""A block that reduces columns reads so many times its multiprocessor's share of the cache's bandwidth, while others idle.
+
+50 to 100 GB/s were measured on an H200, over 46 shapes."""
+
+
+def operations_of(bodies: Sequence[Expr]) -> Operations:
+    """Returns the operations of computing some bodies, each part once."""
+    return count(bodies, lambda axes: float(math.prod(a.extent for a in axes)), set())
+
+
+def computed(work: Operations, device: Device) -> tuple[Term, Term]:
+    """The terms of operations in a loop."""
+    vector = Term("vector units", work.in_full, "op", 1e-3 * work.in_full / device.vector_gop_s)
+    on_special = work.special + work.converted
+    return vector, Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
+
+
+def read_again(moved: float, device: Device) -> Term:
+    """The term of bytes that are read from the cache, not from memory."""
+    return Term("cache sectors", moved, "B", 1e-3 * moved / device.cache_gb_s)
+
+
+def loop_on_gpu(fusion: LoopFusion, device: Device) -> Price:
+    """Returns the price of a kernel of maps and reductions."""
+    work = operations_of(fusion.bodies)
+    work += Operations(sum(map(_reducing, fusion.roots)) + fusion.looking_around + _loads(fusion) + _divided(fusion))
+    moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
+    kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
+    memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
+    if fusion.is_row and _crowded(fusion):
+        work = work.times(_CROWDED)
+    vector, special = computed(work, device)
+    idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
+    column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
+    own = _threads(fusion, device)
+    threads = max(fusion.threads, own)
+    started_us = threads / (1e3 * device.multiprocessors * device.clock_ghz)  # one in each clock
+    started = Term("threads that begin", threads, "", started_us)
+    one = launch(device)
+    terms = [memory, vector, special, idle, column]
+    if own:
+        each = work.in_full * math.ceil(threads / (_AT_ONCE * device.multiprocessors)) / threads
+        terms.append(Term("operations of one thread", each, "op", 1e-3 * _WAIT_CLOCKS * each / device.clock_ghz))
+    cached = fusion.cached_bytes + sum(cached_read(p, device) for p in fusion.pieces) + fusion.bytes_read_again
+    if cached:
+        terms.append(read_again(cached, device))
+    busy = max(sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP), started_us)
+    wait = device.latency_us if fusion.is_row else device.cache_latency_us if _shares_elements(fusion) else 0.0
+    return Price(busy + one.us + wait, (*terms, started, one))
+
+
+def _threads(fusion: LoopFusion, device: Device) -> float:
+    """Counts the threads of a kernel of maps: one for each element, where these are no more than run at once, or for a few.
+
+    0 where threads share the elements of what they reduce: these have loops.
+    """
+    if fusion.is_row or _shares_elements(fusion):
+        return 0.0
+    elements = max((volume(n.axes) for n in fusion.roots), default=0)
+    if elements < _AT_ONCE * device.multiprocessors:
+        return float(elements)
+    return elements / (_TURNED_AT_ONCE if fusion.turns else math.gcd(elements, _VECTOR))
+
+
+def _shares_elements(fusion: LoopFusion) -> bool:
+    return any(n.is_reduction and not is_short(n) for n in fusion.roots)
+
+
+def _crowded(fusion: LoopFusion) -> bool:
+    """Has a kernel that keeps rows more values in each thread than it has registers for?
+
+    XLA gives a block one row that is long, and several rows of which the first elements are at odd places, or that have a part in
+    common which is no row: a mask, a bias.
+    """
+    outer = frozenset(a for n in fusion.roots for a in n.axes if a.extent > 1).difference(fusion.reduced)
+    length = math.prod(a.extent for a in fusion.reduced)
+    if length > _LONG_ROW or any(
+        length * dtypes.itemsize_bytes(n.dtype) % 16 for n in fusion.roots if not n.is_reduction
+    ):
+        return True
+    parts = (n.axes for n in postorder(*fusion.bodies) if not n.axes.isdisjoint(fusion.reduced))
+    return any(not outer <= axes and not outer.isdisjoint(axes) for axes in parts)
+
+
+def _divided(fusion: LoopFusion) -> float:
+    """Counts the operations that find the position of an element of a map along each axis: XLA counts elements through, and divides
+    that number between any two axes that an operand does not have together."""
+    found = 0.0
+    for nest in (n for n in fusion.roots if not n.is_reduction):
+        axes = [a for a in nest.axes if a.extent > 1]
+        for outer, inner in pairwise(axes):
+            if any((outer in read) != (inner in read) for _, read in fusion.reads):
+                within = volume(axes[axes.index(inner) :])
+                found += volume(nest.axes) * (_SHIFT if within & (within - 1) == 0 else _QUOTIENT)
+    return found
+
+
+def _loads(fusion: LoopFusion) -> float:
+    """The operations of finding and loading elements: for each of a tensor, at each of its places."""
+    return _LOADED * sum(float(volume(axes)) for _, axes in fusion.reads)
+
+
+def _reducing(nest: Nest) -> float:
+    """The operations of reducing what a nest has computed: for its points, and for the results that lanes share."""
+    if not nest.is_reduction:
+        return 0.0
+    points, lanes = float(volume((*nest.axes, *nest.reduced))), min(WARP, volume(nest.reduced))
+    if is_short(nest):
+        return points
+    return _POINT * points + _LANE * volume(nest.axes) * lanes * math.log2(max(2, lanes))
+
+
+def _efficiency(fusion: LoopFusion) -> float:
+    """The share of the memory's bandwidth that a loop reaches."""
+    if fusion.is_row:
+        return STREAMED
+    if fusion.reduced and any(not n.is_reduction for n in fusion.roots if n.name not in fusion.inside):
+        return _STORES_AND_REDUCES
+    if fusion.reduces_columns and not fusion.is_product:
+        return _COLUMNS
+    return _TURNS if fusion.turns else STREAMED
+
+
+def _rows(fusion: LoopFusion) -> float:
+    reductions = [n for n in fusion.roots if n.is_reduction]
+    return float(min((math.prod(a.extent for a in n.axes) for n in reductions), default=0))
+
+
+def _idle_us(fusion: LoopFusion, device: Device) -> float:
+    """The time of the longest row, where one block reduces it: a multiprocessor's share of the bandwidth, ten times over.
+
+    A longer row than a block takes is reduced in parts, by one more kernel, unless it is kept to be read again. (26 shapes on an
+    H200, from 1 x 4096 to 64 x 1048576 and of all elements: bandwidth-bound, and 0.9 us for the second kernel.)
+    """
+    reductions = [n for n in fusion.roots if n.is_reduction]
+    if not reductions:
+        return 0.0
+    rows = _rows(fusion)
+    if rows >= device.multiprocessors:
+        return 0.0
+    shortest = min(math.prod(a.extent for a in n.reduced) for n in reductions)
+    if shortest > device.longest_row and not fusion.is_row:
+        return device.kernel_us
+    per_row = fusion.read_bytes / max(rows, 1.0)
+    return 1e-3 * per_row / (10 * device.memory_gb_s / device.multiprocessors)
+
+
+def _longest_column(fusion: LoopFusion) -> float:
+    """The rows, which lie apart in memory, that one block reduces."""
+    if not fusion.reduces_columns or fusion.is_product:
+        return 0.0
+    rows = math.prod(a.extent for a in fusion.reduced)
+    return float(rows if rows <= LONGEST_COLUMN else math.ceil(math.sqrt(rows)))
+
+
+def _column_us(fusion: LoopFusion, device: Device) -> float:
+    """The time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor."""
+    if not fusion.reads:
+        return 0.0
+    (_, axes), moved = max(fusion.reads.items(), key=lambda entry: entry[1])
+    columns = math.prod(a.extent for a in takewhile(lambda a: a not in fusion.reduced, reversed(axes)))
+    size = moved / max(1, math.prod(a.extent for a in axes))
+    run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
+    rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
+    return 1e-3 * _longest_column(fusion) * run / rate
