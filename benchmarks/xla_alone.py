@@ -9,11 +9,19 @@ Kinds of programs:
 - `outer`: largest sums of a pair of values, a[kept, reduced] + b[reduced, columns]: nothing of the space lies in memory.
 - `rows`: the same where the reduced axis is the last one of both operands.
 - `products`: matrix products of [m, k] and [k, n], in either order each, of sizes that are and that are not multiples of eight.
+- `maps`: sums of one to eight arrays, of few to many elements; operands that lack axes; arrays whose halves meet.
+- `chains`: several operations on each element, one after the other: of floats and of integers, with and without choices.
+- `functions`: one function of each element, six times.
+- `norms`: rows that are read again after they are reduced: softmax, with and without a mask by position, and two norms.
+- `windows`: pooling, and running sums.
+- `sorts`: rows that are sorted, alone and with others, and their positions.
+- `draws`: uniform and normal numbers.
 
 Times are microseconds, sums of kernel times on a GPU and wall times on a CPU, which must be otherwise idle.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import statistics
@@ -28,7 +36,7 @@ from jax import lax
 
 from benchmarks.program_kernels import device_at_hand
 from benchmarks.scalar_functions import microseconds
-from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.price.xla import price_xla
 
 ELEMENTS = {"gpu": 1 << 25, "cpu": 1 << 22}
@@ -39,7 +47,8 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "outer": lambda a, b: jnp.max(a[:, :, None] + b[None], axis=1),
     "rows": lambda a, b: jnp.max(a[:, None, :] + b[None], axis=2),
 }
-KINDS = (*REDUCTIONS, "products")
+SHAPES = {"gpu": 1, "cpu": 8}
+"""By how much arrays of other kinds are shorter."""
 SIZES = {"gpu": {"m": 2048, "n": 4096, "k": 2048}, "cpu": {"m": 256, "n": 512, "k": 256}}
 BYTES = ((1536, 1152, 4608), (4096, 4096, 4096), (16, 4096, 11008), (333, 1000, 1500), (2048, 2048, 4095))
 """Products of bytes and of integers: m, k, n."""
@@ -95,6 +104,143 @@ def products(platform: str) -> Iterator[Case]:
     yield product("mk", "kn", "int32", {"m": 333, "k": 1000, "n": 1500})
 
 
+def _case(kind: str, words: str, function: Callable[..., Any], *arrays: tuple[Sequence[int], str]) -> Case:
+    shapes = " ".join("x".join(map(str, shape)) for shape, _ in arrays[:1])
+    structs = tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in arrays)
+    return Case(f"{kind} {words} {shapes} {arrays[0][1]}", function, structs)
+
+
+def maps(platform: str) -> Iterator[Case]:
+    """Yields kernels of maps that compute next to nothing."""
+    for power, number, dtype in itertools.product((8, 12, 16, 18, 20, 22, 24), (1, 2, 8), ("float32", "bfloat16")):
+        size = max(256, (1 << power) // SHAPES[platform])
+        if number * size <= 1 << 25:
+            yield _case("maps", f"{number} arrays", lambda *x: sum(x) + 1, *[((size,), dtype)] * number)
+    for length, *inner in ((1000, 37, 21), (64, 129, 257), (8, 1024, 16, 64), (333, 333, 33)):
+        shape = (-(-length // SHAPES[platform]), *inner)
+        along = [(tuple(n if i == at else 1 for i, n in enumerate(shape)), "float32") for at in range(len(shape))]
+        yield _case("maps", "lacking axes", lambda x, *v: sum(v, x), (shape, "float32"), *along)
+    for dtype in ("float32", "bfloat16"):
+        rows = 4096 // SHAPES[platform]
+        yield _case("maps", "halves", lambda x: jax.nn.silu(x[:, :2816]) * x[:, 2816:], ((rows, 5632), dtype))
+        yield _case("maps", "turned", lambda x, y: x + y.T, ((rows, 2048), dtype), ((2048, rows), dtype))
+
+
+CHAINS: dict[str, tuple[Callable[[Any, int], Any], str]] = {
+    "multiply and add": (lambda x, i: x * 1.0001 + (0.5 + i), "float32"),
+    "multiply twice": (lambda x, i: (x * (1.01 + i)) * x, "float32"),
+    "shift, exclusive or, add": (lambda x, i: (x ^ (x >> (3 + i % 5))) + jnp.uint32(7 + i), "uint32"),
+    "shift, exclusive or, multiply": (lambda x, i: (x ^ (x >> 3)) * jnp.uint32(2654435 + i), "uint32"),
+    "choose": (lambda x, i: jnp.where(x > 0.5 + i, x * 0.5, x + 1.25), "float32"),
+    "least and largest": (lambda x, i: jnp.maximum(x, -1.0 * i) + jnp.minimum(x, 1.0 * i), "float32"),
+}
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "exp": jnp.exp, "log": jnp.log, "tanh": jnp.tanh, "sin": jnp.sin, "sqrt": jnp.sqrt, "rsqrt": lax.rsqrt,
+    "logistic": jax.nn.sigmoid, "erf": lax.erf, "div": lambda x: 1.5 / x, "pow": lambda x: jnp.abs(x) ** 1.3,
+    "log1p": lambda x: jnp.log1p(jnp.abs(x)), "expm1": jnp.expm1, "rem": lambda x: x % 3.0, "floor": jnp.floor, "cbrt": jnp.cbrt,
+    "atan2": lambda x: jnp.arctan2(x, x + 1),
+}  # fmt: skip
+
+
+def _repeated(step: Callable[[Any, int], Any], times: int) -> Callable[[Any], Any]:
+    return lambda x: functools.reduce(step, range(times), x)
+
+
+def chains(platform: str) -> Iterator[Case]:
+    """Yields kernels that compute many operations for each element."""
+    for (words, (step, dtype)), times, power in itertools.product(CHAINS.items(), (4, 16, 64), (14, 18, 22)):
+        yield _case(
+            "chains", f"{times} x {words}", _repeated(step, times), (((1 << power) // SHAPES[platform],), dtype)
+        )
+
+
+def functions(platform: str) -> Iterator[Case]:
+    """Yields kernels that compute a function of each element six times."""
+    for (words, function), power in itertools.product(FUNCTIONS.items(), (14, 22)):
+
+        def step(x: Any, i: int, function: Callable[[Any], Any] = function) -> Any:
+            return function(x + i * 0.01) * 0.9
+
+        yield _case("functions", words, _repeated(step, 6), (((1 << power) // SHAPES[platform],), "float32"))
+
+
+def _masked(x: Any) -> Any:
+    wide, n = x.astype(jnp.float32) * 0.125, x.shape[-1]
+    seen = jnp.arange(n)[:, None] >= jnp.arange(n)[None]
+    return jax.nn.softmax(jnp.where(seen, wide, -1e30), -1).astype(x.dtype)
+
+
+def _normalised(x: Any, centred: bool) -> Any:
+    wide = x.astype(jnp.float32)
+    wide -= wide.mean(-1, keepdims=True) if centred else 0.0
+    return (wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def norms(platform: str) -> Iterator[Case]:
+    """Yields kernels that keep rows while they reduce them."""
+    rows = ((1, 16384), (32, 1000), (132, 4096), (512, 1024), (4096, 4096), (32768, 257), (200000, 64), (8192, 16384))
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "softmax": lambda x: jax.nn.softmax(x.astype(jnp.float32), -1).astype(x.dtype),
+        "mean square": lambda x: _normalised(x, centred=False),
+        "variance": lambda x: _normalised(x, centred=True),
+    }
+    for (words, function), (number, length), dtype in itertools.product(kinds.items(), rows, ("float32", "bfloat16")):
+        yield _case("norms", words, function, ((-(-number // SHAPES[platform]), length), dtype))
+    for (batch, length), dtype in itertools.product(
+        ((32, 1024), (16, 2048), (64, 257), (96, 197)), ("float32", "bfloat16")
+    ):
+        yield _case("norms", "masked softmax", _masked, ((batch // SHAPES[platform], length, length), dtype))
+
+
+def windows(platform: str) -> Iterator[Case]:
+    """Yields kernels of windows around each element, and of running sums."""
+    for (batch, side, channels), width in itertools.product(((8, 64, 32), (4, 256, 3), (2, 512, 16)), (2, 3, 7)):
+
+        def pool(x: Any, width: int = width) -> Any:
+            return lax.reduce_window(x, -jnp.inf, lax.max, (1, width, width, 1), (1, 1, 1, 1), "SAME")
+
+        yield _case(
+            "windows", f"{width} x {width}", pool, ((batch, side // SHAPES[platform], side, channels), "float32")
+        )
+    for axis, shape in itertools.product((0, 1), ((64, 1000), (4096, 128), (16, 65536))):
+        sums = functools.partial(jnp.cumsum, axis=axis)
+        yield _case("windows", f"running along {axis}", sums, ((shape[0], shape[1] // SHAPES[platform]), "float32"))
+
+
+def sorts(platform: str) -> Iterator[Case]:
+    """Yields rows that are sorted."""
+    for number, length in ((64, 1000), (1, 1 << 20), (4096, 128), (16, 65536), (256, 4096), (30000, 16), (64, 50257)):
+        shape = (-(-number // SHAPES[platform]), length)
+        for dtype in ("float32", "int32", "bfloat16"):
+            yield _case("sorts", "stable", lambda x: jnp.sort(x, -1), (shape, dtype))
+        yield _case("sorts", "any order", lambda x: lax.sort(x, dimension=1, is_stable=False), (shape, "float32"))
+        yield _case("sorts", "positions", lambda x: jnp.argsort(x, -1), (shape, "float32"))
+
+
+def draws(platform: str) -> Iterator[Case]:
+    """Yields random numbers."""
+    for power, draw in itertools.product((12, 16, 20, 23), (jax.random.uniform, jax.random.normal)):
+
+        def drawn(key: Any, size: int = (1 << power) // SHAPES[platform], draw: Callable[..., Any] = draw) -> Any:
+            return draw(jax.random.wrap_key_data(key), (size,))
+
+        yield _case("draws", f"{draw.__name__} 2^{power}", drawn, ((2,), "uint32"))
+
+
+OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
+    "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
+    "sorts": sorts, "draws": draws,
+}  # fmt: skip
+KINDS = (*REDUCTIONS, *OTHERS)
+
+
+def _drawn(structs: Sequence[jax.ShapeDtypeStruct]) -> Iterator[Any]:
+    """Yields arrays of numbers in no order, of which all functions are defined."""
+    for at, struct in enumerate(structs):
+        found = jax.random.uniform(jax.random.key(at), struct.shape, jnp.float32, 0.25, 1.25)
+        yield (1000 * found if jnp.issubdtype(struct.dtype, jnp.integer) else found).astype(struct.dtype)
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Print a line for each program: what is measured and what is predicted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -107,14 +253,14 @@ def main(words: Sequence[str] | None = None) -> None:
     device = device_at_hand()
     kinds: Sequence[str] = options.kinds or KINDS
     cases = [c for k in kinds if k in REDUCTIONS for c in reductions(k, ELEMENTS[device.platform])]
-    cases += products(device.platform) if "products" in kinds else []
+    cases += [c for k in kinds if k in OTHERS for c in OTHERS[k](device.platform)]
     with ThreadPoolExecutor(options.jobs) as pool:
         calls = list(pool.map(lambda c: jax.jit(c.function).lower(*c.structs).compile(), cases))
     rows = []
     print(f"{'program':42} {'us':>9} {'price':>9} {'ratio':>6}")
     for case, call in zip(cases, calls, strict=True):
-        us = microseconds(call, *(jnp.ones(s.shape, s.dtype) for s in case.structs))
-        price_us = price_xla(convert(jax.make_jaxpr(case.function)(*case.structs)).program, device).us
+        us = microseconds(call, *_drawn(case.structs))
+        price_us = price_xla(convert(flatten(jax.make_jaxpr(case.function)(*case.structs))).program, device).us
         rows.append([case.label, round(us, 2), round(price_us, 2)])
         print(f"{case.label:42} {us:9.1f} {price_us:9.1f} {price_us / us:6.2f}", flush=True)
     ratios = [price_us / us for _, us, price_us in rows]

@@ -74,6 +74,9 @@ and 163 without, measured on an H200: decoding with groups of heads, products wi
 _ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 17.0, 30.0, 52.0
 """Operations for each element of a float32 side of a product, which is rounded on its way through registers; of rows, and of
 columns, that lie in memory with what is summed before them, and are turned there."""
+_BYTES_OF_ROWS_TURNED, _BYTES_OF_COLUMNS_TURNED = 28.0, 33.0
+"""Operations for each element of one byte of a side of a product, of its rows and of its columns, which lies in memory with what is
+summed before them: threads turn it, byte by byte. (Products of three sizes and three layouts on an H100.)"""
 _FULL_WARPS = 8
 """Warps on a multiprocessor that hide each other's latencies."""
 _STARTED_US = 1.2
@@ -188,7 +191,7 @@ def _one(
         staged = sum(p.flops for w in works for p in w.products if not _on_matrix_units(p))
         sides = [_operands(p, warps) for p, warps in products]
         operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
-        staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rounded(p) for p, _ in products)
+        staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p) for p, _ in products)
         staged += sum(
             (_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times
             for w in works
@@ -455,8 +458,12 @@ def _on_matrix_units(p: Product) -> bool:
     return p.batch == 1 and min(p.rows, p.columns, p.summed) >= WARP_ROWS
 
 
-def _rounded(p: Product) -> float:
-    """The operations that round float32 operands for the matrix units, and bring them into the order in which these read them."""
+def _rearranged(p: Product) -> float:
+    """The operations that bring operands into the order in which matrix units read them: of bytes, and of float32, which they round
+    on the way. Matrix units read half precision in any order."""
+    if dtypes.itemsize_bytes(p.lhs_dtype) == 1:
+        left, right = _BYTES_OF_ROWS_TURNED * p.in_columns, _BYTES_OF_COLUMNS_TURNED * p.rhs_in_rows
+        return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
     if p.precise or p.lhs_dtype != "float32":
         return 0.0
     left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED

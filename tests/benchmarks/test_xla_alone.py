@@ -2,10 +2,16 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from benchmarks import xla_alone
+from pallasfuse import device
+from pallasfuse.jaxpr_frontend import convert, flatten
+from pallasfuse.price.xla import price_xla
+from pallasfuse.targets import XLA_CPU
 
 
 def test_products_in_every_order_are_the_same_product():
@@ -26,6 +32,17 @@ def test_reductions_have_one_number_of_points():
             kept, reduced, columns = (int(n) for n in case.label.split()[1:-1])
             assert kept > 0
             assert kept * reduced * columns <= 1 << 20 < (kept + 1) * reduced * columns
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_programs_have_names_of_their_own_and_prices(platform):
+    on = device.find("NVIDIA H100 80GB HBM3", "gpu") if platform == "gpu" else XLA_CPU.device
+    for kind, cases in xla_alone.OTHERS.items():
+        found = {c.label: c for c in cases(platform)}
+        assert len(found) == len(list(cases(platform))) > 6
+        for case in list(found.values())[:: 1 if platform == "gpu" else 7]:
+            assert case.label.startswith(kind)
+            assert price_xla(convert(flatten(jax.make_jaxpr(case.function)(*case.structs))).program, on).us > 0
 
 
 def test_the_table_has_a_line_and_a_row_for_each_program(monkeypatch, capsys, tmp_path):
