@@ -48,8 +48,9 @@ class Samples:
         if self.kernels:
             found["wall_us"] = statistics.median(self.wall)
             found["launches"] = len(self.kernels[0])
-        if self.untimed:
-            found["untimed"] = self.untimed
+        if self.untimed:  # what a call takes is known by the clock alone
+            found |= {"untimed": self.untimed, "us": found["wall_us"]}
+            del found["own_us"]
         if self.kernels and names:
             by_launch = zip(*self.kernels, strict=True)
             found["kernels"] = [[x[0][0], round(statistics.median(us for _, us in x), 3)] for x in by_launch]
@@ -61,7 +62,10 @@ class Samples:
         return max((sum(us <= 0 for _, us in launches) for launches in self.kernels), default=0)
 
     def by_round(self, *, by_wall: bool = False) -> list[float]:
-        """One time for each round: the least wall time, which no other process has disturbed, or the median of kernel times."""
+        """One time for each round: the least wall time, which no other process has disturbed, or the median of kernel times.
+
+        by_wall: the wall time also where there are kernel times.
+        """
         if by_wall and self.kernels:
             return self.wall
         return [statistics.median(r) if self.kernels else min(r) for r in self.rounds]

@@ -74,6 +74,8 @@ class Ordering:
     """Only the first so many of each row are wanted; None: all of them."""
     by_integers: bool = False
     """Rows are ordered by integers."""
+    tells_equals_apart: bool = False
+    """Equal keys keep their order, and no operand has their positions, by which a network of comparisons tells them apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,6 @@ class Running:
     rows: int
     length: int
     element_bytes: float
-    strided: bool
-    """Neighbours of a row lie apart in memory."""
-    sums_forward: bool
-    """It adds numbers up from the first one to the last one, for which a library has a kernel of one pass."""
     of_logarithms: bool = False
     """Numbers are added of which there are logarithms: each step takes an exponential and a logarithm."""
 

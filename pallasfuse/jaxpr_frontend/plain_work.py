@@ -189,17 +189,14 @@ def _is_last(axis: int, shape: tuple[int, ...]) -> bool:
     return math.prod(shape[axis + 1 :]) == 1
 
 
-_POSITION_BYTES = 4
-
-
 def _sort(eqn: JaxprEqn) -> PlainWork:
     shape, axis = shape_of(eqn.invars[0]), eqn.params["dimension"]
     each = sum(map(_element_bytes, eqn.invars))
     keys, others = eqn.invars[: eqn.params["num_keys"]], eqn.invars[eqn.params["num_keys"] :]
     by_integers = all(dtypes.is_integer(dtype_of(a)) for a in keys)
-    if eqn.params["is_stable"] and not any(dtypes.is_integer(dtype_of(a)) for a in others):
-        each += _POSITION_BYTES  # XLA sorts the positions, too, by which equal keys are told apart
-    return Ordering(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), by_integers=by_integers)
+    # an operand of integers is taken for the positions
+    apart = eqn.params["is_stable"] and not any(dtypes.is_integer(dtype_of(a)) for a in others)
+    return Ordering(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), None, by_integers, apart)
 
 
 def _largest(eqn: JaxprEqn) -> PlainWork:
@@ -216,10 +213,9 @@ def _rows(shape: tuple[int, ...], axis: int) -> int:
 def _running(eqn: JaxprEqn) -> PlainWork:
     (operand, *_), axis = eqn.invars, eqn.params["axis"]
     shape = shape_of(operand)
-    forward = eqn.primitive.name == "cumsum" and not eqn.params["reverse"]
     each = _element_bytes(operand)
     of_logarithms = eqn.primitive.name == "cumlogsumexp"
-    return Running(_rows(shape, axis), shape[axis], each, not _is_last(axis, shape), forward, of_logarithms)
+    return Running(_rows(shape, axis), shape[axis], each, of_logarithms)
 
 
 def _windows(eqn: JaxprEqn) -> PlainWork | None:

@@ -75,8 +75,12 @@ _SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     """Returns the price of a product by the library, which chooses the tile and the shares that suit its shape."""
     loads = STREAMED if _is_aligned(p) else _UNALIGNED_LOADS
-    moved_us = memory_us(p.read_bytes, device, loads, KEPT_OPERANDS) + memory_us(p.written_bytes, device, loads)
-    memory = Term("device memory", p.read_bytes + p.written_bytes, "B", moved_us)
+    moved = p.read_bytes + p.written_bytes
+    kept = KEPT_OPERANDS if moved <= KEPT_OPERANDS * device.found_bytes else 0.0
+    moved_us = memory_us(p.read_bytes, device, loads, kept) + memory_us(
+        p.written_bytes, device, loads, min(kept, CACHED_SHARE)
+    )
+    memory = Term("device memory", moved, "B", moved_us)
     matrix = Term("matrix units", p.flops, "flop", product_us(p, device))
     one = launch(device)
     busy = (memory.us**OVERLAP + matrix.us**OVERLAP) ** (1 / OVERLAP)
@@ -128,8 +132,9 @@ def tiled_us(
 ) -> float:  # fmt: skip
     """The time of a product without what it moves from and to memory, in the best of the tiles of its result.
 
-    size: the bytes of an element of the operands. rate: the operations in a microsecond of all matrix units. together: how many
-    multiprocessors take a tile of an operand from the cache at once. most_shares: among so many blocks the sum may be split.
+    size: the bytes of an element of the operands, and about of what a block stores. rate: the operations in a microsecond of all
+    matrix units. together: how many multiprocessors take a tile of an operand from the cache at once. most_shares: among so many
+    blocks the sum may be split.
     """
     best = math.inf
     for high, wide in tiles:

@@ -10,40 +10,43 @@ from itertools import pairwise, takewhile
 
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import volume
+from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Expr, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.price.gpu_library import CACHED_SHARE, KEPT_OPERANDS, OVERLAP, STREAMED, launch, memory_us
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.scattered import cached_read, read_from_memory
 from pallasfuse.price.terms import Price, Term
-from pallasfuse.price.xla_forms import LoopFusion
+from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import LONGEST_COLUMN
 from pallasfuse.price.xla_reductions import is_short
 from pallasfuse.resources.block import WARP
 
 _COLUMNS = 0.85
-"""Of the memory's bandwidth, what a kernel reaches that reduces along an axis whose elements are apart."""
+"""A kernel that reduces along an axis whose elements are apart reaches this share of the memory's bandwidth."""
 _STORES_AND_REDUCES, _TURNS = 0.8, 0.7
-"""The same of kernels that store maps beside what they reduce, and of those that bring dimensions in another order. (120 kernels of
-40 programs on an H100.)"""
-_AT_ONCE, _VECTOR, _TURNED_AT_ONCE = 2048, 4, 8
-"""Threads that a multiprocessor runs at once; elements that a thread of a map has, at most, where there are more; those of a thread
-that turns a tile."""
+"""Kernels that store maps beside what they reduce reach the first share of the memory's bandwidth, those that bring dimensions in
+another order the second one. (120 kernels of 40 programs on an H100.)"""
+_AT_ONCE = 2048
+"""A multiprocessor runs so many threads at once."""
+_VECTOR, _TURNED_VECTOR = 4, 8
+"""A thread of a map computes so many elements where there are more elements than threads that run at once: in order, and of a tile
+that is turned."""
 _WAIT_CLOCKS = 4.0
-"""Clocks from an operation of a thread to the next that needs its result."""
+"""An operation of a thread waits so many clocks for the result of the one before."""
 _LOADED = 2.0
-"""Operations for an element that is loaded."""
+"""Loading an element takes so many operations."""
 _QUOTIENT, _SHIFT = 10.0, 2.0
-"""Operations that split the number of an element into two, where there are not or are as many of the second as a power of two."""
+"""Splitting the number of an element into two takes so many operations: by a division, and by a shift where the inner length is a
+power of two."""
 _LONG_ROW, _CROWDED = 1 << 13, 1.6
-"""The longest row that a kernel has enough registers for, and how many times as long one computes that has too few. (102 kernels of
-softmax and of two norms on an H100: 1 to 2.8 times; the least error for 560 programs.)"""
+"""A kernel has enough registers for rows up to this length; one that has too few computes so many times as long. (102 kernels of
+softmax and of two norms on an H100: 1 to 2.8 times.)"""
 _POINT, _LANE = 5.0, 8.0
-"""Operations for each element that lanes of a warp reduce, and for each lane and step of the tree in which they combine parts.
-(180 pairwise reductions on an H100, `benchmarks/xla_alone.py`.)"""
+"""Lanes of a warp take so many operations for each element that they reduce, and for each step of the tree in which they combine
+their parts. (180 pairwise reductions on an H100, `benchmarks/xla_alone.py`.)"""
 _COLUMN_BYTES, _MANY_COLUMNS = 128, 1 << 11
-"""The bytes of each row that a block reads which reduces columns; twice as many from so many columns on."""
+"""A block that reduces columns reads so many bytes of each row; twice as many from so many columns on."""
 _COLUMN_RATE = 1.7
 """A block that reduces columns reads so many times its multiprocessor's share of the cache's bandwidth, while others idle.
 
@@ -56,21 +59,21 @@ def operations_of(bodies: Sequence[Expr]) -> Operations:
 
 
 def computed(work: Operations, device: Device) -> tuple[Term, Term]:
-    """The terms of operations in a loop."""
+    """Returns the terms of operations in a loop."""
     vector = Term("vector units", work.in_full, "op", 1e-3 * work.in_full / device.vector_gop_s)
     on_special = work.special + work.converted
     return vector, Term("special functions", on_special, "op", 1e-3 * on_special / device.special_gop_s)
 
 
 def read_again(moved: float, device: Device) -> Term:
-    """The term of bytes that are read from the cache, not from memory."""
+    """Returns the term of bytes that are read from the cache, not from memory."""
     return Term("cache sectors", moved, "B", 1e-3 * moved / device.cache_gb_s)
 
 
 def loop_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     """Returns the price of a kernel of maps and reductions."""
     work = operations_of(fusion.bodies)
-    work += Operations(sum(map(_reducing, fusion.roots)) + fusion.looking_around + _loads(fusion) + _divided(fusion))
+    work += Operations(sum(map(_reducing, fusion.roots)) + fusion.window_operations + _loads(fusion) + _divided(fusion))
     moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
@@ -106,10 +109,11 @@ def _threads(fusion: LoopFusion, device: Device) -> float:
     elements = max((volume(n.axes) for n in fusion.roots), default=0)
     if elements < _AT_ONCE * device.multiprocessors:
         return float(elements)
-    return elements / (_TURNED_AT_ONCE if fusion.turns else math.gcd(elements, _VECTOR))
+    return elements / (_TURNED_VECTOR if fusion.turns else math.gcd(elements, _VECTOR))
 
 
 def _shares_elements(fusion: LoopFusion) -> bool:
+    """Do several threads share the elements of what is reduced?"""
     return any(n.is_reduction and not is_short(n) for n in fusion.roots)
 
 
@@ -130,25 +134,37 @@ def _crowded(fusion: LoopFusion) -> bool:
 
 
 def _divided(fusion: LoopFusion) -> float:
-    """Counts the operations that find the position of an element of a map along each axis: XLA counts elements through, and divides
-    that number between any two axes that an operand does not have together."""
-    found = 0.0
-    for nest in (n for n in fusion.roots if not n.is_reduction):
-        axes = [a for a in nest.axes if a.extent > 1]
-        for outer, inner in pairwise(axes):
-            if any((outer in read) != (inner in read) for _, read in fusion.reads):
-                within = volume(axes[axes.index(inner) :])
-                found += volume(nest.axes) * (_SHIFT if within & (within - 1) == 0 else _QUOTIENT)
-    return found
+    """Counts the operations that find the position of an element of a map along each axis.
+
+    XLA counts elements through, and divides that number between any two axes that an operand does not have together.
+    """
+    maps = [n for n in fusion.roots if not n.is_reduction]
+    read = {frozenset(axes) for _, axes in _loaded(fusion)} if maps else set()
+    found: dict[tuple[Axis, ...], float] = {}
+    for axes in {n.axes for n in maps}:
+        long = [a for a in axes if a.extent > 1]
+        for at, (outer, inner) in enumerate(pairwise(long), 1):
+            if any((outer in r) != (inner in r) for r in read):
+                within = volume(long[at:])
+                found[axes] = found.get(axes, 0.0) + volume(axes) * (
+                    _SHIFT if within & (within - 1) == 0 else _QUOTIENT
+                )
+    return sum(found.get(n.axes, 0.0) for n in maps)
+
+
+def _loaded(fusion: LoopFusion) -> list[Place]:
+    """Lists what a kernel loads, and along which axes."""
+    made = fusion.inside.union(fusion.makes)
+    return [place for place in fusion.reads if place[0] not in made]
 
 
 def _loads(fusion: LoopFusion) -> float:
-    """The operations of finding and loading elements: for each of a tensor, at each of its places."""
-    return _LOADED * sum(float(volume(axes)) for _, axes in fusion.reads)
+    """Counts the operations of finding and loading elements: for each of a tensor, at each of its places."""
+    return _LOADED * sum(float(volume(axes)) for _, axes in _loaded(fusion))
 
 
 def _reducing(nest: Nest) -> float:
-    """The operations of reducing what a nest has computed: for its points, and for the results that lanes share."""
+    """Counts the operations of reducing what a nest has computed: for its points, and for the results that lanes share."""
     if not nest.is_reduction:
         return 0.0
     points, lanes = float(volume((*nest.axes, *nest.reduced))), min(WARP, volume(nest.reduced))
@@ -158,7 +174,7 @@ def _reducing(nest: Nest) -> float:
 
 
 def _efficiency(fusion: LoopFusion) -> float:
-    """The share of the memory's bandwidth that a loop reaches."""
+    """Returns the share of the memory's bandwidth that a loop reaches."""
     if fusion.is_row:
         return STREAMED
     if fusion.reduced and any(not n.is_reduction for n in fusion.roots if n.name not in fusion.inside):
@@ -174,7 +190,7 @@ def _rows(fusion: LoopFusion) -> float:
 
 
 def _idle_us(fusion: LoopFusion, device: Device) -> float:
-    """The time of the longest row, where one block reduces it: a multiprocessor's share of the bandwidth, ten times over.
+    """Returns the time of the longest row, where one block reduces it: a multiprocessor's share of the bandwidth, ten times over.
 
     A longer row than a block takes is reduced in parts, by one more kernel, unless it is kept to be read again. (26 shapes on an
     H200, from 1 x 4096 to 64 x 1048576 and of all elements: bandwidth-bound, and 0.9 us for the second kernel.)
@@ -193,7 +209,7 @@ def _idle_us(fusion: LoopFusion, device: Device) -> float:
 
 
 def _longest_column(fusion: LoopFusion) -> float:
-    """The rows, which lie apart in memory, that one block reduces."""
+    """Counts the rows, which lie apart in memory, that one block reduces."""
     if not fusion.reduces_columns or fusion.is_product:
         return 0.0
     rows = math.prod(a.extent for a in fusion.reduced)
@@ -201,7 +217,7 @@ def _longest_column(fusion: LoopFusion) -> float:
 
 
 def _column_us(fusion: LoopFusion, device: Device) -> float:
-    """The time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor."""
+    """Returns the time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor."""
     if not fusion.reads:
         return 0.0
     (_, axes), moved = max(fusion.reads.items(), key=lambda entry: entry[1])

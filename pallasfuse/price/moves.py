@@ -11,7 +11,7 @@ from math import gcd
 
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Index, Read, apply, const, index, postorder, read, select
+from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, index, postorder, read, select
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor
@@ -154,38 +154,49 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External], at: int)
     body: Expr = reduce(lambda x, y: select(const(True, "bool"), y, x), reads, reads[0])
     for axis in frozenset(node.axes) - body.axes:  # each position along it has another operand
         body = select(apply("ge", index(axis), const(0, "int32")), body, body)
-    taken_from = _PART if node.form == "selection" else const(0, "int32")
-    body = select(apply("ge", const(at, "int32"), taken_from), body, body)
+    place = apply("gt" if node.form == "selection" else "ge", const(at, "int32"), _NO_PLACE)
+    body = select(place, body, body)
     for positions in (d for d in operands if d not in taken):
         one = read(positions.name, _places(positions.axes, node.axes, fills=False, few=True), positions.dtype)
         body = select(apply("ge", one, const(0, positions.dtype)), body, body)
     return Nest(node.name, node.axes, body, node.dtype, source=node.source)
 
 
-_PART = const(1, "int32")
-"""What the place of an operation is compared with in its map where it takes a part of its operand."""
+_NO_PLACE = const(-1, "int32")
+"""What the place of an operation is compared with, in the condition by which its map differs from others: no program compares two
+numbers that it knows."""
 
 
 @lru_cache(1 << 12)
-def parts_taken(body: Expr) -> Mapping[tuple[str, tuple[Axis, ...]], int]:
-    """Returns how many different parts of a tensor are read along some axes, where there are several."""
-    found: dict[tuple[str, tuple[Axis, ...]], set[Expr]] = {}
-    for node in postorder(body):
-        if not _takes_part(node):
-            continue
-        waiting, seen = [node.args[1]], set[Expr]()
-        while waiting:
-            inner = waiting.pop()
-            if isinstance(inner, Read):
-                found.setdefault((inner.tensor, inner.indices), set()).add(node.args[0])
-            elif inner not in seen and not _takes_part(inner):
-                seen.add(inner)
-                waiting += inner.args
+def parts_taken(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], int]:
+    """Returns how many different parts of a tensor some bodies read along the same axes, where there are several.
+
+    A part of a part is told apart by the two operations that took it last.
+    """
+    found: dict[tuple[str, tuple[Axis, ...]], set[tuple[Expr, ...]]] = {}
+    waiting: list[tuple[Expr, tuple[Expr, ...]]] = [(body, ()) for body in bodies]
+    seen = set(waiting)
+    while waiting:
+        node, taken = waiting.pop()
+        if isinstance(node, Read) and taken:
+            found.setdefault((node.tensor, node.indices), set()).add(taken)
+        inner = (*taken, node.args[0])[-2:] if _takes_part(node) else taken
+        fresh = {(arg, inner) for arg in node.args} - seen
+        seen |= fresh
+        waiting += fresh
     return {place: len(parts) for place, parts in found.items() if len(parts) > 1}
 
 
 def _takes_part(node: Expr) -> bool:
-    return isinstance(node, Apply) and node.op == "select" and _PART in node.args[0].args
+    if not isinstance(node, Apply) or node.op != "select":
+        return False
+    place = node.args[0]
+    return (
+        isinstance(place, Apply)
+        and place.op == "gt"
+        and isinstance(place.args[0], Const)
+        and place.args[1] == _NO_PLACE
+    )
 
 
 _MOST_IN_A_WINDOW = 64

@@ -53,8 +53,11 @@ class Operations:
 
     @property
     def in_full(self) -> float:
-        """Simple instructions with those of a library's functions, where nothing is approximated."""
-        return self.simple + self.library + self.branching
+        """Counts simple instructions with those of a library's functions, where nothing is approximated.
+
+        About half of those in branches are executed. (Sines, powers and angles on an H100: 0.4 to 0.65 of them.)
+        """
+        return self.simple + self.library + 0.5 * self.branching
 
     def __add__(self, other: "Operations") -> "Operations":
         return Operations(

@@ -75,7 +75,7 @@ class XlaPrices:
             names = kernel.makes
             key = (
                 names, tuple(kernel.bodies), kernel.is_row, kernel.streams_matrix, kernel.inside, kernel.threads,
-                kernel.cached_bytes, kernel.pieces, kernel.looking_around,
+                kernel.cached_bytes, kernel.pieces, kernel.window_operations,
             )  # fmt: skip
             if self.device.platform == "cpu":  # where it depends on the layouts that others ask for
                 tensors = {*names, *(tensor for tensor, _ in kernel.reads)}

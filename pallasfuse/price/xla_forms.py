@@ -94,8 +94,8 @@ class LoopFusion:
     """Calls of the library that are counted here: each once, in one of its parts."""
     cached_bytes: float = 0.0
     """Bytes that are read again, from the cache."""
-    looking_around: float = 0.0
-    """The operations of reducing windows around elements, one of a window's after the other."""
+    window_operations: float = 0.0
+    """The operations of reducing windows around its elements."""
     pieces: tuple[Pieces, ...] = ()
     """Those of its reads that lie anywhere."""
     threads: float = 0.0
@@ -219,6 +219,8 @@ class Opaque:
     """The expressions that it computes of its operands before it stores the results; empty if it stores the operands themselves."""
     computed_with: str = ""
     """Another result of the same operation, in whose price this one is."""
+    stored: bool = True
+    """Its result is stored; else its last part is computed inside of what reads it."""
 
     @property
     def sources(self) -> dict[str, float]:

@@ -7,7 +7,7 @@ CPU; on a GPU it is computed in each of them, where that does not take longer.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -17,7 +17,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, bytes_by_name
-from pallasfuse.ir.plain_work import Running
+from pallasfuse.ir.plain_work import Drawn, Running
 from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
@@ -164,12 +164,17 @@ def xla_kernels(
         kernels.append(_library_product(node, operands, names, inside, given, habits, known))
         by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
-    if habits.fuses_moves:
-        kernels = [_ended_inside(k) if outside.isdisjoint(k.makes) else k for k in kernels]
+    ended = frozenset(_ends_inside(kernels, outside, readers)) if habits.fuses_moves else frozenset[str]()
+    drawn: set[str] = set()
+    for at, kernel in enumerate(kernels):
+        if isinstance(kernel, Opaque) and kernel.name in ended:
+            kernels[at] = replace(kernel, stored=False)
+            drawn |= {kernel.name} if isinstance(kernel.work, Drawn) else set()
     nests = _definitions(program)
     found = _fused(loops, apart, rows.inner, outside, habits, above)
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
+        fusion.inside |= drawn
         if habits.library_reduces:
             fusion.turned = sum(turned_elements(n, nests) for n in fusion.roots)
         if habits.fuses_moves:
@@ -178,13 +183,16 @@ def xla_kernels(
     return [*kernels, *found]
 
 
-def _ended_inside(kernel: XlaKernel) -> XlaKernel:
-    """The kernel without its last part where that is computed inside of the loops that read its result, as that of running sums."""
-    return (
-        replace(kernel, written_bytes=0.0)
-        if isinstance(kernel, Opaque) and isinstance(kernel.work, Running)
-        else kernel
-    )
+def _ends_inside(kernels: Iterable[XlaKernel], outside: Set[str], readers: Mapping[str, int]) -> Iterator[str]:
+    """Yields the results of operations whose last part is computed inside of the loops that read them.
+
+    Such are running sums, and random numbers that one loop reads.
+    """
+    for kernel in kernels:
+        if isinstance(kernel, Opaque) and kernel.name not in outside:
+            once = isinstance(kernel.work, Drawn) and readers[kernel.name] == 1
+            if once or isinstance(kernel.work, Running):
+                yield kernel.name
 
 
 def _fused(

@@ -38,15 +38,15 @@ class Moves:
 
     def read_once(self, fusion: LoopFusion, sizes: Mapping[str, float]) -> None:
         """Lets a kernel read from memory what there is of each tensor, and the rest from a cache."""
-        parts = [parts_taken(body) for body in fusion.bodies]
+        parts = parts_taken(tuple(fusion.bodies))
         for place, of_part in fusion.reads.items():
             tensor, axes = place
-            moved = of_part * max((p.get(place, 1) for p in parts), default=1)
+            moved = of_part * parts.get(place, 1)
             chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors]
             window = self.windows.get(place, 1.0)
             size = moved if place in self.joined else sizes.get(tensor, moved)
             fusion.reads[place] = min(moved * window, size)
-            fusion.looking_around += windows_operations(volume(axes), window) if place in self.windows else 0.0
+            fusion.window_operations += windows_operations(volume(axes), window) if place in self.windows else 0.0
             if chosen:
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
             else:

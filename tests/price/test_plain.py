@@ -223,7 +223,7 @@ def test_running_sums_take_what_they_took_on_an_h100(axis, shape, measured):
         )
         for f in (lambda x: jnp.cumsum(x, axis), lambda x: jnp.exp(jnp.cumsum(x, axis)))
     )
-    assert read < stored or shape[axis] <= 16
+    assert read < stored if shape[axis] > 16 else read == stored
 
 
 def test_a_row_shorter_than_a_block_is_not_padded():

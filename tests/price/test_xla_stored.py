@@ -187,7 +187,7 @@ def test_windows_are_reduced_where_they_are_read(window, stride, number):
 
     found = kernels(pooled, X)
     assert len(found) == number and all(k.read_bytes == BYTES for k in found)
-    assert found[-1].looking_around == windows_operations(volume(found[-1].roots[0].axes), window[0] * window[1])
+    assert found[-1].window_operations == windows_operations(volume(found[-1].roots[0].axes), window[0] * window[1])
 
 
 def test_only_what_windows_are_taken_from_is_read_in_windows():
@@ -195,7 +195,7 @@ def test_only_what_windows_are_taken_from_is_read_in_windows():
         return lax.reduce_window(x, 0.0, lax.add, (3, 3), (1, 1), "SAME") * y
 
     (one,) = kernels(pooled, X, X)
-    assert one.read_bytes == 2 * BYTES and one.looking_around == windows_operations(X.size, 9)
+    assert one.read_bytes == 2 * BYTES and one.window_operations == windows_operations(X.size, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,185 @@
+"""Prices of the kernels that XLA writes itself on a GPU, beside what was measured."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from pallasfuse import device
+from pallasfuse.jaxpr_frontend import convert, flatten
+from pallasfuse.options import FuseOptions
+from pallasfuse.pipeline import make_plan
+from pallasfuse.price.xla import kernels_on, price_xla
+from pallasfuse.targets import TRITON
+
+H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
+f32 = jnp.float32
+
+
+def struct(*shape, dtype=f32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def program(function, *arguments):
+    return convert(flatten(jax.make_jaxpr(function)(*arguments))).program
+
+
+def price(function, *arguments):
+    return price_xla(program(function, *arguments), H100)
+
+
+def us(function, *arguments):
+    return price(function, *arguments).us
+
+
+@pytest.mark.parametrize(
+    ("power", "dtype", "measured"),
+    [
+        (8, "float32", 1.1), (14, "float32", 1.2), (16, "bfloat16", 1.3), (18, "float32", 2.2), (18, "bfloat16", 2.2),
+        (20, "bfloat16", 2.3), (20, "float32", 2.4), (22, "bfloat16", 6.0), (24, "bfloat16", 24.0), (24, "float32", 45.5),
+    ],
+)  # fmt: skip
+def test_threads_need_time_to_begin(power, dtype, measured):
+    """Where there are no more elements than threads that run at once, each has one: 2^18 take as long as 2^20."""
+    assert us(lambda x: x + 1, struct(1 << power, dtype=dtype)) == pytest.approx(measured, rel=0.15)
+
+
+def repeated(step, times):
+    def function(x):
+        for i in range(times):
+            x = step(x, i)
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("step", "dtype", "small", "large"),
+    [
+        (lambda x, i: x * 1.0001 + (0.5 + i), "float32", 1.4, 19.4),
+        (lambda x, i: (x ^ (x >> (3 + i % 5))) + jnp.uint32(7 + i), "uint32", 1.6, 34.5),
+        (lambda x, i: (x ^ (x >> 3)) * jnp.uint32(2654435 + i), "uint32", 1.6, 34.6),
+    ],
+    ids=["multiply and add", "shift and add", "shift and multiply"],
+)
+def test_operations_take_the_rate_of_the_vector_units_or_wait_for_each_other(step, dtype, small, large):
+    assert us(repeated(step, 64), struct(1 << 14, dtype=dtype)) == pytest.approx(small, rel=0.3)
+    assert us(repeated(step, 64), struct(1 << 22, dtype=dtype)) == pytest.approx(large, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("function", "measured"),
+    [(jnp.log, 24.9), (jnp.tanh, 21.9), (jnp.sin, 23.7), (jax.nn.sigmoid, 17.7), (lax.erf, 23.4), (jnp.expm1, 27.4)],
+    ids=["log", "tanh", "sin", "logistic", "erf", "expm1"],
+)
+def test_functions_are_those_of_the_compilers_library(function, measured):
+    six = repeated(lambda x, i: function(x + i * 0.01) * 0.9, 6)
+    assert us(six, struct(1 << 22)) == pytest.approx(measured, rel=0.25)
+
+
+def masked(x):
+    n = x.shape[-1]
+    seen = jnp.arange(n)[:, None] >= jnp.arange(n)[None]
+    return jax.nn.softmax(jnp.where(seen, x.astype(f32) * 0.125, -1e30), -1).astype(x.dtype)
+
+
+def softmax(x):
+    return jax.nn.softmax(x.astype(f32), -1).astype(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype", "measured"),
+    [
+        (softmax, (4096, 4096), "float32", 47.0), (softmax, (4096, 4096), "bfloat16", 26.8),
+        (softmax, (32768, 1024), "bfloat16", 46.4), (softmax, (32768, 257), "bfloat16", 34.3),
+        (softmax, (8192, 16384), "float32", 510.8), (masked, (32, 1024, 1024), "float32", 148.1),
+        (masked, (16, 4096, 4096), "float32", 1133.2),
+    ],
+)  # fmt: skip
+def test_rows_that_leave_too_few_registers_take_longer(function, shape, dtype, measured):
+    assert us(function, struct(*shape, dtype=dtype)) == pytest.approx(measured, rel=0.4)
+    assert us(softmax, struct(32768, 257, dtype="bfloat16")) > 1.3 * us(softmax, struct(32768, 256, dtype="bfloat16"))
+    assert us(masked, struct(32, 1024, 1024, dtype="bfloat16")) > 1.15 * us(
+        softmax, struct(32768, 1024, dtype="bfloat16")
+    )
+
+
+def test_a_softmax_alone_is_left_to_xla():
+    """Its kernel streams its rows as one of ours would."""
+    for dtype in ("float32", "bfloat16"):
+        jaxpr = jax.make_jaxpr(softmax)(struct(4096, 4096, dtype=dtype))
+        assert not make_plan(jaxpr, TRITON.on(H100), FuseOptions(price=True)).kernels
+
+
+def read_bytes(function, *arguments):
+    (one,) = kernels_on(H100, program(function, *arguments))
+    return one.read_bytes
+
+
+def test_different_parts_of_a_tensor_are_read_apart():
+    x, y = struct(4096, 4096), struct(4096, 2048)
+    half = 4 * 4096 * 2048
+    assert read_bytes(lambda x: jax.nn.silu(x[:, :2048]) * x[:, 2048:], x) == 2 * half
+    assert read_bytes(lambda x: jax.nn.silu(x[:, :2048]) * x[:, :2048], x) == half
+    assert read_bytes(lambda x, y: (x[:, :2048] * y, x[:, 2048:] * y), x, y) == 3 * half
+
+
+def test_parts_of_a_part_are_read_apart():
+    def halves(q):
+        part = q[:, :, :64]
+        return part[:, :, :32] * jnp.sin(part[:, :, 32:])
+
+    assert read_bytes(halves, struct(512, 64, 192)) == 4 * 512 * 64 * 64
+
+
+def test_a_users_condition_takes_no_part():
+    def chosen(x, n):
+        return jnp.where(n == 1, x, 0) + jnp.where(n > -1, jnp.exp(x), 2.0)
+
+    found = kernels_on(H100, program(chosen, struct(4096, 4096), struct(dtype=jnp.int32)))
+    assert found
+    assert all(k.cached_bytes == 0 for k in found)
+
+
+def test_random_numbers_are_computed_where_one_loop_reads_them():
+    def drawn(key):
+        return jax.random.uniform(jax.random.wrap_key_data(key), (1 << 20,))
+
+    assert us(drawn, struct(2, dtype=jnp.uint32)) == pytest.approx(4.3, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "dtype", "measured"),
+    [
+        (jnp.sort, (16, 65536), "float32", 174.0), (jnp.sort, (16, 65536), "int32", 166.2),
+        (jnp.argsort, (16, 65536), "float32", 174.3), (jnp.sort, (1, 1 << 20), "float32", 75.0),
+        (jnp.sort, (1, 1 << 20), "int32", 56.0), (jnp.sort, (64, 50257), "int32", 159.8),
+        (jnp.sort, (4096, 128), "float32", 15.7), (jnp.sort, (256, 4096), "float32", 69.6),
+        (lambda x: lax.sort(x, dimension=1, is_stable=False), (16, 65536), "float32", 107.0),
+    ],
+)  # fmt: skip
+def test_positions_are_sorted_with_keys_that_keep_their_order(function, shape, dtype, measured):
+    """Not where the library sorts by digits."""
+    assert us(function, struct(*shape, dtype=dtype)) == pytest.approx(measured, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "m", "k", "n", "measured"),
+    [
+        ("mk", "kn", 1000, 5504, 2048, 137.3), ("mk", "nk", 1000, 5504, 2048, 26.6),
+        ("mk", "kn", 2048, 2048, 2048, 97.0), ("mk", "nk", 2048, 2048, 2048, 18.4),
+    ],
+)  # fmt: skip
+def test_threads_turn_bytes_for_the_matrix_units(left, right, m, k, n, measured):
+    """A kernel of ours, not of XLA: its product wants both sides in the order of what is summed."""
+    sizes = {"m": m, "k": k, "n": n}
+    numbers = (((left.index("k"),), (right.index("k"),)), ((), ()))
+
+    def scaled(a, b, s):
+        made = lax.dot_general(a, b, numbers, preferred_element_type=jnp.int32).astype(f32) * s
+        return jnp.maximum(made, 0.0).astype(jnp.bfloat16)
+
+    structs = [struct(*(sizes[a] for a in order), dtype=jnp.int8) for order in (left, right)]
+    schedule = "kernel { i:128@grid k:128@grid ( j:128~3 ( t0 ) t5 ) } [warps=8]"
+    plan = make_plan(jax.make_jaxpr(scaled)(*structs, struct(n)), TRITON.on(H100), FuseOptions(schedule=schedule))
+    assert plan.kernels[0].price.us == pytest.approx(measured, rel=0.25)
