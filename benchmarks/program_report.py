@@ -79,8 +79,8 @@ def accuracy(pairs: Pairs, within: tuple[float, float]) -> Row:
 
 
 def own_us(variant: Row) -> float | None:
-    """The measured time without that of calling anything."""
-    return variant.get("own_us", variant.get("us"))
+    """Returns the measured time without that of calling anything; None where some kernels have no time."""
+    return None if variant.get("untimed") else variant.get("own_us", variant.get("us"))
 
 
 def kernel_pairs(rows: Iterable[Row], measured: str, predicted: str) -> Pairs:
