@@ -95,8 +95,11 @@ def loop_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     if cached:
         terms.append(read_again(cached, device))
     busy = max(sum(t.us**OVERLAP for t in terms) ** (1 / OVERLAP), started_us)
-    wait = device.latency_us if fusion.is_row else device.cache_latency_us if _shares_elements(fusion) else 0.0
-    return Price(busy + one.us + wait, (*terms, started, one))
+    terms += [started, one]
+    wait_us = device.latency_us if fusion.is_row else device.cache_latency_us if _shares_elements(fusion) else 0.0
+    if wait_us:
+        terms.append(Term("threads that wait for each other", 1, "kernel", wait_us))
+    return Price(busy + one.us + wait_us, tuple(terms))
 
 
 def _threads(fusion: LoopFusion, device: Device) -> float:
