@@ -459,8 +459,8 @@ def _on_matrix_units(p: Product) -> bool:
 
 
 def _rearranged(p: Product) -> float:
-    """The operations that bring operands into the order in which matrix units read them: of bytes, and of float32, which they round
-    on the way. Matrix units read half precision in any order."""
+    """Counts the operations that bring operands into the order in which matrix units read them: bytes, and float32, which they
+    round on the way. Half precision is read in any order."""
     if dtypes.itemsize_bytes(p.lhs_dtype) == 1:
         left, right = _BYTES_OF_ROWS_TURNED * p.in_columns, _BYTES_OF_COLUMNS_TURNED * p.rhs_in_rows
         return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times

@@ -73,7 +73,8 @@ def _kept(work: Ordering, device: Device) -> Price:
 def _by_network(work: Ordering, words: float, device: Device) -> Price:
     """Returns the price of a bitonic network: steps of a stage inside a tile are one kernel, every wider step is one of its own."""
     packing = words * 4 != work.element_bytes
-    words += _POSITION_BYTES / 4 * work.tells_equals_apart
+    positions_bytes = _POSITION_BYTES * work.tells_equals_apart
+    words += positions_bytes / 4
     stages = math.ceil(math.log2(max(2, work.length)))
     tile = min(stages, int(math.log2(_TILE)))
     wide = stages - tile
@@ -83,7 +84,7 @@ def _by_network(work: Ordering, words: float, device: Device) -> Price:
     waves = max(1.0, work.rows / (_BLOCKS * device.multiprocessors)) if wide == 0 else 1.0
     step_us = max(1e-3 * positions * words / rate, waves * words * _STEP_US * max(2.0, (1 << tile) / _THREADS))
     steps = Term("steps of sorting", positions * inside * words, "", inside * step_us)
-    moved = 2 * work.rows * work.length * (_SECTOR if work.strided else work.element_bytes)
+    moved = 2 * work.rows * work.length * (_SECTOR if work.strided else work.element_bytes + positions_bytes)
     memory, one = Term("device memory", moved, "B", memory_us(moved, device)), launch(device)
     packed = copy_on_gpu(moved, device) if packing else Price(0.0, ())
     passes = 1 + wide + wide * (wide + 1) // 2

@@ -163,28 +163,30 @@ def _as_map(node: External, known: dict[str, Tensor | Nest | External], at: int)
 
 
 _NO_PLACE = const(-1, "int32")
-"""What the place of an operation is compared with, in the condition by which its map differs from others: no program compares two
-numbers that it knows."""
+"""The place of an operation is compared with it, in the condition by which its map differs from others: hardly any program compares
+two numbers that it knows."""
+_MOST_WAYS = 4000
+"""Of bodies that read parts of parts in more ways, no parts are told apart: looking for them would take longer than it is worth."""
 
 
 @lru_cache(1 << 12)
 def parts_taken(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], int]:
     """Returns how many different parts of a tensor some bodies read along the same axes, where there are several.
 
-    A part of a part is told apart by the two operations that took it last.
+    A part of a part is told apart by the operation that took it from the tensor, and by the one that took it last.
     """
     found: dict[tuple[str, tuple[Axis, ...]], set[tuple[Expr, ...]]] = {}
     waiting: list[tuple[Expr, tuple[Expr, ...]]] = [(body, ()) for body in bodies]
     seen = set(waiting)
-    while waiting:
+    while waiting and len(seen) <= _MOST_WAYS:
         node, taken = waiting.pop()
         if isinstance(node, Read) and taken:
             found.setdefault((node.tensor, node.indices), set()).add(taken)
-        inner = (*taken, node.args[0])[-2:] if _takes_part(node) else taken
+        inner = (*taken[:1], node.args[0]) if _takes_part(node) else taken
         fresh = {(arg, inner) for arg in node.args} - seen
         seen |= fresh
         waiting += fresh
-    return {place: len(parts) for place, parts in found.items() if len(parts) > 1}
+    return {} if waiting else {place: len(parts) for place, parts in found.items() if len(parts) > 1}
 
 
 def _takes_part(node: Expr) -> bool:

@@ -95,7 +95,7 @@ class LoopFusion:
     cached_bytes: float = 0.0
     """Bytes that are read again, from the cache."""
     window_operations: float = 0.0
-    """The operations of reducing windows around its elements."""
+    """It takes so many operations to reduce windows around its elements."""
     pieces: tuple[Pieces, ...] = ()
     """Those of its reads that lie anywhere."""
     threads: float = 0.0

@@ -7,7 +7,7 @@ CPU; on a GPU it is computed in each of them, where that does not take longer.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -164,17 +164,12 @@ def xla_kernels(
         kernels.append(_library_product(node, operands, names, inside, given, habits, known))
         by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
-    ended = frozenset(_ends_inside(kernels, outside, readers)) if habits.fuses_moves else frozenset[str]()
-    drawn: set[str] = set()
-    for at, kernel in enumerate(kernels):
-        if isinstance(kernel, Opaque) and kernel.name in ended:
-            kernels[at] = replace(kernel, stored=False)
-            drawn |= {kernel.name} if isinstance(kernel.work, Drawn) else set()
     nests = _definitions(program)
     found = _fused(loops, apart, rows.inner, outside, habits, above)
+    if habits.fuses_moves:
+        kernels = [k if isinstance(k, Opaque) and k.name in outside else _ended_inside(k, found) for k in kernels]
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
-        fusion.inside |= drawn
         if habits.library_reduces:
             fusion.turned = sum(turned_elements(n, nests) for n in fusion.roots)
         if habits.fuses_moves:
@@ -183,16 +178,19 @@ def xla_kernels(
     return [*kernels, *found]
 
 
-def _ends_inside(kernels: Iterable[XlaKernel], outside: Set[str], readers: Mapping[str, int]) -> Iterator[str]:
-    """Yields the results of operations whose last part is computed inside of the loops that read them.
+def _ended_inside(kernel: XlaKernel, fusions: Sequence[LoopFusion]) -> XlaKernel:
+    """Returns the kernel without its last part where that is computed inside of the loops that read its result.
 
-    Such are running sums, and random numbers that one loop reads.
+    Such are running sums, and random numbers where one loop reads them.
     """
-    for kernel in kernels:
-        if isinstance(kernel, Opaque) and kernel.name not in outside:
-            once = isinstance(kernel.work, Drawn) and readers[kernel.name] == 1
-            if once or isinstance(kernel.work, Running):
-                yield kernel.name
+    if not isinstance(kernel, Opaque) or not isinstance(kernel.work, Running | Drawn):
+        return kernel
+    if isinstance(kernel.work, Drawn):
+        readers = [f for f in fusions if any(tensor == kernel.name for tensor, _ in f.reads)]
+        if len(readers) != 1:
+            return kernel
+        readers[0].inside |= {kernel.name}
+    return replace(kernel, stored=False)
 
 
 def _fused(

@@ -6,10 +6,13 @@ import pytest
 from jax import lax
 
 from pallasfuse import device
+from pallasfuse.ir.plain_work import Drawn
 from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
+from pallasfuse.price import moves
 from pallasfuse.price.xla import kernels_on, price_xla
+from pallasfuse.price.xla_forms import LoopFusion
 from pallasfuse.targets import TRITON
 
 H100 = device.find("NVIDIA H100 80GB HBM3", "gpu")
@@ -98,6 +101,9 @@ def softmax(x):
 )  # fmt: skip
 def test_rows_that_leave_too_few_registers_take_longer(function, shape, dtype, measured):
     assert us(function, struct(*shape, dtype=dtype)) == pytest.approx(measured, rel=0.4)
+
+
+def test_odd_rows_and_masks_leave_too_few_registers():
     assert us(softmax, struct(32768, 257, dtype="bfloat16")) > 1.3 * us(softmax, struct(32768, 256, dtype="bfloat16"))
     assert us(masked, struct(32, 1024, 1024, dtype="bfloat16")) > 1.15 * us(
         softmax, struct(32768, 1024, dtype="bfloat16")
@@ -133,19 +139,40 @@ def test_parts_of_a_part_are_read_apart():
 
 
 def test_a_users_condition_takes_no_part():
-    def chosen(x, n):
-        return jnp.where(n == 1, x, 0) + jnp.where(n > -1, jnp.exp(x), 2.0)
+    def chosen(x, i, j):
+        return jnp.where(i > -1, x, 0) + jnp.where(j > -1, jnp.exp(x), 2.0)
 
-    found = kernels_on(H100, program(chosen, struct(4096, 4096), struct(dtype=jnp.int32)))
-    assert found
-    assert all(k.cached_bytes == 0 for k in found)
+    whole = struct(4096, 4096)
+    ints = struct(4096, 4096, dtype=jnp.int32)
+    (one,) = kernels_on(H100, program(chosen, whole, ints, ints))
+    assert one.cached_bytes == 0
+
+
+def test_parts_of_parts_are_found_in_bounded_time():
+    def shifted(x, steps):
+        for i in range(steps):
+            x = x + x[::-1] * jnp.roll(x, i, 0)
+        return x
+
+    few, many = (program(lambda x, n=n: shifted(x, n), struct(4096)) for n in (2, 60))
+    assert any(moves.parts_taken(tuple(k.bodies)) for k in kernels_on(H100, few) if isinstance(k, LoopFusion))
+    assert not any(moves.parts_taken(tuple(k.bodies)) for k in kernels_on(H100, many) if isinstance(k, LoopFusion))
 
 
 def test_random_numbers_are_computed_where_one_loop_reads_them():
     def drawn(key):
         return jax.random.uniform(jax.random.wrap_key_data(key), (1 << 20,))
 
-    assert us(drawn, struct(2, dtype=jnp.uint32)) == pytest.approx(4.3, rel=0.3)
+    key = struct(2, dtype=jnp.uint32)
+    assert us(drawn, key) == pytest.approx(4.3, rel=0.3)
+
+    def sums(key):
+        numbers = drawn(key).reshape(1024, 1024)
+        return numbers.sum(0), numbers.sum(1)
+
+    for function, stored in ((drawn, False), (sums, True)):
+        found = [k for k in kernels_on(H100, program(function, key)) if isinstance(getattr(k, "work", None), Drawn)]
+        assert [k.stored for k in found] == [stored] * len(found) != []
 
 
 @pytest.mark.parametrize(
@@ -159,7 +186,7 @@ def test_random_numbers_are_computed_where_one_loop_reads_them():
     ],
 )  # fmt: skip
 def test_positions_are_sorted_with_keys_that_keep_their_order(function, shape, dtype, measured):
-    """Not where the library sorts by digits."""
+    """A library that sorts by digits needs no positions."""
     assert us(function, struct(*shape, dtype=dtype)) == pytest.approx(measured, rel=0.35)
 
 
@@ -171,7 +198,7 @@ def test_positions_are_sorted_with_keys_that_keep_their_order(function, shape, d
     ],
 )  # fmt: skip
 def test_threads_turn_bytes_for_the_matrix_units(left, right, m, k, n, measured):
-    """A kernel of ours, not of XLA: its product wants both sides in the order of what is summed."""
+    """The product of a kernel of ours wants both sides in the order of what is summed."""
     sizes = {"m": m, "k": k, "n": n}
     numbers = (((left.index("k"),), (right.index("k"),)), ((), ()))
 
