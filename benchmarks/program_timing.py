@@ -58,7 +58,7 @@ class Samples:
 
     @property
     def untimed(self) -> int:
-        """The kernels of a call that the profiler has seen without their times: some that started only where a branch is taken."""
+        """Counts the kernels of a call of which the profiler tells no time, as of some that start only in a branch."""
         return max((sum(us <= 0 for _, us in launches) for launches in self.kernels), default=0)
 
     def by_round(self, *, by_wall: bool = False) -> list[float]:

@@ -47,8 +47,8 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "outer": lambda a, b: jnp.max(a[:, :, None] + b[None], axis=1),
     "rows": lambda a, b: jnp.max(a[:, None, :] + b[None], axis=2),
 }
-SHAPES = {"gpu": 1, "cpu": 8}
-"""By how much arrays of other kinds are shorter."""
+SHORTER = {"gpu": 1, "cpu": 8}
+"""Arrays of the kinds below are shorter by this factor than those for a GPU."""
 SIZES = {"gpu": {"m": 2048, "n": 4096, "k": 2048}, "cpu": {"m": 256, "n": 512, "k": 256}}
 BYTES = ((1536, 1152, 4608), (4096, 4096, 4096), (16, 4096, 11008), (333, 1000, 1500), (2048, 2048, 4095))
 """Products of bytes and of integers: m, k, n."""
@@ -113,15 +113,15 @@ def _case(kind: str, words: str, function: Callable[..., Any], *arrays: tuple[Se
 def maps(platform: str) -> Iterator[Case]:
     """Yields kernels of maps that compute next to nothing."""
     for power, number, dtype in itertools.product((8, 12, 16, 18, 20, 22, 24), (1, 2, 8), ("float32", "bfloat16")):
-        size = max(256, (1 << power) // SHAPES[platform])
+        size = max(256, (1 << power) // SHORTER[platform])
         if number * size <= 1 << 25:
             yield _case("maps", f"{number} arrays", lambda *x: sum(x) + 1, *[((size,), dtype)] * number)
     for length, *inner in ((1000, 37, 21), (64, 129, 257), (8, 1024, 16, 64), (333, 333, 33)):
-        shape = (-(-length // SHAPES[platform]), *inner)
+        shape = (-(-length // SHORTER[platform]), *inner)
         along = [(tuple(n if i == at else 1 for i, n in enumerate(shape)), "float32") for at in range(len(shape))]
         yield _case("maps", "lacking axes", lambda x, *v: sum(v, x), (shape, "float32"), *along)
     for dtype in ("float32", "bfloat16"):
-        rows = 4096 // SHAPES[platform]
+        rows = 4096 // SHORTER[platform]
         yield _case("maps", "halves", lambda x: jax.nn.silu(x[:, :2816]) * x[:, 2816:], ((rows, 5632), dtype))
         yield _case("maps", "turned", lambda x, y: x + y.T, ((rows, 2048), dtype), ((2048, rows), dtype))
 
@@ -150,7 +150,7 @@ def chains(platform: str) -> Iterator[Case]:
     """Yields kernels that compute many operations for each element."""
     for (words, (step, dtype)), times, power in itertools.product(CHAINS.items(), (4, 16, 64), (14, 18, 22)):
         yield _case(
-            "chains", f"{times} x {words}", _repeated(step, times), (((1 << power) // SHAPES[platform],), dtype)
+            "chains", f"{times} x {words}", _repeated(step, times), (((1 << power) // SHORTER[platform],), dtype)
         )
 
 
@@ -161,7 +161,7 @@ def functions(platform: str) -> Iterator[Case]:
         def step(x: Any, i: int, function: Callable[[Any], Any] = function) -> Any:
             return function(x + i * 0.01) * 0.9
 
-        yield _case("functions", words, _repeated(step, 6), (((1 << power) // SHAPES[platform],), "float32"))
+        yield _case("functions", words, _repeated(step, 6), (((1 << power) // SHORTER[platform],), "float32"))
 
 
 def _masked(x: Any) -> Any:
@@ -185,11 +185,11 @@ def norms(platform: str) -> Iterator[Case]:
         "variance": lambda x: _normalised(x, centred=True),
     }
     for (words, function), (number, length), dtype in itertools.product(kinds.items(), rows, ("float32", "bfloat16")):
-        yield _case("norms", words, function, ((-(-number // SHAPES[platform]), length), dtype))
+        yield _case("norms", words, function, ((-(-number // SHORTER[platform]), length), dtype))
     for (batch, length), dtype in itertools.product(
         ((32, 1024), (16, 2048), (64, 257), (96, 197)), ("float32", "bfloat16")
     ):
-        yield _case("norms", "masked softmax", _masked, ((batch // SHAPES[platform], length, length), dtype))
+        yield _case("norms", "masked softmax", _masked, ((batch // SHORTER[platform], length, length), dtype))
 
 
 def windows(platform: str) -> Iterator[Case]:
@@ -200,17 +200,17 @@ def windows(platform: str) -> Iterator[Case]:
             return lax.reduce_window(x, -jnp.inf, lax.max, (1, width, width, 1), (1, 1, 1, 1), "SAME")
 
         yield _case(
-            "windows", f"{width} x {width}", pool, ((batch, side // SHAPES[platform], side, channels), "float32")
+            "windows", f"{width} x {width}", pool, ((batch, side // SHORTER[platform], side, channels), "float32")
         )
     for axis, shape in itertools.product((0, 1), ((64, 1000), (4096, 128), (16, 65536))):
         sums = functools.partial(jnp.cumsum, axis=axis)
-        yield _case("windows", f"running along {axis}", sums, ((shape[0], shape[1] // SHAPES[platform]), "float32"))
+        yield _case("windows", f"running along {axis}", sums, ((shape[0], shape[1] // SHORTER[platform]), "float32"))
 
 
 def sorts(platform: str) -> Iterator[Case]:
     """Yields rows that are sorted."""
     for number, length in ((64, 1000), (1, 1 << 20), (4096, 128), (16, 65536), (256, 4096), (30000, 16), (64, 50257)):
-        shape = (-(-number // SHAPES[platform]), length)
+        shape = (-(-number // SHORTER[platform]), length)
         for dtype in ("float32", "int32", "bfloat16"):
             yield _case("sorts", "stable", lambda x: jnp.sort(x, -1), (shape, dtype))
         yield _case("sorts", "any order", lambda x: lax.sort(x, dimension=1, is_stable=False), (shape, "float32"))
@@ -221,7 +221,7 @@ def draws(platform: str) -> Iterator[Case]:
     """Yields random numbers."""
     for power, draw in itertools.product((12, 16, 20, 23), (jax.random.uniform, jax.random.normal)):
 
-        def drawn(key: Any, size: int = (1 << power) // SHAPES[platform], draw: Callable[..., Any] = draw) -> Any:
+        def drawn(key: Any, size: int = (1 << power) // SHORTER[platform], draw: Callable[..., Any] = draw) -> Any:
             return draw(jax.random.wrap_key_data(key), (size,))
 
         yield _case("draws", f"{draw.__name__} 2^{power}", drawn, ((2,), "uint32"))

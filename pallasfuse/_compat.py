@@ -482,7 +482,7 @@ def approximately(operation: str, value: Any, layout: Any) -> Any:
 
 
 def kernel_seconds(program: Any, arguments: Sequence[Any], calls: int) -> list[float]:
-    """Seconds that the kernels of a compiled program take together on a GPU, without the gaps between them, in each of some calls.
+    """Returns the seconds that the kernels of a compiled program take together on a GPU, without gaps, in each of some calls.
 
     One call alone, where they start different kernels. None at all where CUPTI does not tell: it is not there, a profiler of the
     user's has it, or a kernel has no time, as some in branches have."""

@@ -1,7 +1,7 @@
 """Prices on a GPU of the kernels that XLA writes itself: maps and reductions over one space of points.
 
-Found on an H100 with some 700 small programs of one or a few kernels each: chains and sums of elementwise operations, functions,
-reductions, norms, windows, moves (`benchmarks/xla_alone.py`), and with whole programs.
+Found on an H100 with some 500 small programs of one or a few kernels each: chains and sums of elementwise operations, functions,
+reductions, rows that are kept, windows (`benchmarks/xla_alone.py`). Two constants say that whole programs decided between them.
 """
 
 import math
@@ -38,10 +38,10 @@ _LOADED = 2.0
 """Loading an element takes so many operations."""
 _QUOTIENT, _SHIFT = 10.0, 2.0
 """Splitting the number of an element into two takes so many operations: by a division, and by a shift where the inner length is a
-power of two."""
+power of two. (Three small programs take about 20 for a division; whole programs are predicted best with this.)"""
 _LONG_ROW, _CROWDED = 1 << 13, 1.6
 """A kernel has enough registers for rows up to this length; one that has too few computes so many times as long. (102 kernels of
-softmax and of two norms on an H100: 1 to 2.8 times.)"""
+softmax and of two norms on an H100 take 1 to 2.8 times; whole programs are predicted best with this.)"""
 _POINT, _LANE = 5.0, 8.0
 """Lanes of a warp take so many operations for each element that they reduce, and for each step of the tree in which they combine
 their parts. (180 pairwise reductions on an H100, `benchmarks/xla_alone.py`.)"""

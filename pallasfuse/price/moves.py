@@ -166,7 +166,8 @@ _NO_PLACE = const(-1, "int32")
 """The place of an operation is compared with it, in the condition by which its map differs from others: hardly any program compares
 two numbers that it knows."""
 _MOST_WAYS = 4000
-"""Of bodies that read parts of parts in more ways, no parts are told apart: looking for them would take longer than it is worth."""
+"""The search for different parts gives up after so many pairs of an expression and the operations that take it: it would take
+longer than it is worth, and no parts are told apart then."""
 
 
 @lru_cache(1 << 12)

@@ -45,7 +45,7 @@ _LONGEST_TRANSFORM = 1 << 12
 _DRAWN_OPERATIONS = 60
 """Integer operations for one random word: 20 rounds on pairs of words, each addition, rotation and exclusive or."""
 _INTEGERS = 0.66
-"""Loops compute integers at this share of the rate of float32. (Up to 8 million random numbers on an H100.)"""
+"""Loops compute random words at this share of the rate of float32. (Up to 8 million random numbers on an H100.)"""
 
 
 def price_plain(kernel: Opaque, work: PlainWork, device: Device) -> Price:

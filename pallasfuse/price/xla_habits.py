@@ -11,8 +11,8 @@ CHANNELS = 8
 LONGEST_COLUMN = 1 << 12
 """Elements of a column that one block reduces; longer ones are reduced in two steps (GPUs)."""
 _WINDOW, _IN_WINDOW = 100.0, 4.0
-"""Operations of a window on a GPU: to begin and end, and for each of its elements. (Windows of 2 x 2, 3 x 3 and 7 x 7 around each
-of 0.8 to 8.4 million elements on an H100; running sums agree.)"""
+"""A GPU takes so many operations to begin and end a window, and for each of its elements. (Windows of 2 x 2, 3 x 3 and 7 x 7 around
+each of 0.8 to 8.4 million elements on an H100; running sums agree.)"""
 
 
 def windows_operations(windows: float, elements: float) -> float:

@@ -17,14 +17,13 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, bytes_by_name
-from pallasfuse.ir.plain_work import Drawn, Running
 from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
-from pallasfuse.price.xla_loops import Ancestors, Fusions, with_short_reductions
+from pallasfuse.price.xla_loops import Ancestors, Fusions, ended_inside, with_short_reductions
 from pallasfuse.price.xla_products import as_read, library_product, places, prologues, without_casts
 from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_reductions import is_product, product_operands
@@ -167,7 +166,7 @@ def xla_kernels(
     nests = _definitions(program)
     found = _fused(loops, apart, rows.inner, outside, habits, above)
     if habits.fuses_moves:
-        kernels = [k if isinstance(k, Opaque) and k.name in outside else _ended_inside(k, found) for k in kernels]
+        kernels = ended_inside(kernels, found, outside)
     for fusion in found:
         fusion.in_order = read.union(program.outputs)
         if habits.library_reduces:
@@ -176,21 +175,6 @@ def xla_kernels(
             of.read_once(fusion, sizes)
         fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
-
-
-def _ended_inside(kernel: XlaKernel, fusions: Sequence[LoopFusion]) -> XlaKernel:
-    """Returns the kernel without its last part where that is computed inside of the loops that read its result.
-
-    Such are running sums, and random numbers where one loop reads them.
-    """
-    if not isinstance(kernel, Opaque) or not isinstance(kernel.work, Running | Drawn):
-        return kernel
-    if isinstance(kernel.work, Drawn):
-        readers = [f for f in fusions if any(tensor == kernel.name for tensor, _ in f.reads)]
-        if len(readers) != 1:
-            return kernel
-        readers[0].inside |= {kernel.name}
-    return replace(kernel, stored=False)
 
 
 def _fused(

@@ -4,14 +4,15 @@ Reductions of the same values share a kernel, with maps of these values and of w
 a thread computes short reductions for itself.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
 from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.loop_program import Nest
+from pallasfuse.ir.plain_work import Drawn, Running
 from pallasfuse.price.moves import MOST_REPEATED
-from pallasfuse.price.xla_forms import LoopFusion, Place
+from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_products import places
 from pallasfuse.price.xla_reductions import is_short
@@ -137,3 +138,25 @@ def with_short_reductions(
             reader.reads |= fusion.reads
             reader.inside |= made | fusion.inside
     return left
+
+
+def ended_inside(
+    kernels: Sequence[XlaKernel], fusions: Sequence[LoopFusion], outside: Set[str]
+) -> list[XlaKernel]:  # fmt: skip
+    """Returns the kernels without the last part of those which end inside of the loops that read them.
+
+    Such are running sums, and random numbers where one loop reads them, which has them `inside` from now on. outside: what others
+    than loops read.
+    """
+    found = list(kernels)
+    for at, kernel in enumerate(kernels):
+        if not isinstance(kernel, Opaque) or kernel.name in outside:
+            continue
+        if isinstance(kernel.work, Drawn):
+            readers = [f for f in fusions if any(tensor == kernel.name for tensor, _ in f.reads)]
+            if len(readers) != 1:
+                continue
+            readers[0].inside |= {kernel.name}
+        if isinstance(kernel.work, Running | Drawn):
+            found[at] = replace(kernel, stored=False)
+    return found

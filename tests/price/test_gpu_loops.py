@@ -110,7 +110,7 @@ def test_odd_rows_and_masks_leave_too_few_registers():
     )
 
 
-def test_a_softmax_alone_is_left_to_xla():
+def test_a_softmax_of_rows_on_the_chip_is_left_to_xla():
     """Its kernel streams its rows as one of ours would."""
     for dtype in ("float32", "bfloat16"):
         jaxpr = jax.make_jaxpr(softmax)(struct(4096, 4096, dtype=dtype))
