@@ -18,7 +18,7 @@ from typing import Any
 
 from pallasfuse.decisions import Placed
 from pallasfuse.executables import Function, Request, compiled
-from pallasfuse.forms import UNTIMED, in_another_form, in_faster_form
+from pallasfuse.forms import UNTIMED, as_written, in_another_form, in_faster_form
 from pallasfuse.isolation import apart
 from pallasfuse.loop_failures import find_failing
 from pallasfuse.measure import compare, requests
@@ -77,7 +77,17 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     as_planned = {s.kernel.name for s in bench.subjects if _runs_as_planned(s)}
     left = settled_as_a_whole(bench, plan, changes, as_planned, verdicts, measures=measure)
     bench.forget_programs()
-    return _in_another_form(left, device, measure) if plan.outdoes and not left.kernels else left
+    if left.kernels:
+        return left
+    if plan.converted.whole is not None and not plan.rewritings and plan.options.rewrite:
+        return _as_it_is_written(left, device, measure)
+    return _in_another_form(left, device, measure) if plan.outdoes else left
+
+
+def _as_it_is_written(plan: Plan, device: Any, measure: bool) -> Plan:
+    """The plan of the program as it is written: kernels of the form with its terms or axes apart have lost."""
+    found = check(as_written(plan), device, measure=measure)
+    return replace(found, verdicts=(*plan.verdicts, *found.verdicts))
 
 
 def _in_another_form(plan: Plan, device: Any, measure: bool) -> Plan:

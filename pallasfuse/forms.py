@@ -37,7 +37,7 @@ def in_faster_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan, tup
     verdict = _verdict(plan.converted, plan.rewritings, device, measure)
     if verdict is None:
         return plan, ()
-    return (plan if verdict.kept else _as_written(plan)), (verdict,)
+    return (plan if verdict.kept else as_written(plan)), (verdict,)
 
 
 def in_another_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan | None, tuple[Verdict, ...]]:
@@ -54,7 +54,8 @@ def in_another_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan | N
     return (plan_of_form(plan, form) if verdict.kept else None), (verdict,)
 
 
-def _as_written(plan: Plan) -> Plan:
+def as_written(plan: Plan) -> Plan:
+    """The plan of the same program without a form of its sums and products."""
     made = plan_of(plan.converted.original, plan.target, replace(plan.options, rewrite=False), plan.boundary)
     return replace(made, bodies=plan.bodies, written_out=plan.written_out)
 

@@ -33,7 +33,7 @@ from pallasfuse.ir.fold import Group
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, convert_rewritten
+from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, convert_rewritten, convert_terms_apart
 from pallasfuse.jaxpr_frontend.converted import named_boundary
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
@@ -113,7 +113,7 @@ def choose_groups(
 @without_collection()
 def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
     """The program with its groups, in the form that is predicted to be the fastest: as it is written, with its concatenated axes
-    taken apart, with neighbouring axes as one, or with sums and products in another order.
+    or its products of sums taken apart, with neighbouring axes as one, or with sums and products in another order.
 
     Raises:
       ScheduleError: the user has written a schedule, and it cannot be run.
@@ -173,6 +173,9 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
         parts = convert_in_parts(converted, exclude=options.exclude)
         if parts is not None:
             yield Placements(parts, target, options, planned=written.planned)
+        apart = _with_terms_apart(converted, target, options)
+        if apart is not None:
+            yield Placements(apart, target, options, planned=written.planned)
         # who asks for tiles names the axes of the program as it is written
         joined = _with_joined_axes(converted) if options.rewrite and not options.tiles else None
         if joined is not None:
@@ -186,6 +189,14 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
     except Exception as error:  # never a crash: the program as it is written is planned already
         warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
                       stacklevel=2)  # fmt: skip
+
+
+def _with_terms_apart(converted: Converted, target: Target, options: FuseOptions) -> Converted | None:
+    """A program with products of normalised terms taken apart; None where it has none, they are not allowed, or not proved."""
+    if not options.rewrite or options.strict or _compat.has_symbolic_shapes(converted.original):
+        return None
+    apart = convert_terms_apart(converted, exact=target.platform != "gpu", exclude=options.exclude)
+    return None if apart is None or disproved_form(apart) is not None else apart
 
 
 def _with_joined_axes(converted: Converted) -> Converted | None:

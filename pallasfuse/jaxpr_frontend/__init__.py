@@ -16,7 +16,7 @@ from pallasfuse.jaxpr_frontend.inlining import (
 )
 
 if TYPE_CHECKING:
-    from pallasfuse.jaxpr_frontend.conversion import convert, convert_in_parts, convert_rewritten
+    from pallasfuse.jaxpr_frontend.conversion import convert, convert_in_parts, convert_rewritten, convert_terms_apart
 
 __all__ = [
     "ALL_CALLS",
@@ -29,12 +29,13 @@ __all__ = [
     "convert",
     "convert_in_parts",
     "convert_rewritten",
+    "convert_terms_apart",
     "flatten",
     "fused_calls",
     "left_by_user",
 ]
 
-_LATER = frozenset({"convert", "convert_in_parts", "convert_rewritten"})
+_LATER = frozenset({"convert", "convert_in_parts", "convert_rewritten", "convert_terms_apart"})
 """Names whose module is imported when they are first asked for: a plan that was kept needs no loop program."""
 
 

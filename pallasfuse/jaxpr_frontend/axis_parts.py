@@ -21,9 +21,10 @@ import numpy as np
 from jax import lax
 
 from pallasfuse import _compat
-from pallasfuse._compat import Jaxpr, JaxprEqn, Literal, Var
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.ir import dtypes
 from pallasfuse.jaxpr_frontend import elementwise
+from pallasfuse.jaxpr_frontend.added_equations import AddedEquations, Atom
 from pallasfuse.jaxpr_frontend.inlining import live
 from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 
@@ -42,8 +43,6 @@ _JOINS: dict[str, Callable[[Any, Any], Any]] = {
     "reduce_sum": lax.add, "reduce_prod": lax.mul, "reduce_max": lax.max, "reduce_min": lax.min,
     "reduce_and": lax.bitwise_and, "reduce_or": lax.bitwise_or,
 }  # fmt: skip
-
-type _Atom = Var | Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class Rewritten:
     """A jaxpr that computes the same; `replaced` are the variables of the one before that others stand for."""
 
     jaxpr: Jaxpr
-    replaced: Mapping[Var, _Atom]
+    replaced: Mapping[Var, Atom]
 
 
 def in_parts(jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: False) -> Rewritten | None:
@@ -107,7 +106,7 @@ class _Cuts:
                 if any(c.at for c in found):
                     self._of[eqn.outvars[0]] = found
 
-    def of(self, atom: _Atom) -> tuple[_Cut, ...]:
+    def of(self, atom: Atom) -> tuple[_Cut, ...]:
         """The cut of every dimension."""
         known = self._of.get(atom) if isinstance(atom, Var) else None
         return known or (_NO_CUT,) * len(shape_of(atom))
@@ -148,7 +147,7 @@ class _Cuts:
                 maps = {int(to): d for d, to in enumerate(eqn.params["broadcast_dimensions"])}
             case "transpose":
                 maps = {to: int(d) for to, d in enumerate(eqn.params["permutation"])}
-            case _ if _moves_units(eqn):
+            case _ if moves_units(eqn):
                 maps = _same_dims(shape_of(eqn.invars[0]), out)
             case "slice" if _steps_one(eqn):
                 starts = [int(s) for s in eqn.params["start_indices"]]
@@ -160,7 +159,7 @@ class _Cuts:
                 cuts = self.of(eqn.invars[0])
                 self._reduced.update(s for a in axes for s in cuts[a].sources if cuts[a].at)
                 return tuple(c for d, c in enumerate(cuts) if d not in axes)
-            case _ if _is_pointwise(eqn):
+            case _ if is_pointwise(eqn):
                 operands = [a for a in eqn.invars if len(shape_of(a)) == len(out)]
                 return tuple(
                     self._joined(*(self.of(a)[d] for a in operands if shape_of(a)[d] == n)) for d, n in enumerate(out)
@@ -212,14 +211,14 @@ class _Cuts:
         return (*batch, *left, *right)
 
 
-def _moves_units(eqn: JaxprEqn) -> bool:
+def moves_units(eqn: JaxprEqn) -> bool:
     """Returns whether the result has the same elements in the same order."""
     return eqn.primitive.name in ("squeeze", "expand_dims") or (
         eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is None
     )
 
 
-def _is_pointwise(eqn: JaxprEqn) -> bool:
+def is_pointwise(eqn: JaxprEqn) -> bool:
     """Returns whether every element is computed from the same element of the operands."""
     if eqn.primitive.name not in elementwise.RULES or _compat.is_sharding_constraint(eqn):
         return False
@@ -266,30 +265,28 @@ class _Parts:
 
     jaxpr: Jaxpr
     cuts: _Cuts
-    eqns: list[JaxprEqn] = field(default_factory=list)
-    known: dict[tuple[Any, ...], _Atom] = field(default_factory=dict)
-    instead: dict[Var, _Atom] = field(default_factory=dict)
+    added: AddedEquations = field(default_factory=AddedEquations)
+    known: dict[tuple[Any, ...], Atom] = field(default_factory=dict)
+    instead: dict[Var, Atom] = field(default_factory=dict)
     """Variables that others stand for: reductions of parts, and slices that are parts."""
-    traced: dict[Any, Any] = field(default_factory=dict)
-    """Jaxprs of calls: parts of equal shapes, computed alike, are many."""
 
     def rewritten(self) -> Rewritten:
         self.makers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
         for eqn in self.jaxpr.eqns:
             part = self._in_parts(eqn)
             if part is None:
-                self.eqns.append(eqn.replace(invars=[self._now(a) for a in eqn.invars]))
+                self.added.eqns.append(eqn.replace(invars=[self._now(a) for a in eqn.invars]))
             else:
                 self.instead[eqn.outvars[0]] = part
         jaxpr, results = self.jaxpr, [self._now(a) for a in self.jaxpr.outvars]
-        eqns, _ = live(self.eqns, results)
+        eqns, _ = live(self.added.eqns, results)
         found = _compat.replace_jaxpr(jaxpr, list(jaxpr.constvars), list(jaxpr.consts), eqns, results)
         return Rewritten(found, self.instead)
 
-    def _now(self, atom: _Atom) -> _Atom:
+    def _now(self, atom: Atom) -> Atom:
         return self.instead.get(atom, atom) if isinstance(atom, Var) else atom
 
-    def _in_parts(self, eqn: JaxprEqn) -> _Atom | None:
+    def _in_parts(self, eqn: JaxprEqn) -> Atom | None:
         """Returns what replaces an equation that reduces or slices something cut; None for all other equations."""
         if len(eqn.outvars) != 1 or eqn.effects:
             return None
@@ -319,34 +316,34 @@ class _Parts:
                     return self.part(eqn.invars[0], cut[0], start, stop)
         return None
 
-    def _reduced(self, eqn: JaxprEqn, dim: int, cut: _Cut) -> _Atom:
+    def _reduced(self, eqn: JaxprEqn, dim: int, cut: _Cut) -> Atom:
         operand = eqn.invars[0]
         dtype = dtype_of(operand)
         wide = dtypes.accumulator(dtype) if eqn.primitive.name in ("reduce_sum", "reduce_prod") else dtype
 
         run = partial(_widely, eqn.primitive, wide, **eqn.params)
-        parts = [self._traced(eqn, run, self.part(operand, dim, a, b)) for a, b in _longest_first(operand, dim, cut)]
+        parts = [self.added.add(eqn, run, self.part(operand, dim, a, b)) for a, b in _longest_first(operand, dim, cut)]
         return self._joined(eqn, _JOINS[eqn.primitive.name], parts, dtype)
 
-    def _contracted(self, eqn: JaxprEqn, left: int, right: int, cut: _Cut) -> _Atom:
+    def _contracted(self, eqn: JaxprEqn, left: int, right: int, cut: _Cut) -> Atom:
         result = dtype_of(eqn.outvars[0])
         wide = dtypes.accumulator(result)
         # products of parts are added before they are rounded
         params = {**eqn.params, "preferred_element_type": jax.numpy.dtype(wide)} if wide != result else eqn.params
         run = partial(eqn.primitive.bind, **params)
         parts = [
-            self._traced(eqn, run, self.part(eqn.invars[0], left, a, b), self.part(eqn.invars[1], right, a, b))
+            self.added.add(eqn, run, self.part(eqn.invars[0], left, a, b), self.part(eqn.invars[1], right, a, b))
             for a, b in _longest_first(eqn.invars[0], left, cut)
         ]
         return self._joined(eqn, lax.add, parts, result)
 
-    def _joined(self, eqn: JaxprEqn, join: Callable[[Any, Any], Any], parts: Sequence[_Atom], dtype: str) -> _Atom:
-        total = reduce(lambda a, b: self._traced(eqn, partial(join), a, b), parts)
-        return total if dtype_of(total) == dtype else self._traced(eqn, partial(_converted, dtype), total)
+    def _joined(self, eqn: JaxprEqn, join: Callable[[Any, Any], Any], parts: Sequence[Atom], dtype: str) -> Atom:
+        total = reduce(lambda a, b: self.added.add(eqn, partial(join), a, b), parts)
+        return total if dtype_of(total) == dtype else self.added.add(eqn, partial(_converted, dtype), total)
 
     # --- parts of variables
 
-    def part(self, atom: _Atom, dim: int, start: int, stop: int, depth: int = 0) -> _Atom:
+    def part(self, atom: Atom, dim: int, start: int, stop: int, depth: int = 0) -> Atom:
         """Returns the variable that stands for `atom[start:stop]` along a dimension."""
         if (start, stop) == (0, shape_of(atom)[dim]):
             return self._now(atom)
@@ -356,13 +353,13 @@ class _Parts:
             self.known[key] = self._sliced(atom, dim, start, stop) if made is None else made
         return self.known[key]
 
-    def _sliced(self, atom: _Atom, dim: int, start: int, stop: int) -> _Atom:
+    def _sliced(self, atom: Atom, dim: int, start: int, stop: int) -> Atom:
         like = self.makers.get(atom) if isinstance(atom, Var) else None
-        return self._traced(
+        return self.added.add(
             like, partial(lax.slice_in_dim, start_index=start, limit_index=stop, axis=dim), self._now(atom)
         )
 
-    def _made(self, atom: _Atom, dim: int, start: int, stop: int, depth: int) -> _Atom | None:
+    def _made(self, atom: Atom, dim: int, start: int, stop: int, depth: int) -> Atom | None:
         """A part computed from parts of what the variable is computed from; None where it is to be sliced."""
         eqn = self.makers.get(atom) if isinstance(atom, Var) else None
         if eqn is None or atom in self.instead or len(eqn.outvars) != 1 or eqn.effects:
@@ -375,19 +372,19 @@ class _Parts:
                 return self._piece(eqn, dim, start, stop, depth)
             case "iota" if not eqn.invars:
                 first = start if int(eqn.params["dimension"]) == dim else 0
-                return self._traced(eqn, partial(_positions, eqn, shape, first))
+                return self.added.add(eqn, partial(_positions, eqn, shape, first))
             case "broadcast_in_dim" if len(eqn.invars) == 1:
                 dims = [int(d) for d in eqn.params["broadcast_dimensions"]]
                 operand = of(eqn.invars[0], dims.index(dim) if dim in dims else None, out[dim])
-                return self._traced(eqn, partial(eqn.primitive.bind, **{**eqn.params, "shape": shape}), operand)
+                return self.added.add(eqn, partial(eqn.primitive.bind, **{**eqn.params, "shape": shape}), operand)
             case "transpose":
                 operand = of(eqn.invars[0], int(eqn.params["permutation"][dim]), out[dim])
-                return self._traced(eqn, partial(eqn.primitive.bind, **eqn.params), operand)
-            case _ if _moves_units(eqn):
+                return self.added.add(eqn, partial(eqn.primitive.bind, **eqn.params), operand)
+            case _ if moves_units(eqn):
                 before = _same_dims(shape_of(eqn.invars[0]), out).get(dim)
                 if before is None:
                     return None
-                return self._traced(eqn, partial(lax.reshape, new_sizes=shape), of(eqn.invars[0], before, out[dim]))
+                return self.added.add(eqn, partial(lax.reshape, new_sizes=shape), of(eqn.invars[0], before, out[dim]))
             case "slice" if _steps_one(eqn):
                 first = int(eqn.params["start_indices"][dim])
                 if any(
@@ -400,21 +397,21 @@ class _Parts:
             case _ if name in _JOINS:
                 axes = {int(a) for a in eqn.params["axes"]}
                 kept = [d for d in range(len(shape_of(eqn.invars[0]))) if d not in axes]
-                return self._traced(
+                return self.added.add(
                     eqn, partial(eqn.primitive.bind, **eqn.params), of(eqn.invars[0], kept[dim], out[dim])
                 )
-            case _ if _is_pointwise(eqn):
+            case _ if is_pointwise(eqn):
                 operands = [of(a, dim if shape_of(a) else None, out[dim]) for a in eqn.invars]
-                return self._traced(eqn, partial(eqn.primitive.bind, **eqn.params), *operands)
+                return self.added.add(eqn, partial(eqn.primitive.bind, **eqn.params), *operands)
         return None
 
-    def _part_of(self, atom: _Atom, dim: int | None, extent: int, *, start: int, stop: int, depth: int) -> _Atom:
+    def _part_of(self, atom: Atom, dim: int | None, extent: int, *, start: int, stop: int, depth: int) -> Atom:
         """The part of an operand, whole where it does not have the dimension, or stretches along it."""
         if dim is None or shape_of(atom)[dim] != extent:
             return self._now(atom)
         return self.part(atom, dim, start, stop, depth)
 
-    def _piece(self, eqn: JaxprEqn, dim: int, start: int, stop: int, depth: int) -> _Atom | None:
+    def _piece(self, eqn: JaxprEqn, dim: int, start: int, stop: int, depth: int) -> Atom | None:
         pieces = _pieces(eqn)
         if pieces is None or pieces[0] != dim:
             return None
@@ -424,11 +421,11 @@ class _Parts:
                 if operand is not None:
                     return self.part(operand, dim, start - at, stop - at, depth + 1)
                 shape = tuple(stop - start if d == dim else n for d, n in enumerate(shape_of(eqn.outvars[0])))
-                return self._traced(eqn, partial(lax.broadcast, sizes=shape), self._now(eqn.invars[1]))
+                return self.added.add(eqn, partial(lax.broadcast, sizes=shape), self._now(eqn.invars[1]))
             at += length
         return None
 
-    def _product(self, eqn: JaxprEqn, dim: int, of: Callable[..., _Atom]) -> _Atom:
+    def _product(self, eqn: JaxprEqn, dim: int, of: Callable[..., Atom]) -> Atom:
         (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = (
             [tuple(map(int, s)) for s in p] for p in eqn.params["dimension_numbers"]
         )
@@ -438,39 +435,7 @@ class _Parts:
         n = shape_of(eqn.outvars[0])[dim]
         dims = [*zip(lhs_batch, rhs_batch, strict=True), *((d, None) for d in left), *((None, d) for d in right)]
         run = partial(eqn.primitive.bind, **eqn.params)
-        return self._traced(eqn, run, of(lhs, dims[dim][0], n), of(rhs, dims[dim][1], n))
-
-    def _traced(self, like: JaxprEqn | None, run: partial[Any], *atoms: _Atom) -> _Atom:
-        """Adds the equations of `run(*atoms)`, with the source of another equation."""
-        values = tuple((shape_of(a), _compat.dtype_of(a)) for a in atoms)
-        key = _key(run, values)
-        made = self.traced.get(key) if key is not None else None
-        if made is None:
-            made = jax.make_jaxpr(run)(*(jax.ShapeDtypeStruct(*v) for v in values))
-            if key is not None:
-                self.traced[key] = made
-        names: dict[Any, _Atom] = dict(zip(made.invars, atoms, strict=True))
-        for eqn in made.eqns:
-            outvars = [Var(v.aval) for v in eqn.outvars]
-            names |= dict(zip(eqn.outvars, outvars, strict=True))
-            invars = [a if isinstance(a, Literal) else names[a] for a in eqn.invars]
-            self.eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=(like or eqn).source_info))
-        (result,) = made.outvars
-        return result if isinstance(result, Literal) else names[result]
-
-
-def _key(run: partial[Any], values: tuple[Any, ...]) -> Any:
-    """A key that differs for calls that trace to other equations; None where a parameter is not hashable.
-
-    Numbers that are equal and not the same (0.0 and -0.0, 1 and True) are kept apart by their text.
-    """
-    parameters = (*run.args, *sorted(run.keywords.items()))
-    key = run.func, parameters, repr(parameters), values
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
+        return self.added.add(eqn, run, of(lhs, dims[dim][0], n), of(rhs, dims[dim][1], n))
 
 
 def _widely(primitive: Any, dtype: str, x: Any, **params: Any) -> Any:
@@ -489,6 +454,6 @@ def _positions(iota: JaxprEqn, shape: Sequence[int], first: int) -> Any:
     return lax.convert_element_type(result + np.int32(first), dtype)
 
 
-def _longest_first(atom: _Atom, dim: int, cut: _Cut) -> list[tuple[int, int]]:
+def _longest_first(atom: Atom, dim: int, cut: _Cut) -> list[tuple[int, int]]:
     """The parts of a dimension, from where to where."""
     return sorted(pairwise((0, *sorted(cut.at), shape_of(atom)[dim])), key=lambda r: r[0] - r[1])

@@ -20,7 +20,7 @@ from pallasfuse.ir.expr import Expr, add, const, index, mul, read
 from pallasfuse.ir.loop_program import External, ExternalForm, LoopProgram, Nest, Source, verify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import elementwise, layout, picking, places, reductions
-from pallasfuse.jaxpr_frontend.axis_parts import in_parts
+from pallasfuse.jaxpr_frontend.axis_parts import Rewritten, in_parts
 from pallasfuse.jaxpr_frontend.converted import Converted, of_flat
 from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
@@ -29,6 +29,7 @@ from pallasfuse.jaxpr_frontend.names import tensor_names
 from pallasfuse.jaxpr_frontend.plain_work import chosen_by_platform, combines, operation_of, run_of, work_of
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
+from pallasfuse.jaxpr_frontend.term_products import terms_apart
 from pallasfuse.primitive_names import KERNEL_OF_LOOP
 
 _MAPS: dict[str, Rule] = elementwise.RULES | layout.RULES
@@ -127,11 +128,28 @@ def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Co
     """
     whole = converted.jaxpr
     parts = None if _unknown_lengths(whole) else in_parts(whole, lambda eqn: left_by_user(eqn, exclude) is not None)
-    if parts is None:
+    return None if parts is None else _in_another_form(converted, parts, exclude)
+
+
+def convert_terms_apart(converted: Converted, *, exact: bool, exclude: Sequence[str] = ()) -> Converted | None:
+    """The same program with products of normalised terms that are added taken apart; None where it has none.
+
+    exact: as of `term_products.terms_apart`.
+
+    Raises:
+      InvalidProgramError: as `convert`.
+    """
+    whole = converted.jaxpr
+    if _unknown_lengths(whole):
         return None
-    names = tensor_names(parts.jaxpr)
-    found = of_flat(converted.original, parts.jaxpr, names, known(program_of(parts.jaxpr, names, exclude)))
-    return replace(found, whole=whole, replaced=parts.replaced)
+    apart = terms_apart(whole, lambda eqn: left_by_user(eqn, exclude) is not None, exact=exact)
+    return None if apart is None else _in_another_form(converted, apart, exclude)
+
+
+def _in_another_form(converted: Converted, form: Rewritten, exclude: Sequence[str]) -> Converted:
+    names = tensor_names(form.jaxpr)
+    found = of_flat(converted.original, form.jaxpr, names, known(program_of(form.jaxpr, names, exclude)))
+    return replace(found, whole=converted.jaxpr, replaced=form.replaced)
 
 
 def convert_rewritten(

@@ -1,5 +1,7 @@
 """Concatenations along a reduced axis are parts of that axis: golden text, meaning, proof, and what is left alone."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,7 @@ from jax import lax
 import pallasfuse as pf
 from pallasfuse.execution import execute
 from pallasfuse.ir.loop_program import Nest
-from pallasfuse.jaxpr_frontend import axis_parts, convert, convert_in_parts
+from pallasfuse.jaxpr_frontend import added_equations, axis_parts, convert, convert_in_parts
 from pallasfuse.pipeline import Placements, choose_groups, prove_plan, schedule_grouping
 from pallasfuse.targets import find
 
@@ -413,7 +415,7 @@ def test_parts_of_equal_shapes_are_traced_once(monkeypatch):
 
 
 def test_numbers_that_are_equal_and_not_the_same_are_traced_apart():
-    zeros = [axis_parts._key(axis_parts.partial(max, y=v), ()) for v in (0.0, -0.0, 0, False)]
+    zeros = [added_equations._key(partial(max, y=v), ()) for v in (0.0, -0.0, 0, False)]
     assert len(set(zeros)) == len(zeros)
 
 

@@ -1,0 +1,356 @@
+"""Products of sums become sums of products, where the terms of a sum are normalised along what the product sums.
+
+`(softmax(a) - f * softmax(b)) @ v` needs both softmaxes at once, each with a scale of its own that is known only when its sum is
+finished. `softmax(a) @ v - (f * softmax(b)) @ v` needs one at a time: each product is accumulated while its scale is repaired. That
+is one product more, and no matrix of weights in memory. It is a rewrite of the flat jaxpr; the price decides what it is worth.
+
+Heads that were computed together and are parted before they are subtracted, `w[:, 0] - f * w[:, 1]`, are slices of what is
+normalised. So what a term is computed from is sliced instead: operations element by element, reductions along other axes, and
+products for each matrix of a batch are computed for the slice alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallasfuse import _compat
+from pallasfuse._compat import Jaxpr, JaxprEqn, Var
+from pallasfuse.ir import dtypes
+from pallasfuse.jaxpr_frontend.added_equations import AddedEquations, Atom
+from pallasfuse.jaxpr_frontend.axis_parts import Rewritten, is_pointwise
+from pallasfuse.jaxpr_frontend.inlining import live
+from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
+
+MOST_TERMS = 4
+"""The most terms of a sum that is multiplied out: each is a product of its own."""
+_DEEPEST = 200
+"""The most equations in a row that are followed from a product to what its terms are computed from."""
+_EXACT_BYTES = 2
+"""Terms of so many bytes have been rounded as much as the operands of a product are."""
+_STATISTICS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
+
+type _Range = tuple[int, int, int]
+"""Where a slice of a dimension begins and ends, and its stride."""
+
+
+def terms_apart(jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: False, *, exact: bool) -> Rewritten | None:
+    """Returns a flat jaxpr with products of sums as sums of products, where terms are normalised; None where there are none.
+
+    Terms may cancel, and what is left of their products then is as large as the rounding of these. So it is done only for terms
+    that were rounded as much before, as the program is written.
+
+    left: is an equation to stay as it is? exact: are products of float32 numbers not rounded to fewer bits?
+    """
+    apart = _TermsApart(jaxpr, exact)
+    for eqn in jaxpr.eqns:
+        found = None if eqn.primitive.name != "dot_general" or left(eqn) else apart.product(eqn)
+        if found is None:
+            apart.added.eqns.append(eqn.replace(invars=[apart.now(a) for a in eqn.invars]))
+        else:
+            apart.instead[eqn.outvars[0]] = found
+    if not apart.instead:
+        return None
+    results = [apart.now(a) for a in jaxpr.outvars]
+    eqns, _ = live(apart.added.eqns, results)
+    made = _compat.replace_jaxpr(jaxpr, list(jaxpr.constvars), list(jaxpr.consts), eqns, results)
+    return Rewritten(made, apart.instead)
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """An atom that is added to others, or subtracted from them."""
+
+    atom: Atom
+    negative: bool
+
+
+@dataclass
+class _TermsApart:
+    """The new equations, and the variables that stand for products of sums."""
+
+    jaxpr: Jaxpr
+    exact: bool
+    added: AddedEquations = field(default_factory=AddedEquations)
+    instead: dict[Var, Atom] = field(default_factory=dict)
+    makers: dict[Any, JaxprEqn] = field(default_factory=dict)
+    known: dict[tuple[Any, ...], Atom] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.makers = {v: e for e in self.jaxpr.eqns for v in e.outvars if not e.effects and len(e.outvars) == 1}
+
+    def now(self, atom: Atom) -> Atom:
+        return self.instead.get(atom, atom) if isinstance(atom, Var) else atom
+
+    def product(self, eqn: JaxprEqn) -> Atom | None:
+        """A product of a sum as a sum of products; None where neither operand is one whose terms are normalised."""
+        (summed, _), operands = eqn.params["dimension_numbers"], list(eqn.invars)
+        if not all(dtypes.is_float(dtype_of(a)) for a in (*operands, eqn.outvars[0])):
+            return None
+        for side, dims in enumerate(summed):
+            terms = self._terms(operands[side])
+            if 1 < len(terms) <= MOST_TERMS and self._may_part(eqn, terms) and self._is_normalised(terms, dims):
+                return self._multiplied(eqn, side, terms)
+        return None
+
+    def _terms(self, atom: Atom, negative: bool = False, depth: int = 0) -> list[_Term]:
+        """The terms of a sum, or the atom alone."""
+        eqn = self.makers.get(atom) if isinstance(atom, Var) and depth < _DEEPEST else None
+        if eqn is not None and eqn.primitive.name == "neg":
+            return self._terms(eqn.invars[0], not negative, depth + 1)
+        if (
+            eqn is not None
+            and eqn.primitive.name == "convert_element_type"
+            and dtypes.is_float(dtype_of(eqn.invars[0]))
+        ):
+            inner = self._terms(eqn.invars[0], negative, depth + 1)
+            if len(inner) > 1:
+                return inner
+        adds = eqn is not None and eqn.primitive.name in ("add", "add_any", "sub")
+        if eqn is not None and adds and shape_of(eqn.invars[0]) == shape_of(eqn.invars[1]):
+            first, second = eqn.invars
+            other = negative != (eqn.primitive.name == "sub")
+            return [*self._terms(first, negative, depth + 1), *self._terms(second, other, depth + 1)]
+        return [_Term(atom, negative)]
+
+    def _may_part(self, eqn: JaxprEqn, terms: Sequence[_Term]) -> bool:
+        """Were the terms rounded as much as the operands of the product are?"""
+        precision = eqn.params["precision"]
+        if self.exact or (precision is not None and all(p == lax.Precision.HIGHEST for p in precision)):
+            return True
+        return all(dtypes.itemsize_bytes(dtype_of(self._unconverted(t.atom))) <= _EXACT_BYTES for t in terms)
+
+    def _unconverted(self, atom: Atom) -> Atom:
+        """The narrower float that a value is converted from, if it is."""
+        eqn = self.makers.get(atom) if isinstance(atom, Var) else None
+        if eqn is None or eqn.primitive.name != "convert_element_type" or not dtypes.is_float(dtype_of(eqn.invars[0])):
+            return atom
+        return eqn.invars[0] if dtypes.is_exact_cast(dtype_of(eqn.invars[0]), dtype_of(atom)) else atom
+
+    def _is_normalised(self, terms: Sequence[_Term], dims: Sequence[int]) -> bool:
+        """Does a term depend on a statistic of values along what is summed?"""
+        return any(self._has_statistic(t.atom, int(d), set()) for t in terms for d in dims)
+
+    def _has_statistic(self, atom: Atom, dim: int, seen: set[tuple[Any, int]]) -> bool:
+        """Is a value computed, position by position along a dimension, from a statistic of values along that dimension?"""
+        eqn = self.makers.get(atom) if isinstance(atom, Var) else None
+        if eqn is None or (atom, dim) in seen or len(seen) > _DEEPEST:
+            return False
+        seen.add((atom, dim))
+        name, extent = eqn.primitive.name, shape_of(atom)[dim]
+        source = eqn.invars[0] if eqn.invars else None
+        match name:
+            case "broadcast_in_dim":
+                dims = [int(d) for d in eqn.params["broadcast_dimensions"]]
+                if dim in dims and shape_of(source)[dims.index(dim)] == extent:
+                    return self._has_statistic(eqn.invars[0], dims.index(dim), seen)
+                return self._is_statistic(eqn.invars[0], extent)
+            case "transpose":
+                return self._has_statistic(eqn.invars[0], int(eqn.params["permutation"][dim]), seen)
+            case "reshape" | "squeeze" | "expand_dims" | "slice" if len(eqn.invars) == 1:
+                behind = prod(shape_of(atom)[dim + 1 :])
+                place = next(
+                    (
+                        d
+                        for d, n in enumerate(shape_of(source))
+                        if n == extent and prod(shape_of(source)[d + 1 :]) == behind
+                    ),
+                    None,
+                )
+                return place is not None and self._has_statistic(eqn.invars[0], place, seen)
+            case _ if is_pointwise(eqn):
+                of_extent = [a for a in eqn.invars if shape_of(a) and shape_of(a)[dim] == extent]
+                stretched = [a for a in eqn.invars if shape_of(a) and shape_of(a)[dim] != extent]
+                return any(self._has_statistic(a, dim, seen) for a in of_extent) or any(
+                    self._is_statistic(a, extent) for a in stretched
+                )
+        return False
+
+    def _is_statistic(self, atom: Atom, extent: int, depth: int = 0) -> bool:
+        """Is a value computed from a reduction of so many elements?"""
+        eqn = self.makers.get(atom) if isinstance(atom, Var) and depth < _DEEPEST else None
+        if eqn is None:
+            return False
+        if eqn.primitive.name in _STATISTICS:
+            return any(shape_of(eqn.invars[0])[int(a)] == extent for a in eqn.params["axes"])
+        moves = eqn.primitive.name in ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice")
+        return (moves or is_pointwise(eqn)) and any(self._is_statistic(a, extent, depth + 1) for a in eqn.invars)
+
+    def _multiplied(self, eqn: JaxprEqn, side: int, terms: Sequence[_Term]) -> Atom:
+        result, operand = dtype_of(eqn.outvars[0]), dtype_of(eqn.invars[side])
+        wide = dtypes.accumulator(result)
+        # products of terms are added before they are rounded
+        params = {**eqn.params, "preferred_element_type": jnp.dtype(wide)} if wide != result else eqn.params
+        run = partial(eqn.primitive.bind, **params)
+        other = self.now(eqn.invars[1 - side])
+        total: Atom | None = None
+        for term in sorted(terms, key=lambda t: t.negative):
+            atom = self._restricted(term.atom, _whole(term.atom), 0)
+            if dtype_of(atom) != operand:
+                atom = self.added.add(eqn, partial(_converted, operand), atom)
+            made = self.added.add(eqn, run, *((atom, other) if side == 0 else (other, atom)))
+            if total is None:
+                total = self.added.add(eqn, partial(lax.neg), made) if term.negative else made
+            else:
+                total = self.added.add(eqn, partial(lax.sub if term.negative else lax.add), total, made)
+        assert total is not None
+        return total if dtype_of(total) == result else self.added.add(eqn, partial(_converted, result), total)
+
+    # --- slices of what terms are computed from
+
+    def _restricted(self, atom: Atom, ranges: tuple[_Range, ...], depth: int) -> Atom:
+        """Returns the atom that stands for a slice of another one, computed from slices of what that is computed from."""
+        key = atom, ranges
+        if not isinstance(atom, Var) or not ranges:
+            return self.now(atom)
+        if key not in self.known:
+            made = self._made(atom, ranges, depth) if depth < _DEEPEST and atom not in self.instead else None
+            self.known[key] = self._sliced(atom, ranges) if made is None else made
+        return self.known[key]
+
+    def _sliced(self, atom: Var, ranges: tuple[_Range, ...]) -> Atom:
+        if ranges == _whole(atom):
+            return self.now(atom)
+        return self.added.add(self.makers.get(atom), partial(_slice, ranges=ranges), self.now(atom))
+
+    def _made(self, atom: Var, ranges: tuple[_Range, ...], depth: int) -> Atom | None:
+        """A slice computed from slices of the operands; None where what it is a slice of is computed as it is."""
+        eqn = self.makers.get(atom)
+        if eqn is None or not eqn.invars:
+            return None
+        name, source = eqn.primitive.name, eqn.invars[0]
+        before = shape_of(source)
+        shape = tuple(len(range(*r)) for r in ranges)
+        wanted: list[tuple[_Range, ...] | None]
+        params = dict(eqn.params)
+        match name:
+            case "slice":
+                firsts = map(int, eqn.params["start_indices"])
+                strides = map(int, eqn.params["strides"] or (1,) * len(before))
+                moved = zip(ranges, firsts, strides, strict=True)
+                return self._restricted(
+                    source, tuple(_within(r, first, stride) for r, first, stride in moved), depth + 1
+                )
+            case "broadcast_in_dim" if len(eqn.invars) == 1:
+                dims = [int(d) for d in eqn.params["broadcast_dimensions"]]
+                out = shape_of(atom)
+                wanted = [tuple(ranges[d] if n == out[d] else (0, n, 1) for d, n in zip(dims, before, strict=True))]
+                params["shape"] = shape
+            case "transpose":
+                order = [int(d) for d in eqn.params["permutation"]]
+                wanted = [tuple(ranges[order.index(d)] for d in range(len(before)))]
+            case "reshape" | "squeeze" | "expand_dims" if eqn.params.get("dimensions") is None or name != "reshape":
+                wanted = [_reshaped(before, shape_of(atom), ranges)]
+            case "dot_general":
+                wanted = list(_of_batch(eqn, ranges) or (None, None))
+            case _ if name in _STATISTICS:
+                axes = {int(a) for a in eqn.params["axes"]}
+                kept = iter(ranges)
+                wanted = [tuple((0, n, 1) if d in axes else next(kept) for d, n in enumerate(before))]
+            case _ if is_pointwise(eqn):
+                out = shape_of(atom)
+                wanted = [
+                    tuple(r if n == m else (0, n, 1) for r, n, m in zip(ranges, shape_of(a), out, strict=True))
+                    if shape_of(a)
+                    else ()
+                    for a in eqn.invars
+                ]
+            case _:
+                return None
+        if any(w is None for w in wanted):
+            return None
+        found = [self._restricted(a, w or (), depth + 1) for a, w in zip(eqn.invars, wanted, strict=True)]
+        if ranges == _whole(atom) and all(a is self.now(b) for a, b in zip(found, eqn.invars, strict=True)):
+            return self.now(atom)
+        if name in ("reshape", "squeeze", "expand_dims"):
+            return self.added.add(eqn, partial(lax.reshape, new_sizes=shape), *found)
+        return self.added.add(eqn, partial(eqn.primitive.bind, **params), *found)
+
+
+def _whole(atom: Atom) -> tuple[_Range, ...]:
+    return tuple((0, n, 1) for n in shape_of(atom))
+
+
+def _within(part: _Range, first: int, stride: int) -> _Range:
+    """The range of an array that a range of a slice of it is, which begins at `first`."""
+    last = first + stride * range(*part)[-1]
+    return first + stride * part[0], last + 1, stride * part[2]
+
+
+def _of_batch(eqn: JaxprEqn, ranges: Sequence[_Range]) -> tuple[tuple[_Range, ...], tuple[_Range, ...]] | None:
+    """The slices of both operands of a product, of which all matrices of a part of the batch are wanted; None for other parts.
+
+    Those would be products that read one operand as often as there are parts.
+    """
+    _, batch = eqn.params["dimension_numbers"]
+    shared = len(batch[0])
+    if any(r != (0, n, 1) for r, n in zip(ranges[shared:], shape_of(eqn.outvars[0])[shared:], strict=True)):
+        return None
+    of_dims = (dict(zip(map(int, dims), ranges[:shared], strict=True)) for dims in batch)
+    left, right = (
+        tuple(own.get(d, (0, n, 1)) for d, n in enumerate(shape_of(a)))
+        for own, a in zip(of_dims, eqn.invars, strict=True)
+    )
+    return left, right
+
+
+def _reshaped(before: Sequence[int], after: Sequence[int], ranges: Sequence[_Range]) -> tuple[_Range, ...] | None:
+    """The slice of an array of which a slice of its reshape is a reshape; None where there is none."""
+    found: list[_Range] = [(0, n, 1) for n in before]
+    for old, new in _same_elements(before, after):
+        parts = [(ranges[d], after[d]) for d in new]
+        if all(r == (0, n, 1) for r, n in parts):
+            continue
+        part = _of_one(parts) if len(old) == 1 else None
+        if part is None:
+            return None
+        found[old[0]] = part
+    return tuple(found)
+
+
+def _same_elements(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yields the fewest dimensions of an array and of its reshape that run over the same elements; none of length one."""
+    old, new = ([d for d, n in enumerate(shape) if n != 1][::-1] for shape in (before, after))
+    while old and new:
+        mine, yours = [old.pop()], [new.pop()]
+        while (a := prod(before[d] for d in mine)) != (b := prod(after[d] for d in yours)):
+            if a < b:
+                mine.append(old.pop())
+            else:
+                yours.append(new.pop())
+        yield mine, yours
+
+
+def _of_one(parts: Sequence[tuple[_Range, int]]) -> _Range | None:
+    """The range of a dimension that becomes several, of which ranges are wanted; None where these are no range of it."""
+    extents = [n for _, n in parts]
+    cut = [d for d, (r, n) in enumerate(parts) if r != (0, n, 1)]
+    if len(cut) != 1:
+        return None
+    ((start, stop, stride), extent), (at,) = parts[cut[0]], cut
+    behind = prod(extents[at + 1 :])
+    if at == 0 and stride == 1:
+        return start * behind, stop * behind, 1
+    if at == len(parts) - 1 and len(range(start, stop, stride)) == 1:
+        return start, start + extent * (prod(extents[:at]) - 1) + 1, extent
+    return None
+
+
+def _slice(x: Any, ranges: Sequence[_Range]) -> Any:
+    """A slice of an array. One of every so many places is a slice of an axis of its own, as the rest of the program has it."""
+    shape: list[int] = []
+    own: list[tuple[int, int]] = []
+    for (start, stop, stride), extent in zip(ranges, x.shape, strict=True):
+        every = stride > 1 and extent % stride == 0 and len(range(start, stop, stride)) == extent // stride
+        shape += [extent // stride, stride] if every else [extent]
+        own += [(0, extent // stride), (start, start + 1)] if every else [(start, stop)]
+    made = lax.slice(lax.reshape(x, shape), [a for a, _ in own], [b for _, b in own])
+    return lax.reshape(made, [len(range(*r)) for r in ranges])
+
+
+def _converted(dtype: str, x: Any) -> Any:
+    return lax.convert_element_type(x, dtype)
