@@ -32,7 +32,8 @@ from pallasfuse.price.block_products import Loaded, Product, operands_of_product
 from pallasfuse.price.operations import Instructions, Operations, executed, new_instructions
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
 from pallasfuse.price.xla_library import FEWEST, takes_all
-from pallasfuse.resources.thread_layouts import exchange, run_of, vector_of
+from pallasfuse.resources.thread_layouts import VECTOR_BYTES, exchange, run_of, vector_of
+from pallasfuse.resources.triton_view import LEAST_COPY_BITS
 
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
@@ -60,6 +61,8 @@ class BlockWork:
     loops: int = 0
     started: float = 0.0
     """How often a block begins a loop: one in another loop begins in every trip of that."""
+    waits: bool = False
+    """Trips of a loop wait for an operand of a product: its rows begin anywhere, so that no trip before can begin its load."""
     statements: float = 0.0
     """That compute something; a statement of a loop counts in every trip."""
     sums: float = 0.0
@@ -255,7 +258,9 @@ class _Walk:
                     self.layouts[name] = indices
                     self.loaded_by[name] = self.within
                     self.itemsizes[name] = dtypes.itemsize_bytes(step.statement.dtype)
-                    staged = pipelined and (name in block.operands)
+                    staged = pipelined and name in block.operands
+                    if staged and not self.is_copied(indices, tiles, step.statement.dtype):
+                        staged, self.work.waits = False, True
                     if self.is_strided(indices, tiles):
                         self.strided.add(name)
                     if tensor in self.lookups:
@@ -318,8 +323,19 @@ class _Walk:
         found = self.accesses.get(place)
         if found is None:
             own = self.tensors[tensor]
-            found = self.accesses[place] = access(own, indices, tiles, times, staged, self.within, is_store=is_store)
+            found = self.accesses[place] = access(
+                own, indices, tiles, times, staged, self.within, is_store=is_store,
+                vector_bytes=self.together(indices, tiles, own.dtype) if self.spreads else VECTOR_BYTES,
+            )  # fmt: skip
         self.work.accesses.append(found)
+
+    def together(self, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], dtype: str) -> int:
+        """The bytes that a thread moves at once."""
+        return min(VECTOR_BYTES, dtypes.itemsize_bytes(dtype) * run_of(indices, tiles.__getitem__))
+
+    def is_copied(self, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], dtype: str) -> bool:
+        """May a trip begin the load of a later one? Triton copies no less than a word ahead; the rest goes through registers."""
+        return not self.spreads or 8 * self.together(indices, tiles, dtype) >= LEAST_COPY_BITS
 
     def part_of(self, buffer: str, axes: Sequence[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
         """Note what is copied out of a buffer or into it; all of it is a value like any other."""

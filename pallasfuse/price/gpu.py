@@ -12,22 +12,26 @@ those of float32 operands and of few warps to 512 kernels of 27 others.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pallasfuse.device import Device
-from pallasfuse.ir import dtypes
 from pallasfuse.ir.tile_program import TileProgram
 from pallasfuse.ir.unrolling import as_threads_run_it
 from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
-from pallasfuse.price.block_products import Product
 from pallasfuse.price.block_work import BlockWork, examine
 from pallasfuse.price.carried_state import is_reduced
+from pallasfuse.price.gpu_products import (
+    OF_LIBRARY,
+    OF_LIBRARY_ROUNDED,
+    matrix_clocks,
+    on_matrix_units,
+    through_shared_memory,
+)
 from pallasfuse.price.terms import Price, Term
-from pallasfuse.resources.block import THREADS, WARP, Resources
+from pallasfuse.resources.block import THREADS, Resources
 from pallasfuse.resources.clusters import is_approximate
-from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
 _SECTOR_BYTES = 32
 _OVERLAP = 4.0
@@ -48,35 +52,10 @@ _REDUCED_CLOCKS = 10.0
 """Clocks of a multiprocessor that each warp takes in a reduction over all threads of a block: shuffles, and a barrier."""
 _SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
-_MATRIX_ROWS = 64
-"""Of the matrix unit of a warpgroup."""
-_OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, _OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.35, 0.45
-"""The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
-which wait for the rounding, and where rows do not fill the unit."""
-_UNEVEN, _UNEVEN_LOADS = 0.42, 0.6
-"""Products whose operands have rows that do not begin at multiples of 16 bytes reach this part of `OF_LIBRARY`, and of the memory's
-bandwidth. XLA's kernels by Triton reach 0.36 of the library's rate (`gpu_library`, measured); ours were not measured."""
-_WARP_COLUMNS = 8
-"""Of the smallest product of one warp."""
-_OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
-"""Operands that a multiprocessor reads from its shared memory in a clock, for products of warpgroups and for those of warps."""
+_UNEVEN_LOADS = 0.6
+"""The part of the memory's bandwidth that products reach whose operands have rows that do not begin at multiples of 16 bytes."""
 _TRIP_US, _WAITED = 0.1, 0.25
 """Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
-_BANK_BYTES = 4.0
-"""Operands that threads read from a multiprocessor's shared memory in a clock, for products of float32 without rounding: a word, as
-at worst all threads of a warp meet in one bank. Which banks they meet in is not known beforehand."""
-_STAGED_OPERATIONS = 32.0
-"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also of a side
-that is loaded in each trip and whose axes become one."""
-_SPLIT_OPERATIONS = 8.0
-"""For each element of a product's result that has several axes along its rows, or along its columns. (110 kernels with such sides,
-and 163 without, measured on an H200: decoding with groups of heads, products with several axes and what reduces them.)"""
-_ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 17.0, 30.0, 52.0
-"""Operations for each element of a float32 side of a product, which is rounded on its way through registers; of rows, and of
-columns, that lie in memory with what is summed before them, and are turned there."""
-_BYTES_OF_ROWS_TURNED, _BYTES_OF_COLUMNS_TURNED = 28.0, 33.0
-"""Operations for each element of one byte of a side of a product, of its rows and of its columns, which lies in memory with what is
-summed before them: threads turn it, byte by byte. (Products of three sizes and three layouts on an H100.)"""
 _FULL_WARPS = 8
 """Warps on a multiprocessor that hide each other's latencies."""
 _STARTED_US = 1.2
@@ -86,6 +65,8 @@ _STARTED_BY_WARPS_US = 0.2
 of them of a few microseconds, took 1.17 times what was predicted without this.)"""
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
+_NEAR_SHARE = 0.5
+"""Of the memory that a multiprocessor has for shared memory and for its cache, what that cache keeps."""
 _FEW_BLOCKS = 2
 """Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
 _BLOCKS = 16
@@ -175,28 +156,34 @@ def _one(
     through_memory = 0.0 if held is None else spilled * _uncached(held, min(blocks, processors * occupancy), device)
     memory_us += 1e-3 * through_memory / device.memory_gb_s
     again = sum(max(0.0, m.ahead * blocks - m.memory) for w in moved for m in w) if by_warps else 0.0
-    cache_us = device.from_cache_us(sectors - again, again)
+    near = _kept_near(moved, blocks, device) if by_warps else frozenset()
+    sectors -= sum(max(0.0, m.sectors * blocks - m.memory * processors) for w in moved for m in w if m.tensor in near)
+    cache_us = device.from_cache_us(max(0.0, sectors - again), again)
 
     shares = blocks / processors * uneven  # blocks that the busiest multiprocessor runs
-    through = [_through_port(m) for w in moved for m in w] if by_warps else []
+    through = [_through_port(m, near) for w in moved for m in w] if by_warps else []
     port_us = shares * clock_us * sum(through) / device.port_bytes if device.port_bytes else 0.0
 
     scattered = sum(a.scattered(_SECTOR_BYTES) for w in works for a in w.accesses) * blocks
     scattered_us = scattered / processors * _SCATTERED_CLOCKS * clock_us
-    products = [(p, w.warps) for w in works for p in w.products if emission.warpgroups or _on_matrix_units(p)]
-    matrix_us = shares * clock_us * sum(_matrix_clocks(p, warps, emission, device) for p, warps in products)
+    # what trips wait for is a term of its own
+    products = [
+        (replace(p, uneven=p.uneven and not w.waits), w.warps)
+        for w in works
+        for p in w.products
+        if emission.warpgroups or on_matrix_units(p)
+    ]
+    matrix_us = (
+        shares
+        * clock_us
+        * sum(matrix_clocks(p, warps, device, warpgroups=emission.warpgroups) for p, warps in products)
+    )
     operations = [w.operations for w in works]
     operands_us = staged = 0.0
     if not emission.warpgroups:  # whose products read what the copy engine has laid out for them
-        staged = sum(p.flops for w in works for p in w.products if not _on_matrix_units(p))
-        sides = [_operands(p, warps) for p, warps in products]
-        operands_us = shares * clock_us * sum(clocks for clocks, _ in sides)
-        staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p) for p, _ in products)
-        staged += sum(
-            (_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times
-            for w in works
-            for p in w.products
-        )
+        of_all = [p for w in works for p in w.products]
+        clocks, staged = through_shared_memory(products, [p for p in of_all if not on_matrix_units(p)], of_all)
+        operands_us = shares * clock_us * clocks
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
     # as half-precision results are, exponentials may be approximate
     by_library = by_warps or (emission.together and not is_approximate(programs))
@@ -222,9 +209,11 @@ def _one(
     launch_us = device.kernel_us + device.launch_us + started_us
     copied = [b for p in programs for b in gpu_copies.copied(p)] if emission.warpgroups else []
     copies_us = len(copied) * (device.kernel_us + device.launch_us) + 1e-3 * sum(copied) / device.memory_gb_s
+    begun = float(processors * occupancy if programs[0].persistent else blocks)
     moving = (
         Term("device memory", unique + through_memory, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
         Term("multiprocessors' ports", sectors, "B", port_us), Term("scattered loads", scattered, "sectors", scattered_us),
+        Term("blocks that begin", begun, "blocks", begun * clock_us),
         Term("waiting for loads", rounds * sum(w.trips + w.started + 1 for w in works), "trips", chain_us),
     )  # fmt: skip
     computing = (
@@ -240,6 +229,10 @@ def _one(
     if in_turn:
         *moved_us, waited_us = (t.us for t in moving)
         busy = _joined([waited_us + sum(t.us for t in computing), *moved_us], _OVERLAP)
+    elif by_warps and min(occupancy, on_one) <= _FEW_BLOCKS and works[0].loops and not works[0].products:
+        # while a block waits for its loads, too few others use what it leaves
+        *others_us, waited_us = (*(t.us for t in computing), *(t.us for t in moving))
+        busy = waited_us + _joined(others_us, _OVERLAP)
     elif by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
         waiting = _WAITING_ALONE if min(occupancy, on_one) == 1 else _WAITING
@@ -266,7 +259,7 @@ def _joined(times: Sequence[float], overlap: float) -> float:
 
 def _begins_ahead(work: BlockWork) -> bool:
     """Do trips of a loop begin the loads of later ones?"""
-    return work.stages > 1 and any(a.pipelined for a in work.accesses)
+    return work.stages > 1 and any(a.pipelined for a in work.accesses) and not work.waits
 
 
 def _outside_loops(work: BlockWork) -> float:
@@ -289,7 +282,7 @@ def least_us(moved: float, flops: float, device: Device, *, half: bool = True) -
     memory_us = cache_us if in_cache else 1e-3 * moved / device.memory_gb_s
     rates = device.matmul_tflop_s
     of_half = max((rates[t] for t in ("float16", "bfloat16") if t in rates), default=max(rates.values()))
-    rate = of_half * OF_LIBRARY if half or "tf32" not in rates else rates["tf32"] * _OF_LIBRARY_ROUNDED
+    rate = of_half * OF_LIBRARY if half or "tf32" not in rates else rates["tf32"] * OF_LIBRARY_ROUNDED
     matrix_us = 1e-6 * flops / rate
     busy = sum(us**_OVERLAP for us in (memory_us, cache_us, matrix_us)) ** (1 / _OVERLAP)
     return float(busy + device.kernel_us + device.launch_us)
@@ -366,9 +359,26 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
     return found
 
 
-def _through_port(moved: _Moved) -> float:
-    """The bytes that take as long through a multiprocessor's port at its whole rate as what a block loads of one tensor."""
-    return 0.0 if moved.is_store else moved.ahead / _COPIED_AHEAD + (moved.sectors - moved.ahead) / _BY_THREADS
+def _through_port(moved: _Moved, near: Collection[str]) -> float:
+    """The bytes that take as long through a multiprocessor's port at its whole rate as what a block loads of one tensor.
+
+    near: tensors that a multiprocessor keeps.
+    """
+    by_threads = 1.0 if moved.tensor in near else _BY_THREADS
+    return 0.0 if moved.is_store else moved.ahead / _COPIED_AHEAD + (moved.sectors - moved.ahead) / by_threads
+
+
+def _kept_near(moved: Sequence[Sequence[_Moved]], blocks: float, device: Device) -> frozenset[str]:
+    """The tensors that threads load and that stay in a multiprocessor's own cache for its next blocks, the smallest ones first."""
+    left = _NEAR_SHARE * device.shared_memory_bytes
+    found: set[str] = set()
+    again = [m for w in moved for m in w if not m.is_store and not m.ahead and m.sectors * blocks > 2 * m.memory]
+    for m in sorted(again, key=lambda m: m.memory):
+        left -= 0.0 if m.tensor in found else m.memory
+        if left < 0:
+            break
+        found.add(m.tensor)
+    return frozenset(found)
 
 
 def _largest_by_tensor(moved: Sequence[Sequence[_Moved]], *, sectors: bool = False) -> float:
@@ -410,73 +420,12 @@ def _bytes_in_flight(work: BlockWork) -> float:
     return max(first, work.loads_in_a_trip * (max(1, work.stages - 1) if any(a.pipelined for a in loads) else 1), 128.0)
 
 
-def _matrix_clocks(p: Product, warps: int, emission: Emission, device: Device) -> float:
-    """Returns the clocks of a multiprocessor for the products of a block of so many warps, from the rate of the library's large
-    ones.
-
-    Matrix units round float32 operands. Products that keep their bits are computed by threads, each of which reads the rows and the
-    columns of its results from shared memory.
-    """
-    if p.precise and p.lhs_dtype in ("float32", "float64") and not emission.warpgroups:
-        results = max(1.0, p.rows * p.columns / (WARP * warps))
-        words = 2.0 * math.sqrt(results) * p.summed * p.batch * p.times
-        return dtypes.itemsize_bytes(p.lhs_dtype) * words * WARP * warps / _BANK_BYTES
-    kind = p.lhs_dtype if p.lhs_dtype in device.matmul_tflop_s else "tf32"
-    if p.lhs_dtype in ("float32", "float64"):
-        kind = "float32" if p.precise else "tf32"
-    rate = 1e3 * device.matmul_tflop_s[kind] / (device.multiprocessors * device.clock_ghz)
-    wide = p.rows >= _MATRIX_ROWS
-    rows = math.ceil(p.rows / _MATRIX_ROWS) * _MATRIX_ROWS if wide else math.ceil(p.rows / 16) * 16
-    of_others = _OF_LIBRARY_ROUNDED if kind == "tf32" else OF_LIBRARY
-    share = _OF_LIBRARY_BY_WARPGROUPS if emission.warpgroups else of_others
-    share = share if wide else min(share, _OF_LIBRARY_NARROW)
-    share *= _UNEVEN if p.uneven and not emission.warpgroups else 1.0
-    columns = math.ceil(p.columns / 8) * 8
-    step = 32 if dtypes.itemsize_bytes(p.lhs_dtype) == 1 else 16
-    summed = math.ceil(p.summed / step) * step
-    return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
-
-
-def _operands(p: Product, warps: int) -> tuple[float, float]:
-    """The clocks of a multiprocessor in which the warps of a block read the sides of a product from shared memory, and the elements
-    of a computed right side, as often as warps lay them out for it.
-
-    Warps share out rows among them, then columns; where both are few, warps read and compute the same.
-    """
-    size = dtypes.itemsize_bytes(p.lhs_dtype)
-    by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size <= 2 or not p.precise)
-    units = warps // WARPGROUP_WARPS if by_warpgroups else warps
-    along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
-    columns = max(_WARP_COLUMNS, p.columns * along_rows / units)
-    left, right = (units * n * p.summed * p.batch * p.times for n in (p.rows / along_rows, columns))
-    clocks = size * (left + right) / (_OPERAND_BYTES if by_warpgroups else _OPERAND_BYTES_OF_WARPS)
-    return clocks, right / (units if by_warpgroups else 1) * p.computes_rhs
-
-
-def _on_matrix_units(p: Product) -> bool:
-    """Is it a product of two matrices that are large enough? Others are products and sums of vector units."""
-    return p.batch == 1 and min(p.rows, p.columns, p.summed) >= WARP_ROWS
-
-
-def _rearranged(p: Product) -> float:
-    """Counts the operations that bring operands into the order in which matrix units read them: bytes, and float32, which they
-    round on the way. Half precision is read in any order."""
-    if dtypes.itemsize_bytes(p.lhs_dtype) == 1:
-        left, right = _BYTES_OF_ROWS_TURNED * p.in_columns, _BYTES_OF_COLUMNS_TURNED * p.rhs_in_rows
-        return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
-    if p.precise or p.lhs_dtype != "float32":
-        return 0.0
-    left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
-    right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
-    return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
-
-
 def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: float, ahead: int) -> float:
     """The least time of a block: its trips wait for their loads, one after the other, each for `latency_us`.
 
     ahead: as `TileProgram.prefetch_distance`.
     """
-    pipelined = any(a.pipelined for a in work.accesses)
+    pipelined = any(a.pipelined for a in work.accesses) and not work.waits
     if emission.warpgroups:
         wait = device.trip_us if pipelined else latency_us
     else:

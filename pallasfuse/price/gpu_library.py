@@ -33,6 +33,10 @@ _ONE_TILE = 256
 """The columns of a library's largest tile: results of no more were not measured, either."""
 _UNALIGNED_LOADS = 0.6
 """A product reaches this share of the memory's bandwidth if the rows of an operand do not begin at multiples of 16 bytes."""
+_FEWEST_ELEMENTS = 100
+"""Of the rows and columns of a product's operands together, where a library is called for it."""
+_OF_A_TERM, _OF_A_RESULT = 4.0, 20.0
+"""Operations of a product in a loop: two loads, their places and the sum for each term; the place of each result."""
 _TURNED_BYTES = 10.0
 """A copy that turns elements of one byte takes so many times as long as one in order. (Three operands of 5 to 17 MB
 on an H100, `benchmarks/xla_alone.py`: 0.7 to 1.1 times what the products took.)"""
@@ -74,6 +78,8 @@ _SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     """Returns the price of a product by the library, which chooses the tile and the shares that suit its shape."""
+    if _is_loop(p):
+        return _product_in_a_loop(p, device)
     loads = STREAMED if _is_aligned(p) else _UNALIGNED_LOADS
     moved = p.read_bytes + p.written_bytes
     kept = KEPT_OPERANDS if moved <= KEPT_OPERANDS * device.found_bytes else 0.0
@@ -85,6 +91,28 @@ def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     one = launch(device)
     busy = (memory.us**OVERLAP + matrix.us**OVERLAP) ** (1 / OVERLAP)
     return Price(busy + one.us, (memory, matrix, one))
+
+
+def _is_loop(p: LibraryProduct) -> bool:
+    """Does XLA make a loop of a product, or of each of a batch? It calls no library for matrices of so few elements.
+
+    (`IsMatrixMultiplicationTooSmallForRewriting`; seventeen shapes compiled for an H100. Half types are padded to eight rows
+    before, and no product is that small.)
+    """
+    return p.operand_dtype == "float32" and (p.rows + p.columns) * p.summed < _FEWEST_ELEMENTS
+
+
+def _product_in_a_loop(p: LibraryProduct, device: Device) -> Price:
+    """Returns the price of a product each of whose results is the sum of a thread, with its loads and their places."""
+    results = float(p.batch * p.rows * p.columns)
+    operations = results * (p.summed * _OF_A_TERM + _OF_A_RESULT)
+    moved = p.read_bytes + p.written_bytes
+    memory = Term("device memory", moved, "B", memory_us(moved, device, STREAMED, KEPT_OPERANDS))
+    vector = Term("vector units", operations, "op", 1e-3 * operations / device.vector_gop_s)
+    started = Term("threads that begin", results, "", results / (1e3 * device.multiprocessors * device.clock_ghz))
+    one = launch(device)
+    busy = max((memory.us**OVERLAP + vector.us**OVERLAP) ** (1 / OVERLAP), started.us)
+    return Price(busy + one.us, (memory, vector, started, one))
 
 
 def product_us(p: LibraryProduct, device: Device) -> float:

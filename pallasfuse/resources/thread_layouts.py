@@ -13,7 +13,7 @@ from pallasfuse.targets import power_of_two
 
 LANES = 32
 """Threads of a warp."""
-_VECTOR_BYTES = 16
+VECTOR_BYTES = 16
 """The most that a thread loads at once."""
 
 
@@ -41,7 +41,7 @@ def shares(tile: Sequence[int], warps: int, vector: int = 1) -> list[Share]:
 
 def vector_of(itemsize_bytes: int, elements: int, warps: int, run: int | None = None) -> int:
     """The neighbours that a thread loads at once, of a tile of so many elements. run: as `run_of`, where that is known."""
-    most = _VECTOR_BYTES // itemsize_bytes if run is None else min(_VECTOR_BYTES // itemsize_bytes, run)
+    most = VECTOR_BYTES // itemsize_bytes if run is None else min(VECTOR_BYTES // itemsize_bytes, run)
     return max(1, min(most, elements // (LANES * warps)))
 
 

@@ -85,7 +85,8 @@ def test_vectors_of_three_are_stored_whole():
     in_parts = price_kernel([(replace(program, unrolled=unrollable(program)), kernel.phases[0].target)])
     assert in_parts.us > 1.2 * kernel.price.us
     sectors = next(t.amount for t in kernel.price.terms if t.name == "cache sectors")
-    assert sectors == pytest.approx(2 * 540 * 960 * 3 * 4, rel=0.1)
+    # three numbers begin anywhere in a sector, and a warp loads and stores them one by one
+    assert sectors == pytest.approx(2 * 540 * 960 * 3 * 4 * (1 + 28 / 128), rel=0.1)
 
 
 def test_short_axes_are_written_out_where_no_kernel_has_them_whole(monkeypatch):

@@ -187,7 +187,8 @@ def test_copies_that_begin_ahead_overlap_with_what_a_block_computes_alone():
     )
     launch_us = term(ahead, "launch").us
     moving = [
-        term(ahead, n).us for n in ("device memory", "cache sectors", "multiprocessors' ports", "waiting for loads")
+        term(ahead, n).us
+        for n in ("device memory", "cache sectors", "multiprocessors' ports", "blocks that begin", "waiting for loads")
     ]
     computing = [t.us for t in ahead.terms if t.us and t.us not in (*moving, launch_us)]
     assert min(max(moving), max(computing)) > 0.2 * max(*moving, *computing)

@@ -1,0 +1,241 @@
+"""How long single kernels of ours take on the GPU at hand, each in several schedules, beside their price.
+
+    python benchmarks/kernels_alone.py
+    python benchmarks/kernels_alone.py tiny products --jobs 14 --ways 6 --out alone.json
+
+Kinds of programs, of one kernel each:
+
+- `products`: a product of matrices with a bias and a ramp, of sizes that are and that are not multiples of eight.
+- `tiny`: products of many matrices of two to eight rows, and sums of a few elements.
+- `pairs`: sums over one of two sets of points, of a function of their distance: little memory, many operations.
+- `rows`: softmaxes, norms and entropies of rows of 40 to 50,257 elements.
+- `columns`: sums over many rows of products of few columns, in parts.
+- `attention`: queries, keys and values of even and odd lengths, with and without masks; one query and a long cache.
+
+A kernel runs in the schedule that is planned for it, and in others that seemed promising, so that those are told from another that
+the price takes for better. Times are microseconds of the kernel alone; limits are the terms of the price.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pallasfuse as pf
+from benchmarks.program_kernels import device_at_hand
+from benchmarks.scalar_functions import microseconds
+from pallasfuse.execution import run_phases
+from pallasfuse.pipeline import kernel_of, ways
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One program that becomes a kernel. label: its kind, shape and type."""
+
+    label: str
+    function: Callable[..., Any]
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def _case(kind: str, words: str, function: Callable[..., Any], *shapes: Sequence[int], dtype: str = "float32") -> Case:
+    structs = tuple(jax.ShapeDtypeStruct(tuple(s), dtype) for s in shapes)
+    named = " ".join([kind, *filter(None, [words]), *("x".join(map(str, s)) for s in shapes), dtype])
+    return Case(named, function, structs)
+
+
+def products() -> Iterator[Case]:
+    """Yields products with an epilogue."""
+    sizes = (
+        (4096, 909, 256), (4096, 912, 256), (4096, 256, 909), (2048, 333, 510), (512, 39, 256), (8192, 77, 128), (64, 1001, 1001),
+        (16, 4095, 1024), (1000, 1000, 1000), (16384, 50, 50),
+    )  # fmt: skip
+    for (m, k, n), dtype in itertools.product(sizes, ("bfloat16", "float32")):
+        yield _case("products", "", lambda x, w, b: jax.nn.relu(x @ w + b), (m, k), (k, n), (n,), dtype=dtype)
+
+
+def tiny() -> Iterator[Case]:
+    """Yields products of many small matrices, and sums of few elements."""
+    for many, side in ((32256, 3), (4096, 3), (32256, 2), (8192, 4), (8192, 8), (100000, 3), (2048, 6)):
+        yield _case("tiny", "product", lambda a, b: jnp.tanh(a @ b), (many, side, side), (many, side, side))
+        yield _case("tiny", "norms", lambda a: a / jnp.linalg.norm(a, axis=-1, keepdims=True), (many, side))
+    for many, few in ((8192, 50), (65536, 10), (1024, 20)):
+        yield _case("tiny", "softmax", lambda a: jax.nn.softmax(a, axis=-1), (many, few))
+        yield _case("tiny", "weighted", lambda p, v: jnp.einsum("mk,mkd->md", p, v), (many, few), (many, few, 32))
+
+
+def pairs() -> Iterator[Case]:
+    """Yields sums over pairs of points."""
+
+    def squared(x: Any, y: Any) -> Any:
+        return jnp.sum(jnp.square(x[:, None] - y[None]), axis=-1)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "gauss": lambda x, y: jnp.sum(jnp.exp(-squared(x, y)), axis=1),
+        "mixed": lambda x, y: jnp.einsum("ij,jd->id", jnp.exp(-squared(x, y)), y),
+        "cauchy": lambda x, y: jnp.sum(1 / (1 + squared(x, y)), axis=1),
+        "morse": lambda x, y: jnp.sum(jnp.square(1 - jnp.exp(1 - jnp.sqrt(squared(x, y) + 0.01))), axis=1),
+        "near": lambda x, y: jnp.argmin(squared(x, y), axis=1),
+    }
+    for (words, function), (m, n, d) in itertools.product(
+        functions.items(), ((4096, 4096, 3), (1000, 3000, 2), (2048, 2048, 8))
+    ):
+        yield _case("pairs", words, function, (m, d), (n, d))
+
+
+def rows() -> Iterator[Case]:
+    """Yields rows that are read again after they are reduced."""
+
+    def entropy(x: Any) -> Any:
+        p = jax.nn.log_softmax(x.astype(jnp.float32), axis=-1)
+        return -jnp.sum(jnp.exp(p) * p, axis=-1)
+
+    functions: dict[str, Callable[..., Any]] = {
+        "softmax": lambda x: jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype),
+        "entropy": entropy,
+        "norm": lambda x: (
+            x * jax.lax.rsqrt(jnp.mean(jnp.square(x.astype(jnp.float32)), -1, keepdims=True)).astype(x.dtype)
+        ),
+    }
+    sizes = ((65536, 40), (16384, 197), (8192, 768), (4096, 1001), (1024, 8192), (256, 50257), (8, 4096))
+    for (words, function), size, dtype in itertools.product(functions.items(), sizes, ("float32", "bfloat16")):
+        yield _case("rows", words, function, size, dtype=dtype)
+
+
+def columns() -> Iterator[Case]:
+    """Yields sums over many rows."""
+    for many, few in ((65536, 256), (4096, 1024), (100000, 40), (5120, 2048)):
+        for dtype in ("float32", "bfloat16"):
+            yield _case(
+                "columns", "sum", lambda x, y: jnp.sum(x * jnp.tanh(y), axis=0), (many, few), (many, few), dtype=dtype
+            )
+            yield _case(
+                "columns", "moments", lambda x: (jnp.mean(x, axis=0), jnp.var(x, axis=0)), (many, few), dtype=dtype
+            )
+
+
+def attention() -> Iterator[Case]:
+    """Yields attention of even and odd lengths."""
+
+    def attend(q: Any, k: Any, v: Any, causal: bool) -> Any:
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / math.sqrt(q.shape[-1])
+        if causal:
+            scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e9)
+        return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, axis=-1).astype(v.dtype), v)
+
+    for batch, heads, length, d in (
+        (2, 12, 1536, 64),
+        (8, 12, 197, 64),
+        (16, 8, 77, 40),
+        (4, 16, 1000, 128),
+        (64, 4, 49, 32),
+    ):
+        for causal, dtype in ((False, "bfloat16"), (True, "bfloat16"), (False, "float32")):
+            shape = (batch, heads, length, d)
+            yield _case(
+                "attention", "causal" if causal else "whole",
+                lambda q, k, v, causal=causal: attend(q, k, v, causal), shape, shape, shape, dtype=dtype,
+            )  # fmt: skip
+    for batch, heads, length, d in ((16, 8, 2048, 128), (1, 32, 8191, 64)):
+        cache = (batch, heads, length, d)
+        one = (batch, heads, 1, d)
+        yield _case("attention", "decode", lambda q, k, v: attend(q, k, v, False), one, cache, cache, dtype="bfloat16")
+
+
+KINDS: dict[str, Callable[[], Iterator[Case]]] = {
+    "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "attention": attention,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A kernel that is compiled alone. price: as planned, on the device at hand."""
+
+    label: str
+    schedule: str
+    price: Any
+    call: Callable[..., Any]
+    structs: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def ways_of(case: Case, most: int) -> Iterator[Way]:
+    """Yields the largest kernel that a program becomes, in the schedule that is planned and in others, not compiled yet."""
+    options = pf.FuseOptions(target="mosaic_gpu", check=False, price=False)
+    plan = pf.fuse(case.function, options=options).trace(*case.structs).fuse().tile().plan
+    if not plan.kernels:
+        return
+    kernel = max(plan.kernels, key=lambda k: k.price.us)
+    names = list(dict.fromkeys(kernel.reads))
+    structs = tuple(
+        jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (plan.converted.variable[n] for n in names)
+    )
+    for placed in itertools.islice(ways(plan, kernel), most):
+        made = kernel_of(kernel.group, placed, kernel.replaced)
+
+        def alone(*arrays: Any, phases: Any = made.phases) -> Any:
+            return run_phases(phases, dict(zip(names, arrays, strict=True)))
+
+        yield Way(case.label, f"{made.target.name} {made.schedule}", made.price, alone, structs)
+
+
+def _drawn(structs: Sequence[jax.ShapeDtypeStruct]) -> Iterator[Any]:
+    for at, struct in enumerate(structs):
+        yield jax.random.uniform(jax.random.key(at), struct.shape, jnp.float32, 0.25, 1.25).astype(struct.dtype)
+
+
+def _compiled(way: Way) -> Any:
+    try:
+        return jax.jit(way.call).lower(*way.structs).compile()
+    except Exception as error:
+        return error
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Print a line for each kernel in each schedule: what is measured and what is predicted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}; all by default")
+    parser.add_argument("--jobs", type=int, default=2, help="threads that compile")
+    parser.add_argument("--ways", type=int, default=4, help="schedules of each kernel")
+    parser.add_argument("--out", help="JSON file")
+    options = parser.parse_args(words)
+    if unknown := set(options.kinds) - set(KINDS):
+        parser.error(f"no such kinds: {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+    warnings.simplefilter("ignore")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        made = [
+            (way, pool.submit(_compiled, way))
+            for kind in options.kinds or KINDS
+            for case in KINDS[kind]()
+            for way in ways_of(case, options.ways)
+        ]
+        calls = [(way, call.result()) for way, call in made]
+    rows = []
+    for way, call in calls:
+        if isinstance(call, Exception):
+            print(f"{way.label:52} {way.schedule[:60]:60} {str(call)[:80]}")
+            continue
+        us = microseconds(call, *_drawn(way.structs))
+        terms = {t.name: round(t.us, 3) for t in way.price.terms if t.us > 0}
+        rows.append([way.label, way.schedule, round(us, 2), round(way.price.us, 2), terms])
+        print(
+            f"{way.label:52} {way.schedule[:60]:60} {us:9.1f} {way.price.us:9.1f} {way.price.us / us:6.2f}", flush=True
+        )
+    ratios = [price_us / us for _, _, us, price_us, _ in rows]
+    print(f"{len(rows)} kernels: predicted over measured {statistics.geometric_mean(ratios):.2f} (geometric mean)")
+    if options.out:
+        here = {"device": device_at_hand().kind, "jax": jax.__version__}
+        head = json.dumps({**here, "columns": ["program", "schedule", "us", "price_us", "terms_us"]})
+        with open(options.out, "w") as file:
+            file.write(f'{head[:-1]}, "rows": [\n' + ",\n".join(json.dumps(r) for r in rows) + "\n]}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What products of tiles take on a GPU: of its matrix units, of the shared memory they read operands from, and of its threads."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from pallasfuse.device import Device
+from pallasfuse.ir import dtypes
+from pallasfuse.price.block_products import Product
+from pallasfuse.resources.block import WARP
+from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
+
+_MATRIX_ROWS = 64
+"""Of the matrix unit of a warpgroup."""
+_OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.35, 0.45
+"""The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
+which wait for the rounding, and where rows do not fill the unit."""
+_UNEVEN = 0.42
+"""Products whose operands have rows that do not begin at multiples of 16 bytes reach this part of `OF_LIBRARY`. XLA's kernels by
+Triton reach 0.36 of the library's rate (`gpu_library`, measured)."""
+_WARP_COLUMNS = 8
+"""Of the smallest product of one warp."""
+_OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
+"""Operands that a multiprocessor reads from its shared memory in a clock, for products of warpgroups and for those of warps."""
+_BANK_BYTES = 4.0
+"""Operands that threads read from a multiprocessor's shared memory in a clock, for products of float32 without rounding: a word, as
+at worst all threads of a warp meet in one bank. Which banks they meet in is not known beforehand."""
+_STAGED_OPERATIONS = 32.0
+"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also of a side
+that is loaded in each trip and whose axes become one."""
+_SPLIT_OPERATIONS = 8.0
+"""For each element of a product's result that has several axes along its rows, or along its columns. (110 kernels with such sides,
+and 163 without, measured on an H200: decoding with groups of heads, products with several axes and what reduces them.)"""
+_ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 17.0, 30.0, 52.0
+"""Operations for each element of a float32 side of a product, which is rounded on its way through registers; of rows, and of
+columns, that lie in memory with what is summed before them, and are turned there."""
+_BYTES_OF_ROWS_TURNED, _BYTES_OF_COLUMNS_TURNED = 28.0, 33.0
+"""Operations for each element of one byte of a side of a product, of its rows and of its columns, which lies in memory with what is
+summed before them: threads turn it, byte by byte. (Products of three sizes and three layouts on an H100.)"""
+
+
+def matrix_clocks(p: Product, warps: int, device: Device, *, warpgroups: bool) -> float:
+    """Returns the clocks of a multiprocessor for the products of a block of so many warps, from the rate of the library's large
+    ones.
+
+    Matrix units round float32 operands. Products that keep their bits are computed by threads, each of which reads the rows and the
+    columns of its results from shared memory.
+    """
+    if p.precise and p.lhs_dtype in ("float32", "float64") and not warpgroups:
+        results = max(1.0, p.rows * p.columns / (WARP * warps))
+        words = 2.0 * math.sqrt(results) * p.summed * p.batch * p.times
+        return dtypes.itemsize_bytes(p.lhs_dtype) * words * WARP * warps / _BANK_BYTES
+    kind = p.lhs_dtype if p.lhs_dtype in device.matmul_tflop_s else "tf32"
+    if p.lhs_dtype in ("float32", "float64"):
+        kind = "float32" if p.precise else "tf32"
+    rate = 1e3 * device.matmul_tflop_s[kind] / (device.multiprocessors * device.clock_ghz)
+    wide = p.rows >= _MATRIX_ROWS
+    rows = math.ceil(p.rows / _MATRIX_ROWS) * _MATRIX_ROWS if wide else math.ceil(p.rows / 16) * 16
+    of_others = OF_LIBRARY_ROUNDED if kind == "tf32" else OF_LIBRARY
+    share = _OF_LIBRARY_BY_WARPGROUPS if warpgroups else of_others
+    share = share if wide else min(share, _OF_LIBRARY_NARROW)
+    share *= _UNEVEN if p.uneven and not warpgroups else 1.0
+    columns = math.ceil(p.columns / 8) * 8
+    step = 32 if dtypes.itemsize_bytes(p.lhs_dtype) == 1 else 16
+    summed = math.ceil(p.summed / step) * step
+    return 2.0 * rows * columns * summed * p.batch * p.times / (rate * share)
+
+
+def _operands(p: Product, warps: int) -> tuple[float, float]:
+    """The clocks of a multiprocessor in which the warps of a block read the sides of a product from shared memory, and the elements
+    of a computed right side, as often as warps lay them out for it.
+
+    Warps share out rows among them, then columns; where both are few, warps read and compute the same.
+    """
+    size = dtypes.itemsize_bytes(p.lhs_dtype)
+    by_warpgroups = warps % WARPGROUP_WARPS == 0 and p.rows % WARPGROUP_ROWS == 0 and (size <= 2 or not p.precise)
+    units = warps // WARPGROUP_WARPS if by_warpgroups else warps
+    along_rows = min(units, p.rows // (WARPGROUP_ROWS if by_warpgroups else WARP_ROWS))
+    columns = max(_WARP_COLUMNS, p.columns * along_rows / units)
+    left, right = (units * n * p.summed * p.batch * p.times for n in (p.rows / along_rows, columns))
+    clocks = size * (left + right) / (_OPERAND_BYTES if by_warpgroups else _OPERAND_BYTES_OF_WARPS)
+    return clocks, right / (units if by_warpgroups else 1) * p.computes_rhs
+
+
+def on_matrix_units(p: Product) -> bool:
+    """Is it a product of two matrices that are large enough? Others are products and sums of vector units."""
+    return p.batch == 1 and min(p.rows, p.columns, p.summed) >= WARP_ROWS
+
+
+def _rearranged(p: Product) -> float:
+    """Counts the operations that bring operands into the order in which matrix units read them: bytes, and float32, which they
+    round on the way. Half precision is read in any order."""
+    if dtypes.itemsize_bytes(p.lhs_dtype) == 1:
+        left, right = _BYTES_OF_ROWS_TURNED * p.in_columns, _BYTES_OF_COLUMNS_TURNED * p.rhs_in_rows
+        return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
+    if p.precise or p.lhs_dtype != "float32":
+        return 0.0
+    left = _ROUNDED_ROWS_TURNED if p.in_columns else _ROUNDED
+    right = _ROUNDED_COLUMNS_TURNED if p.rhs_in_rows else _ROUNDED
+    return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
+
+
+def through_shared_memory(
+    products: Sequence[tuple[Product, int]], others: Iterable[Product], every: Iterable[Product]
+) -> tuple[float, float]:
+    """The clocks of a multiprocessor in which it reads the operands of a block's products, and the operations of threads for them.
+
+    products: on matrix units, each with the warps of its block. others: those of threads. every: both.
+    """
+    sides = [_operands(p, warps) for p, warps in products]
+    staged = sum(p.flops for p in others)
+    staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p) for p, _ in products)
+    staged += sum((_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times for p in every)
+    return sum(clocks for clocks, _ in sides), staged
