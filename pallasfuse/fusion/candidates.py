@@ -116,8 +116,9 @@ def _other_ways(graph: Graph, built: Candidate, members: frozenset[str]) -> Iter
     for relaid in (frozenset[str](), *_stored_before(graph, built.group)):
         yield from (_Way(relaid, h) for h in sorted(hands_out) if relaid or not h)
     given = needed_elsewhere(graph, members, [n.name for n in built.group.inner], built.group.rolled)
-    if given:
-        yield _Way(given=given)
+    # a number for all blocks: each of them would compute it
+    single = frozenset(n.name for n in built.group.inner if not n.axes and not graph.depends(n.name, members))
+    yield from (_Way(given=names) for names in dict.fromkeys((given, single)) if names)
 
 
 def _build(

@@ -341,14 +341,22 @@ def _of_one(parts: Sequence[tuple[_Range, int]]) -> _Range | None:
 
 
 def _slice(x: Any, ranges: Sequence[_Range]) -> Any:
-    """A slice of an array. One of every so many places is a slice of an axis of its own, as the rest of the program has it."""
+    """A slice of an array. One of equal parts, or of every so many places, is one place of an axis of its own, as where a program
+    stacks what it computes together."""
     shape: list[int] = []
-    own: list[tuple[int, int]] = []
+    own: list[_Range] = []
     for (start, stop, stride), extent in zip(ranges, x.shape, strict=True):
-        every = stride > 1 and extent % stride == 0 and len(range(start, stop, stride)) == extent // stride
-        shape += [extent // stride, stride] if every else [extent]
-        own += [(0, extent // stride), (start, start + 1)] if every else [(start, stop)]
-    made = lax.slice(lax.reshape(x, shape), [a for a, _ in own], [b for _, b in own])
+        length = len(range(start, stop, stride))
+        if stride > 1 and length * stride == extent:
+            shape += [length, stride]
+            own += [(0, length, 1), (start, start + 1, 1)]
+        elif stride == 1 < length < extent and extent % length == 0 == start % length:
+            shape += [extent // length, length]
+            own += [(start // length, start // length + 1, 1), (0, length, 1)]
+        else:
+            shape.append(extent)
+            own.append((start, stop, stride))
+    made = lax.slice(lax.reshape(x, shape), *zip(*own, strict=True))
     return lax.reshape(made, [len(range(*r)) for r in ranges])
 
 

@@ -280,7 +280,8 @@ NEAR = 16
 def near_ends(eqn: JaxprEqn, shape: Sequence[int]) -> list[tuple[int, int]] | None:
     """From where to where a slice is of an operand of this shape, along each dimension; None where that cannot be said.
 
-    Of a shorter axis than the traced one, places count from the end that they are near.
+    Of a shorter axis than the traced one, places count from the end that they are near; one of equal parts is the same of as many
+    shorter ones.
     """
     found = []
     strides = eqn.params["strides"] or (1,) * len(shape)
@@ -293,6 +294,12 @@ def near_ends(eqn: JaxprEqn, shape: Sequence[int]) -> list[tuple[int, int]] | No
         strict=True,
     )
     for start, limit, stride, traced, short in places:
+        length = int(limit) - int(start)
+        if int(stride) == 1 and 0 < length < traced and traced % length == 0 == int(start) % length:
+            parts, number = traced // length, int(start) // length
+            if short % parts == 0:
+                found.append((number * short // parts, (number + 1) * short // parts))
+                continue
         ends = [p if short == traced or p < traced - p else short - (traced - p) for p in (int(start), int(limit))]
         far = short != traced and any(NEAR < p < traced - NEAR for p in (int(start), int(limit)))
         if int(stride) != 1 or far or not 0 <= ends[0] <= ends[1] <= short:
