@@ -48,6 +48,8 @@ _SPILLED_BYTES = 30.0
 """Bytes of spilled registers that a multiprocessor writes and reads in a clock."""
 _CACHED_SHARE = 0.8
 """Of the cache, as much as stays until it is read again."""
+_HALF_OF_CACHE = 0.5
+"""Of the cache: more takes as long as from memory, though it stays. (Rows of 10 to 33 MB on an H100, read and written.)"""
 _REDUCED_CLOCKS = 10.0
 """Clocks of a multiprocessor that each warp takes in a reduction over all threads of a block: shuffles, and a barrier."""
 _SCATTERED_CLOCKS = 3.0
@@ -159,6 +161,9 @@ def _one(
     near = _kept_near(moved, blocks, device) if by_warps else frozenset()
     sectors -= sum(max(0.0, m.sectors * blocks - m.memory * processors) for w in moved for m in w if m.tensor in near)
     cache_us = device.from_cache_us(max(0.0, sectors - again), again)
+    if cached and by_warps:
+        left = max(0.0, unique - _HALF_OF_CACHE * device.found_bytes)
+        cache_us += 1e-3 * left * max(0.0, 1 / device.memory_gb_s - 1 / device.cache_gb_s)
 
     shares = blocks / processors * uneven  # blocks that the busiest multiprocessor runs
     through = [_through_port(m, near) for w in moved for m in w] if by_warps else []
@@ -229,9 +234,10 @@ def _one(
     if in_turn:
         *moved_us, waited_us = (t.us for t in moving)
         busy = _joined([waited_us + sum(t.us for t in computing), *moved_us], _OVERLAP)
-    elif by_warps and min(occupancy, on_one) <= _FEW_BLOCKS and works[0].loops and not works[0].products:
-        # while a block waits for its loads, too few others use what it leaves
-        *others_us, waited_us = (*(t.us for t in computing), *(t.us for t in moving))
+    elif by_warps and 1 < min(occupancy, on_one) <= _FEW_BLOCKS and works[0].trips > 1 and not works[0].products:
+        # while a trip waits for its loads, too few other blocks use what it leaves
+        waited_us = rounds * sum(w.trips * latency_us for w in works)
+        others_us = [t.us - (waited_us if t.us is chain_us else 0.0) for t in (*computing, *moving)]
         busy = waited_us + _joined(others_us, _OVERLAP)
     elif by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
