@@ -46,6 +46,8 @@ def work_of(eqn: JaxprEqn, convert: Convert) -> PlainWork | None:
         return None
     if name in _WORK:
         return _WORK[name](eqn)
+    if name == "reshape" and eqn.params["dimensions"] is None:  # of what XLA stores: another one has a nest
+        return Nothing()
     if name == KERNEL_OF_LOOP:
         return Priced(eqn.params["of"].price.us)
     if name == "scan":
