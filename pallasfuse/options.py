@@ -31,7 +31,7 @@ class FuseOptions:
       rewrite: may a program take another form that computes the same? Neighbouring axes, as rows and columns of an image, become
         one axis where nothing tells them apart and no `tiles` are asked for. Sums and products are computed in another order where
         that is predicted to be clearly faster, as a chain of matrix products from its other end; not in a strict plan, nor where
-        `price` is False.
+        `price` is False. A product of a sum of softmaxes is a sum of products where a kernel gains by it; not in a strict plan.
       price: fuse what is predicted to be faster than XLA's kernels (the default). False fuses whatever saves kernels, also where
         that is slower (together with check=False), and bounds loops by every mask over data: to save memory, and for tests.
         `PALLASFUSE_PRICE=0` in the environment makes False the default.

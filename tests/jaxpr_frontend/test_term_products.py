@@ -10,7 +10,7 @@ import pallasfuse as pf
 from pallasfuse.execution import execute
 from pallasfuse.jaxpr_frontend import convert, convert_terms_apart
 from pallasfuse.jaxpr_frontend.term_products import MOST_TERMS, terms_apart
-from pallasfuse.pipeline import Placements, choose_groups, schedule_grouping
+from pallasfuse.pipeline import Placements, choose_groups, revised, schedule_grouping
 from pallasfuse.proof.proving import disproved_form
 from pallasfuse.targets import find
 
@@ -131,6 +131,27 @@ def test_a_plan_has_the_form_that_is_faster():
     (kernel,) = plan.kernels
     assert len(kernel.group.folds) > 2
     assert plan.converted.whole is not None
+
+
+def test_a_program_whose_kernels_lose_in_the_form_is_planned_as_it_is_written(monkeypatch):
+    from pallasfuse import check
+
+    function, arguments = CASES["difference"]
+    form = convert_terms_apart(convert(jax.make_jaxpr(function)(*arguments)), exact=True)
+    options = pf.FuseOptions(price=False, check=True)
+    placements = Placements(form, find("interpret"), options)
+    plan = schedule_grouping(placements, choose_groups(placements))
+    asked = []
+
+    def without_kernels(bench, plan, *rest, **others):
+        asked.append(plan.converted.whole is not None)
+        return revised(plan, {k.name: "it lost" for k in plan.kernels})
+
+    monkeypatch.setattr(check, "settled_as_a_whole", without_kernels)
+    monkeypatch.setattr(check, "_measure_kernels", lambda bench: None)
+    found = check.check(plan, jax.devices()[0], measure=False)
+    assert asked == [True, False] and found.converted.whole is None and not found.kernels
+    np.testing.assert_array_equal(execute(found, [*found.converted.jaxpr.consts, *arguments])[0], function(*arguments))
 
 
 def narrow(function, *arguments):
