@@ -79,13 +79,13 @@ def check(plan: Plan, device: Any, *, measure: bool = True) -> Plan:
     bench.forget_programs()
     if left.kernels:
         return left
-    if plan.converted.whole is not None and not plan.rewritings and plan.options.rewrite:
+    if plan.converted.terms_apart:
         return _as_it_is_written(left, device, measure)
     return _in_another_form(left, device, measure) if plan.outdoes else left
 
 
 def _as_it_is_written(plan: Plan, device: Any, measure: bool) -> Plan:
-    """The plan of the program as it is written: kernels of the form with its terms or axes apart have lost."""
+    """The plan of the program as it is written, checked: the kernels of the form with its terms apart have lost."""
     found = check(as_written(plan), device, measure=measure)
     return replace(found, verdicts=(*plan.verdicts, *found.verdicts))
 

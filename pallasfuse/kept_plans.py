@@ -161,8 +161,8 @@ def _written(plan: Plan) -> Record | None:
     with IMPORTS:
         from pallasfuse.pipeline import kernel_of
 
-    in_parts = plan.converted.whole is not None and not plan.rewritings
-    if in_parts or any(k.original is None for k in plan.kernels):
+    apart = plan.converted.whole is not None and not plan.rewritings  # axes or terms
+    if apart or any(k.original is None for k in plan.kernels):
         return None
     whole: dict[tuple[Original, Price], int] = {}
     kernels = []

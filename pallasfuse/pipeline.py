@@ -169,33 +169,40 @@ def _bytes_around(converted: Converted) -> int:
 def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements]:
     """Yields other forms of a program that compute the same. grouping: of the program as it is written."""
     converted, target, options = written.converted, written.target, written.options
-    try:
-        parts = convert_in_parts(converted, exclude=options.exclude)
-        if parts is not None:
-            yield Placements(parts, target, options, planned=written.planned)
-        apart = _with_terms_apart(converted, target, options)
-        if apart is not None:
-            yield Placements(apart, target, options, planned=written.planned)
-        # who asks for tiles names the axes of the program as it is written
-        joined = _with_joined_axes(converted) if options.rewrite and not options.tiles else None
-        if joined is not None:
-            yield Placements(joined, target, options, planned=written.planned)
+
+    def another(made: Converted | None) -> Placements | None:
+        return None if made is None else Placements(made, target, options, planned=written.planned)
+
+    def reordered() -> Placements | None:
         found = _rewritings(converted, target, options)
         written.outdoes = bool(found)
         uncovered = [r for r in found if not _is_covered(r, written, grouping)]
-        rewritten = _rewritten(converted, target, options, uncovered, written.planned)
-        if rewritten is not None:
-            yield rewritten
-    except Exception as error:  # never a crash: the program as it is written is planned already
-        warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
-                      stacklevel=2)  # fmt: skip
+        return _rewritten(converted, target, options, uncovered, written.planned)
+
+    # who asks for tiles names the axes of the program as it is written
+    joins = options.rewrite and not options.tiles
+    makers: tuple[Callable[[], Placements | None], ...] = (
+        lambda: another(convert_in_parts(converted, exclude=options.exclude)),
+        lambda: another(_with_terms_apart(converted, target, options)),
+        lambda: another(_with_joined_axes(converted) if joins else None),
+        reordered,
+    )
+    for make in makers:
+        try:
+            form = make()
+        except Exception as error:  # never a crash: the program as it is written is planned already
+            warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
+                          stacklevel=2)  # fmt: skip
+            continue
+        if form is not None:
+            yield form
 
 
 def _with_terms_apart(converted: Converted, target: Target, options: FuseOptions) -> Converted | None:
     """A program with products of normalised terms taken apart; None where it has none, they are not allowed, or not proved."""
     if not options.rewrite or options.strict or _compat.has_symbolic_shapes(converted.original):
         return None
-    apart = convert_terms_apart(converted, exact=target.platform != "gpu", exclude=options.exclude)
+    apart = convert_terms_apart(converted, exact=target.platform == "cpu", exclude=options.exclude)
     return None if apart is None or disproved_form(apart) is not None else apart
 
 
@@ -335,7 +342,7 @@ def _assembled(
                           "Remove them from the fused function, or drop strict=True.")  # fmt: skip
     conditions: dict[str, None] = {}
     exceptions: dict[str, None] = {}
-    if rewritings:
+    if rewritings or converted.terms_apart:
         conditions |= {REORDERED: None}
         exceptions |= {ALL_FINITE: None}
     for kernel in kernels:

@@ -28,7 +28,7 @@ class Candidate:
     again: frozenset[str] = frozenset()
     """Reductions that the kernel computes for itself, though others compute them as well (`fusion.recomputation`)."""
     given: frozenset[str] = frozenset()
-    """Reductions that the kernel could compute inside, but reads, as XLA stores them for others, or as they are one number."""
+    """Reductions that the kernel could compute inside, but reads: XLA stores them for others, or they are a single number."""
 
 
 @dataclass(frozen=True, slots=True)

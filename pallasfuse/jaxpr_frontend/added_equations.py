@@ -5,10 +5,13 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import JaxprEqn, Literal, Var
-from pallasfuse.jaxpr_frontend.plans import shape_of
+from pallasfuse.ir import dtypes
+from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 
 type Atom = Var | Literal
 
@@ -38,6 +41,21 @@ class AddedEquations:
             self.eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=(like or eqn).source_info))
         (result,) = made.outvars
         return result if isinstance(result, Literal) else names[result]
+
+    def converted(self, like: JaxprEqn | None, dtype: str, atom: Atom) -> Atom:
+        """Returns an atom as a number of another type; itself where it has that type."""
+        return atom if dtype_of(atom) == dtype else self.add(like, partial(_converted, dtype), atom)
+
+    def product(self, eqn: JaxprEqn, left: Atom, right: Atom) -> Atom:
+        """Adds a product like that of an equation. Half results are float32, to be added before they are rounded."""
+        result = dtype_of(eqn.outvars[0])
+        wide = dtypes.accumulator(result)
+        params = {**eqn.params, "preferred_element_type": np.dtype(wide)} if wide != result else eqn.params
+        return self.add(eqn, partial(eqn.primitive.bind, **params), left, right)
+
+
+def _converted(dtype: str, x: Any) -> Any:
+    return lax.convert_element_type(x, dtype)
 
 
 def _key(run: partial[Any], values: tuple[Any, ...]) -> Any:

@@ -16,7 +16,6 @@ from itertools import accumulate, pairwise
 from math import prod
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
@@ -326,20 +325,15 @@ class _Parts:
         return self._joined(eqn, _JOINS[eqn.primitive.name], parts, dtype)
 
     def _contracted(self, eqn: JaxprEqn, left: int, right: int, cut: _Cut) -> Atom:
-        result = dtype_of(eqn.outvars[0])
-        wide = dtypes.accumulator(result)
-        # products of parts are added before they are rounded
-        params = {**eqn.params, "preferred_element_type": jax.numpy.dtype(wide)} if wide != result else eqn.params
-        run = partial(eqn.primitive.bind, **params)
         parts = [
-            self.added.add(eqn, run, self.part(eqn.invars[0], left, a, b), self.part(eqn.invars[1], right, a, b))
+            self.added.product(eqn, self.part(eqn.invars[0], left, a, b), self.part(eqn.invars[1], right, a, b))
             for a, b in _longest_first(eqn.invars[0], left, cut)
         ]
-        return self._joined(eqn, lax.add, parts, result)
+        return self._joined(eqn, lax.add, parts, dtype_of(eqn.outvars[0]))
 
     def _joined(self, eqn: JaxprEqn, join: Callable[[Any, Any], Any], parts: Sequence[Atom], dtype: str) -> Atom:
         total = reduce(lambda a, b: self.added.add(eqn, partial(join), a, b), parts)
-        return total if dtype_of(total) == dtype else self.added.add(eqn, partial(_converted, dtype), total)
+        return self.added.converted(eqn, dtype, total)
 
     # --- parts of variables
 
@@ -441,10 +435,6 @@ class _Parts:
 def _widely(primitive: Any, dtype: str, x: Any, **params: Any) -> Any:
     """A reduction whose operand is converted first."""
     return primitive.bind(lax.convert_element_type(x, dtype), **params)
-
-
-def _converted(dtype: str, x: Any) -> Any:
-    return lax.convert_element_type(x, dtype)
 
 
 def _positions(iota: JaxprEqn, shape: Sequence[int], first: int) -> Any:

@@ -134,7 +134,7 @@ def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Co
 def convert_terms_apart(converted: Converted, *, exact: bool, exclude: Sequence[str] = ()) -> Converted | None:
     """The same program with products of normalised terms that are added taken apart; None where it has none.
 
-    exact: as of `term_products.terms_apart`.
+    exact: are products of float32 numbers not rounded to fewer bits, unless they say so?
 
     Raises:
       InvalidProgramError: as `convert`.
@@ -143,7 +143,7 @@ def convert_terms_apart(converted: Converted, *, exact: bool, exclude: Sequence[
     if _unknown_lengths(whole):
         return None
     apart = terms_apart(whole, lambda eqn: left_by_user(eqn, exclude) is not None, exact=exact)
-    return None if apart is None else _in_another_form(converted, apart, exclude)
+    return None if apart is None else replace(_in_another_form(converted, apart, exclude), terms_apart=True)
 
 
 def _in_another_form(converted: Converted, form: Rewritten, exclude: Sequence[str]) -> Converted:

@@ -35,6 +35,8 @@ class Converted:
     whole: Jaxpr | None = None
     replaced: Mapping[Var, Var | Literal] = field(default_factory=dict)
     leaves: frozenset[Var] | None = None
+    terms_apart: bool = False
+    """Products of sums are sums of products in it (`term_products`)."""
     unjoined: Later[LoopProgram] | None = None
     """The program before its neighbouring axes became one (`fusion/joined_axes`); None where they did not."""
 

@@ -7,6 +7,8 @@ is one product more, and no matrix of weights in memory. It is a rewrite of the 
 Heads that were computed together and are parted before they are subtracted, `w[:, 0] - f * w[:, 1]`, are slices of what is
 normalised. So what a term is computed from is sliced instead: operations element by element, reductions along other axes, and
 products for each matrix of a batch are computed for the slice alone.
+
+Products of terms may be infinite where the product of their sum is not: where both are, their difference is NaN.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +17,13 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
 from pallasfuse.ir import dtypes
 from pallasfuse.jaxpr_frontend.added_equations import AddedEquations, Atom
-from pallasfuse.jaxpr_frontend.axis_parts import Rewritten, is_pointwise
+from pallasfuse.jaxpr_frontend.axis_parts import Rewritten, is_pointwise, moves_units
 from pallasfuse.jaxpr_frontend.inlining import live
 from pallasfuse.jaxpr_frontend.plans import dtype_of, shape_of
 
@@ -30,8 +31,8 @@ MOST_TERMS = 4
 """The most terms of a sum that is multiplied out: each is a product of its own."""
 _DEEPEST = 200
 """The most equations in a row that are followed from a product to what its terms are computed from."""
-_EXACT_BYTES = 2
-"""Terms of so many bytes have been rounded as much as the operands of a product are."""
+_ROUNDED_BYTES = 2
+"""The most bytes of a float that matrix units multiply without rounding it."""
 _STATISTICS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
 
 type _Range = tuple[int, int, int]
@@ -44,7 +45,7 @@ def terms_apart(jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: Fal
     Terms may cancel, and what is left of their products then is as large as the rounding of these. So it is done only for terms
     that were rounded as much before, as the program is written.
 
-    left: is an equation to stay as it is? exact: are products of float32 numbers not rounded to fewer bits?
+    left: is an equation to stay as it is? exact: are products of float32 numbers not rounded to fewer bits, unless they say so?
     """
     apart = _TermsApart(jaxpr, exact)
     for eqn in jaxpr.eqns:
@@ -63,10 +64,11 @@ def terms_apart(jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: Fal
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """An atom that is added to others, or subtracted from them."""
+    """A term of a sum."""
 
     atom: Atom
     negative: bool
+    """The term is subtracted."""
 
 
 @dataclass
@@ -78,7 +80,9 @@ class _TermsApart:
     added: AddedEquations = field(default_factory=AddedEquations)
     instead: dict[Var, Atom] = field(default_factory=dict)
     makers: dict[Any, JaxprEqn] = field(default_factory=dict)
+    """The equations that make the variables of the jaxpr."""
     known: dict[tuple[Any, ...], Atom] = field(default_factory=dict)
+    """Slices that were made already, by their variable and its ranges."""
 
     def __post_init__(self) -> None:
         self.makers = {v: e for e in self.jaxpr.eqns for v in e.outvars if not e.effects and len(e.outvars) == 1}
@@ -89,11 +93,12 @@ class _TermsApart:
     def product(self, eqn: JaxprEqn) -> Atom | None:
         """A product of a sum as a sum of products; None where neither operand is one whose terms are normalised."""
         (summed, _), operands = eqn.params["dimension_numbers"], list(eqn.invars)
-        if not all(dtypes.is_float(dtype_of(a)) for a in (*operands, eqn.outvars[0])):
+        atoms = (*operands, eqn.outvars[0])
+        if not all(dtypes.is_float(dtype_of(a)) and prod(shape_of(a)) for a in atoms):
             return None
         for side, dims in enumerate(summed):
             terms = self._terms(operands[side])
-            if 1 < len(terms) <= MOST_TERMS and self._may_part(eqn, terms) and self._is_normalised(terms, dims):
+            if 1 < len(terms) <= MOST_TERMS and self._is_normalised(terms, dims) and self._may_part(eqn, side, terms):
                 return self._multiplied(eqn, side, terms)
         return None
 
@@ -113,16 +118,20 @@ class _TermsApart:
         adds = eqn is not None and eqn.primitive.name in ("add", "add_any", "sub")
         if eqn is not None and adds and shape_of(eqn.invars[0]) == shape_of(eqn.invars[1]):
             first, second = eqn.invars
-            other = negative != (eqn.primitive.name == "sub")
-            return [*self._terms(first, negative, depth + 1), *self._terms(second, other, depth + 1)]
+            subtracted = negative != (eqn.primitive.name == "sub")
+            return [*self._terms(first, negative, depth + 1), *self._terms(second, subtracted, depth + 1)]
         return [_Term(atom, negative)]
 
-    def _may_part(self, eqn: JaxprEqn, terms: Sequence[_Term]) -> bool:
-        """Were the terms rounded as much as the operands of the product are?"""
-        precision = eqn.params["precision"]
-        if self.exact or (precision is not None and all(p == lax.Precision.HIGHEST for p in precision)):
-            return True
-        return all(dtypes.itemsize_bytes(dtype_of(self._unconverted(t.atom))) <= _EXACT_BYTES for t in terms)
+    def _may_part(self, eqn: JaxprEqn, side: int, terms: Sequence[_Term]) -> bool:
+        """Were the terms rounded as much as they are when they are multiplied? Else what is left where they cancel is lost."""
+        operand, precision = dtype_of(eqn.invars[side]), eqn.params["precision"]
+        types = [dtype_of(self._unconverted(t.atom)) for t in terms]
+        if not all(dtypes.is_exact_cast(t, operand) for t in types):
+            return False  # their sum was rounded, not they
+        if precision is not None and not isinstance(precision, tuple):
+            return False  # an algorithm, which may round anything
+        highest = precision is not None and all(p == lax.Precision.HIGHEST for p in precision)
+        return highest or self.exact or all(dtypes.itemsize_bytes(t) <= _ROUNDED_BYTES for t in types)
 
     def _unconverted(self, atom: Atom) -> Atom:
         """The narrower float that a value is converted from, if it is."""
@@ -151,17 +160,12 @@ class _TermsApart:
                 return self._is_statistic(eqn.invars[0], extent)
             case "transpose":
                 return self._has_statistic(eqn.invars[0], int(eqn.params["permutation"][dim]), seen)
-            case "reshape" | "squeeze" | "expand_dims" | "slice" if len(eqn.invars) == 1:
-                behind = prod(shape_of(atom)[dim + 1 :])
-                place = next(
-                    (
-                        d
-                        for d, n in enumerate(shape_of(source))
-                        if n == extent and prod(shape_of(source)[d + 1 :]) == behind
-                    ),
-                    None,
-                )
-                return place is not None and self._has_statistic(eqn.invars[0], place, seen)
+            case "slice":
+                return shape_of(source)[dim] == extent and self._has_statistic(eqn.invars[0], dim, seen)
+            case _ if moves_units(eqn):
+                pairs = _same_elements(shape_of(source), shape_of(atom))
+                places = [old[0] for old, new in pairs if new == [dim] and len(old) == 1]
+                return any(self._has_statistic(eqn.invars[0], d, seen) for d in places)
             case _ if is_pointwise(eqn):
                 of_extent = [a for a in eqn.invars if shape_of(a) and shape_of(a)[dim] == extent]
                 stretched = [a for a in eqn.invars if shape_of(a) and shape_of(a)[dim] != extent]
@@ -181,24 +185,17 @@ class _TermsApart:
         return (moves or is_pointwise(eqn)) and any(self._is_statistic(a, extent, depth + 1) for a in eqn.invars)
 
     def _multiplied(self, eqn: JaxprEqn, side: int, terms: Sequence[_Term]) -> Atom:
-        result, operand = dtype_of(eqn.outvars[0]), dtype_of(eqn.invars[side])
-        wide = dtypes.accumulator(result)
-        # products of terms are added before they are rounded
-        params = {**eqn.params, "preferred_element_type": jnp.dtype(wide)} if wide != result else eqn.params
-        run = partial(eqn.primitive.bind, **params)
-        other = self.now(eqn.invars[1 - side])
+        operand, second = dtype_of(eqn.invars[side]), self.now(eqn.invars[1 - side])
         total: Atom | None = None
         for term in sorted(terms, key=lambda t: t.negative):
-            atom = self._restricted(term.atom, _whole(term.atom), 0)
-            if dtype_of(atom) != operand:
-                atom = self.added.add(eqn, partial(_converted, operand), atom)
-            made = self.added.add(eqn, run, *((atom, other) if side == 0 else (other, atom)))
+            atom = self.added.converted(eqn, operand, self._restricted(term.atom, _whole(term.atom), 0))
+            made = self.added.product(eqn, *((atom, second) if side == 0 else (second, atom)))
             if total is None:
                 total = self.added.add(eqn, partial(lax.neg), made) if term.negative else made
             else:
                 total = self.added.add(eqn, partial(lax.sub if term.negative else lax.add), total, made)
         assert total is not None
-        return total if dtype_of(total) == result else self.added.add(eqn, partial(_converted, result), total)
+        return self.added.converted(eqn, dtype_of(eqn.outvars[0]), total)
 
     # --- slices of what terms are computed from
 
@@ -220,7 +217,7 @@ class _TermsApart:
     def _made(self, atom: Var, ranges: tuple[_Range, ...], depth: int) -> Atom | None:
         """A slice computed from slices of the operands; None where what it is a slice of is computed as it is."""
         eqn = self.makers.get(atom)
-        if eqn is None or not eqn.invars:
+        if eqn is None or not eqn.invars or not all(prod(shape_of(a)) for a in (atom, *eqn.invars)):
             return None
         name, source = eqn.primitive.name, eqn.invars[0]
         before = shape_of(source)
@@ -243,7 +240,7 @@ class _TermsApart:
             case "transpose":
                 order = [int(d) for d in eqn.params["permutation"]]
                 wanted = [tuple(ranges[order.index(d)] for d in range(len(before)))]
-            case "reshape" | "squeeze" | "expand_dims" if eqn.params.get("dimensions") is None or name != "reshape":
+            case _ if moves_units(eqn):
                 wanted = [_reshaped(before, shape_of(atom), ranges)]
             case "dot_general":
                 wanted = list(_of_batch(eqn, ranges) or (None, None))
@@ -266,7 +263,7 @@ class _TermsApart:
         found = [self._restricted(a, w or (), depth + 1) for a, w in zip(eqn.invars, wanted, strict=True)]
         if ranges == _whole(atom) and all(a is self.now(b) for a, b in zip(found, eqn.invars, strict=True)):
             return self.now(atom)
-        if name in ("reshape", "squeeze", "expand_dims"):
+        if moves_units(eqn):
             return self.added.add(eqn, partial(lax.reshape, new_sizes=shape), *found)
         return self.added.add(eqn, partial(eqn.primitive.bind, **params), *found)
 
@@ -276,7 +273,7 @@ def _whole(atom: Atom) -> tuple[_Range, ...]:
 
 
 def _within(part: _Range, first: int, stride: int) -> _Range:
-    """The range of an array that a range of a slice of it is, which begins at `first`."""
+    """Returns the range of an array that a part of one of its slices takes, which has every `stride`-th place from `first` on."""
     last = first + stride * range(*part)[-1]
     return first + stride * part[0], last + 1, stride * part[2]
 
@@ -299,7 +296,11 @@ def _of_batch(eqn: JaxprEqn, ranges: Sequence[_Range]) -> tuple[tuple[_Range, ..
 
 
 def _reshaped(before: Sequence[int], after: Sequence[int], ranges: Sequence[_Range]) -> tuple[_Range, ...] | None:
-    """The slice of an array of which a slice of its reshape is a reshape; None where there is none."""
+    """Returns the ranges of an array whose elements are those of the ranges of its reshape, in order; None where there are none.
+
+    Of (8, 5) that becomes (4, 2, 5), the second of each pair is every other row: the ranges (0, 4), (1, 2), (0, 5) are those
+    from 1 to 8 by steps of 2, and all 5.
+    """
     found: list[_Range] = [(0, n, 1) for n in before]
     for old, new in _same_elements(before, after):
         parts = [(ranges[d], after[d]) for d in new]
@@ -326,7 +327,10 @@ def _same_elements(before: Sequence[int], after: Sequence[int]) -> Iterator[tupl
 
 
 def _of_one(parts: Sequence[tuple[_Range, int]]) -> _Range | None:
-    """The range of a dimension that becomes several, of which ranges are wanted; None where these are no range of it."""
+    """Returns the range of a dimension that becomes several, with their ranges and lengths; None where they take no range of it.
+
+    A range of the first of them is one, and one place of the last: that is every so many places.
+    """
     extents = [n for _, n in parts]
     cut = [d for d, (r, n) in enumerate(parts) if r != (0, n, 1)]
     if len(cut) != 1:
@@ -358,7 +362,3 @@ def _slice(x: Any, ranges: Sequence[_Range]) -> Any:
             own.append((start, stop, stride))
     made = lax.slice(lax.reshape(x, shape), *zip(*own, strict=True))
     return lax.reshape(made, [len(range(*r)) for r in ranges])
-
-
-def _converted(dtype: str, x: Any) -> Any:
-    return lax.convert_element_type(x, dtype)

@@ -47,9 +47,10 @@ else. (273 kernels of 21 functions, measured on an H200.)"""
 _SPILLED_BYTES = 30.0
 """Bytes of spilled registers that a multiprocessor writes and reads in a clock."""
 _CACHED_SHARE = 0.8
-"""Of the cache, as much as stays until it is read again."""
+"""The part of the cache that stays until it is read again."""
 _HALF_OF_CACHE = 0.5
-"""Of the cache: more takes as long as from memory, though it stays. (Rows of 10 to 33 MB on an H100, read and written.)"""
+"""The part of the cache beyond which bytes take as long as from memory, though they stay. (Rows of 10 to 33 MB on an H100, read
+and written.)"""
 _REDUCED_CLOCKS = 10.0
 """Clocks of a multiprocessor that each warp takes in a reduction over all threads of a block: shuffles, and a barrier."""
 _SCATTERED_CLOCKS = 3.0
@@ -68,7 +69,7 @@ of them of a few microseconds, took 1.17 times what was predicted without this.)
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
 _NEAR_SHARE = 0.5
-"""Of the memory that a multiprocessor has for shared memory and for its cache, what that cache keeps."""
+"""The part of the memory that a multiprocessor has for shared memory and its own cache, which that cache keeps."""
 _FEW_BLOCKS = 2
 """Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
 _BLOCKS = 16
@@ -186,8 +187,7 @@ def _one(
     operations = [w.operations for w in works]
     operands_us = staged = 0.0
     if not emission.warpgroups:  # whose products read what the copy engine has laid out for them
-        of_all = [p for w in works for p in w.products]
-        clocks, staged = through_shared_memory(products, [p for p in of_all if not on_matrix_units(p)], of_all)
+        clocks, staged = through_shared_memory([(p, w.warps) for w in works for p in w.products])
         operands_us = shares * clock_us * clocks
     latency_factor = max(1.0, _FULL_WARPS / (min(occupancy, on_one) * works[0].warps)) if by_warps else 1.0
     # as half-precision results are, exponentials may be approximate
@@ -218,6 +218,7 @@ def _one(
     moving = (
         Term("device memory", unique + through_memory, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
         Term("multiprocessors' ports", sectors, "B", port_us), Term("scattered loads", scattered, "sectors", scattered_us),
+        # one in each clock of the whole device (7 sizes of tiny products on an H100)
         Term("blocks that begin", begun, "blocks", begun * clock_us),
         Term("waiting for loads", rounds * sum(w.trips + w.started + 1 for w in works), "trips", chain_us),
     )  # fmt: skip

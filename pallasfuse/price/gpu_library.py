@@ -34,7 +34,7 @@ _ONE_TILE = 256
 _UNALIGNED_LOADS = 0.6
 """A product reaches this share of the memory's bandwidth if the rows of an operand do not begin at multiples of 16 bytes."""
 _FEWEST_ELEMENTS = 100
-"""Of the rows and columns of a product's operands together, where a library is called for it."""
+"""The least number of elements of both operands of one product for which a library is called."""
 _OF_A_TERM, _OF_A_RESULT = 4.0, 20.0
 """Operations of a product in a loop: two loads, their places and the sum for each term; the place of each result."""
 _TURNED_BYTES = 10.0

@@ -1,7 +1,7 @@
-"""What products of tiles take on a GPU: of its matrix units, of the shared memory they read operands from, and of its threads."""
+"""The time that products of tiles take on a GPU: on its matrix units, in the shared memory they read from, and of its threads."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
@@ -10,7 +10,7 @@ from pallasfuse.resources.block import WARP
 from pallasfuse.resources.triton_view import WARP_ROWS, WARPGROUP_ROWS, WARPGROUP_WARPS
 
 _MATRIX_ROWS = 64
-"""Of the matrix unit of a warpgroup."""
+"""The rows that the matrix unit of a warpgroup multiplies at once."""
 _OF_LIBRARY_BY_WARPGROUPS, OF_LIBRARY, OF_LIBRARY_ROUNDED, _OF_LIBRARY_NARROW = 1.05, 0.85, 0.35, 0.45
 """The share of the rate of the library's large products: of warpgroups, of other kernels, of their products of float32 operands,
 which wait for the rounding, and where rows do not fill the unit."""
@@ -18,18 +18,19 @@ _UNEVEN = 0.42
 """Products whose operands have rows that do not begin at multiples of 16 bytes reach this part of `OF_LIBRARY`. XLA's kernels by
 Triton reach 0.36 of the library's rate (`gpu_library`, measured)."""
 _WARP_COLUMNS = 8
-"""Of the smallest product of one warp."""
+"""The columns of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
 """Operands that a multiprocessor reads from its shared memory in a clock, for products of warpgroups and for those of warps."""
 _BANK_BYTES = 4.0
 """Operands that threads read from a multiprocessor's shared memory in a clock, for products of float32 without rounding: a word, as
 at worst all threads of a warp meet in one bank. Which banks they meet in is not known beforehand."""
 _STAGED_OPERATIONS = 32.0
-"""For each element of a computed side of a product that passes through shared memory, in each warp that takes it; also of a side
-that is loaded in each trip and whose axes become one."""
+"""Operations of threads for each element of a computed side of a product that passes through shared memory, in each warp that
+takes it; also of a side that is loaded in each trip and whose axes become one."""
 _SPLIT_OPERATIONS = 8.0
-"""For each element of a product's result that has several axes along its rows, or along its columns. (110 kernels with such sides,
-and 163 without, measured on an H200: decoding with groups of heads, products with several axes and what reduces them.)"""
+"""Operations of threads for each element of a product's result that has several axes along its rows, or along its columns. (110
+kernels with such sides, and 163 without, measured on an H200: decoding with groups of heads, products with several axes and what
+reduces them.)"""
 _ROUNDED, _ROUNDED_ROWS_TURNED, _ROUNDED_COLUMNS_TURNED = 17.0, 30.0, 52.0
 """Operations for each element of a float32 side of a product, which is rounded on its way through registers; of rows, and of
 columns, that lie in memory with what is summed before them, and are turned there."""
@@ -99,15 +100,14 @@ def _rearranged(p: Product) -> float:
     return (left * p.rows + right * p.columns) * p.summed * p.batch * p.times
 
 
-def through_shared_memory(
-    products: Sequence[tuple[Product, int]], others: Iterable[Product], every: Iterable[Product]
-) -> tuple[float, float]:
-    """The clocks of a multiprocessor in which it reads the operands of a block's products, and the operations of threads for them.
+def through_shared_memory(products: Sequence[tuple[Product, int]]) -> tuple[float, float]:
+    """Returns the clocks of a multiprocessor in which it reads the operands of a block's products, and the operations of threads.
 
-    products: on matrix units, each with the warps of its block. others: those of threads. every: both.
+    products: each with the warps of its block, those on matrix units and others.
     """
-    sides = [_operands(p, warps) for p, warps in products]
-    staged = sum(p.flops for p in others)
-    staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p) for p, _ in products)
-    staged += sum((_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times for p in every)
+    on_units = [(p, warps) for p, warps in products if on_matrix_units(p)]
+    sides = [_operands(p, warps) for p, warps in on_units]
+    staged = sum(p.flops for p, _ in products if not on_matrix_units(p))
+    staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p) for p, _ in on_units)
+    staged += sum((_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times for p, _ in products)
     return sum(clocks for clocks, _ in sides), staged

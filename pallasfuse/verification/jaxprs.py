@@ -280,8 +280,7 @@ NEAR = 16
 def near_ends(eqn: JaxprEqn, shape: Sequence[int]) -> list[tuple[int, int]] | None:
     """From where to where a slice is of an operand of this shape, along each dimension; None where that cannot be said.
 
-    Of a shorter axis than the traced one, places count from the end that they are near; one of equal parts is the same of as many
-    shorter ones.
+    Of a shorter axis than the traced one, places count from the end that they are near; a half is the half.
     """
     found = []
     strides = eqn.params["strides"] or (1,) * len(shape)
@@ -294,12 +293,14 @@ def near_ends(eqn: JaxprEqn, shape: Sequence[int]) -> list[tuple[int, int]] | No
         strict=True,
     )
     for start, limit, stride, traced, short in places:
-        length = int(limit) - int(start)
-        if int(stride) == 1 and 0 < length < traced and traced % length == 0 == int(start) % length:
-            parts, number = traced // length, int(start) // length
-            if short % parts == 0:
-                found.append((number * short // parts, (number + 1) * short // parts))
-                continue
+        if (
+            int(stride) == 1
+            and (int(limit) - int(start)) * 2 == traced
+            and int(start) in (0, traced // 2)
+            and short % 2 == 0
+        ):
+            found.append((short // 2, short) if start else (0, short // 2))
+            continue
         ends = [p if short == traced or p < traced - p else short - (traced - p) for p in (int(start), int(limit))]
         far = short != traced and any(NEAR < p < traced - NEAR for p in (int(start), int(limit)))
         if int(stride) != 1 or far or not 0 <= ends[0] <= ends[1] <= short:

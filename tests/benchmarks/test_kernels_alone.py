@@ -1,4 +1,4 @@
-"""Kernels that were timed alone on an H100: what they are told to take, and that every kind makes some."""
+"""Prices of kernels beside the times that they took alone on an H100, and kernels of every kind of the benchmark."""
 
 import functools
 

@@ -163,3 +163,24 @@ def test_scores_are_stored_where_a_gradient_needs_them(function, stored):
     assert len(plan.kernels) == (1 if stored else 2)
     assert any(k.group.inner for k in plan.kernels) != stored
     assert any(f.operation == "dot_general" for f in plan.fallbacks) == stored
+
+
+def scaled_by_a_number(x, y, a, b):
+    """A scale that all rows share is a reduction to one number."""
+    return jax.nn.softmax(x * jnp.exp(jnp.sum(a * b)), 1) @ y
+
+
+def test_a_number_for_all_blocks_may_be_given_to_a_kernel():
+    graph, all_of_them = found(scaled_by_a_number, (30, 400), (400, 8), (5,), (5,))
+    whole = [c for c in all_of_them if len(c.group.folds) == 3]
+    inside = {bool(c.given): {n.name for n in c.group.inner} for c in whole}
+    (scale,) = inside[False] - inside[True]
+    (given,) = {c.given for c in whole if c.given}
+    assert given == {scale} and not graph.nests[scale].axes
+    candidate = next(c for c in whole if c.given)
+    assert scale in candidate.group.inputs
+    assert scale not in candidate.covers
+    inputs = random_inputs(graph.program)
+    want = evaluate(graph.program, inputs)
+    for name, value in GroupRun(candidate.group, want, np.random.default_rng(0)).run(split=False).items():
+        close(value, want[name])

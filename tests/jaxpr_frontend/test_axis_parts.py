@@ -409,7 +409,7 @@ def test_parts_of_equal_shapes_are_traced_once(monkeypatch):
 
     shapes = jax.ShapeDtypeStruct((4, 64), jnp.float32), jax.ShapeDtypeStruct((4, 6), jnp.float32)
     jaxpr = convert(jax.make_jaxpr(function)(*shapes)).jaxpr
-    monkeypatch.setattr(axis_parts.jax, "make_jaxpr", counting)
+    monkeypatch.setattr(added_equations.jax, "make_jaxpr", counting)
     parts = axis_parts.in_parts(jaxpr)
     assert parts is not None and 0 < len(traced) < len(parts.jaxpr.eqns) / 4
 

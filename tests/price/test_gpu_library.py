@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from pallasfuse import device
 from pallasfuse.device import assumed
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.gpu_library import product_us
@@ -169,3 +170,21 @@ def test_results_that_lanes_combine_cost_more_than_those_of_threads():
     us = {n: price_xla(pairwise(largest_sums, (8192, n), (2**12 // n, n)), GPU).us for n in (31, 32, 64, 1024)}
     assert us[32] > us[64] > us[1024]
     assert us[31] < us[32]
+
+
+TINY = {(65536, 2): 2.1, (32256, 3): 2.2}
+"""Microseconds of products of float32 matrices, by their number and side, in loops of XLA on an H100 (`wrapped_dot` in
+`benchmarks/results/programs_nineteenth_h100.json`'s programs of points and of molecules)."""
+
+
+@pytest.mark.parametrize(("many", "side"), TINY)
+def test_tiny_products_of_float32_are_loops(many, side):
+    def price(dtype):
+        shape = jax.ShapeDtypeStruct((many, side, side), dtype)
+        return price_xla(
+            convert(jax.make_jaxpr(jnp.matmul)(shape, shape)).program, device.find("NVIDIA H100 80GB HBM3", "gpu")
+        )
+
+    assert price(jnp.float32).us == pytest.approx(TINY[many, side], rel=0.15)
+    assert not any(t.name == "matrix units" for t in price(jnp.float32).terms)
+    assert any(t.name == "matrix units" for t in price(jnp.bfloat16).terms)

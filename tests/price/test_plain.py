@@ -367,3 +367,16 @@ def test_complex_numbers_are_computed_where_they_are_read_on_a_gpu():
 
     x = struct(1 << 22, dtype=jnp.complex64)
     assert us(H200, many, x) < 3 * us(H200, lambda x: x * x, x)
+
+
+@BOTH
+def test_a_reshape_of_what_is_gathered_moves_nothing(on):
+    """Blocks that positions choose for each head, side by side: XLA stores them once, whatever the shape."""
+
+    def chosen(blocks, which, merge):
+        found = jax.vmap(lambda b, i: b[:, i], in_axes=(1, 0), out_axes=1)(blocks, which)
+        return jnp.sin(found.reshape(2, 12, 44, 640, 64) if merge else found)
+
+    arguments = struct(2, 12, 44, 80, 64), struct(12, 44, 8, dtype=jnp.int32)
+    apart, merged = (us(on, lambda b, i, merge=merge: chosen(b, i, merge), *arguments) for merge in (False, True))
+    assert merged == pytest.approx(apart, rel=0.35)

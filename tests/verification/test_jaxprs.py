@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pallasfuse.verification.jaxprs import Equations, body_of, traced_shape
+from pallasfuse.verification.jaxprs import Equations, body_of, near_ends, traced_shape
 from tests.verification.values import TRIALS, agree, differ, finite_fields, number
 
 X = np.array([[1.0, -2.0, 3.0, 0.5], [4.0, 5.0, -6.0, 0.25], [-1.0, 2.5, 0.75, 8.0]], np.float32)
@@ -169,3 +169,18 @@ def test_calls_have_a_body_and_operations_have_none():
     bodies = {e.primitive.name: body_of(e) is not None for e in jaxpr.eqns}
     assert not bodies["add"]
     assert all(found for name, found in bodies.items() if name != "add")
+
+
+def ends(start, stop, traced, short):
+    (eqn,) = jax.make_jaxpr(lambda x: x[start:stop])(jax.ShapeDtypeStruct((traced,), jnp.float32)).jaxpr.eqns
+    (found,) = near_ends(eqn, (short,))
+    return found
+
+
+@pytest.mark.parametrize(("traced", "short"), [(24, 12), (8, 4), (4096, 8), (6, 4), (12, 2)])
+def test_slices_of_a_short_axis_meet_where_those_of_the_long_one_do(traced, short):
+    for cut in {1, 2, traced // 2, traced - 1}:
+        if cut < short or cut == traced // 2 or traced - cut < short:
+            first, second = ends(0, cut, traced, short), ends(cut, traced, traced, short)
+            assert first[0] == 0 and first[1] == second[0] and second[1] == short, (cut, first, second)
+    assert ends(0, traced // 2, traced, short) == (0, short // 2)
