@@ -372,14 +372,13 @@ def test_complex_numbers_are_computed_where_they_are_read_on_a_gpu():
 def test_a_reshape_of_what_is_gathered_moves_nothing():
     """Blocks of keys that positions choose for each head, side by side: XLA stores them once, whatever their shape."""
 
-    def chosen(blocks, which):
-        return jax.vmap(lambda b, i: b[:, i], in_axes=(1, 0), out_axes=1)(blocks, which)
-
     def apart(q, blocks, which):
-        return jnp.einsum("bhnqd,bhnakd->bhnqak", q, chosen(blocks, which))
+        keys = jax.vmap(lambda b, i: b[:, i], in_axes=(1, 0), out_axes=1)(blocks, which)
+        return jnp.einsum("bhnqd,bhnakd->bhnqak", q, keys)
 
     def merged(q, blocks, which):
-        return jnp.einsum("bhnqd,bhnkd->bhnqk", q, chosen(blocks, which).reshape(2, 12, 44, 640, 64))
+        keys = jax.vmap(lambda b, i: b[:, i].reshape(2, 44, 640, 64), in_axes=(1, 0), out_axes=1)(blocks, which)
+        return jnp.einsum("bhnqd,bhnkd->bhnqk", q, keys)
 
     blocks = struct(2, 12, 44, 80, 64, dtype=jnp.bfloat16)
     arguments = blocks, blocks, struct(12, 44, 8, dtype=jnp.int32)
