@@ -18,6 +18,7 @@ from math import prod
 from typing import Any
 
 from jax import lax
+from jax import numpy as jnp
 
 from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr, JaxprEqn, Var
@@ -103,7 +104,7 @@ class _TermsApart:
         return None
 
     def _terms(self, atom: Atom, negative: bool = False, depth: int = 0) -> list[_Term]:
-        """The terms of a sum, or the atom alone."""
+        """The terms of a sum, or the atom alone. Dimensions of length one are repeated in the sum."""
         eqn = self.makers.get(atom) if isinstance(atom, Var) and depth < _DEEPEST else None
         if eqn is not None and eqn.primitive.name == "neg":
             return self._terms(eqn.invars[0], not negative, depth + 1)
@@ -115,8 +116,7 @@ class _TermsApart:
             inner = self._terms(eqn.invars[0], negative, depth + 1)
             if len(inner) > 1:
                 return inner
-        adds = eqn is not None and eqn.primitive.name in ("add", "add_any", "sub")
-        if eqn is not None and adds and shape_of(eqn.invars[0]) == shape_of(eqn.invars[1]):
+        if eqn is not None and eqn.primitive.name in ("add", "add_any", "sub") and all(map(shape_of, eqn.invars)):
             first, second = eqn.invars
             subtracted = negative != (eqn.primitive.name == "sub")
             return [*self._terms(first, negative, depth + 1), *self._terms(second, subtracted, depth + 1)]
@@ -185,10 +185,13 @@ class _TermsApart:
         return (moves or is_pointwise(eqn)) and any(self._is_statistic(a, extent, depth + 1) for a in eqn.invars)
 
     def _multiplied(self, eqn: JaxprEqn, side: int, terms: Sequence[_Term]) -> Atom:
-        operand, second = dtype_of(eqn.invars[side]), self.now(eqn.invars[1 - side])
+        operand, shape = dtype_of(eqn.invars[side]), shape_of(eqn.invars[side])
+        second = self.now(eqn.invars[1 - side])
         total: Atom | None = None
         for term in sorted(terms, key=lambda t: t.negative):
             atom = self.added.converted(eqn, operand, self._restricted(term.atom, _whole(term.atom), 0))
+            if shape_of(atom) != shape:
+                atom = self.added.add(eqn, partial(jnp.broadcast_to, shape=shape), atom)
             made = self.added.product(eqn, *((atom, second) if side == 0 else (second, atom)))
             if total is None:
                 total = self.added.add(eqn, partial(lax.neg), made) if term.negative else made

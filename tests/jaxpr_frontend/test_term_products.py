@@ -64,10 +64,23 @@ def turned(q, k, q2, k2, v):
     return jnp.einsum("hkd,hqk->hdq", v, weights(q, k) + weights(q2, k2))
 
 
+def gated_by_position(q, k, v, bias):
+    """The softmax of the bias is one for all batches, and a head's share is one for all positions."""
+    share = jax.nn.sigmoid(jnp.arange(-1.0, H - 1))[:, None, None]
+    content = jax.nn.softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k), -1)
+    return ((1 - share) * content + share * jax.nn.softmax(bias, -1)) @ v
+
+
+def less_its_mean(q, k, v):
+    return (weights(q, k) - jnp.mean(weights(q, k), -1, keepdims=True)) @ v
+
+
+BATCH = [draw(2, *x.shape) for x in (Q, K, V)]
 CASES = {
     "difference": (difference, (Q, K, Q2, K2, V)), "heads in pairs": (heads_in_pairs, (PAIRS, KEYS, V)),
     "halves": (halves, (PAIRS, KEYS, V)), "near and far": (near_and_far, (Q, K, V)),
     "weights by position": (weights_by_position, (Q, K, V, BIAS)), "turned": (turned, (Q, K, Q2, K2, V)),
+    "gated by position": (gated_by_position, (*BATCH, BIAS)), "less its mean": (less_its_mean, (Q, K, V)),
 }  # fmt: skip
 
 
