@@ -202,7 +202,8 @@ def _with_terms_apart(converted: Converted, target: Target, options: FuseOptions
     """A program with products of normalised terms taken apart; None where it has none, they are not allowed, or not proved."""
     if not options.rewrite or options.strict or _compat.has_symbolic_shapes(converted.original):
         return None
-    apart = convert_terms_apart(converted, exact=target.platform == "cpu", exclude=options.exclude)
+    exact, longest = target.platform == "cpu", target.max_inner
+    apart = convert_terms_apart(converted, exact=exact, longest=longest, exclude=options.exclude)
     return None if apart is None or disproved_form(apart) is not None else apart
 
 

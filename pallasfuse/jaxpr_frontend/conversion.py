@@ -131,10 +131,13 @@ def convert_in_parts(converted: Converted, *, exclude: Sequence[str] = ()) -> Co
     return None if parts is None else _in_another_form(converted, parts, exclude)
 
 
-def convert_terms_apart(converted: Converted, *, exact: bool, exclude: Sequence[str] = ()) -> Converted | None:
+def convert_terms_apart(
+    converted: Converted, *, exact: bool, longest: int, exclude: Sequence[str] = ()
+) -> Converted | None:
     """The same program with products of normalised terms that are added taken apart; None where it has none.
 
-    exact: are products of float32 numbers not rounded to fewer bits, unless they say so?
+    exact: are products of float32 numbers not rounded to fewer bits, unless they say so? longest: the most elements of a row of
+    the result that a kernel accumulates.
 
     Raises:
       InvalidProgramError: as `convert`.
@@ -142,7 +145,7 @@ def convert_terms_apart(converted: Converted, *, exact: bool, exclude: Sequence[
     whole = converted.jaxpr
     if _unknown_lengths(whole):
         return None
-    apart = terms_apart(whole, lambda eqn: left_by_user(eqn, exclude) is not None, exact=exact)
+    apart = terms_apart(whole, lambda eqn: left_by_user(eqn, exclude) is not None, exact=exact, longest=longest)
     return None if apart is None else replace(_in_another_form(converted, apart, exclude), terms_apart=True)
 
 

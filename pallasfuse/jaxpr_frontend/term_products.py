@@ -11,7 +11,7 @@ products for each matrix of a batch are computed for the slice alone.
 Products of terms may be infinite where the product of their sum is not: where both are, their difference is NaN.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -40,15 +40,18 @@ type _Range = tuple[int, int, int]
 """Where a slice of a dimension begins and ends, and its stride."""
 
 
-def terms_apart(jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: False, *, exact: bool) -> Rewritten | None:
+def terms_apart(
+    jaxpr: Jaxpr, left: Callable[[JaxprEqn], bool] = lambda eqn: False, *, exact: bool, longest: int
+) -> Rewritten | None:
     """Returns a flat jaxpr with products of sums as sums of products, where terms are normalised; None where there are none.
 
     Terms may cancel, and what is left of their products then is as large as the rounding of these. So it is done only for terms
     that were rounded as much before, as the program is written.
 
     left: is an equation to stay as it is? exact: are products of float32 numbers not rounded to fewer bits, unless they say so?
+    longest: the most elements of a row of the result that a kernel accumulates.
     """
-    apart = _TermsApart(jaxpr, exact)
+    apart = _TermsApart(jaxpr, exact, longest)
     for eqn in jaxpr.eqns:
         found = None if eqn.primitive.name != "dot_general" or left(eqn) else apart.product(eqn)
         if found is None:
@@ -78,6 +81,7 @@ class _TermsApart:
 
     jaxpr: Jaxpr
     exact: bool
+    longest: int
     added: AddedEquations = field(default_factory=AddedEquations)
     instead: dict[Var, Atom] = field(default_factory=dict)
     makers: dict[Any, JaxprEqn] = field(default_factory=dict)
@@ -93,13 +97,22 @@ class _TermsApart:
 
     def product(self, eqn: JaxprEqn) -> Atom | None:
         """A product of a sum as a sum of products; None where neither operand is one whose terms are normalised."""
-        (summed, _), operands = eqn.params["dimension_numbers"], list(eqn.invars)
+        (summed, batch), operands = eqn.params["dimension_numbers"], list(eqn.invars)
         atoms = (*operands, eqn.outvars[0])
         if not all(dtypes.is_float(dtype_of(a)) and prod(shape_of(a)) for a in atoms):
             return None
         for side, dims in enumerate(summed):
+            mine, others = (
+                set(range(len(shape_of(operands[n])))).difference(summed[n], batch[n]) for n in (side, 1 - side)
+            )
+            if prod(shape_of(operands[1 - side])[d] for d in others) > self.longest:
+                continue
             terms = self._terms(operands[side])
-            if 1 < len(terms) <= MOST_TERMS and self._is_normalised(terms, dims) and self._may_part(eqn, side, terms):
+            if not 1 < len(terms) <= MOST_TERMS or not all(
+                _varies(t.atom, mine) and _varies(t.atom, dims) for t in terms
+            ):
+                continue
+            if self._is_normalised(terms, dims) and self._may_part(eqn, side, terms):
                 return self._multiplied(eqn, side, terms)
         return None
 
@@ -269,6 +282,11 @@ class _TermsApart:
         if moves_units(eqn):
             return self.added.add(eqn, partial(lax.reshape, new_sizes=shape), *found)
         return self.added.add(eqn, partial(eqn.primitive.bind, **params), *found)
+
+
+def _varies(atom: Atom, dims: Collection[int]) -> bool:
+    """Has a term elements of its own along some of these dimensions? A bias of a layer has none for its rows."""
+    return any(shape_of(atom)[d] > 1 for d in dims)
 
 
 def _whole(atom: Atom) -> tuple[_Range, ...]:
