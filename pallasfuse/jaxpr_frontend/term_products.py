@@ -108,9 +108,9 @@ class _TermsApart:
             if prod(shape_of(operands[1 - side])[d] for d in others) > self.longest:
                 continue
             terms = self._terms(operands[side])
-            if not 1 < len(terms) <= MOST_TERMS or not all(
-                _varies(t.atom, mine) and _varies(t.atom, dims) for t in terms
-            ):
+            shape = shape_of(operands[side])
+            repeated = any(_is_repeated(t.atom, shape, own) for t in terms for own in (mine, dims))
+            if repeated or not 1 < len(terms) <= MOST_TERMS:
                 continue
             if self._is_normalised(terms, dims) and self._may_part(eqn, side, terms):
                 return self._multiplied(eqn, side, terms)
@@ -284,9 +284,9 @@ class _TermsApart:
         return self.added.add(eqn, partial(eqn.primitive.bind, **params), *found)
 
 
-def _varies(atom: Atom, dims: Collection[int]) -> bool:
-    """Has a term elements of its own along some of these dimensions? A bias of a layer has none for its rows."""
-    return any(shape_of(atom)[d] > 1 for d in dims)
+def _is_repeated(atom: Atom, shape: Sequence[int], dims: Collection[int]) -> bool:
+    """Is a term of a sum of a shape the same all along some of its dimensions, as the bias of a layer is for its rows?"""
+    return any(shape[d] > 1 for d in dims) and all(shape_of(atom)[d] == 1 for d in dims)
 
 
 def _whole(atom: Atom) -> tuple[_Range, ...]:

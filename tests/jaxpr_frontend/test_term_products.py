@@ -75,11 +75,16 @@ def less_its_mean(q, k, v):
     return (weights(q, k) - jnp.mean(weights(q, k), -1, keepdims=True)) @ v
 
 
+def one_query(q, k, q2, k2, v):
+    return difference(q[:, :1], k, q2[:, :1], k2, v)
+
+
 BATCH = [draw(2, *x.shape) for x in (Q, K, V)]
 CASES = {
     "difference": (difference, (Q, K, Q2, K2, V)), "heads in pairs": (heads_in_pairs, (PAIRS, KEYS, V)),
     "halves": (halves, (PAIRS, KEYS, V)), "near and far": (near_and_far, (Q, K, V)),
     "weights by position": (weights_by_position, (Q, K, V, BIAS)), "turned": (turned, (Q, K, Q2, K2, V)),
+    "one query": (one_query, (Q, K, Q2, K2, V)),
     "gated by position": (gated_by_position, (*BATCH, BIAS)),
 }  # fmt: skip
 
