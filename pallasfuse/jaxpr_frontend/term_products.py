@@ -35,6 +35,7 @@ _DEEPEST = 200
 _ROUNDED_BYTES = 2
 """The most bytes of a float that matrix units multiply without rounding it."""
 _STATISTICS = frozenset({"reduce_max", "reduce_min", "reduce_sum"})
+_MOVES = frozenset({"broadcast_in_dim", "transpose", "slice"})
 
 type _Range = tuple[int, int, int]
 """Where a slice of a dimension begins and ends, and its stride."""
@@ -116,24 +117,36 @@ class _TermsApart:
                 return self._multiplied(eqn, side, terms)
         return None
 
-    def _terms(self, atom: Atom, negative: bool = False, depth: int = 0) -> list[_Term]:
-        """The terms of a sum, or the atom alone. Dimensions of length one are repeated in the sum."""
-        eqn = self.makers.get(atom) if isinstance(atom, Var) and depth < _DEEPEST else None
-        if eqn is not None and eqn.primitive.name == "neg":
-            return self._terms(eqn.invars[0], not negative, depth + 1)
-        if (
-            eqn is not None
-            and eqn.primitive.name == "convert_element_type"
-            and dtypes.is_float(dtype_of(eqn.invars[0]))
-        ):
-            inner = self._terms(eqn.invars[0], negative, depth + 1)
-            if len(inner) > 1:
-                return inner
-        if eqn is not None and eqn.primitive.name in ("add", "add_any", "sub") and all(map(shape_of, eqn.invars)):
-            first, second = eqn.invars
-            subtracted = negative != (eqn.primitive.name == "sub")
-            return [*self._terms(first, negative, depth + 1), *self._terms(second, subtracted, depth + 1)]
-        return [_Term(atom, negative)]
+    def _terms(self, atom: Atom) -> list[_Term]:
+        """The terms of a sum, or the atom alone; none where they are too many. Dimensions of length one are repeated in the sum."""
+        found: list[_Term] = []
+        waiting = [_Term(atom, negative=False)]
+        while waiting:
+            if len(waiting) + len(found) > MOST_TERMS:
+                return []
+            term = waiting.pop()
+            parts = self._added(term)
+            if parts is None:
+                found.append(term)
+            else:
+                waiting += reversed(parts)
+        return found
+
+    def _added(self, term: _Term) -> tuple[_Term, _Term] | None:
+        """The two terms that a term is the sum or difference of, perhaps rounded or negative; None where it is neither."""
+        atom, negative = term.atom, term.negative
+        for _ in range(_DEEPEST):
+            eqn = self.makers.get(atom) if isinstance(atom, Var) else None
+            name = "" if eqn is None else eqn.primitive.name
+            if eqn is None or not dtypes.is_float(dtype_of(eqn.invars[0]) if eqn.invars else ""):
+                return None
+            if name in ("add", "add_any", "sub") and all(map(shape_of, eqn.invars)):
+                first, second = eqn.invars
+                return _Term(first, negative), _Term(second, negative != (name == "sub"))
+            if name not in ("neg", "convert_element_type"):
+                return None
+            atom, negative = eqn.invars[0], negative != (name == "neg")
+        return None
 
     def _may_part(self, eqn: JaxprEqn, side: int, terms: Sequence[_Term]) -> bool:
         """Were the terms rounded as much as they are when they are multiplied? Else what is left where they cancel is lost."""
@@ -187,15 +200,21 @@ class _TermsApart:
                 )
         return False
 
-    def _is_statistic(self, atom: Atom, extent: int, depth: int = 0) -> bool:
+    def _is_statistic(self, atom: Atom, extent: int) -> bool:
         """Is a value computed from a reduction of so many elements?"""
-        eqn = self.makers.get(atom) if isinstance(atom, Var) and depth < _DEEPEST else None
-        if eqn is None:
-            return False
-        if eqn.primitive.name in _STATISTICS:
-            return any(shape_of(eqn.invars[0])[int(a)] == extent for a in eqn.params["axes"])
-        moves = eqn.primitive.name in ("broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice")
-        return (moves or is_pointwise(eqn)) and any(self._is_statistic(a, extent, depth + 1) for a in eqn.invars)
+        waiting, seen = [atom], set[Any]()
+        while waiting:
+            now = waiting.pop()
+            eqn = self.makers.get(now) if isinstance(now, Var) and now not in seen else None
+            if eqn is None:
+                continue
+            seen.add(now)
+            if eqn.primitive.name in _STATISTICS:
+                if any(shape_of(eqn.invars[0])[int(a)] == extent for a in eqn.params["axes"]):
+                    return True
+            elif eqn.primitive.name in _MOVES or moves_units(eqn) or is_pointwise(eqn):
+                waiting += eqn.invars
+        return False
 
     def _multiplied(self, eqn: JaxprEqn, side: int, terms: Sequence[_Term]) -> Atom:
         operand, shape = dtype_of(eqn.invars[side]), shape_of(eqn.invars[side])

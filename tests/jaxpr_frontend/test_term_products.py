@@ -204,6 +204,18 @@ def test_other_products_are_left_alone():
     def many(q, k, v):
         return sum(weights(q, k * n) for n in range(MOST_TERMS + 1)) @ v
 
+    def doubled(q, k, v):
+        w = weights(q, k)
+        for _ in range(100):
+            w = w + w  # 2**100 terms
+        return w @ v
+
+    def long_way(x, y, w):
+        scale = y[:, :1]
+        for _ in range(100):
+            scale = scale + scale  # 2**100 ways to no statistic
+        return (x * scale + y) @ w
+
     def residual(x, w):
         return (x + jnp.tanh(x)) @ w
 
@@ -220,7 +232,8 @@ def test_other_products_are_left_alone():
         return (weights(q, k) - weights(k, q)) @ jnp.concatenate([v] * 5, -1)  # no kernel accumulates such rows
 
     cases = (
-        (many, (Q, K, V)), (residual, (Q[0], V[0][:D])), (centred, (Q[0], V[0][:D])), (whole, (Q, K, V)),
+        (many, (Q, K, V)), (doubled, (Q, K, V)), (long_way, (Q[0], K[0], V[0][:D])),
+        (residual, (Q[0], V[0][:D])), (centred, (Q[0], V[0][:D])), (whole, (Q, K, V)),
         (layer, (Q[0], V[0][:D], V[0][0, :D])), (wide, (Q, K, V)), (less_its_mean, (Q, K, V)),
     )  # fmt: skip
     for function, arguments in cases:
