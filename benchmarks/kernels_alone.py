@@ -13,7 +13,7 @@ Kinds of programs, of one kernel each:
 - `attention`: queries, keys and values of even and odd lengths, with and without masks; one query and a long cache.
 
 A kernel runs in the schedule that is planned for it, and in others that seemed promising, so that those are told from another that
-the price takes for better. Times are microseconds of the kernel alone; limits are the terms of the price.
+the price takes for better. Times are microseconds of the kernel alone.
 """
 
 import argparse
@@ -223,16 +223,15 @@ def main(words: Sequence[str] | None = None) -> None:
             print(f"{way.label:52} {way.schedule[:60]:60} {str(call)[:80]}")
             continue
         us = microseconds(call, *_drawn(way.structs))
-        terms = {t.name: round(t.us, 3) for t in way.price.terms if t.us > 0}
-        rows.append([way.label, way.schedule, round(us, 2), round(way.price.us, 2), terms])
+        rows.append([way.label, way.schedule, round(us, 2), round(way.price.us, 2)])
         print(
             f"{way.label:52} {way.schedule[:60]:60} {us:9.1f} {way.price.us:9.1f} {way.price.us / us:6.2f}", flush=True
         )
-    ratios = [price_us / us for _, _, us, price_us, _ in rows]
+    ratios = [price_us / us for _, _, us, price_us in rows]
     print(f"{len(rows)} kernels: predicted over measured {statistics.geometric_mean(ratios):.2f} (geometric mean)")
     if options.out:
         here = {"device": device_at_hand().kind, "jax": jax.__version__}
-        head = json.dumps({**here, "columns": ["program", "schedule", "us", "price_us", "terms_us"]})
+        head = json.dumps({**here, "columns": ["program", "schedule", "us", "price_us"]})
         with open(options.out, "w") as file:
             file.write(f'{head[:-1]}, "rows": [\n' + ",\n".join(json.dumps(r) for r in rows) + "\n]}\n")
 

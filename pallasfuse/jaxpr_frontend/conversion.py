@@ -150,6 +150,7 @@ def convert_terms_apart(
 
 
 def _in_another_form(converted: Converted, form: Rewritten, exclude: Sequence[str]) -> Converted:
+    """Returns a program with another flat jaxpr that computes the same."""
     names = tensor_names(form.jaxpr)
     found = of_flat(converted.original, form.jaxpr, names, known(program_of(form.jaxpr, names, exclude)))
     return replace(found, whole=converted.jaxpr, replaced=form.replaced)

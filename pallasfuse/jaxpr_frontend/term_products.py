@@ -82,9 +82,12 @@ class _TermsApart:
 
     jaxpr: Jaxpr
     exact: bool
+    """Products of float32 numbers are not rounded to fewer bits, unless they say so."""
     longest: int
+    """The most elements of a row of a product that a kernel accumulates."""
     added: AddedEquations = field(default_factory=AddedEquations)
     instead: dict[Var, Atom] = field(default_factory=dict)
+    """The atoms that stand for products of sums."""
     makers: dict[Any, JaxprEqn] = field(default_factory=dict)
     """The equations that make the variables of the jaxpr."""
     known: dict[tuple[Any, ...], Atom] = field(default_factory=dict)
@@ -94,10 +97,11 @@ class _TermsApart:
         self.makers = {v: e for e in self.jaxpr.eqns for v in e.outvars if not e.effects and len(e.outvars) == 1}
 
     def now(self, atom: Atom) -> Atom:
+        """Returns the atom that stands for one of the jaxpr; itself where none does."""
         return self.instead.get(atom, atom) if isinstance(atom, Var) else atom
 
     def product(self, eqn: JaxprEqn) -> Atom | None:
-        """A product of a sum as a sum of products; None where neither operand is one whose terms are normalised."""
+        """Returns the sum of products that a product of a sum is; None where neither operand is a sum of normalised terms."""
         (summed, batch), operands = eqn.params["dimension_numbers"], list(eqn.invars)
         atoms = (*operands, eqn.outvars[0])
         if not all(dtypes.is_float(dtype_of(a)) and prod(shape_of(a)) for a in atoms):
@@ -118,7 +122,7 @@ class _TermsApart:
         return None
 
     def _terms(self, atom: Atom) -> list[_Term]:
-        """The terms of a sum, or the atom alone; none where they are too many. Dimensions of length one are repeated in the sum."""
+        """Returns the terms of a sum, or the atom alone; none where they are too many. A sum repeats dimensions of length one."""
         found: list[_Term] = []
         waiting = [_Term(atom, negative=False)]
         while waiting:
@@ -133,7 +137,7 @@ class _TermsApart:
         return found
 
     def _added(self, term: _Term) -> tuple[_Term, _Term] | None:
-        """The two terms that a term is the sum or difference of, perhaps rounded or negative; None where it is neither."""
+        """Returns the two terms whose sum or difference a term is, perhaps rounded or negative; None where it is neither."""
         atom, negative = term.atom, term.negative
         for _ in range(_DEEPEST):
             eqn = self.makers.get(atom) if isinstance(atom, Var) else None
@@ -160,7 +164,7 @@ class _TermsApart:
         return highest or self.exact or all(dtypes.itemsize_bytes(t) <= _ROUNDED_BYTES for t in types)
 
     def _unconverted(self, atom: Atom) -> Atom:
-        """The narrower float that a value is converted from, if it is."""
+        """Returns the narrower float that a value is converted from; the value itself where there is none."""
         eqn = self.makers.get(atom) if isinstance(atom, Var) else None
         if eqn is None or eqn.primitive.name != "convert_element_type" or not dtypes.is_float(dtype_of(eqn.invars[0])):
             return atom
@@ -217,6 +221,7 @@ class _TermsApart:
         return False
 
     def _multiplied(self, eqn: JaxprEqn, side: int, terms: Sequence[_Term]) -> Atom:
+        """Adds a product of each term, and their sum. side: the operand of the product that is the sum of the terms."""
         operand, shape = dtype_of(eqn.invars[side]), shape_of(eqn.invars[side])
         second = self.now(eqn.invars[1 - side])
         total: Atom | None = None
@@ -245,12 +250,13 @@ class _TermsApart:
         return self.known[key]
 
     def _sliced(self, atom: Var, ranges: tuple[_Range, ...]) -> Atom:
+        """Returns a slice of what stands for a variable."""
         if ranges == _whole(atom):
             return self.now(atom)
         return self.added.add(self.makers.get(atom), partial(_slice, ranges=ranges), self.now(atom))
 
     def _made(self, atom: Var, ranges: tuple[_Range, ...], depth: int) -> Atom | None:
-        """A slice computed from slices of the operands; None where what it is a slice of is computed as it is."""
+        """Adds the equation of a variable on slices of its operands; None where a slice of its result is to be taken instead."""
         eqn = self.makers.get(atom)
         if eqn is None or not eqn.invars or not all(prod(shape_of(a)) for a in (atom, *eqn.invars)):
             return None
@@ -309,6 +315,7 @@ def _is_repeated(atom: Atom, shape: Sequence[int], dims: Collection[int]) -> boo
 
 
 def _whole(atom: Atom) -> tuple[_Range, ...]:
+    """Returns the ranges of all places of an atom."""
     return tuple((0, n, 1) for n in shape_of(atom))
 
 
@@ -319,9 +326,9 @@ def _within(part: _Range, first: int, stride: int) -> _Range:
 
 
 def _of_batch(eqn: JaxprEqn, ranges: Sequence[_Range]) -> tuple[tuple[_Range, ...], tuple[_Range, ...]] | None:
-    """The slices of both operands of a product, of which all matrices of a part of the batch are wanted; None for other parts.
+    """Returns the ranges of both operands for a part of the batch of a product; None where a part of its matrices is wanted.
 
-    Those would be products that read one operand as often as there are parts.
+    Products of parts of a matrix would read one operand as often as there are parts.
     """
     _, batch = eqn.params["dimension_numbers"]
     shared = len(batch[0])
@@ -338,8 +345,8 @@ def _of_batch(eqn: JaxprEqn, ranges: Sequence[_Range]) -> tuple[tuple[_Range, ..
 def _reshaped(before: Sequence[int], after: Sequence[int], ranges: Sequence[_Range]) -> tuple[_Range, ...] | None:
     """Returns the ranges of an array whose elements are those of the ranges of its reshape, in order; None where there are none.
 
-    Of (8, 5) that becomes (4, 2, 5), the second of each pair is every other row: the ranges (0, 4), (1, 2), (0, 5) are those
-    from 1 to 8 by steps of 2, and all 5.
+    When (8, 5) becomes (4, 2, 5), the second of each pair is every other row: the ranges (0, 4), (1, 2), (0, 5) are those from 1
+    to 8 by steps of 2, and all 5.
     """
     found: list[_Range] = [(0, n, 1) for n in before]
     for old, new in _same_elements(before, after):
@@ -385,8 +392,11 @@ def _of_one(parts: Sequence[tuple[_Range, int]]) -> _Range | None:
 
 
 def _slice(x: Any, ranges: Sequence[_Range]) -> Any:
-    """A slice of an array. One of equal parts, or of every so many places, is one place of an axis of its own, as where a program
-    stacks what it computes together."""
+    """Returns a slice of an array.
+
+    One of equal parts, or one that takes every so many places, is one place of an axis of its own, as where a program stacks what
+    it computes together.
+    """
     shape: list[int] = []
     own: list[_Range] = []
     for (start, stop, stride), extent in zip(ranges, x.shape, strict=True):

@@ -22,6 +22,7 @@ from pallasfuse.price import gpu_clusters, gpu_copies
 from pallasfuse.price.block_accesses import Access
 from pallasfuse.price.block_work import BlockWork, examine
 from pallasfuse.price.carried_state import is_reduced
+from pallasfuse.price.gpu_library import UNALIGNED_LOADS
 from pallasfuse.price.gpu_products import (
     OF_LIBRARY,
     OF_LIBRARY_ROUNDED,
@@ -55,8 +56,6 @@ _REDUCED_CLOCKS = 10.0
 """Clocks of a multiprocessor that each warp takes in a reduction over all threads of a block: shuffles, and a barrier."""
 _SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
-_UNEVEN_LOADS = 0.6
-"""The part of the memory's bandwidth that products reach whose operands have rows that do not begin at multiples of 16 bytes."""
 _TRIP_US, _WAITED = 0.1, 0.25
 """Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
 _FULL_WARPS = 8
@@ -69,7 +68,7 @@ of them of a few microseconds, took 1.17 times what was predicted without this.)
 _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
 _NEAR_SHARE = 0.5
-"""The part of the memory that a multiprocessor has for shared memory and its own cache, which that cache keeps."""
+"""The part of the memory that a multiprocessor has for shared memory and its own cache, which that cache keeps: an estimate."""
 _FEW_BLOCKS = 2
 """Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
 _BLOCKS = 16
@@ -154,7 +153,7 @@ def _one(
         loaded = sum(m.memory for w in moved for m in w if not m.is_store)
         memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
     if by_warps and any(p.uneven for w in works for p in w.products):
-        memory_us /= _UNEVEN_LOADS
+        memory_us /= UNALIGNED_LOADS
     spilled = 0.0 if held is None else sum(_spilled(held, w) for w in works) * blocks
     through_memory = 0.0 if held is None else spilled * _uncached(held, min(blocks, processors * occupancy), device)
     memory_us += 1e-3 * through_memory / device.memory_gb_s
@@ -237,9 +236,9 @@ def _one(
         busy = _joined([waited_us + sum(t.us for t in computing), *moved_us], _OVERLAP)
     elif by_warps and 1 < min(occupancy, on_one) <= _FEW_BLOCKS and works[0].trips > 1 and not works[0].products:
         # while a trip waits for its loads, too few other blocks use what it leaves
-        waited_us = rounds * sum(w.trips * latency_us for w in works)
-        others_us = [t.us - (waited_us if t.us is chain_us else 0.0) for t in (*computing, *moving)]
-        busy = waited_us + _joined(others_us, _OVERLAP)
+        begin_us = rounds * sum((1 + w.started) * latency_us for w in works)
+        *moved_us, waited_us = (t.us for t in moving)
+        busy = waited_us - begin_us + _joined([begin_us, *moved_us, *(t.us for t in computing)], _OVERLAP)
     elif by_warps and _begins_ahead(works[0]) and works[0].products:
         busy = _joined([_joined([t.us for t in computing], overlap), *(t.us for t in moving)], _OVERLAP)
         waiting = _WAITING_ALONE if min(occupancy, on_one) == 1 else _WAITING

@@ -31,7 +31,7 @@ _UNALIGNED_RESULT = 0.55
 32,003 to 50,257 columns on an H100: 0.45 to 0.59. Of bfloat16, 0.75 to 0.9, which is not counted; batches were not measured.)"""
 _ONE_TILE = 256
 """The columns of a library's largest tile: results of no more were not measured, either."""
-_UNALIGNED_LOADS = 0.6
+UNALIGNED_LOADS = 0.6
 """A product reaches this share of the memory's bandwidth if the rows of an operand do not begin at multiples of 16 bytes."""
 _FEWEST_ELEMENTS = 100
 """The least number of elements of both operands of one product for which a library is called."""
@@ -80,7 +80,7 @@ def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     """Returns the price of a product by the library, which chooses the tile and the shares that suit its shape."""
     if _is_loop(p):
         return _product_in_a_loop(p, device)
-    loads = STREAMED if _is_aligned(p) else _UNALIGNED_LOADS
+    loads = STREAMED if _is_aligned(p) else UNALIGNED_LOADS
     moved = p.read_bytes + p.written_bytes
     kept = KEPT_OPERANDS if moved <= KEPT_OPERANDS * device.found_bytes else 0.0
     moved_us = memory_us(p.read_bytes, device, loads, kept) + memory_us(

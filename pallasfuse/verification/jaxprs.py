@@ -280,7 +280,7 @@ NEAR = 16
 def near_ends(eqn: JaxprEqn, shape: Sequence[int]) -> list[tuple[int, int]] | None:
     """From where to where a slice is of an operand of this shape, along each dimension; None where that cannot be said.
 
-    Of a shorter axis than the traced one, places count from the end that they are near; a half is the half.
+    Where the axis is shorter than the traced one, each place counts from the end that it is near, and a half stays a half.
     """
     found = []
     strides = eqn.params["strides"] or (1,) * len(shape)

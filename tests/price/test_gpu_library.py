@@ -173,8 +173,8 @@ def test_results_that_lanes_combine_cost_more_than_those_of_threads():
 
 
 TINY = {(65536, 2): 2.1, (32256, 3): 2.2}
-"""Microseconds of products of float32 matrices, by their number and side, in loops of XLA on an H100 (`wrapped_dot` in
-`benchmarks/results/programs_nineteenth_h100.json`'s programs of points and of molecules)."""
+"""Microseconds of products of float32 matrices, by their number and side, in loops of XLA (`wrapped_dot`) on an H100: kernels of
+`jax.jit` in `snow-and-jelly-as-material-points-on-a-grid` and `molecule-tensors-of-three-by-three-energies-and-pulls`."""
 
 
 @pytest.mark.parametrize(("many", "side"), TINY)
