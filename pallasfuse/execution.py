@@ -167,11 +167,22 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
             arrays = constrained_operands(plan.converted, step, given)
             found = (run or run_kernel)(plan, step, arrays)
             for name in step.stores:
-                result = found[name].reshape(_compat.shape_of(variable[name]))
+                result = _of_shape(found[name], _compat.shape_of(variable[name]), step.target)
                 values[variable[name]] = constrained_result(plan.converted, name, result)
     else:
         results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
         values.update(zip(step.outvars, results, strict=True))
+
+
+def _of_shape(stored: Array, shape: tuple[int, ...], target: Target) -> Array:
+    """Returns what a kernel has stored in the shape that the program says, which moves nothing.
+
+    XLA would reduce rows of several axes where a reduction reads rows of which the kernel knows several parts. On a GPU it keeps only
+    rows of one axis on the chip between a reduction and what reads its result, so that it is not to see through the reshape.
+    """
+    result = stored.reshape(shape)
+    same = [n for n in stored.shape if n > 1] == [n for n in shape if n > 1]
+    return result if same or target.platform == "cpu" else jax.lax.optimization_barrier(result)
 
 
 def run_kernel(plan: Plan, kernel: Kernel, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -1,4 +1,5 @@
-"""What XLA stores for a kernel in the body of a loop, counted in what it compiles for an H100, is what the kernel's price says."""
+"""What XLA does around kernels, read in what it compiles for an H100: what it stores for one in a loop's body is what the kernel's
+price says, and rows that it reads from one are as good as others."""
 
 import re
 
@@ -53,3 +54,17 @@ def test_a_trip_launches_the_kernel_its_copies_and_the_counter(function, argumen
     (body,) = fused.explain(*arguments, target="triton").bodies
     (stored,) = body.plan.at_boundary.values()
     assert launches_of_a_trip(fused, arguments) == 1 + sum(t.amount for t in stored.terms) + 1
+
+
+def test_rows_of_parts_that_a_kernel_knows_are_rows_to_xla():
+    """The kernel has the keys' two axes; the softmax that is left reads rows of one, and is one kernel as without ours."""
+
+    def scores(q, k):
+        return jnp.tanh(jnp.einsum("bmd,bnd->bmn", q, k.reshape(64, 640, 64)))
+
+    fused = pf.fuse(lambda q, k: pf.leave(softmax)(scores(q, k)), options=FuseOptions(check=False, price=False))
+    arguments = [array(64, 80, 64), array(64, 8, 80, 64)]
+    (kernel,) = fused.explain(*arguments, target="triton").kernels
+    assert [a.extent for a in kernel.group.outputs[0].axes] == [64, 80, 8, 80]
+    text = h100.compile_for_h100(fused, arguments).text
+    assert len(re.findall(_LAUNCHES, text[text.index("ENTRY") :])) == 2
