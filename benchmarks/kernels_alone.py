@@ -10,6 +10,8 @@ Kinds of programs, of one kernel each:
 - `pairs`: sums over one of two sets of points, of a function of their distance: little memory, many operations.
 - `rows`: softmaxes, norms and entropies of rows of 40 to 50,257 elements.
 - `columns`: sums over many rows of products of few columns, in parts.
+- `stored`: products of short rows of which one to four functions are stored, so that most of the time goes into what follows.
+- `few`: products of one to sixteen rows with a matrix, and what comes before or after.
 - `attention`: queries, keys and values of even and odd lengths, with and without masks; one query and a long cache.
 
 A kernel runs in the schedule that is planned for it, and in others that seemed promising, so that those are told from another that
@@ -122,6 +124,42 @@ def columns() -> Iterator[Case]:
             )
 
 
+def stored() -> Iterator[Case]:
+    """Yields products of short rows, of which one to four functions are stored, and summed."""
+
+    def of_scores(functions: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+        def function(q: Any, k: Any) -> Any:
+            scores = jnp.einsum("bmd,bnd->bmn", q, k).astype(jnp.float32) / 8
+            return jnp.sum(jnp.exp(scores), axis=-1), *(f(scores) for f in functions)
+
+        return function
+
+    plain = (jnp.sin, jnp.square, jnp.abs, jnp.exp)
+    long = (jax.nn.softplus, lambda x: jax.nn.softplus(-x), jax.nn.log_sigmoid, jax.nn.sigmoid)
+    for (batch, m, n, d), count, dtype in itertools.product(
+        ((32, 1000, 1000, 64), (4, 2048, 2048, 32), (96, 256, 200, 64)), (1, 2, 4), ("float32", "bfloat16")
+    ):
+        for words, functions in (("plain", plain), ("long", long)):
+            yield _case(
+                "stored", f"{count} {words}", of_scores(functions[:count]), (batch, m, d), (batch, n, d), dtype=dtype
+            )
+
+
+def few() -> Iterator[Case]:
+    """Yields products of few rows."""
+
+    def normed(x: Any, w: Any) -> Any:
+        mean = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+        return (x * jax.lax.rsqrt(mean).astype(x.dtype)) @ w
+
+    for rows, k, n in ((1, 4096, 4096), (1, 2048, 11008), (4, 4096, 4096), (16, 4096, 14336), (16, 1000, 3000)):
+        yield _case("few", "relu", lambda x, w: jax.nn.relu(x @ w), (rows, k), (k, n), dtype="bfloat16")
+        yield _case("few", "normed", normed, (rows, k), (k, n), dtype="bfloat16")
+        yield _case(
+            "few", "gated", lambda x, w, v: jax.nn.silu(x @ w) * (x @ v), (rows, k), (k, n), (k, n), dtype="bfloat16"
+        )
+
+
 def attention() -> Iterator[Case]:
     """Yields attention of even and odd lengths."""
 
@@ -151,7 +189,8 @@ def attention() -> Iterator[Case]:
 
 
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
-    "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "attention": attention,
+    "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "stored": stored,
+    "few": few, "attention": attention,
 }  # fmt: skip
 
 

@@ -85,6 +85,10 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     twelfth_language,
     twelfth_science,
     twelfth_vision,
+    twentieth_language,
+    twentieth_models,
+    twentieth_numerics,
+    twentieth_training,
     unseen,
     unseen_models,
 )
