@@ -13,6 +13,7 @@ Kinds of programs, of one kernel each:
 - `stored`: products of short rows of which one to four functions are stored, so that most of the time goes into what follows.
 - `few`: products of one to sixteen rows with a matrix, and what comes before or after.
 - `attention`: queries, keys and values of even and odd lengths, with and without masks; one query and a long cache.
+- `scores`: the same with masks and biases that are arrays.
 
 A kernel runs in the schedule that is planned for it, and in others that seemed promising, so that those are told from another that
 the price takes for better. Times are microseconds of the kernel alone.
@@ -24,7 +25,7 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -160,6 +161,25 @@ def few() -> Iterator[Case]:
         )
 
 
+def scores() -> Iterator[Case]:
+    """Yields attention whose scores are masked, or added to, by an array."""
+
+    def attend(q: Any, k: Any, v: Any, array: Any) -> Any:
+        found = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / math.sqrt(q.shape[-1])
+        found = jnp.where(array, found, -1e9) if array.dtype == bool else found + array
+        return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(found, axis=-1).astype(v.dtype), v)
+
+    for (batch, heads, length, d), kind, of_heads in itertools.product(
+        ((2, 8, 1536, 64), (2, 8, 1543, 128), (8, 12, 197, 64)), ("bool", "bfloat16", "float32"), (True, False)
+    ):
+        shape = (batch, heads, length, d)
+        operand = jax.ShapeDtypeStruct(shape, "bfloat16")
+        array = jax.ShapeDtypeStruct((batch, heads if of_heads else 1, length, length), kind)
+        named = "x".join(map(str, shape))
+        words = f"{kind} of {'heads' if of_heads else 'batches'}"
+        yield Case(f"scores {words} {named} bfloat16", attend, (operand, operand, operand, array))
+
+
 def attention() -> Iterator[Case]:
     """Yields attention of even and odd lengths."""
 
@@ -174,6 +194,9 @@ def attention() -> Iterator[Case]:
         (8, 12, 197, 64),
         (16, 8, 77, 40),
         (4, 16, 1000, 128),
+        (2, 8, 1021, 64),
+        (4, 16, 1021, 128),
+        (1, 16, 3001, 64),
         (64, 4, 49, 32),
     ):
         for causal, dtype in ((False, "bfloat16"), (True, "bfloat16"), (False, "float32")):
@@ -190,7 +213,7 @@ def attention() -> Iterator[Case]:
 
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "stored": stored,
-    "few": few, "attention": attention,
+    "few": few, "attention": attention, "scores": scores,
 }  # fmt: skip
 
 
@@ -207,8 +230,8 @@ class Way:
 
 def ways_of(case: Case, most: int) -> Iterator[Way]:
     """Yields the largest kernel that a program becomes, in the schedule that is planned and in others, not compiled yet."""
-    options = pf.FuseOptions(target="mosaic_gpu", check=False, price=False)
-    plan = pf.fuse(case.function, options=options).trace(*case.structs).fuse().tile().plan
+    options = pf.FuseOptions(check=False, price=False)
+    plan = pf.fuse(case.function, options=options).trace(*case.structs).fuse("mosaic_gpu").tile().plan
     if not plan.kernels:
         return
     kernel = max(plan.kernels, key=lambda k: k.price.us)
@@ -216,7 +239,7 @@ def ways_of(case: Case, most: int) -> Iterator[Way]:
     structs = tuple(
         jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in (plan.converted.variable[n] for n in names)
     )
-    for placed in itertools.islice(ways(plan, kernel), most):
+    for placed in itertools.islice(_of_every_target(ways(plan, kernel)), most):
         made = kernel_of(kernel.group, placed, kernel.replaced)
 
         def alone(*arrays: Any, phases: Any = made.phases) -> Any:
@@ -225,9 +248,21 @@ def ways_of(case: Case, most: int) -> Iterator[Way]:
         yield Way(case.label, f"{made.target.name} {made.schedule}", made.price, alone, structs)
 
 
+def _of_every_target(placed: Iterable[Any]) -> Iterator[Any]:
+    """Yields ways to run a kernel: the first, and then the targets' in turn."""
+    first, *others = placed
+    yield first
+    by_target: dict[str, list[Any]] = {}
+    for one in others:
+        by_target.setdefault(one.phases[0].target.name, []).append(one)
+    for of_each in itertools.zip_longest(*by_target.values()):
+        yield from filter(None, of_each)
+
+
 def _drawn(structs: Sequence[jax.ShapeDtypeStruct]) -> Iterator[Any]:
     for at, struct in enumerate(structs):
-        yield jax.random.uniform(jax.random.key(at), struct.shape, jnp.float32, 0.25, 1.25).astype(struct.dtype)
+        drawn = jax.random.uniform(jax.random.key(at), struct.shape, jnp.float32, 0.25, 1.25)
+        yield drawn > 0.5 if struct.dtype == bool else drawn.astype(struct.dtype)
 
 
 def _compiled(way: Way) -> Any:

@@ -18,6 +18,7 @@ from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend.kernel_resources import is_of_triton
 from pallasfuse.phases import lowered_phases, phases_of, problem_of, refused_alike, too_large, unsuited, us_of
 from pallasfuse.price import cpu
+from pallasfuse.price.gpu_copies import copied
 from pallasfuse.price.kernel import price_range
 from pallasfuse.price.ranges import hiding_nothing
 from pallasfuse.price.visited_tiles import operations_per_score, visited_shares
@@ -106,8 +107,8 @@ def placed_on(
             found = Placed(schedule, phases, tuple(declined), reason)
             if reason is None:
                 instead = _bounded_instead(chosen, found, tensors, options)
-                if instead is None and candidate != target:
-                    instead = _by_one_block(chosen, found, tensors, options)
+                if instead is None and (candidate != target or not candidate.cluster):
+                    instead = _by_another(chosen, found, tensors, options)
                 return instead or found
             refused = found
         declined.append(f"{candidate.name}: {reason}")
@@ -130,16 +131,18 @@ def _by_trees(
         declined.append(f"{candidate.name}: {'no tree that fits' if candidate.runs_trees else 'runs no trees'}")
 
 
-def _by_one_block(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | None:
-    """Instead of a cluster for each row, a block on the target that stands in, where that is predicted to be faster."""
-    cluster = placed.phases[0].target
-    if not cluster.cluster or cluster.fallback is None or options.tiles:
+def _by_another(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | None:
+    """Instead of a cluster for each row, or of a kernel that nobody asked for and whose arguments are copied before it, one on the
+    target that stands in, where that is predicted to be faster."""
+    target = placed.phases[0].target
+    copies = bool(target.warpgroup_rows) and options.target is None and any(copied(p.program) for p in placed.phases)
+    if not (target.cluster or copies) or target.fallback is None or options.tiles:
         return None
-    other = placed_on(chosen, cluster.fallback, tensors, options)
+    other = placed_on(chosen, target.fallback, tensors, options)
     if isinstance(other, str) or other.refused is not None or us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
         return None
-    why = f"{cluster.name}: one block for each row is predicted to be faster"
-    return replace(other, declined=(*placed.declined, why, *other.declined))
+    why = "without copies of arguments" if copies else "one block for each row"
+    return replace(other, declined=(*placed.declined, f"{target.name}: {why} is predicted to be faster", *other.declined))
 
 
 def looking_up(

@@ -129,7 +129,7 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
     sizes = [tuple(program.tile(a) for a in present(program, s.indices)) for s in shape.stores]
     moves += [(s.tensor, s.indices, FLOATS | {"int32"}, size) for s, size in zip(shape.stores, sizes, strict=True)]
     tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
-    for name, indices, allowed, size in moves:
+    for number, (name, indices, allowed, size) in enumerate(moves):
         tensor, kept = tensors[name], present(program, indices)
         if tensor.dtype not in allowed:
             raise Unsuited(f"{name} is {tensor.dtype}")
@@ -142,8 +142,8 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
             raise Unsuited(f"a tile of {name} has rows of {size[-1] * item} bytes, no multiple of {COPY_ALIGNMENT}")
         stride = item
         for axis in reversed(indices[1:]):
-            # arrays of vectors are padded to whole tiles, and so are booleans, which are copied into bytes anyway
-            padded = kept == (axis,) or (tensor.dtype == "bool" and axis in kept)
+            # what is loaded is padded to whole tiles, for the price of a copy
+            padded = kept == (axis,) or (number < len(loads) and axis in kept)
             stride *= -(-axis.extent // program.tile(axis)) * program.tile(axis) if padded else axis.extent
             if stride % COPY_ALIGNMENT:
                 raise Unsuited(f"{name} has a stride of {stride} bytes, no multiple of {COPY_ALIGNMENT}")

@@ -243,6 +243,9 @@ class _Walk:
     """The bytes of an element of what is loaded."""
     loaded_by: dict[str, int] = field(default_factory=dict)
     """The number of the loop that loads it."""
+    as_loaded: set[str] = field(default_factory=set)
+    """Loads of a trip that no trip before can begin, and what is computed from them: they lie as they were loaded, and so does what
+    is computed from them and from products."""
 
     def block(self, block: _Block, times: float, sizes: _Sizes, path: tuple[int, ...] = (), *, pipelined: bool) -> None:
         tiles = sizes.tiles
@@ -253,6 +256,8 @@ class _Walk:
                 continue
             if self.of_products or isinstance(step.statement, Contract):
                 self.of_products |= _made_of(step.statement, self.of_products)
+            if isinstance(step.statement, Let) and not step.statement.value.tensors.isdisjoint(self.as_loaded):
+                self.as_loaded.add(step.statement.name)
             match step.statement:
                 case Load(name, tensor, indices):
                     self.layouts[name] = indices
@@ -261,6 +266,8 @@ class _Walk:
                     staged = pipelined and name in block.operands
                     if staged and not self.is_copied(indices, tiles, step.statement.dtype):
                         staged, self.work.waits = False, True
+                    elif pipelined and not self.is_copied(indices, tiles, step.statement.dtype):
+                        self.as_loaded.add(name)
                     if self.is_strided(indices, tiles):
                         self.strided.add(name)
                     if tensor in self.lookups:
@@ -294,7 +301,8 @@ class _Walk:
                     elements = sizes.volume(value.axes | frozenset(over))
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
-                    if self.spreads and not value.tensors & self.of_products:
+                    as_multiplied = value.tensors & self.of_products and value.tensors.isdisjoint(self.as_loaded)
+                    if self.spreads and not as_multiplied:
                         self.exchange(value.axes, frozenset(over), times, sizes)
                     self.pass_over(value.axes - frozenset(over), step, times, sizes)
                     self.stride(step, times, sizes)

@@ -37,7 +37,7 @@ def arguments(shapes, rows, dtype):
 
 
 def kernel_of(function, arrays, **options):
-    plan = pf.fuse(function, options=pf.FuseOptions(**options)).explain(*arrays, target=TARGET)
+    plan = pf.fuse(function, options=pf.FuseOptions(target=TARGET, **options)).explain(*arrays)
     (kernel,) = plan.kernels
     return plan, kernel
 

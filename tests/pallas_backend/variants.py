@@ -182,6 +182,8 @@ VARIANTS = {
     "bias by distance": Variant(by_distance, queries=192),
     "absolute distance": Variant(by_absolute_distance, queries=151),
     "bias": Variant(biased, more=(((2, 160, 192), ""),)),
+    "odd bias": Variant(biased, queries=150, keys=149, more=(((2, 150, 149), ""),)),
+    "odd features": Variant(plain, sizes=(61, 64)),
     "bias by key": Variant(by_key, more=(((2, 192), "float32"),)),
     "row and head": Variant(by_row_and_head, more=(((160,), "float32"), ((2,), "float32"))),
     "mask": Variant(masked, more=(((160, 192), "bool"),)),

@@ -30,7 +30,7 @@ def struct(*shape, dtype="bfloat16"):
 
 
 def programs(function, *arguments):
-    plan = make_plan(jax.make_jaxpr(function)(*arguments), MOSAIC_GPU, FuseOptions(price=False))
+    plan = make_plan(jax.make_jaxpr(function)(*arguments), MOSAIC_GPU, FuseOptions(price=False, target=MOSAIC_GPU.name))
     return [p.program for k in plan.kernels for p in k.phases if p.target.name == MOSAIC_GPU.name]
 
 
