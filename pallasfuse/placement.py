@@ -142,7 +142,9 @@ def _by_another(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], op
     if isinstance(other, str) or other.refused is not None or us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
         return None
     why = "without copies of arguments" if copies else "one block for each row"
-    return replace(other, declined=(*placed.declined, f"{target.name}: {why} is predicted to be faster", *other.declined))
+    return replace(
+        other, declined=(*placed.declined, f"{target.name}: {why} is predicted to be faster", *other.declined)
+    )
 
 
 def looking_up(
