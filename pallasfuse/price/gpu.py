@@ -56,6 +56,9 @@ _REDUCED_CLOCKS = 10.0
 """Clocks of a multiprocessor that each warp takes in a reduction over all threads of a block: shuffles, and a barrier."""
 _SCATTERED_CLOCKS = 3.0
 """Clocks of a multiprocessor for one load of less than a sector."""
+_STORED_IN_TRIPS = 0.6
+"""The share of the memory's rate that stores reach in the trips of a loop that multiplies matrices. (159 kernels that store one to
+four functions of a product on an H100.)"""
 _TRIP_US, _WAITED = 0.1, 0.25
 """Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
 _FULL_WARPS = 8
@@ -149,6 +152,11 @@ def _one(
     asked = in_flight / latency_us * 1e-3
     rate = min(device.memory_gb_s, asked) if in_flight else device.memory_gb_s
     memory_us = 1e-3 * unique / min(rate, device.cache_gb_s)
+    if by_warps and any(w.products for w in works):
+        loaded = sum(m.memory for w in moved for m in w if not m.is_store)
+        at_whole_rate = unique + (1 / _STORED_IN_TRIPS - 1) * sum(map(_stored_in_trips, works))
+        slowest = min(device.memory_gb_s, device.cache_gb_s)
+        memory_us = max(1e-3 * loaded / min(rate, device.cache_gb_s), 1e-3 * at_whole_rate / slowest)
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
         loaded = sum(m.memory for w in moved for m in w if not m.is_store)
         memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
@@ -363,6 +371,11 @@ def _moved(work: BlockWork, in_cache: float, *, kept: bool) -> list[_Moved]:
         of_cache = max(sectors.values()) if kept else sum(sectors.values())
         found.append(_Moved(tensor, once + again, of_cache, ahead, is_store))
     return found
+
+
+def _stored_in_trips(work: BlockWork) -> float:
+    """The bytes that all blocks store in their loops."""
+    return sum(min(a.bytes * work.blocks, a.unique_bytes) for a in work.accesses if a.is_store and a.loop)
 
 
 def _through_port(moved: _Moved, near: Collection[str]) -> float:
