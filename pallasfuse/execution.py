@@ -172,6 +172,9 @@ def run_step(plan: Plan, step: Step, values: dict[Var, Array], run: RunKernel | 
     else:
         results = _compat.bind(step, [_look_up(a, values) for a in step.invars])
         values.update(zip(step.outvars, results, strict=True))
+        for var in step.outvars if plan.stored_beside else ():
+            if var in plan.variables_beside:
+                values[var] = jax.lax.optimization_barrier(values[var])
 
 
 def _of_shape(stored: Array, shape: tuple[int, ...], target: Target) -> Array:

@@ -190,6 +190,7 @@ def _written(plan: Plan) -> Record | None:
         "conditions": list(plan.own_conditions),
         "exceptions": list(plan.own_exceptions),
         "outdoes": plan.outdoes,
+        "stored_beside": sorted(plan.stored_beside),
         "rewritings": encode(_without_lines(plan.rewritings), _CLASSES, {}),
     }
     return {"plan": content, "sum": _sum(content)}
@@ -316,7 +317,7 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     conditions, exceptions = tuple(content["conditions"]), tuple(content["exceptions"])
     return Plan(
         converted, target, grouped, kernels, left, conditions, exceptions, steps, options, rewritings=rewritings,
-        outdoes=content["outdoes"],
+        outdoes=content["outdoes"], stored_beside=frozenset(content["stored_beside"]),
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from pallasfuse.placement import placements, promising_trees
 from pallasfuse.plan import REORDERED_SUMS, Kernel, Plan, Strategy
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.price.stored_at_boundary import boundary_prices
+from pallasfuse.price.stored_beside import stored_beside
 from pallasfuse.price.terms import NOTHING, Price, total
 from pallasfuse.price.visited_tiles import visited_share
 from pallasfuse.proof import PlannedKernel, Proof, disproved_form, prove
@@ -309,6 +310,10 @@ def schedule_grouping(
         if little is not None:
             return again(reduce(lambda found, group: without_group(found, group, little), grouping.groups, grouping))
     plan = _assembled(converted, grouping, kernels, target, options, placements.rewritings)
+    if target.platform == "gpu" and options.price and plan.kernels:
+        made = frozenset(name for k in plan.kernels for name in k.stores)
+        read = frozenset(name for k in plan.kernels for name in k.reads)
+        plan = replace(plan, stored_beside=stored_beside(converted.program, target.device, made, read))
     plan = replace(plan, boundary=boundary)
     return replace(plan, outdoes=True) if placements.outdoes and not placements.rewritings else plan
 

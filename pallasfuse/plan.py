@@ -175,6 +175,8 @@ class Plan(OfThisProcess):
     """The boundary of the program, where it is the body of a loop."""
     outdoes: bool = False
     """There is another form, with cheaper sums and products, than which these kernels are predicted to be faster still."""
+    stored_beside: frozenset[str] = frozenset()
+    """The names of tensors that XLA is to store, as it would without the kernels that compute them by themselves."""
     written_out: bool = False
     """Trips of its loops, or operations, are written out: a clock has found that to be faster, or without one it is sure."""
 
@@ -263,6 +265,11 @@ class Plan(OfThisProcess):
         tensors = {d.name: Tensor(d.name, d.axes, d.dtype) for d in self.program.definitions()}
         distinct = {k.name if k.original is None else k.original: k for k in reversed(self.kernels)}
         return tuple(KernelSnapshots(k, snapshots_of_group(k.group, tensors)) for k in reversed(distinct.values()))
+
+    @cached_property
+    def variables_beside(self) -> frozenset[Var]:
+        """The variables of `stored_beside`."""
+        return frozenset(self.converted.variable[name] for name in self.stored_beside)
 
     @cached_property
     def _makers(self) -> Mapping[Var, JaxprEqn]:

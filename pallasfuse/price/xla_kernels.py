@@ -70,7 +70,7 @@ def xla_kernels(
     program = known.without_repetitions(program, made | read)
     of = moves_of(program) if habits.fuses_moves else Moves(program)
     program = of.program
-    needed = _needed(program, made, read)
+    needed = needed_nests(program, made, read)
     readers = Counter([t for name, reads in _reads(program) if name in needed for t in reads])
     kept = _stored_maps(program, needed, habits, read, readers) | (of.stored & needed)
     rows = diamonds_in(program, needed, kept, habits)
@@ -290,7 +290,7 @@ def gather_of(lookup: Lookup) -> Opaque:
     return Opaque(lookup.result.name, taken + table, stored, operands=read)
 
 
-def _needed(program: LoopProgram, made: frozenset[str], read: frozenset[str]) -> frozenset[str]:
+def needed_nests(program: LoopProgram, made: frozenset[str], read: frozenset[str]) -> frozenset[str]:
     """The nests that are still computed."""
     needed: set[str] = set()
     wanted = set(program.outputs) | read
