@@ -124,12 +124,12 @@ def xla_kernels(
                 ))  # fmt: skip
                 continue
             looked_at = 0.0
-            if _condenses(node, volumes) and (node.form == "selection" or not dtypes.is_integer(node.dtype)):
+            if condenses(node, volumes) and (node.form == "selection" or not dtypes.is_integer(node.dtype)):
                 # it makes no positions of what it reads: it takes a part, which is all that it reads
                 taken = {t: min(sizes[t], sizes[node.name]) for t in node.operands}
             else:
                 taken = {t: sizes[t] for t in node.operands}
-                looked_at = float(sum(volumes[t] for t in node.operands)) if _condenses(node, volumes) else 0.0
+                looked_at = float(sum(volumes[t] for t in node.operands)) if condenses(node, volumes) else 0.0
             kernels.append(Opaque(node.name, sum(taken.values()), sizes[node.name], looked_at, tuple(taken.items())))
             continue
         if node.reducer is None and node.name not in kept:
@@ -313,7 +313,7 @@ def _stored_maps(
             continue
         if habits.fuses_moves and node.form == "update":
             stored |= {t for t in node.operands[:1] if t in needed}
-        elif node.lookup is not None or not _condenses(node, sizes):
+        elif node.lookup is not None or not condenses(node, sizes):
             stored |= {t for t in node.reads if t in needed}
     if habits.fuses_moves:
         stored |= read_otherwise(program)
@@ -357,7 +357,7 @@ def _stored_by_loops(
     loops = {
         n.name for n in nodes
         if n.name not in library and (
-            not is_product(n) if isinstance(n, Nest) else n.lookup is None and _condenses(n, sizes)
+            not is_product(n) if isinstance(n, Nest) else n.lookup is None and condenses(n, sizes)
         )
     }  # fmt: skip
     by_loops = {t for n in nodes if n.name in loops for t in n.reads}
@@ -387,7 +387,7 @@ def _in_library(nodes: Sequence[Nest | External], stored: Set[str]) -> set[str]:
     return {n for n in takes if call(n) in reducing}
 
 
-def _condenses(node: External, sizes: Mapping[str, int]) -> bool:
+def condenses(node: External, sizes: Mapping[str, int]) -> bool:
     """Does an operation make much less than it reads, like the position of a maximum? XLA computes maps inside such ones."""
     return FEW * volume(node.axes) <= max((sizes[t] for t in node.operands), default=0)
 
