@@ -16,6 +16,7 @@ Kinds of programs:
 - `windows`: pooling, and running sums.
 - `sorts`: rows that are sorted, alone and with others, and their positions.
 - `draws`: uniform and normal numbers.
+- `joins`: arrays, and rows that positions choose, side by side: as concatenations, and as choices between padded arrays.
 
 Times are microseconds, sums of kernel times on a GPU and wall times on a CPU, which must be otherwise idle.
 """
@@ -227,9 +228,49 @@ def draws(platform: str) -> Iterator[Case]:
         yield _case("draws", f"{draw.__name__} 2^{power}", drawn, ((2,), "uint32"))
 
 
+def _as_choice(arrays: Sequence[Any]) -> Any:
+    """Arrays side by side, each position of a row from one of them."""
+    width, at = sum(a.shape[1] for a in arrays), 0
+    joined: Any = None
+    for array in arrays:
+        padded = jnp.pad(array, ((0, 0), (at, width - at - array.shape[1])))
+        place = lax.broadcasted_iota(jnp.int32, padded.shape, 1)
+        joined = padded if joined is None else lax.select(place >= at, padded, joined)
+        at += array.shape[1]
+    return joined
+
+
+def joins(platform: str) -> Iterator[Case]:
+    """Yields joins of arrays and of gathers."""
+    many, rows, few = 150_000 // SHORTER[platform], 9001, 128
+    parts: dict[str, tuple[Callable[..., Sequence[Any]], str]] = {
+        "two gathers": (lambda h, i, j: (h[i], h[j]), "hii"),
+        "two gathers and a column": (lambda h, i, j, c: (h[i], h[j], c), "hiic"),
+        "two arrays": (lambda a, b: (a, b), "aa"),
+        "two arrays and a column": (lambda a, b, c: (a, b, c), "aac"),
+        "an array and a column": (lambda a, c: (a, c), "ac"),
+        "a gather and an array": (lambda h, i, a: (h[i], a), "hia"),
+        "a gather and a column": (lambda h, i, c: (h[i], c), "hic"),
+        "a gather": (lambda h, i: (h[i] * 2,), "hi"),
+    }
+    for dtype, (words, (operands, kinds)) in itertools.product(("bfloat16", "float32"), parts.items()):
+        shapes = {
+            "h": ((rows, few), dtype),
+            "i": ((many,), "int32"),
+            "a": ((many, few), dtype),
+            "c": ((many, 1), dtype),
+        }
+        given = [shapes[kind] for kind in kinds]
+        forms: dict[str, Callable[..., Any]] = {
+            "concatenated": functools.partial(jnp.concatenate, axis=1), "chosen": _as_choice,
+        }  # fmt: skip
+        for form, join in forms.items():
+            yield _case("joins", f"{words} {form}", lambda *x, f=operands, join=join: join(f(*x)), *given)
+
+
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
-    "sorts": sorts, "draws": draws,
+    "sorts": sorts, "draws": draws, "joins": joins,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 

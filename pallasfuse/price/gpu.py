@@ -41,7 +41,7 @@ _ALONE = 2.0
 """The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
 _WAITING, _WAITING_ALONE = 2.0, 1.5
 """The same of blocks that wait for their loads, too, as no trip begins those of later ones; the second also of clusters that all
-begin together, as no cluster loads while another one computes."""
+begin together, as no cluster loads while another one computes, and of single blocks that store in their trips."""
 _FILLING = 0.25
 """The share of a trip's work that nothing overlaps where a multiprocessor begins and ends: short kernels of products are little
 else. (273 kernels of 21 functions, measured on an H200.)"""
@@ -254,6 +254,9 @@ def _one(
         busy += _outside_loops(works[0]) * (behind - busy)
     else:
         busy = _joined([t.us for t in (*moving, *computing)], overlap)
+    if by_warps and products and on_one == 1 and any(map(_stored_in_trips, works)):
+        # nothing else runs while a trip turns its results for the stores
+        busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
     if by_warps and products and not in_turn:
         # the first trip's loads and the last one's results have nothing beside them
         every = [t.us for t in (*moving, *computing)]

@@ -29,6 +29,18 @@ OF_EACH_LAW = {
         ("products 4096x909 909x256 256 bfloat16", "i:64 (j:64)"),
         ("products 64x1001 1001x1001 1001 bfloat16", "k:64 (j:64), split into 8 parts"),
     ],
+    "stores in trips reach a part of the memory's rate": [
+        ("stored 4 plain 32x1000x64 32x1000x64 bfloat16", "i:1 j:64 (m:32)"),
+        ("stored 2 long 4x2048x32 4x2048x32 bfloat16", "i:1 j:128 (m:64), split into 4 parts"),
+    ],
+    "a block that is alone stores while nothing else runs": [
+        ("stored 1 plain 4x2048x32 4x2048x32 float32", "i:1 j:64 (m:32)"),
+        ("stored 2 plain 4x2048x32 4x2048x32 float32", "i:1 j:64 (m:32)"),
+    ],
+    "what is masked by an odd load lies as it was loaded": [
+        ("scores bool of heads 2x8x1543x128 bfloat16", "i:1 j:1 l:64 (n:64)"),
+        ("scores bool of batches 2x8x1543x128 bfloat16", "i:1 j:1 l:64 (n:32)"),
+    ],
 }  # fmt: skip
 
 
@@ -51,7 +63,7 @@ def test_what_was_measured_is_foretold(label, schedule):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_planned_kernels_take_what_is_foretold(kind):
-    """All but few of a kind: 116 of all 117 are within 0.6 and 1.6."""
+    """All but few of a kind: 190 of all 193 are within 0.6 and 1.6."""
     cases = list(KINDS[kind]())
     planned = [(c.label, next(iter(prices(c.label).items()))) for c in cases if prices(c.label)]
     ratios = [us / measured()[label, schedule] for label, (schedule, us) in planned if (label, schedule) in measured()]

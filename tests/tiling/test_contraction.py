@@ -96,7 +96,7 @@ NOT_FREE = [not_normalized, with_the_sum, covered, sharp_rows_only, bounded_belo
 
 
 def planned(function, arrays=ARRAYS, **options):
-    plan = pf.fuse(function, options=pf.FuseOptions(**options)).explain(*arrays, target="mosaic_gpu")
+    plan = pf.fuse(function, options=pf.FuseOptions(target="mosaic_gpu", **options)).explain(*arrays)
     (kernel,) = plan.kernels
     assert kernel.target.name == "mosaic_gpu", kernel.declined
     return plan, kernel
