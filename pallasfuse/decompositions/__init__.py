@@ -85,8 +85,9 @@ _RULES: dict[str, dict[str, tuple[Rule, ...]]] = {
 """The rules that may be worth it, by platform."""
 _FOR_KERNELS = frozenset({"ragged_dot_general"})
 """Operations whose other ways are worth it where kernels take part in them: XLA would write parts of an operand anew."""
-_WITH_NEIGHBOURS = frozenset({"dot_general"})
-"""Operations of which other ways pad operands, and take a part of a larger result: priced with what stands around them (GPUs)."""
+_WITH_NEIGHBOURS = frozenset({"concatenate", "dot_general"})
+"""Operations of which other ways pad operands, take a part of a larger result, or find what gathers take for each element: priced
+with what stands around them (GPUs)."""
 _LEAST_US = 20.0
 """Operations that are predicted to take less stay as they are: nobody would see what another way gains."""
 

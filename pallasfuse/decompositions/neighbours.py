@@ -1,8 +1,9 @@
 """Neighbours of an operation in a program, as far as XLA computes them together with the operation's other ways.
 
 Another way may begin by padding an operand, or end with a part of a larger result. Alone, both are copies. But XLA pads what it
-computes while it stores it, and readers that it fuses take their part from the larger array themselves. Stand-ins for these
-neighbours make the price see that.
+computes while it stores it, and readers that it fuses take their part from the larger array themselves. A choice between operands
+finds the rows that a gather takes for each element, a concatenation for each operand. Stand-ins for these neighbours make the price
+see that.
 """
 
 import math
@@ -37,19 +38,26 @@ class Neighbours:
     """By operands: does XLA compute it where it is stored for the operation?"""
     read: bool
     """Do only operations read the result which XLA fuses with a part of it?"""
+    gathered: tuple[bool, ...] = ()
+    """By operands: are its rows taken from an array, at places that something says, where it is stored for the operation?"""
 
     @property
     def have_stand_ins(self) -> bool:
         """Is there one that the price sees another operation for?"""
-        return self.read or any(self.computed)
+        return self.read or any(self.computed) or any(self.gathered)
 
     def around(self, run: Run) -> Run:
-        """Returns the computation of an operation with stand-ins for its neighbours: negations, and sums of rows."""
+        """Returns the computation of an operation with stand-ins for its neighbours: negations, rows that an operand names in
+        itself, and sums of rows."""
         if not self.have_stand_ins:
             return run
 
         def whole(*operands: Array) -> list[Array]:
-            given = [-x if made else x for x, made in zip(operands, self.computed, strict=True)]
+            given = list(operands)
+            for n, made in enumerate(self.computed):
+                given[n] = -given[n] if made else given[n]
+            for n, taken in enumerate(self.gathered):
+                given[n] = _own_rows(given[n]) if taken else given[n]
             return [jnp.sum(r, -1, dtype=jnp.float32) if self.read else r for r in run(*given)]
 
         return whole
@@ -74,11 +82,26 @@ def neighbours(jaxpr: Jaxpr) -> Callable[[JaxprEqn], Neighbours]:
             atom = maker.invars[0]
         return False
 
+    def is_gathered(atom: Var | Literal) -> bool:
+        while isinstance(atom, Var) and atom in makers and readers[atom] == 1 and atom not in results:
+            maker = makers[atom]
+            if maker.primitive.name not in _SAME_ARRAY:
+                return maker.primitive.name == "gather" and len(_compat.shape_of(atom)) > 1
+            atom = maker.invars[0]
+        return False
+
     def found(eqn: JaxprEqn) -> Neighbours:
+        if eqn.primitive.name == "concatenate":
+            return Neighbours((), read=False, gathered=tuple(map(is_gathered, eqn.invars)))
         read = all(_is_array_of_floats(v) and taken.get(v, False) for v in eqn.outvars)
         return Neighbours(tuple(map(is_computed, eqn.invars)), read)
 
     return found
+
+
+def _own_rows(x: Array) -> Array:
+    """Returns as many rows of an array, at the places that the first element of each row says."""
+    return x[x[:, *([0] * (x.ndim - 1))].astype(jnp.int32)]
 
 
 def _taken_in_parts(jaxpr: Jaxpr, results: Set[Var]) -> dict[Var, bool]:

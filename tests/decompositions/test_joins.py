@@ -1,5 +1,8 @@
 """Concatenations as choices between padded arrays, and when that is faster."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from pallasfuse.decompositions import joins
+from benchmarks import xla_alone
+from pallasfuse.decompositions import Decomposer, joins
 from pallasfuse.device import find
 from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.price.xla import price_xla
@@ -16,6 +20,7 @@ from tests.decompositions.test_operations import decomposed
 from tests.decompositions.test_windows import drawn
 
 H100 = find("NVIDIA H100 80GB HBM3", "gpu")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "xla_alone_h100.json"
 
 
 @pytest.mark.sampled(2, cover=())
@@ -68,3 +73,35 @@ def test_the_price_knows_what_lengths_cost(before, lengths, behind, dtype, joine
     chosen = jax.make_jaxpr(joins.choice(jaxpr.eqns[0]))(*structs)
     for one, measured in ((jaxpr, joined_us), (chosen, chosen_us)):
         assert price_xla(convert(flatten(one)).program, H100).us == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(("gathered", "joined"), [(True, True), (False, False)])
+def test_rows_that_gathers_take_are_priced_with_them(gathered, joined):
+    """A choice finds the rows of both for each element: 107 us on an H100, the concatenation 92; of arrays 75 and 92."""
+
+    def function(x, y, column, i, j):
+        pair = (x[i], y[j]) if gathered else (x, y)
+        return jnp.concatenate([*pair, column], axis=1)
+
+    rows = jax.ShapeDtypeStruct((9001 if gathered else 150_000, 128), "bfloat16")
+    places = jax.ShapeDtypeStruct((150_000,), "int32")
+    jaxpr = jax.make_jaxpr(function)(rows, rows, jax.ShapeDtypeStruct((150_000, 1), "bfloat16"), places, places)
+    made = Decomposer(H100, (), H100.price_error).of(jaxpr)
+    assert ("concatenate" in {eqn.primitive.name for eqn in made.eqns}) == joined
+
+
+JOINS = {case.label: case for case in xla_alone.joins("gpu")}
+
+
+def test_joins_of_gathers_take_what_was_measured():
+    """The choices are within a third; the concatenations too, but for two that XLA moves more elements in each thread of."""
+    measured = {label: us for label, us, _ in json.loads(RESULTS.read_text())["rows"] if label.startswith("joins")}
+    assert measured.keys() == JOINS.keys()
+    ratios = {
+        label: price_xla(convert(flatten(jax.make_jaxpr(case.function)(*case.structs))).program, H100).us
+        / measured[label]
+        for label, case in JOINS.items()
+    }
+    assert [label for label, r in ratios.items() if not 0.66 <= r <= 1.34] == [
+        "joins two gathers concatenated 9001x128 bfloat16"
+    ]
