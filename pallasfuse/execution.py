@@ -181,7 +181,8 @@ def _of_shape(stored: Array, shape: tuple[int, ...], target: Target) -> Array:
     """Returns what a kernel has stored in the shape that the program says, which moves nothing.
 
     XLA would reduce rows of several axes where a reduction reads rows of which the kernel knows several parts. On a GPU it keeps
-    only rows of one axis on the chip between a reduction and what reads its result: it is not to see through the reshape.
+    only rows of one axis on the chip between a reduction and what reads its result: it is not to see through the reshape, nor
+    through one that takes axes apart.
     """
     result = stored.reshape(shape)
     same = [n for n in stored.shape if n > 1] == [n for n in shape if n > 1]

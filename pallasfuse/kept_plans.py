@@ -307,6 +307,9 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     for kernel in kernels:
         _refuse_others(kernel, converted.variable)
     steps = tuple(steps_of(converted, kernels))
+    stored_beside = frozenset(content["stored_beside"])
+    if not stored_beside <= converted.variable.keys():
+        raise EncodingError("it stores what the program has not")
 
     def grouping() -> Grouping:
         left = (Left(name, reason, Source(lines.value.get(name, ""))) for name, reason in content["left"])
@@ -317,7 +320,7 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     conditions, exceptions = tuple(content["conditions"]), tuple(content["exceptions"])
     return Plan(
         converted, target, grouped, kernels, left, conditions, exceptions, steps, options, rewritings=rewritings,
-        outdoes=content["outdoes"], stored_beside=frozenset(content["stored_beside"]),
+        outdoes=content["outdoes"], stored_beside=stored_beside,
     )  # fmt: skip
 
 

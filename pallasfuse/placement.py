@@ -132,16 +132,28 @@ def _by_trees(
 
 
 def _by_another(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | None:
-    """Instead of a cluster for each row, or of a kernel that nobody asked for and whose arguments are copied before it, one on the
-    target that stands in, where that is predicted to be faster."""
+    """Instead of a cluster for each row, or of a kernel beside which arrays are copied, one on the target that stands in, where
+    that is predicted to be faster. A kernel with copies stays where `FuseOptions.target` names its target."""
     target = placed.phases[0].target
     copies = bool(target.warpgroup_rows) and options.target is None and any(copied(p.program) for p in placed.phases)
     if not (target.cluster or copies) or target.fallback is None or options.tiles:
         return None
-    other = placed_on(chosen, target.fallback, tensors, options)
-    if isinstance(other, str) or other.refused is not None or us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
+    other: Placed | str | None = placed_on(chosen, target.fallback, tensors, options)
+    if copies:
+        # `_bounded_instead` has looked at loops that masks over data bound: where the masks hide nothing, others are faster
+        bounded = isinstance(other, Placed) and any(p.program.ranges for p in other.phases)
+        other = None if bounded or isinstance(other, str) or other is None or other.refused is not None else other
+        written = (p for p in _others(chosen, target.fallback, tensors, options) if p.phases[0].target.writes_kernels)
+        least = min(written, key=lambda p: us_of(p.phases), default=None)
+        # the least of many prices is more often too low, as in `fusion.judging`
+        error = target.device.price_error**2
+        if least is not None and (other is None or error * us_of(least.phases) < us_of(other.phases)):
+            other = least
+    if other is None or isinstance(other, str) or other.refused is not None:
         return None
-    why = "without copies of arguments" if copies else "one block for each row"
+    if us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
+        return None
+    why = "without copies of arrays" if copies else "one block for each row"
     return replace(
         other, declined=(*placed.declined, f"{target.name}: {why} is predicted to be faster", *other.declined)
     )

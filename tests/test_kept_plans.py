@@ -99,6 +99,36 @@ def test_a_plan_that_outdoes_another_form_is_kept(kept, planned, monkeypatch):
     assert made.outdoes and again.outdoes and not planned
 
 
+def attended(q, k, v):
+    return jax.nn.softmax(jnp.tanh(q @ jnp.swapaxes(k, 1, 2)), -1) @ v
+
+
+def test_what_xla_is_to_store_beside_kernels_is_kept(kept, planned, monkeypatch):
+    """A plan asks for it on a GPU where prices decide, and a record that names what the program has not is made anew."""
+    first = []
+
+    def stored(program, device, made, read):
+        assert made and read
+        first[:] = [program.nests[0].name]
+        return frozenset(first)
+
+    monkeypatch.setattr(pipeline, "stored_beside", stored)
+    shapes = [jax.ShapeDtypeStruct((16, 2048, 64), jnp.bfloat16)] * 3
+    options = FuseOptions(price=True, check=False)
+    assert plan_of(attended, *shapes, target="xla", options=options).stored_beside == frozenset()
+    made = plan_of(attended, *shapes, target="triton", options=options)
+    assert made.stored_beside == frozenset(first) != frozenset()
+    planned.clear()
+    kept()
+    again = plan_of(attended, *shapes, target="triton", options=options)
+    assert again.stored_beside == made.stored_beside
+    assert not planned
+    other = kept_plans._written(dataclasses.replace(made, stored_beside=frozenset({"nothing"})))
+    jaxpr = jax.make_jaxpr(attended)(*shapes)
+    with pytest.raises(EncodingError, match="stores what the program has not"):
+        kept_plans._read(other, jaxpr, kept_plans.flatten(jaxpr), find("triton"), options)
+
+
 def test_equal_layers_are_read_as_equal_kernels(kept, planned):
     shapes = arguments(8, length=96)
     made, again = plan_of(model, *shapes), (kept(), plan_of(model, *shapes))[1]

@@ -28,6 +28,8 @@ _READS = _COMPUTES | {
     "argmax", "argmin", "broadcast_in_dim", "gather", "reduce_max", "reduce_min", "reduce_sum", "slice",
 }  # fmt: skip
 """Operations that take a part of an array themselves, where they read it."""
+_SPREAD = 2_654_435_761
+"""Multiples of this, an odd number far from powers of two and small fractions of them, lie all over the numbers of 32 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Neighbours:
     read: bool
     """Do only operations read the result which XLA fuses with a part of it?"""
     gathered: tuple[bool, ...] = ()
-    """By operands: are its rows taken from an array, at places that something says, where it is stored for the operation?"""
+    """By operands: does a gather take its elements from an array, where it is stored for the operation?"""
 
     @property
     def have_stand_ins(self) -> bool:
@@ -100,8 +102,13 @@ def neighbours(jaxpr: Jaxpr) -> Callable[[JaxprEqn], Neighbours]:
 
 
 def _own_rows(x: Array) -> Array:
-    """Returns as many rows of an array, at the places that the first element of each row says."""
-    return x[x[:, *([0] * (x.ndim - 1))].astype(jnp.int32)]
+    """Returns as many rows of an array, at places all over it that depend on the first element of each row.
+
+    A gather's own array is often smaller, and found in a cache more often; how large it is nobody knows here.
+    """
+    first = jnp.real(x[:, *([0] * (x.ndim - 1))]).astype(jnp.int32)
+    spread = jnp.arange(x.shape[0], dtype=jnp.uint32) * jnp.uint32(_SPREAD) + first.astype(jnp.uint32)
+    return x[spread % jnp.uint32(x.shape[0])]
 
 
 def _taken_in_parts(jaxpr: Jaxpr, results: Set[Var]) -> dict[Var, bool]:

@@ -244,8 +244,8 @@ class _Walk:
     loaded_by: dict[str, int] = field(default_factory=dict)
     """The number of the loop that loads it."""
     as_loaded: set[str] = field(default_factory=set)
-    """Loads of a trip that no trip before can begin, and what is computed from them: they lie as they were loaded, and so does what
-    is computed from them and from products."""
+    """Loads of a trip that no trip before can begin, and values that are computed from them point by point: they lie as they were
+    loaded, and so does what is computed from them and from products."""
 
     def block(self, block: _Block, times: float, sizes: _Sizes, path: tuple[int, ...] = (), *, pipelined: bool) -> None:
         tiles = sizes.tiles

@@ -151,14 +151,13 @@ def _one(
     latency_us = device.cache_latency_us if cached and by_warps else device.latency_us
     asked = in_flight / latency_us * 1e-3
     rate = min(device.memory_gb_s, asked) if in_flight else device.memory_gb_s
+    loaded = sum(m.memory for w in moved for m in w if not m.is_store)
     memory_us = 1e-3 * unique / min(rate, device.cache_gb_s)
-    if by_warps and any(w.products for w in works):
-        loaded = sum(m.memory for w in moved for m in w if not m.is_store)
+    if by_warps and any(w.products for w in works):  # what is stored waits for no loads in flight
         at_whole_rate = unique + (1 / _STORED_IN_TRIPS - 1) * sum(map(_stored_in_trips, works))
         slowest = min(device.memory_gb_s, device.cache_gb_s)
         memory_us = max(1e-3 * loaded / min(rate, device.cache_gb_s), 1e-3 * at_whole_rate / slowest)
     if cached:  # nothing of it is in the memory: what is left of the term is that too little is asked for at a time
-        loaded = sum(m.memory for w in moved for m in w if not m.is_store)
         memory_us = max(0.0, 1e-3 * loaded / asked - 1e-3 * loaded / device.cache_gb_s)
     if by_warps and any(p.uneven for w in works for p in w.products):
         memory_us /= UNALIGNED_LOADS

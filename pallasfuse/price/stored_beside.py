@@ -3,7 +3,9 @@
 XLA stores a map where it takes that to be cheaper than computing it in each kernel that reads it. If one of ours computes the map
 by itself, fewer readers are left, and XLA may compute it inside of these. That is as well where they read it in order. A gather
 computes it at every place that it chooses, from tensors of which it finds no two elements side by side: on an H100, interpolated
-shifts of a distribution took 315 us in place of 47. The price does not foresee that: to it the map is stored as before.
+shifts of a distribution took 315 us in place of 47. The price does not foresee that: to it the map is stored as before. Only maps
+that gathers read as they are count, and only those that no loop stores beside what it computes from them: apart, these would be
+two kernels.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,7 @@ from collections.abc import Mapping
 from pallasfuse.device import Device
 from pallasfuse.ir.axes import volume
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.price.moves import computed_from
 from pallasfuse.price.xla import kernels_on
 from pallasfuse.price.xla_forms import LoopFusion
 from pallasfuse.price.xla_kernels import Known, condenses, needed_nests
@@ -35,7 +38,14 @@ def stored_beside(program: LoopProgram, device: Device, made: Names, read: Names
         return frozenset()
     known = Known()
     before = _stored(program, device, frozenset(), frozenset(), known)
-    return frozenset(candidates & before & _stored(program, device, made, read, known))
+    stored = candidates & before & _stored(program, device, made, read, known)
+    loops = [k for k in kernels_on(device, program, made, read, known) if isinstance(k, LoopFusion)] if stored else []
+    makers = {n.name: n for n in program.nests if isinstance(n, Nest)}
+    together = {
+        name for k in loops for name in stored.intersection(k.makes)
+        if any(name in computed_from(other, makers) for other in k.makes if other != name)
+    }  # fmt: skip
+    return frozenset(stored - together)
 
 
 def _takes_many(node: Nest | External, sizes: Mapping[str, int]) -> bool:

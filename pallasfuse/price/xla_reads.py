@@ -59,7 +59,7 @@ class Moves:
             if chosen:
                 fusion.window_operations += _CHOSEN * volume(axes)
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
-            elif further is not None:
+            elif further is not None:  # each gather takes its own pieces; several that interpolate take neighbours
                 fusion.window_operations += _CHOSEN * volume(axes) * several
                 fusion.pieces = (*fusion.pieces, replace(further, source_bytes=size, number=further.number * several))
             else:

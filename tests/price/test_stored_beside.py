@@ -51,8 +51,15 @@ def test_a_map_that_a_gather_chooses_from_is_stored():
     assert beside(shifted) == ["mixed)"]
 
 
-@pytest.mark.parametrize("function", [scaled, few])
-def test_not_one_that_is_read_in_order_or_of_which_few_elements_are_taken(function):
+def together(x, y, z, i):
+    """One loop stores the map and what it computes from it; gathers read the map."""
+    mixture = mixed(x, y, z, i)
+    left, right = (jnp.take_along_axis(mixture, at, axis=1) for at in (i, i + 1))
+    return jnp.sum(mixture, axis=1), jnp.tanh((left + right) / 2), mixture * 2 + 1
+
+
+@pytest.mark.parametrize("function", [scaled, few, together])
+def test_not_one_that_is_read_in_order_or_of_which_few_elements_are_taken_or_whose_loop_stores_more(function):
     assert beside(function) == []
 
 
