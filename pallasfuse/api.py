@@ -43,7 +43,7 @@ class FusedFunction[**P, R]:
     __name__: str
     __wrapped__: Callable[P, R]
     _binding: "tuple[FusedFunction[..., R], Any] | None" = None
-    """Of a method of an instance: the fused function, and the instance."""
+    """The fused function and the instance that a method is bound to; None for any other function."""
 
     def __init__(
         self,
@@ -434,7 +434,7 @@ def _both_ways(
 
 
 class _Decorator(Protocol):
-    """What `fuse` with options alone returns: it fuses a function, and keeps the types of its arguments and of its result."""
+    """The decorator that `fuse` with options alone returns: it fuses a function, and keeps the types of arguments and result."""
 
     def __call__[**P, R](self, function: Callable[P, R], /) -> FusedFunction[P, R]: ...
 

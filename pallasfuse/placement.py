@@ -138,25 +138,25 @@ def _by_another(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], op
     copies = bool(target.warpgroup_rows) and options.target is None and any(copied(p.program) for p in placed.phases)
     if not (target.cluster or copies) or target.fallback is None or options.tiles:
         return None
-    other: Placed | str | None = placed_on(chosen, target.fallback, tensors, options)
-    if copies:
-        # `_bounded_instead` has looked at loops that masks over data bound: where the masks hide nothing, others are faster
-        bounded = isinstance(other, Placed) and any(p.program.ranges for p in other.phases)
-        other = None if bounded or isinstance(other, str) or other is None or other.refused is not None else other
-        written = (p for p in _others(chosen, target.fallback, tensors, options) if p.phases[0].target.writes_kernels)
-        least = min(written, key=lambda p: us_of(p.phases), default=None)
-        # the least of many prices is more often too low, as in `fusion.judging`
-        error = target.device.price_error**2
-        if least is not None and (other is None or error * us_of(least.phases) < us_of(other.phases)):
-            other = least
-    if other is None or isinstance(other, str) or other.refused is not None:
-        return None
-    if us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
+    find = _without_copies if copies else placed_on
+    other = find(chosen, target.fallback, tensors, options)
+    if isinstance(other, str) or other.refused is not None or us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
         return None
     why = "without copies of arrays" if copies else "one block for each row"
-    return replace(
-        other, declined=(*placed.declined, f"{target.name}: {why} is predicted to be faster", *other.declined)
-    )
+    return replace(other, declined=(*placed.declined, f"{target.name}: {why} seems to be faster", *other.declined))
+
+
+def _without_copies(chosen: Group, target: Target, tensors: Mapping[str, Tensor], options: FuseOptions) -> Placed | str:
+    """The kernel of threads that `placed_on` takes, or the one with the least price, if that is clearly less; the first where loops
+    are not bounded by masks over data: `_bounded_instead` has looked at these, and where they hide nothing, others are faster."""
+    planned = placed_on(chosen, target, tensors, options)
+    kernels = (p for p in _others(chosen, target, tensors, options) if p.phases[0].target.writes_kernels)
+    least = min(kernels, key=lambda p: us_of(p.phases), default=None)
+    if isinstance(planned, str) or planned.refused is not None or least is None:
+        return planned
+    # the least of many prices is more often too low, as in `fusion.judging`
+    error = 1.0 if any(p.program.ranges for p in planned.phases) else target.device.price_error**2
+    return least if error * us_of(least.phases) < us_of(planned.phases) else planned
 
 
 def looking_up(
@@ -320,7 +320,7 @@ _CLEARLY = 0.95
 
 Prices of several schedules of one program err less against each other than those of several programs."""
 _PASS_SHARE = 0.1
-"""Of a kernel's time, what the pass that finds its ranges may take: so much is lost where the masks hide nothing after all."""
+"""The share of a kernel's time that the pass may take which finds its ranges: it is lost where the masks hide nothing after all."""
 
 
 def _with_ranges(

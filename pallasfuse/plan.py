@@ -187,7 +187,7 @@ class Plan(OfThisProcess):
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """What is left to XLA, with the reasons; without what is in the bodies of loops."""
+        """The operations that are left to XLA, with the reasons; without those in the bodies of loops."""
         return self.left.value
 
     def all(self) -> Iterator["Plan"]:

@@ -55,7 +55,7 @@ class BlockWork:
     """How often the body of each segment of a loop runs, by its path: places of statements and of segments, from the outside in."""
     trips: float = 0.0
     most_trips: float = 0.0
-    """Of the longest block."""
+    """The trips of the longest block."""
     loads_in_a_trip: float = 0.0
     """Bytes."""
     loops: int = 0
@@ -183,7 +183,8 @@ def _nodes_of(roots: tuple[Expr, ...]) -> tuple[tuple[Read, ...], tuple[Apply, .
 def _read_block(
     body: Sequence[Statement], program: TileProgram, seen: set[Expr], windows: Mapping[Axis, IterationDomain]
 ) -> _Block:
-    """What tiles do not change of a block. seen: what has been computed already; grows. windows: those of the loops around."""
+    """Returns the part of a block that no tile changes. seen: expressions that are computed already; grows. windows: those of the
+    loops around."""
     steps: list[_Step | _Rolled] = []
     for s in body:
         if not isinstance(s, Loop):

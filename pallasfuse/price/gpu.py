@@ -60,7 +60,7 @@ _STORED_IN_TRIPS = 0.6
 """The share of the memory's rate that stores reach in the trips of a loop that multiplies matrices. (159 kernels that store one to
 four functions of a product on an H100.)"""
 _TRIP_US, _WAITED = 0.1, 0.25
-"""Of a trip whose loads were begun before: its own time, and the share of the latency that it waits for where one trip is ahead."""
+"""A trip whose loads were begun before takes the first, and waits for the second, a share of the latency, if one trip is ahead."""
 _FULL_WARPS = 8
 """Warps on a multiprocessor that hide each other's latencies."""
 _STARTED_US = 1.2

@@ -37,15 +37,12 @@ def stored_beside(program: LoopProgram, device: Device, made: Names, read: Names
     if not candidates:
         return frozenset()
     known = Known()
-    before = _stored(program, device, frozenset(), frozenset(), known)
-    stored = candidates & before & _stored(program, device, made, read, known)
-    loops = [k for k in kernels_on(device, program, made, read, known) if isinstance(k, LoopFusion)] if stored else []
+    before = {name for made_by_it in _loops(program, device, frozenset(), frozenset(), known) for name in made_by_it}
     makers = {n.name: n for n in program.nests if isinstance(n, Nest)}
-    together = {
-        name for k in loops for name in stored.intersection(k.makes)
-        if any(name in computed_from(other, makers) for other in k.makes if other != name)
-    }  # fmt: skip
-    return frozenset(stored - together)
+    return frozenset(
+        name for made_by_it in _loops(program, device, made, read, known) for name in candidates & before & made_by_it
+        if not any(name in computed_from(other, makers) for other in made_by_it if other != name)
+    )  # fmt: skip
 
 
 def _takes_many(node: Nest | External, sizes: Mapping[str, int]) -> bool:
@@ -53,7 +50,7 @@ def _takes_many(node: Nest | External, sizes: Mapping[str, int]) -> bool:
     return isinstance(node, External) and node.form == "selection" and node.run > 0 and not condenses(node, sizes)
 
 
-def _stored(program: LoopProgram, device: Device, made: Names, read: Names, known: Known) -> set[str]:
-    """The tensors that loops of XLA write to memory, beside kernels of ours."""
+def _loops(program: LoopProgram, device: Device, made: Names, read: Names, known: Known) -> list[Names]:
+    """Returns what each loop of XLA writes to memory, beside kernels of ours."""
     kernels = kernels_on(device, program, made, read, known)
-    return {name for k in kernels if isinstance(k, LoopFusion) for name in k.makes}
+    return [frozenset(k.makes) for k in kernels if isinstance(k, LoopFusion)]

@@ -34,10 +34,10 @@ from pallasfuse.price.xla_vectors import stored_matrix, stored_terms, turned_ele
 
 @dataclass(slots=True)
 class Known:
-    """What earlier calls have made of one program on one platform, beside other kernels."""
+    """The results of earlier calls for one program on one platform, beside other kernels."""
 
     bodies: dict[tuple[Expr, tuple[tuple[str, Expr], ...]], Expr] = field(default_factory=dict)
-    """Of nests, with maps inlined, by the body as it is written and those of the maps that it reads."""
+    """The bodies of nests, with maps inlined, by the body as it is written and those of the maps that it reads."""
     renamings: Renamings = field(default_factory=Renamings)
     programs: dict[frozenset[str], LoopProgram] = field(default_factory=dict)
     """Without repetitions, by those of the nests that equal earlier ones which are kept."""
