@@ -140,7 +140,8 @@ def _by_another(chosen: Group, placed: Placed, tensors: Mapping[str, Tensor], op
         return None
     find = _without_copies if copies else placed_on
     other = find(chosen, target.fallback, tensors, options)
-    if isinstance(other, str) or other.refused is not None or us_of(other.phases) >= _CLEARLY * us_of(placed.phases):
+    clearly = 1 / target.device.price_error if copies else _CLEARLY  # the kernels of two emitters have little in common
+    if isinstance(other, str) or other.refused is not None or us_of(other.phases) >= clearly * us_of(placed.phases):
         return None
     why = "without copies of arrays" if copies else "one block for each row"
     return replace(other, declined=(*placed.declined, f"{target.name}: {why} seems to be faster", *other.declined))
