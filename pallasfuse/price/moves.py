@@ -170,9 +170,22 @@ _MOST_WAYS = 4000
 longer than it is worth, and no parts are told apart then."""
 
 
-@lru_cache(1 << 12)
 def parts_taken(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], int]:
-    """Returns how many different parts of a tensor some bodies read along the same axes, where there are several.
+    """Returns how many different parts of a tensor some bodies read along the same axes, where there are several."""
+    return {place: len(parts) for place, parts in _parts(bodies).items() if len(parts) > 1}
+
+
+def takers_of(bodies: tuple[Expr, ...], place: tuple[str, tuple[Axis, ...]]) -> frozenset[int]:
+    """Returns the operations, by their numbers in the program, that take the parts of a tensor which some bodies read along some
+    axes: of each part the first and the last of them."""
+    conditions = {c for part in _parts(bodies).get(place, ()) for c in part}
+    numbers = (c.args[0].value for c in conditions if isinstance(c, Apply) and isinstance(c.args[0], Const))
+    return frozenset(int(n) for n in numbers)
+
+
+@lru_cache(1 << 12)
+def _parts(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]], set[tuple[Expr, ...]]]:
+    """The different parts of tensors that some bodies read, by tensors and axes.
 
     A part of a part is told apart by the operation that took it from the tensor, and by the one that took it last.
     """
@@ -187,7 +200,7 @@ def parts_taken(bodies: tuple[Expr, ...]) -> Mapping[tuple[str, tuple[Axis, ...]
         fresh = {(arg, inner) for arg in node.args} - seen
         seen |= fresh
         waiting += fresh
-    return {} if waiting else {place: len(parts) for place, parts in found.items() if len(parts) > 1}
+    return {} if waiting else found
 
 
 def _takes_part(node: Expr) -> bool:

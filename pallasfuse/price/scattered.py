@@ -106,34 +106,39 @@ class Chosen:
     pieces: Pieces
 
 
-def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], tuple[Chosen, ...]]:
+def _gathers(program: LoopProgram) -> dict[int, Pieces]:
     known = {d.name: d for d in program.definitions()}
-    maps = {n.name: n for n in moves_as_maps(program).nests if isinstance(n, Nest)}
-    found: dict[tuple[Axis, ...], tuple[Chosen, ...]] = {}
+    maps = {n.name for n in moves_as_maps(program).nests if isinstance(n, Nest)}
     given = {t.name for t in program.inputs}
-    for node in program.nests:
+    found: dict[int, Pieces] = {}
+    for at, node in enumerate(program.nests):
         if not given.isdisjoint(node.reads):
             given.add(node.name)
-        if (
-            not isinstance(node, External)
-            or node.form != "selection"
-            or node.name not in maps
-            or not _chooses(node, given)
-        ):
-            continue
-        source = known[node.operands[0]]
-        one = Chosen(computed_from(source.name, maps), _pieces(node, volume(node.axes), source))
-        for axes in {
-            e.indices for e in postorder(maps[node.name].body) if isinstance(e, Read) and e.tensor == source.name
-        }:
+        if isinstance(node, External) and node.form == "selection" and node.name in maps and _chooses(node, given):
+            found[at] = _pieces(node, volume(node.axes), known[node.operands[0]])
+    return found
+
+
+gathers_in = Recent(_gathers)
+"""Returns the pieces that are read where positions say which, by the places in the program of the operations that take them. Not
+where positions are computed from nothing that the program is given: such ones follow each other."""
+
+
+def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], tuple[Chosen, ...]]:
+    maps = {n.name: n for n in moves_as_maps(program).nests if isinstance(n, Nest)}
+    found: dict[tuple[Axis, ...], tuple[Chosen, ...]] = {}
+    for at, pieces in gathers_in(program).items():
+        node = program.nests[at]
+        assert isinstance(node, External)
+        source = node.operands[0]
+        one = Chosen(computed_from(source, maps), pieces)
+        for axes in {e.indices for e in postorder(maps[node.name].body) if isinstance(e, Read) and e.tensor == source}:
             found[axes] = (*found.get(axes, ()), one)
     return found
 
 
 pieces_read = Recent(_pieces_read)
-"""Returns the pieces that are read where positions say which, by the axes along which their tensors are read. Not where positions
-are computed from nothing that the program is given: such ones follow each other. A gather that is read along other axes than its
-own is taken for one that reads in order.
+"""Returns the pieces of `gathers_in` by the axes along which their tensors are read, where these are those of the gather's result.
 """
 
 

@@ -12,14 +12,14 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Read, postorder
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
-from pallasfuse.price.moves import computed_from, moves_as_maps, parts_taken, stored_joins, threads_of_joins
-from pallasfuse.price.scattered import Chosen, Pieces, pieces_read
+from pallasfuse.price.moves import computed_from, moves_as_maps, parts_taken, stored_joins, takers_of, threads_of_joins
+from pallasfuse.price.scattered import Chosen, Pieces, gathers_in, pieces_read
 from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import windows_operations
 
 _CHOSEN = 20.0
-"""An element whose place a position says takes so many operations to find, in each loop that reads it. (18 loops that join two or
-three arrays, some of them gathers, as concatenations and as choices, on an H100.)"""
+"""An element of a gather's result takes so many operations to find where that is padded or joined in the loop that reads it; as it
+is, neighbours share these. (32 joins of arrays and gathers on an H100, `benchmarks/xla_alone.py`.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Moves:
     windows: Mapping[Place, float] = field(default_factory=dict)
     """The elements around each result that are read for it, by the tensors that these are taken from, or computed from."""
 
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of all tensors."""
+    gathers: Mapping[int, Pieces] = field(default_factory=dict)
+    """The pieces that gathers take, by the numbers of these in the program."""
 
     def read_once(self, fusion: LoopFusion, sizes: Mapping[str, float]) -> None:
         """Lets a kernel read from memory what there is of each tensor, and the rest from a cache."""
@@ -55,31 +55,17 @@ class Moves:
             fusion.reads[place] = min(moved * window, size)
             fusion.window_operations += windows_operations(volume(axes), window) if place in self.windows else 0.0
             chosen = [c.pieces for c in self.pieces.get(axes, ()) if tensor in c.tensors]
-            further = None if chosen else self._moved_further(place)
+            takers = frozenset[int]() if chosen else takers_of(tuple(fusion.bodies), place)
+            further = [self.gathers[n] for n in sorted(takers & self.gathers.keys())]
             if chosen:
-                fusion.window_operations += _CHOSEN * volume(axes)
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
-            elif further is not None:  # each gather takes its own pieces; several that interpolate take neighbours
-                fusion.window_operations += _CHOSEN * volume(axes) * several
-                fusion.pieces = (*fusion.pieces, replace(further, source_bytes=size, number=further.number * several))
+            elif (
+                further
+            ):  # what gathers take is padded or joined here: each takes its own pieces, for elements of its own
+                fusion.window_operations += _CHOSEN * volume(axes) * len(further)
+                fusion.pieces = (*fusion.pieces, *(replace(pieces, source_bytes=size) for pieces in further))
             else:
                 fusion.cached_bytes += max(0.0, moved - fusion.reads[place])
-
-    def _moved_further(self, place: Place) -> Pieces | None:
-        """The pieces that a kernel takes of a tensor, where the result of the gather is padded or joined inside of it: it is read
-        along the axes of what that becomes, which are as long, or longer."""
-        tensor, axes = place
-        if self.shapes.get(tensor) == tuple(a.extent for a in axes):
-            return None
-        for gathered, found in self.pieces.items():
-            if len(gathered) == len(axes) and any(
-                g.extent == a.extent > 1 for g, a in zip(gathered, axes, strict=True)
-            ):
-                longer = all(g.extent <= a.extent for g, a in zip(gathered, axes, strict=True))
-                pieces = next((c.pieces for c in found if tensor in c.tensors), None)
-                if longer and pieces is not None:
-                    return pieces
-        return None
 
 
 def _find(program: LoopProgram) -> Moves:
@@ -108,7 +94,7 @@ def _find(program: LoopProgram) -> Moves:
                 overlapping.add(node.operands[0])
     return Moves(
         changed, frozenset(own), stored_joins(program) | overlapping, threads_of_joins(program), joined, pieces_read(program),
-        windows, {d.name: tuple(a.extent for a in d.axes) for d in program.definitions()},
+        windows, gathers_in(program),
     )  # fmt: skip
 
 
