@@ -37,6 +37,7 @@ from jax import lax
 
 from benchmarks.program_kernels import device_at_hand
 from benchmarks.scalar_functions import microseconds
+from pallasfuse.decompositions.joins import choice
 from pallasfuse.jaxpr_frontend import convert, flatten
 from pallasfuse.price.xla import price_xla
 
@@ -229,15 +230,13 @@ def draws(platform: str) -> Iterator[Case]:
 
 
 def _as_choice(arrays: Sequence[Any]) -> Any:
-    """Arrays side by side, each position of a row from one of them."""
-    width, at = sum(a.shape[1] for a in arrays), 0
-    joined: Any = None
-    for array in arrays:
-        padded = jnp.pad(array, ((0, 0), (at, width - at - array.shape[1])))
-        place = lax.broadcasted_iota(jnp.int32, padded.shape, 1)
-        joined = padded if joined is None else lax.select(place >= at, padded, joined)
-        at += array.shape[1]
-    return joined
+    """Arrays side by side, each position of a row from one of them, as the rule for concatenations writes it."""
+    if len(arrays) == 1:
+        return arrays[0]
+    (concatenation,) = jax.make_jaxpr(lambda *a: lax.concatenate(a, 1))(*arrays).eqns
+    run = choice(concatenation)
+    assert run is not None
+    return run(*arrays)[0]
 
 
 def joins(platform: str) -> Iterator[Case]:

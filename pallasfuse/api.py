@@ -301,8 +301,8 @@ class FusedFunction[**P, R]:
         """The plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); print it to read the derivation.
 
         `target` plans for another target than the function's own, or for those that stand in for it where these are predicted to
-        be faster; its device is not needed. What a call has measured on its device
-        is in `verdicts`, and kernels that lost are not among `kernels`; nothing is measured here.
+        be faster; its device is not needed. What a call has measured on its device is in `verdicts`, and kernels that lost are
+        not among `kernels`; nothing is measured here.
         """
         with IMPORTS:
             from pallasfuse.check import check, wanted

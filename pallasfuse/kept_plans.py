@@ -309,7 +309,7 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     steps = tuple(steps_of(converted, kernels))
     stored_beside = frozenset(content["stored_beside"])
     if not stored_beside <= converted.variable.keys():
-        raise EncodingError("it stores what the program has not")
+        raise EncodingError("a tensor that XLA is to store is not in the program")
 
     def grouping() -> Grouping:
         left = (Left(name, reason, Source(lines.value.get(name, ""))) for name, reason in content["left"])

@@ -8,6 +8,7 @@ import pytest
 
 import pallasfuse as pf
 from pallasfuse import store
+from pallasfuse.execution import as_function
 from pallasfuse.options import FuseOptions
 
 X, W = jax.ShapeDtypeStruct((2048, 64), jnp.float32), jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -182,3 +183,18 @@ def test_scopes_around_a_loop_are_said_once():
     fuses, names = exponentials("another")
     assert fuses and all(name.count("/model/") == 1 for name in names)
     assert not exponentials("model")[0] and not exponentials("model/layer_0")[0]
+
+
+@pytest.mark.parametrize(("target", "barriers"), [("triton", 1), ("xla", 0)])
+def test_results_in_another_shape_are_reshaped_out_of_sight_of_xla_on_gpus(target, barriers):
+    """The kernel stores both axes of the keys, the program has one: rows of one axis are rows that XLA keeps on the chip."""
+
+    def function(q, k):
+        return jnp.tanh(jnp.einsum("bmd,bnd->bmn", q, k.reshape(64, 640, 64)))
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64, 80, 64), (64, 8, 80, 64))]
+    plan = pf.fuse(function, options=FuseOptions(check=False, price=False)).explain(*shapes, target=target)
+    (kernel,) = plan.kernels
+    assert [a.extent for a in kernel.group.outputs[0].axes] == [64, 80, 8, 80]
+    lines = str(jax.make_jaxpr(as_function(plan))(*shapes)).splitlines()
+    assert sum("optimization_barrier" in line and "[64,80,640]" in line for line in lines) == barriers

@@ -49,8 +49,8 @@ class Neighbours:
         return self.read or any(self.computed) or any(self.gathered)
 
     def around(self, run: Run) -> Run:
-        """Returns the computation of an operation with stand-ins for its neighbours: negations, rows that an operand names in
-        itself, and sums of rows."""
+        """Returns the computation of an operation with stand-ins for its neighbours: negations, rows at places of an operand that
+        depend on it, and sums of rows."""
         if not self.have_stand_ins:
             return run
 
@@ -76,21 +76,21 @@ def neighbours(jaxpr: Jaxpr) -> Callable[[JaxprEqn], Neighbours]:
     results = {a for a in jaxpr.outvars if isinstance(a, Var)}
     taken = _taken_in_parts(jaxpr, results)
 
-    def is_computed(atom: Var | Literal) -> bool:
+    def made(atom: Var | Literal) -> Var | None:
+        """The array that an operand is in another shape, if something makes it for this operand alone."""
         while isinstance(atom, Var) and atom in makers and readers[atom] == 1 and atom not in results:
-            maker = makers[atom]
-            if maker.primitive.name not in _SAME_ARRAY:
-                return maker.primitive.name in _COMPUTES and _is_array_of_floats(atom)
-            atom = maker.invars[0]
-        return False
+            if makers[atom].primitive.name not in _SAME_ARRAY:
+                return atom
+            atom = makers[atom].invars[0]
+        return None
+
+    def is_computed(atom: Var | Literal) -> bool:
+        var = made(atom)
+        return var is not None and makers[var].primitive.name in _COMPUTES and _is_array_of_floats(var)
 
     def is_gathered(atom: Var | Literal) -> bool:
-        while isinstance(atom, Var) and atom in makers and readers[atom] == 1 and atom not in results:
-            maker = makers[atom]
-            if maker.primitive.name not in _SAME_ARRAY:
-                return maker.primitive.name == "gather" and len(_compat.shape_of(atom)) > 1
-            atom = maker.invars[0]
-        return False
+        var = made(atom)
+        return var is not None and makers[var].primitive.name == "gather" and len(_compat.shape_of(var)) > 1
 
     def found(eqn: JaxprEqn) -> Neighbours:
         if eqn.primitive.name == "concatenate":

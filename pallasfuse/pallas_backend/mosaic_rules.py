@@ -125,11 +125,12 @@ def _examined(program: TileProgram) -> Shape:
 def _check_copies(program: TileProgram, shape: Shape) -> None:
     """The copy engine wants contiguous rows, aligned strides and boxes of whole sixteen bytes."""
     loads = (*shape.streamed, *shape.resident, *shape.sliced)
-    moves = [(s.tensor, s.indices, FLOATS | {"bool", "int32"}, box(program, shape, s)) for s in loads]
+    loaded, stored = FLOATS | {"bool", "int32"}, FLOATS | {"int32"}
+    moves = [(s.tensor, s.indices, loaded, box(program, shape, s)) for s in loads]
     sizes = [tuple(program.tile(a) for a in present(program, s.indices)) for s in shape.stores]
-    moves += [(s.tensor, s.indices, FLOATS | {"int32"}, size) for s, size in zip(shape.stores, sizes, strict=True)]
+    moves += [(s.tensor, s.indices, stored, size) for s, size in zip(shape.stores, sizes, strict=True)]
     tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
-    for number, (name, indices, allowed, size) in enumerate(moves):
+    for name, indices, allowed, size in moves:
         tensor, kept = tensors[name], present(program, indices)
         if tensor.dtype not in allowed:
             raise Unsuited(f"{name} is {tensor.dtype}")
@@ -142,8 +143,8 @@ def _check_copies(program: TileProgram, shape: Shape) -> None:
             raise Unsuited(f"a tile of {name} has rows of {size[-1] * item} bytes, no multiple of {COPY_ALIGNMENT}")
         stride = item
         for axis in reversed(indices[1:]):
-            # what is loaded is padded to whole tiles, for the price of a copy
-            padded = kept == (axis,) or (number < len(loads) and axis in kept)
+            # arrays of vectors are padded to whole tiles, and so is what is loaded, for the price of a copy
+            padded = kept == (axis,) or (allowed is loaded and axis in kept)
             stride *= -(-axis.extent // program.tile(axis)) * program.tile(axis) if padded else axis.extent
             if stride % COPY_ALIGNMENT:
                 raise Unsuited(f"{name} has a stride of {stride} bytes, no multiple of {COPY_ALIGNMENT}")

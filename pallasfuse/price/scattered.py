@@ -138,8 +138,7 @@ def _pieces_read(program: LoopProgram) -> dict[tuple[Axis, ...], tuple[Chosen, .
 
 
 pieces_read = Recent(_pieces_read)
-"""Returns the pieces of `gathers_in` by the axes along which their tensors are read, where these are those of the gather's result.
-"""
+"""Returns the pieces of `gathers_in` by the axes along which a gather's result is read as it is."""
 
 
 def _chooses(node: External, given: Collection[str]) -> bool:

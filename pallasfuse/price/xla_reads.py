@@ -59,9 +59,8 @@ class Moves:
             further = [self.gathers[n] for n in sorted(takers & self.gathers.keys())]
             if chosen:
                 fusion.pieces = (*fusion.pieces, replace(chosen[0], source_bytes=size))
-            elif (
-                further
-            ):  # what gathers take is padded or joined here: each takes its own pieces, for elements of its own
+            elif further:
+                # what gathers take is padded or joined here: each takes its own pieces, for elements of its own
                 fusion.window_operations += _CHOSEN * volume(axes) * len(further)
                 fusion.pieces = (*fusion.pieces, *(replace(pieces, source_bytes=size) for pieces in further))
             else:
