@@ -89,6 +89,10 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     twentieth_models,
     twentieth_numerics,
     twentieth_training,
+    twenty_first_language,
+    twenty_first_models,
+    twenty_first_numerics,
+    twenty_first_training,
     unseen,
     unseen_models,
 )
