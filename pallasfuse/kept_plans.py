@@ -183,6 +183,7 @@ def _written(plan: Plan) -> Record | None:
         return None
     content = {
         "joined": plan.converted.unjoined is not None,
+        "leaves_reshapes": plan.converted.leaves_reshapes,
         "found_share": plan.target.device.found_share,
         "nodes": nodes,
         "kernels": kernels,
@@ -299,7 +300,7 @@ def _read(record: Record, jaxpr: Jaxpr, flat: Jaxpr, target: Target, options: Fu
     if rewritings:
         converted = _rewritten(converted, rewritings, mixed=target.platform == "gpu")
     if content["joined"]:
-        converted = _joined(converted)
+        converted = _joined(converted, leaves_reshapes=content["leaves_reshapes"])
     lines: Later[Mapping[str, str]] = Later(lambda: dict(_lines(converted)))
     whole = decode(content["nodes"], _CLASSES, _names_of(target))
     originals = [_original(kernel) for kernel in whole]
@@ -339,17 +340,17 @@ def _rewritten(converted: Converted, rewritings: tuple[Rewriting, ...], *, mixed
     return found
 
 
-def _joined(converted: Converted) -> Converted:
+def _joined(converted: Converted, *, leaves_reshapes: bool) -> Converted:
     """The program with neighbouring axes as one, made when it is asked for."""
 
     def program() -> LoopProgram:
         with IMPORTS:
             from pallasfuse.fusion.joined_axes import with_joined_axes
-        found = with_joined_axes(converted.program)
+        found = with_joined_axes(converted.program, leaves_reshapes=leaves_reshapes)
         assert found is not None
         return found
 
-    return converted.joined(Later(program))
+    return converted.joined(Later(program), leaves_reshapes=leaves_reshapes)
 
 
 def _program(flat: Jaxpr, names: Mapping[Var, str]) -> Later[LoopProgram]:

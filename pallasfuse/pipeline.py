@@ -186,6 +186,7 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
         lambda: another(convert_in_parts(converted, exclude=options.exclude)),
         lambda: another(_with_terms_apart(converted, target, options)),
         lambda: another(_with_joined_axes(converted) if joins else None),
+        lambda: another(_with_joined_axes(converted, leaves_reshapes=True) if joins else None),
         reordered,
     )
     for make in makers:
@@ -208,14 +209,14 @@ def _with_terms_apart(converted: Converted, target: Target, options: FuseOptions
     return None if apart is None or disproved_form(apart) is not None else apart
 
 
-def _with_joined_axes(converted: Converted) -> Converted | None:
-    """A program with neighbouring axes as one; None where there are none, or where dimensions of arrays have sizes or shards of
+def _with_joined_axes(converted: Converted, *, leaves_reshapes: bool = False) -> Converted | None:
+    """A program with neighbouring axes as one, as `with_joined_axes`; None also where dimensions of arrays have sizes or shards of
     their own."""
     constrained = any(map(_compat.is_sharding_constraint, converted.jaxpr.eqns))
     if constrained or _compat.has_symbolic_shapes(converted.original):
         return None
-    program = with_joined_axes(converted.program)
-    return None if program is None else converted.joined(Later(lambda: program))
+    program = with_joined_axes(converted.program, leaves_reshapes=leaves_reshapes)
+    return None if program is None else converted.joined(known(program), leaves_reshapes=leaves_reshapes)
 
 
 def _rewritings(converted: Converted, target: Target, options: FuseOptions) -> list[Rewriting]:

@@ -1,20 +1,26 @@
 """Neighbouring axes that a program never tells apart are one axis.
 
 Rows and columns of an image, samples and positions of a batch: where all arrays have them side by side in the same order, all
-reductions sum over both or neither, and nothing asks for a position along one of them, a loop over their product visits the same
-elements in the same order. It can be tiled as one axis, where the tile of one of two had to hold the whole other one.
+reductions sum over both or neither, and nothing asks for a position along one of them alone, a loop over their product visits the
+same elements in the same order. It can be tiled as one axis, where the tile of one of two had to hold the whole other one.
+
+Some operations that would tell them apart may be left to XLA for that: small tables that are repeated, and reshapes, by which words
+that are scored in chunks at the end would be words in chunks in all layers before.
 
 Arrays of a kernel are reshaped to the axes of its tensors, which moves nothing.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import pairwise
 
+from pallasfuse.fusion.joined_positions import in_order, with_joined_positions
+from pallasfuse.fusion.shapes_left import SHAPE, as_left, is_reshape, needed_reshapes, reshapes_of, with_own_axes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, Index, Read, Renamings, postorder, read, reads_in, rebuild, with_args
+from pallasfuse.ir.expr import Expr, Index, Read, postorder, read, reads_in, rebuild, with_args
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
-from pallasfuse.ir.tensors import Tensor
+from pallasfuse.price.xla_reductions import is_product
 
 Pair = tuple[Axis, Axis]
 
@@ -23,28 +29,34 @@ Pair = tuple[Axis, Axis]
 class Join:
     """Pairs of neighbouring axes that are made one, after some nests were left to XLA for that. All by name.
 
-    `left`: these nests. `pair`: the axes that they would keep apart; empty where there are none. `pairs`: all that go together.
+    `left`: these nests. `own`: the axes that they would keep apart; empty where there are none. `pairs`: all that go together.
     """
 
     left: frozenset[str]
-    pair: frozenset[str]
+    own: frozenset[str]
     pairs: frozenset[tuple[str, str]]
 
 
-def with_joined_axes(program: LoopProgram) -> LoopProgram | None:
-    """Returns the program with neighbouring axes as one that some reduction sums over together; None where there are none."""
-    joins = joins_of(program)
+def with_joined_axes(program: LoopProgram, *, leaves_reshapes: bool = False) -> LoopProgram | None:
+    """Returns the program with neighbouring axes as one that some reduction sums over together; None where there are none.
+
+    leaves_reshapes: also where reshapes are left to XLA for that; None where there is no such reshape."""
+    joins = joins_of(program, leaves_reshapes=leaves_reshapes)
     return verify(joined(program, joins)) if joins else None
 
 
-def joins_of(program: LoopProgram) -> list[Join]:
-    """Finds the axes of a program that are one, step by step."""
+def joins_of(program: LoopProgram, *, leaves_reshapes: bool = False) -> list[Join]:
+    """Finds the axes of a program that are one, step by step. leaves_reshapes: as of `with_joined_axes`."""
     found: list[Join] = []
+    reshapes = False
     while True:
         pairs = _together(program)
         join = next(_joins_after_leaving(program), None) if pairs is None else _named(frozenset(), (), pairs)
+        if join is None and leaves_reshapes:
+            join = _join_beside_reshapes(program)
+            reshapes |= join is not None
         if join is None:
-            return found
+            return found if reshapes == leaves_reshapes else []
         found.append(join)
         program = joined(program, [join])
 
@@ -52,7 +64,7 @@ def joins_of(program: LoopProgram) -> list[Join]:
 def joined(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
     """Returns a program with axes made one: the program that the joins were found in, or it over other extents."""
     for join in joins:
-        program = _left(program, join.left, join.pair)
+        program = _left(program, join.left, join.own)
         axes = {a.name: a for a in _axes(program)}
         program = _joined(program, frozenset((axes[a], axes[b]) for a, b in join.pairs))
     return program
@@ -70,8 +82,42 @@ def with_left(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
     return _left(program, frozenset().union(*(j.left for j in joins)), frozenset())
 
 
-def _named(left: frozenset[str], pair: Iterable[Axis], pairs: frozenset[Pair]) -> Join:
-    return Join(left, frozenset(a.name for a in pair), frozenset((a.name, b.name) for a, b in pairs))
+def _named(left: frozenset[str], own: Iterable[Axis], pairs: frozenset[Pair]) -> Join:
+    return Join(left, frozenset(a.name for a in own), frozenset((a.name, b.name) for a, b in pairs))
+
+
+def _join_beside_reshapes(program: LoopProgram) -> Join | None:
+    """Finds a join for which reshapes are left to XLA, and no more of them than it needs.
+
+    It is looked for where rows of a result are reduced along both axes, as those of a softmax are: a product sums over both as
+    fast.
+    """
+    rows = _summed_together(program, of_rows=True)
+    if not rows:
+        return None
+    apart, classes = {*_told_apart(program)}, _classes(program)
+    alike = frozenset().union(*(classes[p] for p in rows if not classes[p].isdisjoint(apart)))
+    axes = frozenset(a for p in alike for a in p)
+    left = reshapes_of(program, alike)
+    if not left:
+        return None
+    names = frozenset(a.name for a in axes)
+    most = _left(program, left, names)
+    if _together(most, of_rows=True) is None:
+        return None
+    needed = needed_reshapes(most, left, {p for found in _never_apart(most) for p in found})
+    pairs = _together(_left(program, needed, names), of_rows=True)
+    if pairs is None:
+        return None
+    for name in sorted(needed):
+        others = _together(_left(program, needed - {name}, names), of_rows=True)
+        if others is not None and _lengths(others) >= _lengths(pairs):
+            needed, pairs = needed - {name}, others
+    return _named(needed, axes, pairs) if needed else None
+
+
+def _lengths(pairs: Iterable[Pair]) -> Counter[tuple[int, int]]:
+    return Counter((a.extent, b.extent) for a, b in pairs)
 
 
 def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
@@ -91,45 +137,16 @@ def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
             yield _named(left, pair, pairs)
 
 
-def _left(program: LoopProgram, names: frozenset[str], pair: frozenset[str]) -> LoopProgram:
-    """The program with some nests left to XLA, and axes of their own in arrays that have one of a pair without the other."""
+def _left(program: LoopProgram, names: frozenset[str], own: frozenset[str]) -> LoopProgram:
+    """The program with some nests left to XLA, and several axes for one of these where only XLA's operations lead from one part of
+    the program to the other."""
     if not names:
         return program
     nests = tuple(
-        External(n.name, n.axes, n.dtype, tuple(sorted(n.reads)), _REASON, n.source, form="elements")
-        if n.name in names and isinstance(n, Nest) else n
+        as_left(n, SHAPE if is_reshape(n) else _REASON) if n.name in names and isinstance(n, Nest) else n
         for n in program.nests
-    )  # fmt: skip
-    changed = replace(program, nests=nests)
-    axes = {a for d in program.definitions() for a in d.axes if a.name in pair}
-    return _with_own_axes(changed, axes) if axes else changed
-
-
-def _with_own_axes(program: LoopProgram, pair: Set[Axis]) -> LoopProgram:
-    """Gives axes of their own to the arrays that have one axis of a pair without the other: those that are repeated."""
-    names = {a.name for a in _axes(program)}
-    own: dict[Axis, Axis] = {}
-    for axis in sorted(pair):
-        name = next(n for n in map(f"{axis.name}{{}}".format, count(1)) if n not in names)
-        names.add(name)
-        own[axis] = Axis(name, axis.extent)
-    renamings = Renamings()
-
-    def renamed(axes: Sequence[Axis]) -> tuple[Axis, ...]:
-        return tuple(own.get(a, a) for a in axes)
-
-    def apart(axes: Iterable[Axis]) -> bool:
-        return len({*pair} & {*axes}) == 1
-
-    nests: list[Nest | External] = []
-    for node in program.nests:
-        if isinstance(node, Nest) and apart((*node.axes, *node.reduced)):
-            body = renamings.renamed(node.body, own, own.values())
-            nests.append(replace(node, axes=renamed(node.axes), reduced=renamed(node.reduced), body=body))
-        else:
-            nests.append(node)
-    inputs = tuple(replace(t, axes=renamed(t.axes)) if apart(t.axes) else t for t in program.inputs)
-    return replace(program, inputs=inputs, nests=tuple(nests))
+    )
+    return with_own_axes(replace(program, nests=nests), own)
 
 
 _REASON = "it is a small array, repeated along an axis that is none elsewhere"
@@ -147,25 +164,36 @@ def _repeats(nest: Nest, pair: Pair) -> bool:
     return any(isinstance(x, Index) and x.axis in pair for x in postorder(body))
 
 
-def _together(program: LoopProgram) -> frozenset[Pair] | None:
-    """Finds neighbouring axes that are one wherever they occur, under whatever names a tensor is read: all pairs that go together.
+def _together(program: LoopProgram, *, of_rows: bool = False) -> frozenset[Pair] | None:
+    """Finds neighbouring axes that are one wherever they occur, under whatever names a tensor is read: all pairs that go together,
+    and others that have no axis in common with them.
 
-    None where there are none, or where no reduction sums over them.
+    None where there are none, or where no reduction sums over them. of_rows: as of `_summed_together`.
     """
-    wanted = _summed_together(program)
+    wanted = _summed_together(program, of_rows=of_rows)
     if not wanted:
         return None
+    found, taken = frozenset[Pair](), frozenset[Axis]()
+    for pairs in _never_apart(program):
+        axes = frozenset(a for p in pairs for a in p)
+        if not pairs.isdisjoint(wanted) and taken.isdisjoint(axes):
+            found, taken = found | pairs, taken | axes
+    return found or None
+
+
+def _never_apart(program: LoopProgram) -> list[frozenset[Pair]]:
+    """The neighbouring axes that are one wherever they occur: all pairs that go together, by the first of their names."""
     apart = {*_told_apart(program)}
-    classes = _classes(program)
-    for pair in sorted(wanted - apart, key=lambda p: (p[0].name, p[1].name)):
-        if classes[pair].isdisjoint(apart):
-            return classes[pair]
-    return None
+    together = {pairs for pairs in _classes(program).values() if pairs.isdisjoint(apart)}
+    return sorted(together, key=lambda pairs: min((a.name, b.name) for a, b in pairs))
 
 
-def _summed_together(program: LoopProgram) -> set[Pair]:
-    """The neighbouring axes that some reduction sums over both."""
+def _summed_together(program: LoopProgram, *, of_rows: bool = False) -> set[Pair]:
+    """The neighbouring axes that some reduction sums over both. of_rows: only reductions with several results that are no products
+    of matrices."""
     several = [n for n in program.nests if isinstance(n, Nest) and len(n.reduced) > 1]
+    if of_rows:
+        several = [n for n in several if n.axes and not is_product(n)]
     return {p for n in several for p in _neighbours(n) if set(p) <= set(n.reduced)}
 
 
@@ -191,26 +219,27 @@ def _told_apart(program: LoopProgram) -> Iterator[Pair]:
                 after.setdefault(a, set()).add(b)
             if b is not None:
                 before.setdefault(b, set()).add(a)
-    alone = {*_concerned(program)}
+    concerned = _concerned(program)
     sums = {n.reduced for n in program.nests if isinstance(n, Nest)}
     for a, nexts in after.items():
         for b in nexts - {None}:
             assert b is not None
-            beside = nexts == {b} and before[b] == {a} and alone.isdisjoint((a, b))
+            beside = nexts == {b} and before[b] == {a} and all((a, b) in concerned.get(x, {(a, b)}) for x in (a, b))
             if not beside or any((a in axes) != (b in axes) for axes in sums):
                 yield a, b
 
 
-def _concerned(program: LoopProgram) -> Iterator[Axis]:
-    """Yields the axes along which something asks for a position."""
+def _concerned(program: LoopProgram) -> dict[Axis, frozenset[Pair]]:
+    """The axes along which something asks for a position, each with the pairs that it is asked for along as if they were one."""
+    found: dict[Axis, frozenset[Pair]] = {}
     for node in program.nests:
         if isinstance(node, External):
-            found = node.lookup
-            if found is not None:
-                tensors: Iterable[Tensor] = (found.result, found.source, found.table)
-                yield from (*node.axes, *(a for t in tensors for a in t.axes))
-        else:
-            yield from (x.axis for x in postorder(node.body) if isinstance(x, Index))
+            tensors = () if node.lookup is None else (node.lookup.result, node.lookup.source, node.lookup.table, node)
+            found |= dict.fromkeys((a for t in tensors for a in t.axes), frozenset())
+        elif asked := [x.axis for x in postorder(node.body) if isinstance(x, Index)]:
+            pairs = in_order(node.body)
+            found |= {a: found.get(a, pairs) & pairs for a in asked}
+    return found
 
 
 def _classes(program: LoopProgram) -> dict[Pair, frozenset[Pair]]:
@@ -228,14 +257,17 @@ def _classes(program: LoopProgram) -> dict[Pair, frozenset[Pair]]:
 
 def _joined(program: LoopProgram, pairs: frozenset[Pair]) -> LoopProgram:
     """Returns the program in which each of these pairs is one axis."""
-    one = {a: Axis(f"{a.name}_{b.name}", a.extent * b.extent) for a, b in pairs}
+    both = {(a, b): Axis(f"{a.name}_{b.name}", a.extent * b.extent) for a, b in pairs}
+    one = {a: axis for (a, _), axis in both.items()}
     second = {b for _, b in pairs}
 
     def joined(axes: Sequence[Axis]) -> tuple[Axis, ...]:
         return tuple(one.get(a, a) for a in axes if a not in second)
 
     def step(node: Expr, args: tuple[Expr, ...]) -> Expr:
-        return read(node.tensor, joined(node.indices), node.dtype) if isinstance(node, Read) else with_args(node, args)
+        if isinstance(node, Read):
+            return read(node.tensor, joined(node.indices), node.dtype)
+        return with_joined_positions(with_args(node, args), both)
 
     nests: list[Nest | External] = []
     done: dict[Expr, Expr] = {}

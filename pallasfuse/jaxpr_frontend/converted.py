@@ -39,15 +39,19 @@ class Converted:
     """Products of sums are sums of products in it (`term_products`)."""
     unjoined: Later[LoopProgram] | None = None
     """The program before its neighbouring axes became one (`fusion/joined_axes`); None where they did not."""
+    leaves_reshapes: bool = False
+    """Are reshapes left to XLA for axes that became one?"""
 
-    def joined(self, program: Later[LoopProgram]) -> "Converted":
+    def joined(self, program: Later[LoopProgram], *, leaves_reshapes: bool = False) -> "Converted":
         """Returns the same with a program in which neighbouring axes are one."""
-        return replace(self, made=program, unjoined=self.made)
+        return replace(self, made=program, unjoined=self.made, leaves_reshapes=leaves_reshapes)
 
     @property
     def with_axes_apart(self) -> "Converted":
         """The same with axes for each dimension that the jaxpr has."""
-        return self if self.unjoined is None else replace(self, made=self.unjoined, unjoined=None)
+        return (
+            self if self.unjoined is None else replace(self, made=self.unjoined, unjoined=None, leaves_reshapes=False)
+        )
 
     @property
     def program(self) -> LoopProgram:

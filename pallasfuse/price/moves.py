@@ -15,7 +15,7 @@ from pallasfuse.ir.expr import Apply, Const, Expr, Index, Read, apply, const, in
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.ir.tensors import Tensor
-from pallasfuse.price.xla_reductions import is_short
+from pallasfuse.price.xla_reductions import is_product, is_short
 
 MOST_REPEATED = 1 << 21
 """The elements that kernels compute again, beyond which one kernel more, of a microsecond, is cheaper: an estimate,
@@ -77,8 +77,25 @@ def _joins(program: LoopProgram) -> frozenset[str]:
     return frozenset(found)
 
 
+def _ended_in_updates(program: LoopProgram) -> frozenset[str]:
+    """Finds the reductions whose results only updates read, through maps or as they are: XLA's updates compute them, a thread
+    each. (18 updates by rows of 8 to 2,048 elements, compiled for an H100: all of them.)"""
+    ended: set[str] = set()
+    read_by_others = {*program.outputs}
+    for node in reversed(program.nests):
+        inside = isinstance(node, External) and node.form == "update"
+        if node.name not in read_by_others and isinstance(node, Nest) and not is_product(node):
+            if node.is_reduction:
+                ended.add(node.name)
+            else:
+                inside = True
+        if not inside:
+            read_by_others |= node.reads
+    return frozenset(ended)
+
+
 def _stored_joins(program: LoopProgram) -> frozenset[str]:
-    joins = _joins(program)
+    joins, ended = _joins(program), _ended_in_updates(program)
     carried: set[str] = set()
     stored: set[str] = set()
     for node in program.nests:
@@ -87,7 +104,7 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
             if node.name in joins and volume(node.axes) > MOST_REPEATED:
                 carried.add(node.name)
         elif node.is_reduction and not is_short(node):
-            stored |= set(joined)
+            stored |= set(joined) if node.name not in ended else set()
         elif joined and not node.is_reduction:
             carried.add(node.name)
     return frozenset(stored)
@@ -95,8 +112,8 @@ def _stored_joins(program: LoopProgram) -> frozenset[str]:
 
 stored_joins = Recent(_stored_joins)
 """Returns the large joins, and the maps of them, that are written to memory: a kernel computes joins and maps of them, but does not
-reduce them, unless a reduction has so few elements that a thread computes it. Where they are joined again, or several kernels read
-them, each computes what it needs. (12 functions of arrays and of their joins, compiled for an H100.)"""
+reduce them, unless a reduction has so few elements that a thread computes it, or ends in an update. Where they are joined again, or
+several kernels read them, each computes what it needs. (12 functions of arrays and of their joins, compiled for an H100.)"""
 
 
 def _threads_of_joins(program: LoopProgram) -> dict[str, float]:

@@ -29,7 +29,7 @@ from pallasfuse.verification.domain import FiniteFields
 from pallasfuse.verification.field import Chain, tower
 from pallasfuse.verification.jaxprs import Equations
 from pallasfuse.verification.shrink import dims_of, shrinking
-from pallasfuse.verification.structure import Structure, terms
+from pallasfuse.verification.structure import Positions, Structure, terms
 from pallasfuse.verification.value import Value
 from pallasfuse.verification.visits import ranges_of, wrong_visits
 
@@ -73,7 +73,7 @@ def duplicates(converted: Converted, record: Record) -> None:
 def joining(converted: Converted, record: Record) -> None:
     """Neighbouring axes that became one."""
     written = converted.with_axes_apart.program
-    if with_joined_axes(written) != converted.program:
+    if with_joined_axes(written, leaves_reshapes=converted.leaves_reshapes) != converted.program:
         record.wrong = Counterexample("joining axes", "the program", (), "what joining makes of it", "another")
         return
     short = written
@@ -84,8 +84,10 @@ def joining(converted: Converted, record: Record) -> None:
         record.uncovered[f"joining axes: {small}"] = None
         return
     record.stages["joining axes"] = None
-    joins = joins_of(written)  # what is small there need not be so over short axes
-    domain = Structure()
+    joins = joins_of(
+        written, leaves_reshapes=converted.leaves_reshapes
+    )  # what is small there need not be so over short axes
+    domain = Positions()  # positions along joined axes are not added up
     before, after = _terms(with_left(short, joins), domain), _terms(joined(short, joins), domain)
     for name, value in before.items():
         if not np.array_equal(value, np.reshape(after[name], np.shape(value))):

@@ -3,7 +3,7 @@
 A number is a 64-bit hash of the term that computes it, so one evaluation decides, but for collisions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,37 @@ class Structure(Arrays):
         for index, part in parts:
             result[index] = part
         return result
+
+
+class Positions(Structure):
+    """Terms of which sums and products of known positions are positions: `2 * 6 + 3` is 15."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+
+    def constant(self, value: float | int | bool, dtype: str, rank: int) -> Array:
+        whole = dtype == "int32" and isinstance(value, int)
+        return self._known(np.full((1,) * rank, value)) if whole else super().constant(value, dtype, rank)
+
+    def integers(self, values: Array, dtype: str) -> Array:
+        return self._known(np.asarray(values)) if dtype == "int32" else super().integers(values, dtype)
+
+    def apply(self, op: str, args: Sequence[Array], dtype: str) -> Array:
+        numbers = [self._numbers_of(a) for a in args] if op in _OF_POSITIONS and dtype == "int32" else [None]
+        known = [n for n in numbers if n is not None]
+        return self._known(_OF_POSITIONS[op](*known)) if len(known) == len(args) else super().apply(op, args, dtype)
+
+    def _known(self, values: Array) -> Array:
+        found = super().integers(values, "int32")
+        self._numbers |= zip(found.ravel().tolist(), values.ravel().tolist(), strict=True)
+        return found
+
+    def _numbers_of(self, hashes: Array) -> Array | None:
+        found = [self._numbers.get(h) for h in hashes.ravel().tolist()]
+        return None if None in found else np.asarray(found, np.int64).reshape(hashes.shape)
+
+
+_OF_POSITIONS: dict[str, Callable[[Array, Array], Array]] = {"add": np.add, "mul": np.multiply}
 
 
 def terms(jaxpr: Jaxpr, inputs: Sequence[int]) -> list[int]:
