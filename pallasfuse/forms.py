@@ -46,7 +46,8 @@ def in_another_form(plan: Plan, device: Any, *, measure: bool) -> tuple[Plan | N
     Only a form that has won is planned. None: there is none, or it has lost. measure: as of `in_faster_form`.
     """
     with IMPORTS:
-        from pallasfuse.pipeline import plan_of_form, rewritten_form
+        from pallasfuse.form_choice import rewritten_form
+        from pallasfuse.pipeline import plan_of_form
     form = rewritten_form(plan)
     verdict = None if form is None else _verdict(form.converted, form.rewritings, device, measure)
     if form is None or verdict is None:

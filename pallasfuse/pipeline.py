@@ -4,7 +4,6 @@ A plan is a list of steps: kernels, and equations of the original jaxpr that XLA
 steps is a variable of the jaxpr.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -21,19 +20,17 @@ from pallasfuse.errors import (
     TraceError,
     VerificationError,
 )
-from pallasfuse.first_time import IMPORTS, Later, known, shared, without_collection
+from pallasfuse.first_time import IMPORTS, known, without_collection
+from pallasfuse.form_choice import Placements, choose_form, choose_groups
 from pallasfuse.fusion import widening
 from pallasfuse.fusion.cost import together
-from pallasfuse.fusion.joined_axes import with_joined_axes
 from pallasfuse.indirect import unable, with_lookups
-from pallasfuse.ir import dtypes
-from pallasfuse.ir.axes import Axis, volume
+from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.boundary import NO_LOOP, Boundary
 from pallasfuse.ir.fold import Group
-from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import TileProgram
-from pallasfuse.jaxpr_frontend import Converted, convert, convert_in_parts, convert_rewritten, convert_terms_apart
+from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.jaxpr_frontend.converted import named_boundary
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend import cluster_rules, mosaic_rules
@@ -44,10 +41,7 @@ from pallasfuse.price.stored_at_boundary import boundary_prices
 from pallasfuse.price.stored_beside import stored_beside
 from pallasfuse.price.terms import NOTHING, Price, total
 from pallasfuse.price.visited_tiles import visited_share
-from pallasfuse.proof import PlannedKernel, Proof, disproved_form, prove
-from pallasfuse.repetition import Places, Planned, grouped, predicted_us
-from pallasfuse.scheduled import scheduled
-from pallasfuse.search import rewriting
+from pallasfuse.proof import PlannedKernel, Proof, prove
 from pallasfuse.search.found import CONDITION as REORDERED
 from pallasfuse.search.found import EXCEPTION as ALL_FINITE
 from pallasfuse.search.found import Rewriting
@@ -80,191 +74,10 @@ def plan_converted(
     return schedule_grouping(placements, grouping, wanted=bool(along))
 
 
-class Placements(Places):
-    """Finds where the groups of a converted function run. rewritings: what is computed otherwise than it is written."""
-
-    def __init__(
-        self, converted: Converted, target: Target, options: FuseOptions, *, looks_up: bool = True,
-        rewritings: tuple[Rewriting, ...] = (), planned: Planned | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(converted.program, target, options, looks_up=looks_up, planned=planned)
-        self.converted, self.rewritings = converted, rewritings
-        self.outdoes = False
-        """Is there another form, with cheaper sums and products?"""
-
-
-def choose_groups(
-    placements: Placements, *, along: frozenset[Axis] = frozenset(), to_save_us: Later[float] | None = None
-) -> Grouping:
-    """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash.
-
-    along, to_save_us: as of `grouped`."""
-    converted = placements.converted
-    reductions = [n for n in converted.program.nests if isinstance(n, Nest) and n.is_reduction]
-    if converted.jaxpr.effects:
-        reason = "the function has side effects or collectives: it stays with XLA as a whole"
-    else:
-        try:
-            return grouped(converted.program, placements, along=along, to_save_us=to_save_us)
-        except Exception as error:
-            reason = f"planning failed ({type(error).__name__}: {error}): a bug in pallasfuse, please report it"
-    return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
-
-
-@without_collection()
-def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
-    """The program with its groups, in the form that is predicted to be the fastest: as it is written, with its concatenated axes
-    or its products of sums taken apart, with neighbouring axes as one, or with sums and products in another order.
-
-    Raises:
-      ScheduleError: the user has written a schedule, and it cannot be run.
-    """
-    if options.schedule is not None:
-        if _compat.has_symbolic_shapes(converted.original):
-            raise ScheduleError("FuseOptions.schedule needs static shapes: its tiles are numbers of positions. Leave it out to "
-                                "export for symbolic shapes, which are left to XLA")  # fmt: skip
-        placements = Placements(converted, target, options, looks_up=False)
-        grouping, placed = scheduled(converted, options.schedule, target, strict=options.strict)
-        placements.adopt(grouping.groups[0], placed, None, {})
-        return placements, grouping
-    target = target.on(target.device.among(_bytes_around(converted)))
-    # other programs of a call have most parts in common with this one
-    planned = shared((Planned, target, options), Planned)
-    placements = Placements(converted, target, options, planned=planned)
-    grouping = choose_groups(placements)
-    best, best_us = (placements, grouping), Later(lambda: predicted_us(placements, grouping.groups))
-    for others in () if converted.jaxpr.effects else _other_forms(placements, grouping):
-        found = _if_faster(others, placements, best_us)
-        if found is not None:
-            best, best_us = (others, found[0]), known(found[1])
-    return best
-
-
-def _if_faster(others: Placements, written: Placements, best_us: Later[float]) -> tuple[Grouping, float] | None:
-    """The groups of another form and its predicted time; None where that is not less than the best so far."""
-    # another order is worth it only where it is clearly faster
-    error = others.target.device.price_error if others.rewritings else 1.0
-    by_xla_us = Later(lambda: predicted_us(others, ()))
-    # neighbouring axes as one are the same equations: what XLA takes for them does not differ
-    joins = others.converted.unjoined is not None
-    added_us = Later(lambda: predicted_us(written, ()) - by_xla_us.value if joins else 0.0)
-    to_save_us = Later(lambda: by_xla_us.value + added_us.value - best_us.value / error)
-    groups = choose_groups(others, to_save_us=to_save_us)
-    if not groups.groups and not others.rewritings:
-        return None
-    us = predicted_us(others, groups.groups) + added_us.value
-    return (groups, us) if error * us < best_us.value else None
-
-
-def _bytes_around(converted: Converted) -> int:
-    """The bytes of the numbers among a program's arguments and results; none where shapes are symbolic."""
-    if _compat.has_symbolic_shapes(converted.original):
-        return 0
-    program = converted.program
-    by_name = {t.name: t for t in program.definitions()}
-    around = [by_name[name] for name in {*(t.name for t in program.inputs), *program.outputs}]
-    numbers = (t for t in around if t.dtype == "bool" or dtypes.is_integer(t.dtype) or dtypes.is_float(t.dtype))
-    return sum(volume(t.axes) * dtypes.itemsize_bytes(t.dtype) for t in numbers)
-
-
-def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements]:
-    """Yields other forms of a program that compute the same. grouping: of the program as it is written."""
-    converted, target, options = written.converted, written.target, written.options
-
-    def another(made: Converted | None) -> Placements | None:
-        return None if made is None else Placements(made, target, options, planned=written.planned)
-
-    def reordered() -> Placements | None:
-        found = _rewritings(converted, target, options)
-        written.outdoes = bool(found)
-        uncovered = [r for r in found if not _is_covered(r, written, grouping)]
-        return _rewritten(converted, target, options, uncovered, written.planned)
-
-    # who asks for tiles names the axes of the program as it is written
-    joins = options.rewrite and not options.tiles
-    makers: tuple[Callable[[], Placements | None], ...] = (
-        lambda: another(convert_in_parts(converted, exclude=options.exclude)),
-        lambda: another(_with_terms_apart(converted, target, options)),
-        lambda: another(_with_joined_axes(converted) if joins else None),
-        lambda: another(_with_joined_axes(converted, leaves_reshapes=True) if joins else None),
-        reordered,
-    )
-    for make in makers:
-        try:
-            form = make()
-        except Exception as error:  # never a crash: the program as it is written is planned already
-            warnings.warn(f"no other form was found ({type(error).__name__}: {error}): a bug in pallasfuse, please report it",
-                          stacklevel=2)  # fmt: skip
-            continue
-        if form is not None:
-            yield form
-
-
-def _with_terms_apart(converted: Converted, target: Target, options: FuseOptions) -> Converted | None:
-    """A program with products of normalised terms taken apart; None where it has none, they are not allowed, or not proved."""
-    if not options.rewrite or options.strict or _compat.has_symbolic_shapes(converted.original):
-        return None
-    exact, longest = target.platform == "cpu", target.max_inner
-    apart = convert_terms_apart(converted, exact=exact, longest=longest, exclude=options.exclude)
-    return None if apart is None or disproved_form(apart) is not None else apart
-
-
-def _with_joined_axes(converted: Converted, *, leaves_reshapes: bool = False) -> Converted | None:
-    """A program with neighbouring axes as one, as `with_joined_axes`; None also where dimensions of arrays have sizes or shards of
-    their own."""
-    constrained = any(map(_compat.is_sharding_constraint, converted.jaxpr.eqns))
-    if constrained or _compat.has_symbolic_shapes(converted.original):
-        return None
-    program = with_joined_axes(converted.program, leaves_reshapes=leaves_reshapes)
-    return None if program is None else converted.joined(known(program), leaves_reshapes=leaves_reshapes)
-
-
-def _rewritings(converted: Converted, target: Target, options: FuseOptions) -> list[Rewriting]:
-    """The sums and products of a program that are cheaper in another order, where that is allowed."""
-    symbolic = _compat.has_symbolic_shapes(converted.original)
-    if not options.rewrite or not options.price or options.strict or symbolic:
-        return []
-    return rewriting.rewritings(converted.program, target.device)
-
-
-def _rewritten(
-    converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting],
-    planned: Planned | None = None,
-) -> Placements | None:  # fmt: skip
-    """A program with some rewritings; None where there are none, JAX has other types for them, or they are not proved.
-
-    planned: as of `Places`."""
-    nests, leaves = [r.nests for r in cheaper], {t.name for r in cheaper for t in r.leaves}
-    mixed = target.platform == "gpu"
-    made = convert_rewritten(converted, nests, leaves, mixed=mixed, exclude=options.exclude) if cheaper else None
-    if made is None or disproved_form(made) is not None:
-        return None
-    return Placements(made, target, options, rewritings=tuple(cheaper), planned=planned)
-
-
-def rewritten_form(plan: Plan) -> Placements | None:
-    """The program of a plan with its sums and products in another order, whatever its kernels promise; None where it has none."""
-    written = convert(plan.converted.original, exclude=plan.options.exclude, symbolic=True)
-    found = _rewritings(written, plan.target, plan.options)
-    return _rewritten(written, plan.target, plan.options, found)
-
-
 def plan_of_form(plan: Plan, form: Placements) -> Plan:
     """The plan of another form of the program of a plan."""
     made = schedule_grouping(form, choose_groups(form), boundary=plan.boundary)
     return replace(made, bodies=plan.bodies, written_out=plan.written_out)
-
-
-def _is_covered(found: Rewriting, placements: Placements, grouping: Grouping) -> bool:
-    """Do kernels of ours compute all that a rewriting changes, and more, in clearly less time?"""
-    left = {n.name for n in found.old if n.is_reduction}
-    us = 0.0
-    for group in grouping.groups:
-        made = {n.name for n in (*(f.nest for f in group.folds), *group.inner, *group.outputs)}
-        price = placements.price(group)
-        if left & made and not isinstance(price, str):
-            left, us = left - made, us + price.us
-    return not left and us * placements.target.device.price_error <= found.after.us
 
 
 @without_collection()

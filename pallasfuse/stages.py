@@ -11,9 +11,10 @@ from pallasfuse import _compat
 from pallasfuse._compat import Jaxpr
 from pallasfuse.decisions import Grouping
 from pallasfuse.first_time import Once, one_task
+from pallasfuse.form_choice import Placements, choose_form
 from pallasfuse.jaxpr_frontend import Converted, convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Placements, choose_form, schedule_grouping
+from pallasfuse.pipeline import schedule_grouping
 from pallasfuse.plan import Body, Plan
 from pallasfuse.primitive import FusedCall, bind, for_device_at_hand, target_for
 from pallasfuse.references import OfThisProcess

@@ -157,9 +157,9 @@ def test_a_failure_of_the_search_leaves_the_program(monkeypatch):
 
 def test_where_kernels_lose_another_form_that_they_seemed_to_outdo_is_tried(monkeypatch, checked):
     """Kernels of the written form are predicted to be faster; the clock says no; then the other form is timed."""
-    from pallasfuse import check, pipeline
+    from pallasfuse import check, form_choice
 
-    monkeypatch.setattr(pipeline, "_is_covered", lambda *args: True)
+    monkeypatch.setattr(form_choice, "_is_covered", lambda *args: True)
     monkeypatch.setattr(forms, "_measured", lambda plan, device: measured(10.0, 20.0, True))
     monkeypatch.setattr(check, "_measure_kernels", lambda bench: None)
     args = drawn(GRAM)
@@ -172,13 +172,13 @@ def test_where_kernels_lose_another_form_that_they_seemed_to_outdo_is_tried(monk
 
 def test_a_form_that_loses_is_not_planned(monkeypatch, checked):
     """To plan a form of a long program takes seconds: the clock is asked first."""
-    from pallasfuse import check, pipeline
+    from pallasfuse import check, form_choice
 
-    monkeypatch.setattr(pipeline, "_is_covered", lambda *args: True)
+    monkeypatch.setattr(form_choice, "_is_covered", lambda *args: True)
     plan = pf.fuse(gram, options=PRICED).explain(*GRAM)
     assert plan.outdoes
     monkeypatch.setattr(forms, "_measured", lambda form, device: measured(10.0, 10.0, False))
-    monkeypatch.setattr(pipeline, "choose_groups", lambda *args: pytest.fail("planned"))
+    monkeypatch.setattr("pallasfuse.pipeline.choose_groups", lambda *args: pytest.fail("planned"))
     lost = check._in_another_form(plan, jax.devices()[0], measure=True)
     assert lost.kernels == plan.kernels and [v.kept for v in lost.verdicts if v.subject == FORM] == [False]
 
@@ -272,7 +272,7 @@ def test_programs_that_tempt_to_be_rewritten_wrongly(name):
 
 
 def test_a_form_that_is_not_proved_is_not_used(monkeypatch):
-    monkeypatch.setattr("pallasfuse.pipeline.disproved_form", lambda converted: "another form: it differs")
+    monkeypatch.setattr("pallasfuse.form_choice.disproved_form", lambda converted: "another form: it differs")
     assert not pf.fuse(gram, options=PRICED).explain(*GRAM).rewritings
 
 
@@ -293,7 +293,7 @@ def test_the_proof_notices_a_wrong_form(monkeypatch, name):
 
     monkeypatch.setattr(rewriting, "rewritings", wrong)
     assert not pf.fuse(gram, options=PRICED).explain(*GRAM).rewritings, "it is proved before it is used"
-    monkeypatch.setattr("pallasfuse.pipeline.disproved_form", lambda converted: None)
+    monkeypatch.setattr("pallasfuse.form_choice.disproved_form", lambda converted: None)
     proof = pf.verify(pf.fuse(gram, options=PRICED), *drawn(GRAM), delta=1e-4).proof
     assert "another form" in str(proof.counterexample)
 

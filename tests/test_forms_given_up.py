@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pallasfuse import pipeline, repetition
+from pallasfuse import form_choice, pipeline, repetition
 from pallasfuse.first_time import Once, known, one_task
+from pallasfuse.form_choice import Placements, choose_groups
 from pallasfuse.fusion.segments import segments
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Placements, choose_groups, make_plan
+from pallasfuse.pipeline import make_plan
 from pallasfuse.primitive import FusedCall, target_for
 from pallasfuse.repetition import predicted_us
 from pallasfuse.targets import default_for
@@ -75,7 +76,7 @@ def test_the_plan_is_that_of_all_forms(name, timed, platform, monkeypatch):
 @pytest.mark.parametrize("name", FEW)
 def test_what_kernels_save_is_within_the_bound_in_every_form(name):
     written = Placements(converted(name), H100, PRICED)
-    forms = [written, *pipeline._other_forms(written, choose_groups(written))]
+    forms = [written, *form_choice._other_forms(written, choose_groups(written))]
     assert len(forms) >= 2
     for places in forms:
         bound_us, saved_us = 0.0, 0.0

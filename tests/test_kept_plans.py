@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import kept_plans, pipeline, store
+from pallasfuse import form_choice, kept_plans, pipeline, store
 from pallasfuse.ir.encoding import EncodingError, decode, encode
 from pallasfuse.options import FuseOptions
 from pallasfuse.pipeline import make_plan
@@ -41,13 +41,13 @@ def kept(tmp_path, monkeypatch):
 def planned(monkeypatch):
     """The programs that were planned."""
     seen = []
-    original = pipeline.choose_groups
+    original = form_choice.choose_groups
 
     def choose(placements, **along):
         seen.append(placements.converted.program)
         return original(placements, **along)
 
-    monkeypatch.setattr(pipeline, "choose_groups", choose)
+    monkeypatch.setattr(form_choice, "choose_groups", choose)
     return seen
 
 
@@ -89,7 +89,7 @@ def test_a_kept_plan_is_the_plan(name, target, kept, planned):
 
 
 def test_a_plan_that_outdoes_another_form_is_kept(kept, planned, monkeypatch):
-    monkeypatch.setattr(pipeline, "_is_covered", lambda *args: True)
+    monkeypatch.setattr(form_choice, "_is_covered", lambda *args: True)
     shapes = jax.ShapeDtypeStruct((768, 768), jnp.float32), jax.ShapeDtypeStruct((768,), jnp.float32)
     options = FuseOptions(price=True, check=False)
     made = plan_of(lambda a, x: a.T @ a @ x, *shapes, options=options)
@@ -144,7 +144,7 @@ def test_a_call_of_a_second_process_neither_plans_nor_imports_sympy(tmp_path):
 import sys
 import jax, jax.numpy as jnp
 import pallasfuse as pf
-from pallasfuse.pipeline import Placements
+from pallasfuse.form_choice import Placements
 
 def refuse(*args):
     raise AssertionError("planned")

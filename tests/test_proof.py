@@ -9,12 +9,13 @@ import pytest
 
 from benchmarks.cases import all_cases
 from pallasfuse.first_time import known
+from pallasfuse.form_choice import Placements, choose_groups
 from pallasfuse.ir.expr import Read, apply, const, mul, postorder, read, sub, substitute
 from pallasfuse.ir.fold import OLD
 from pallasfuse.ir.tile_program import Let, Load, Loop, Store
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Placements, choose_groups, prove_plan, schedule_grouping
+from pallasfuse.pipeline import prove_plan, schedule_grouping
 from pallasfuse.proof import Counterexample, PlannedKernel, Proof, deciding, groups, prove, stages
 from pallasfuse.proof.result import Record
 from pallasfuse.targets import INTERPRET, TRITON, XLA_CPU, Target

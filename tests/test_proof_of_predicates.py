@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallasfuse.form_choice import Placements, choose_groups
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Placements, choose_groups, prove_plan, schedule_grouping
+from pallasfuse.pipeline import prove_plan, schedule_grouping
 from pallasfuse.targets import XLA_CPU
 
 pytestmark = pytest.mark.any_jax

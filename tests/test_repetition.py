@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import pipeline, repetition
+from pallasfuse import form_choice, repetition
+from pallasfuse.form_choice import Placements, choose_groups
 from pallasfuse.fusion.segments import MOST_REDUCTIONS
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.options import FuseOptions
-from pallasfuse.pipeline import Placements, choose_groups, plan_converted
+from pallasfuse.pipeline import plan_converted
 from pallasfuse.price.kernel import price_kernel
 from pallasfuse.targets import find
 from tests.programs_by_name import PROGRAMS as SMALL
@@ -130,7 +131,7 @@ def same_plans(monkeypatch):
             places.planned = planned
             return repetition._Part(program, places, along).grouping()
 
-        monkeypatch.setattr(pipeline, "grouped", grouped)
+        monkeypatch.setattr(form_choice, "grouped", grouped)
         for _ in range(2):
             again = plan_converted(converted, find(target), options)
             assert len(planned.segments) == 1 or "planning failed" in str(plain)

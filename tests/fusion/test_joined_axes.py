@@ -202,7 +202,7 @@ def test_a_plan_with_joined_axes_is_right_proved_and_kept(monkeypatch, tmp_path)
     monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PALLASFUSE_KEEP_PLANS", "1")
     monkeypatch.setattr(
-        "pallasfuse.pipeline.predicted_us",
+        "pallasfuse.form_choice.predicted_us",
         lambda placements, groups: -float(placements.converted.unjoined is not None and len(groups) > 0),
     )
     monkeypatch.setattr("pallasfuse.fusion.judging.Judge.saving", lambda judge, *_: 1.0)
@@ -264,9 +264,9 @@ def test_who_asks_for_tiles_names_the_axes_of_the_program_as_it_is_written(tiles
 
 def test_forms_of_the_same_equations_are_compared_by_what_their_kernels_save(monkeypatch):
     """Whatever XLA is thought to take for the rest in other axes, it runs the same rest."""
-    from pallasfuse import pipeline
+    from pallasfuse import form_choice
 
-    known = pipeline.predicted_us
+    known = form_choice.predicted_us
     images = jax.ShapeDtypeStruct((16, 32, 128, 128), jnp.float32)
 
     def norm(x):
@@ -276,7 +276,7 @@ def test_forms_of_the_same_equations_are_compared_by_what_their_kernels_save(mon
     assert pf.fuse(norm, options=options).explain(images).converted.unjoined is not None
     for error_us in (1000.0, -1000.0):  # in the joined form, with kernels and without
         monkeypatch.setattr(
-            pipeline, "predicted_us", lambda p, g, e=error_us: known(p, g) + e * (p.converted.unjoined is not None)
+            form_choice, "predicted_us", lambda p, g, e=error_us: known(p, g) + e * (p.converted.unjoined is not None)
         )
         assert pf.fuse(norm, options=options).explain(images).converted.unjoined is not None
 

@@ -83,7 +83,7 @@ def test_values_proof_and_record_of_a_plan_that_leaves_reshapes(function, monkey
     monkeypatch.setenv("PALLASFUSE_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PALLASFUSE_KEEP_PLANS", "1")
     monkeypatch.setattr(
-        "pallasfuse.pipeline.predicted_us",
+        "pallasfuse.form_choice.predicted_us",
         lambda placements, groups: -float(placements.converted.leaves_reshapes and len(groups) > 0),
     )
     x = jax.random.normal(jax.random.key(0), WORDS.shape, WORDS.dtype)

@@ -12,9 +12,10 @@ from jax import lax
 
 import pallasfuse as pf
 from pallasfuse.execution import execute
+from pallasfuse.form_choice import Placements, choose_groups
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.jaxpr_frontend import added_equations, axis_parts, convert, convert_in_parts
-from pallasfuse.pipeline import Placements, choose_groups, prove_plan, schedule_grouping
+from pallasfuse.pipeline import prove_plan, schedule_grouping
 from pallasfuse.targets import find
 
 H, N, D = 2, 40, 8

@@ -7,11 +7,12 @@ import pytest
 from jax import lax
 
 import pallasfuse as pf
-from pallasfuse import pipeline
+from pallasfuse import form_choice
 from pallasfuse.execution import execute
+from pallasfuse.form_choice import Placements, choose_groups
 from pallasfuse.jaxpr_frontend import convert, convert_terms_apart
 from pallasfuse.jaxpr_frontend.term_products import MOST_TERMS, terms_apart
-from pallasfuse.pipeline import Placements, choose_groups, revised, schedule_grouping
+from pallasfuse.pipeline import revised, schedule_grouping
 from pallasfuse.proof.proving import disproved_form
 from pallasfuse.search.found import CONDITION, EXCEPTION
 from pallasfuse.targets import find
@@ -245,9 +246,9 @@ def test_what_a_user_leaves_or_forbids_is_left_alone():
     converted = convert(jax.make_jaxpr(function)(*arguments))
     assert terms_apart(converted.jaxpr, lambda eqn: True, exact=True, longest=64) is None
     target = find("interpret")
-    assert pipeline._with_terms_apart(converted, target, pf.FuseOptions(check=False)) is not None
+    assert form_choice._with_terms_apart(converted, target, pf.FuseOptions(check=False)) is not None
     for forbids in ({"rewrite": False}, {"strict": True}):
-        assert pipeline._with_terms_apart(converted, target, pf.FuseOptions(check=False, **forbids)) is None
+        assert form_choice._with_terms_apart(converted, target, pf.FuseOptions(check=False, **forbids)) is None
 
 
 def test_a_plan_says_where_it_may_differ():
@@ -285,9 +286,9 @@ def test_one_form_that_cannot_be_made_leaves_the_others(monkeypatch):
     function, arguments = CASES["difference"]
     converted = convert(jax.make_jaxpr(function)(*arguments))
     written = Placements(converted, find("interpret"), pf.FuseOptions(check=False))
-    monkeypatch.setattr(pipeline, "convert_in_parts", lambda *given, **others: 1 / 0)
+    monkeypatch.setattr(form_choice, "convert_in_parts", lambda *given, **others: 1 / 0)
     with pytest.warns(UserWarning, match="no other form was found"):
-        forms = list(pipeline._other_forms(written, choose_groups(written)))
+        forms = list(form_choice._other_forms(written, choose_groups(written)))
     assert any(f.converted.terms_apart for f in forms)
 
 

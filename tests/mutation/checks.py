@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse import jaxpr_frontend, pipeline, proof, recurrences
+from pallasfuse import form_choice, jaxpr_frontend, pipeline, proof, recurrences
 from pallasfuse.emission import pallas_kernel
 from pallasfuse.errors import InvalidProgramError
 from pallasfuse.ir import evaluate_tiles as tile_interpreter
@@ -66,8 +66,8 @@ def _plan(name: str, target: Target) -> _Planned:
     arguments = [jax.ShapeDtypeStruct(a.shape, jnp.dtype(a.dtype)) for a in subject.arguments()]
     jaxpr = jax.make_jaxpr(subject.function)(*arguments)
     converted = jaxpr_frontend.convert(jaxpr)
-    placements = pipeline.Placements(converted, target, subject.fuse_options)
-    plan = pipeline.schedule_grouping(placements, pipeline.choose_groups(placements))
+    placements = form_choice.Placements(converted, target, subject.fuse_options)
+    plan = pipeline.schedule_grouping(placements, form_choice.choose_groups(placements))
     return _Planned(jaxpr, converted, plan, _reports(plan))
 
 
