@@ -90,27 +90,22 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
 def _if_faster(others: Placements, written: Placements, best_us: Later[float]) -> tuple[Grouping, float] | None:
     """The groups of another form and its predicted time; None where that is not less than the best so far.
 
-    Another order is worth it only where it is clearly faster, and reshapes are left to XLA only where kernels save clearly more.
+    Another order is worth it only where it is clearly faster, and reshapes are left to XLA only where that gains more than the
+    price of the kernels may be wrong.
     """
     error = others.target.device.price_error
-    as_written_us = Later(lambda: predicted_us(written, ()))
     by_xla_us = Later(lambda: predicted_us(others, ()))
     # neighbouring axes as one are the same equations: what XLA takes for them does not differ
     joins = others.converted.unjoined is not None
-    added_us = Later(lambda: as_written_us.value - by_xla_us.value if joins else 0.0)
-
-    def most_us() -> float:
-        if others.converted.leaves_reshapes:
-            return as_written_us.value - error * max(0.0, as_written_us.value - best_us.value)
-        return best_us.value / error if others.rewritings else best_us.value
-
-    wanted_us = Later(most_us)
-    to_save_us = Later(lambda: by_xla_us.value + added_us.value - wanted_us.value)
+    added_us = Later(lambda: predicted_us(written, ()) - by_xla_us.value if joins else 0.0)
+    most_us = Later(lambda: best_us.value / (error if others.rewritings else 1.0))
+    to_save_us = Later(lambda: by_xla_us.value + added_us.value - most_us.value)
     groups = choose_groups(others, to_save_us=to_save_us)
     if not groups.groups and not others.rewritings:
         return None
     us = predicted_us(others, groups.groups) + added_us.value
-    return (groups, us) if us < wanted_us.value else None
+    unsure_us = (error - 1.0) * others.kernels_us(groups.groups) if others.converted.leaves_reshapes else 0.0
+    return (groups, us) if us + unsure_us < most_us.value else None
 
 
 def _bytes_around(converted: Converted) -> int:

@@ -101,6 +101,11 @@ class Places:
         """The price of the group's kernel, or why there is none. most_us: as in `Patience`."""
         return self._find(group, most_us).price.value
 
+    def kernels_us(self, groups: Sequence[Group]) -> float:
+        """The time that the kernels of some groups take, with the margin for the error of their prices."""
+        kernels = [self.price(g) if self.options.price else ONE_KERNEL for g in groups]
+        return sum(math.inf if isinstance(k, str) else k.us * self.judge.margin for k in kernels)
+
     def price_of(self, group: Group, placed: Placed | str) -> "Later[Price | str]":
         """The price of the group in some place, for later: what is known of it already is not found again."""
         found = self._find(group)
@@ -383,7 +388,4 @@ def _choice(program: LoopProgram, places: Places, along: frozenset[Axis]) -> Cho
 
 def predicted_us(places: Places, groups: Sequence[Group]) -> float:
     """The time that a program takes with these groups as kernels, and XLA for the rest."""
-    price = places.price if places.options.price else None
-    kernels = [places.price(g) if price is not None else ONE_KERNEL for g in groups]
-    margin = places.judge.margin
-    return places.judge.apart_us(groups) + sum(math.inf if isinstance(k, str) else k.us * margin for k in kernels)
+    return places.judge.apart_us(groups) + places.kernels_us(groups)

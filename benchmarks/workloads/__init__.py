@@ -52,6 +52,7 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     ninth_training,
     products,
     recurrent,
+    reshaped_rows,
     rows,
     second_language,
     second_science,

@@ -10,8 +10,7 @@ that are scored in chunks at the end would be words in chunks in all layers befo
 Arrays of a kernel are reshaped to the axes of its tensors, which moves nothing.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -50,7 +49,7 @@ def joins_of(program: LoopProgram, *, leaves_reshapes: bool = False) -> list[Joi
     found: list[Join] = []
     reshapes = False
     while True:
-        pairs = _together(program)
+        pairs = _together(program, _summed_together(program) | (_of_rows(program).keys() if reshapes else set()))
         join = next(_joins_after_leaving(program), None) if pairs is None else _named(frozenset(), (), pairs)
         if join is None and leaves_reshapes:
             join = _join_beside_reshapes(program)
@@ -89,35 +88,40 @@ def _named(left: frozenset[str], own: Iterable[Axis], pairs: frozenset[Pair]) ->
 def _join_beside_reshapes(program: LoopProgram) -> Join | None:
     """Finds a join for which reshapes are left to XLA, and no more of them than it needs.
 
-    It is looked for where rows of a result are reduced along both axes, as those of a softmax are: a product sums over both as
-    fast.
+    It is looked for where rows are reduced along both axes, as those of a softmax are, or where both count rows that are so reduced
+    in a chain with a product. A product sums over both as fast.
     """
-    rows = _summed_together(program, of_rows=True)
+    rows = _of_rows(program)
     if not rows:
         return None
     apart, classes = {*_told_apart(program)}, _classes(program)
     alike = frozenset().union(*(classes[p] for p in rows if not classes[p].isdisjoint(apart)))
-    axes = frozenset(a for p in alike for a in p)
     left = reshapes_of(program, alike)
     if not left:
         return None
+    axes = frozenset(a for n in program.nests if n.name in left for a in n.axes)
     names = frozenset(a.name for a in axes)
+
+    def joined_after(leaving: frozenset[str]) -> tuple[frozenset[Pair], frozenset[str]] | None:
+        """Returns what is joined then, and the reductions that it is joined for."""
+        changed = _left(program, leaving, names)
+        rows = _of_rows(changed)
+        pairs = _together(changed, rows.keys())
+        return None if pairs is None else (pairs, frozenset().union(*(rows[p] for p in pairs & rows.keys())))
+
     most = _left(program, left, names)
-    if _together(most, of_rows=True) is None:
+    if _together(most, _of_rows(most).keys()) is None:
         return None
     needed = needed_reshapes(most, left, {p for found in _never_apart(most) for p in found})
-    pairs = _together(_left(program, needed, names), of_rows=True)
-    if pairs is None:
+    found = joined_after(needed)
+    if found is None:
         return None
     for name in sorted(needed):
-        others = _together(_left(program, needed - {name}, names), of_rows=True)
-        if others is not None and _lengths(others) >= _lengths(pairs):
-            needed, pairs = needed - {name}, others
+        others = joined_after(needed - {name})
+        if others is not None and others[1] >= found[1]:
+            needed, found = needed - {name}, others
+    pairs, _ = found
     return _named(needed, axes, pairs) if needed else None
-
-
-def _lengths(pairs: Iterable[Pair]) -> Counter[tuple[int, int]]:
-    return Counter((a.extent, b.extent) for a, b in pairs)
 
 
 def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
@@ -132,7 +136,8 @@ def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
             n.name for n in program.nests
             if isinstance(n, Nest) and _repeats(n, pair) and _SMALLER * volume(n.axes) <= largest
         )  # fmt: skip
-        pairs = _together(_left(program, left, frozenset(a.name for a in pair))) if left else None
+        changed = _left(program, left, frozenset(a.name for a in pair))
+        pairs = _together(changed, _summed_together(changed)) if left else None
         if pairs is not None and pair in pairs:
             yield _named(left, pair, pairs)
 
@@ -164,13 +169,9 @@ def _repeats(nest: Nest, pair: Pair) -> bool:
     return any(isinstance(x, Index) and x.axis in pair for x in postorder(body))
 
 
-def _together(program: LoopProgram, *, of_rows: bool = False) -> frozenset[Pair] | None:
-    """Finds neighbouring axes that are one wherever they occur, under whatever names a tensor is read: all pairs that go together,
-    and others that have no axis in common with them.
-
-    None where there are none, or where no reduction sums over them. of_rows: as of `_summed_together`.
-    """
-    wanted = _summed_together(program, of_rows=of_rows)
+def _together(program: LoopProgram, wanted: Set[Pair]) -> frozenset[Pair] | None:
+    """Finds neighbouring axes that are one wherever they occur, under whatever names a tensor is read: all pairs that go together
+    with some of those that are wanted, and have no axis in common with others. None where there are none."""
     if not wanted:
         return None
     found, taken = frozenset[Pair](), frozenset[Axis]()
@@ -188,13 +189,39 @@ def _never_apart(program: LoopProgram) -> list[frozenset[Pair]]:
     return sorted(together, key=lambda pairs: min((a.name, b.name) for a, b in pairs))
 
 
-def _summed_together(program: LoopProgram, *, of_rows: bool = False) -> set[Pair]:
-    """The neighbouring axes that some reduction sums over both. of_rows: only reductions with several results that are no products
-    of matrices."""
+def _summed_together(program: LoopProgram) -> set[Pair]:
+    """The neighbouring axes that some reduction sums over both."""
     several = [n for n in program.nests if isinstance(n, Nest) and len(n.reduced) > 1]
-    if of_rows:
-        several = [n for n in several if n.axes and not is_product(n)]
     return {p for n in several for p in _neighbours(n) if set(p) <= set(n.reduced)}
+
+
+def _of_rows(program: LoopProgram) -> dict[Pair, frozenset[str]]:
+    """The neighbouring axes along which rows are reduced, and the last two that count such rows of what a product makes, where the
+    inner one is shorter than a tile, or no multiple of it; each pair with these reductions. Those to one number, and products, have
+    no rows."""
+    found: dict[Pair, frozenset[str]] = {}
+    of_products: dict[str, frozenset[Axis]] = {}
+    """The axes of a product that is behind a map."""
+    for node in program.nests:
+        if not isinstance(node, Nest):
+            continue
+        behind = frozenset().union(*(of_products.get(t, frozenset()) for t in node.reads))
+        if not node.is_reduction:
+            of_products[node.name] = behind
+        elif is_product(node):
+            of_products[node.name] = frozenset(node.axes)
+        elif node.axes:
+            pairs = {p for p in _neighbours(node) if set(p) <= set(node.reduced)}
+            last = node.axes[-2:]
+            if len(last) > 1 and last[1].extent % _ROWS and behind.issuperset((*last, *node.reduced)):
+                pairs.add((last[0], last[1]))
+            for pair in pairs:
+                found[pair] = found.get(pair, frozenset()) | {node.name}
+    return found
+
+
+_ROWS = 128
+"""The rows of the largest tiles of products that kernels have."""
 
 
 def _sequences(program: LoopProgram) -> Iterator[tuple[Axis, ...]]:
