@@ -109,19 +109,29 @@ def _join_beside_reshapes(program: LoopProgram) -> Join | None:
         pairs = _together(changed, rows.keys())
         return None if pairs is None else (pairs, frozenset().union(*(rows[p] for p in pairs & rows.keys())))
 
-    most = _left(program, left, names)
+    most = _left(program, frozenset(left), names)
     if _together(most, _of_rows(most).keys()) is None:
         return None
     needed = needed_reshapes(most, left, {p for found in _never_apart(most) for p in found})
     found = joined_after(needed)
     if found is None:
         return None
-    for name in sorted(needed):
-        others = joined_after(needed - {name})
+    tries = _NESTS // len(program.nests)
+    waiting = [sorted(needed)]
+    while waiting and tries > 0:  # several are tried without at once, as most are needed for nothing
+        some, tries = waiting.pop(), tries - 1
+        others = joined_after(needed.difference(some))
         if others is not None and others[1] >= found[1]:
-            needed, found = needed - {name}, others
+            needed, found = needed.difference(some), others
+        elif len(some) > 1:
+            middle = len(some) // 2
+            waiting += [some[middle:], some[:middle]]
     pairs, _ = found
     return _named(needed, axes, pairs) if needed else None
+
+
+_NESTS = 20_000
+"""So many nests may be looked at to find reshapes that need not be left (a judgement: in about a second)."""
 
 
 def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:

@@ -5,7 +5,7 @@ it have it so, however far away. With the reshape left to XLA these are two prog
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count, pairwise
 
@@ -29,13 +29,13 @@ def is_reshape(nest: Nest) -> bool:
     )
 
 
-def reshapes_of(program: LoopProgram, pairs: Iterable[Pair]) -> frozenset[str]:
-    """The names of the reshapes whose results have some of these pairs of axes side by side."""
-    wanted = {*pairs}
-    return frozenset(
-        n.name for n in program.nests
-        if isinstance(n, Nest) and is_reshape(n) and not wanted.isdisjoint(pairwise(n.axes))
-    )  # fmt: skip
+def reshapes_of(program: LoopProgram, pairs: Set[Pair]) -> dict[str, list[int]]:
+    """The reshapes whose results have some of these pairs of axes side by side, each with the dimensions at which pairs begin."""
+    found = {
+        n.name: [at for at, pair in enumerate(pairwise(n.axes)) if pair in pairs]
+        for n in program.nests if isinstance(n, Nest) and is_reshape(n)
+    }  # fmt: skip
+    return {name: places for name, places in found.items() if places}
 
 
 def as_left(nest: Nest, reason: str) -> External:
@@ -45,15 +45,17 @@ def as_left(nest: Nest, reason: str) -> External:
     return External(nest.name, nest.axes, nest.dtype, operands, reason, nest.source, form="elements", work=work)
 
 
-def needed_reshapes(program: LoopProgram, left: Set[str], pairs: Set[Pair]) -> frozenset[str]:
-    """Those of the reshapes that were left to XLA on whose sides not the same dimensions are one axis. pairs: those that are."""
+def needed_reshapes(program: LoopProgram, left: Mapping[str, Sequence[int]], pairs: Set[Pair]) -> frozenset[str]:
+    """Those of the reshapes that were left to XLA that have dimensions which are one axis on one side only.
+
+    left: each with the dimensions that count. pairs: the axes that are one."""
     own = {d.name: d.axes for d in program.definitions()}
 
-    def joined(name: str) -> list[bool]:
-        return [pair in pairs for pair in pairwise(own[name])]
+    def joined(name: str, places: Sequence[int]) -> list[bool]:
+        return [(own[name][at], own[name][at + 1]) in pairs for at in places]
 
     nodes = (n for n in program.nests if isinstance(n, External) and n.name in left)
-    return frozenset(n.name for n in nodes if joined(n.name) != joined(*n.operands))
+    return frozenset(n.name for n in nodes if joined(n.name, left[n.name]) != joined(n.operands[0], left[n.name]))
 
 
 def with_own_axes(program: LoopProgram, names: Set[str]) -> LoopProgram:
