@@ -10,6 +10,7 @@ Kinds of programs, of one kernel each:
 - `pairs`: sums over one of two sets of points, of a function of their distance: little memory, many operations.
 - `rows`: softmaxes, norms and entropies of rows of 40 to 50,257 elements.
 - `columns`: sums over many rows of products of few columns, in parts.
+- `groups`: norms of groups of channels over all positions of an image.
 - `stored`: products of short rows of which one to four functions are stored, so that most of the time goes into what follows.
 - `few`: products of one to sixteen rows with a matrix, and what comes before or after.
 - `attention`: queries, keys and values of even and odd lengths, with and without masks; one query and a long cache.
@@ -125,6 +126,42 @@ def columns() -> Iterator[Case]:
             )
 
 
+def groups() -> Iterator[Case]:
+    """Yields norms of groups of channels over all positions of an image: rows in short pieces."""
+
+    def centred(x: Any) -> Any:
+        x = x.astype(jnp.float32)
+        return x - jnp.mean(x, axis=(1, 3), keepdims=True)
+
+    def normed(x: Any) -> Any:
+        y = centred(x)
+        return jax.nn.silu(y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=(1, 3), keepdims=True) + 1e-5)).astype(
+            x.dtype
+        )
+
+    def parts(x: Any) -> Any:
+        y = centred(x)
+        scale = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=(1, 3), keepdims=True) + 1e-5)
+        return y, scale, jax.nn.sigmoid(y * scale)
+
+    def pulled(x: Any, g: Any) -> Any:
+        y, g = x.astype(jnp.float32), g.astype(jnp.float32)
+        both = jnp.mean(y * g, axis=(1, 3), keepdims=True)
+        return (g - jnp.mean(g, axis=(1, 3), keepdims=True) - y * both).astype(x.dtype)
+
+    functions: dict[str, Callable[..., Any]] = {"normed": normed, "parts": parts, "pulled": pulled}
+    sizes = (
+        (12, 784, 24, 16),
+        (12, 3136, 32, 4),
+        (8, 1024, 32, 20),
+        (16, 256, 32, 16),
+        (2, 4096, 32, 10),
+        (64, 196, 8, 64),
+    )
+    for (words, function), size, dtype in itertools.product(functions.items(), sizes, ("float32", "bfloat16")):
+        yield _case("groups", words, function, *[size] * (2 if words == "pulled" else 1), dtype=dtype)
+
+
 def stored() -> Iterator[Case]:
     """Yields products of short rows, of which one to four functions are stored, and summed."""
 
@@ -212,7 +249,7 @@ def attention() -> Iterator[Case]:
 
 
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
-    "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "stored": stored,
+    "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "groups": groups, "stored": stored,
     "few": few, "attention": attention, "scores": scores,
 }  # fmt: skip
 
