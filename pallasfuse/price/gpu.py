@@ -74,7 +74,7 @@ _NEAR_SHARE = 0.5
 """The part of the memory that a multiprocessor has for shared memory and its own cache, which that cache keeps: an estimate."""
 _IN_PIECES, _LINE_BYTES = 1.35, 128
 """The same of blocks that reduce what they load at once in pieces of less than a line of a cache: each piece is a request of its
-own, and nothing else goes on meanwhile. (36 norms of groups of channels on an H100, which were priced at 0.72 of what they take.)"""
+own, and nothing else goes on meanwhile. (36 norms of groups of channels on an H100, priced at 0.72 of what they take before.)"""
 _FEW_BLOCKS = 2
 """Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
 _BLOCKS = 16
