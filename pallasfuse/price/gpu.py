@@ -284,9 +284,11 @@ def _begins_ahead(work: BlockWork) -> bool:
 
 
 def _loads_pieces_at_once(work: BlockWork) -> bool:
-    """Does a block reduce what it loads in a single trip, in pieces that are shorter than a line of a cache?"""
-    runs = (min(a.part_bytes or a.run_bytes, a.run_bytes) for a in work.accesses if a.bytes > _LINE_BYTES)
-    return work.trips <= 1 and work.reductions > 0 and any(run < _LINE_BYTES for run in runs)
+    """Does a block reduce what it loads in a single trip, most of it in pieces that are shorter than a line of a cache?"""
+    if work.trips > 1 or not work.reductions:
+        return False
+    moved = [(a.bytes, min(a.part_bytes or a.run_bytes, a.run_bytes)) for a in work.accesses]
+    return 2 * sum(size for size, run in moved if run < _LINE_BYTES) > sum(size for size, _ in moved)
 
 
 def _outside_loops(work: BlockWork) -> float:
