@@ -178,7 +178,8 @@ def test_a_form_that_loses_is_not_planned(monkeypatch, checked):
     plan = pf.fuse(gram, options=PRICED).explain(*GRAM)
     assert plan.outdoes
     monkeypatch.setattr(forms, "_measured", lambda form, device: measured(10.0, 10.0, False))
-    monkeypatch.setattr("pallasfuse.pipeline.choose_groups", lambda *args: pytest.fail("planned"))
+    for room in ("pipeline", "form_choice"):
+        monkeypatch.setattr(f"pallasfuse.{room}.choose_groups", lambda *args: pytest.fail("planned"))
     lost = check._in_another_form(plan, jax.devices()[0], measure=True)
     assert lost.kernels == plan.kernels and [v.kept for v in lost.verdicts if v.subject == FORM] == [False]
 

@@ -12,7 +12,7 @@ Arrays of a kernel are reshaped to the axes of its tensors, which moves nothing.
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, count, pairwise
 
 from pallasfuse.fusion.joined_positions import in_order, with_joined_positions
 from pallasfuse.fusion.shapes_left import SHAPE, as_left, is_reshape, needed_reshapes, reshapes_of, with_own_axes
@@ -102,36 +102,48 @@ def _join_beside_reshapes(program: LoopProgram) -> Join | None:
     axes = frozenset(a for n in program.nests if n.name in left for a in n.axes)
     names = frozenset(a.name for a in axes)
 
-    def joined_after(leaving: frozenset[str]) -> tuple[frozenset[Pair], frozenset[str]] | None:
-        """Returns what is joined then, and the reductions that it is joined for."""
-        changed = _left(program, leaving, names)
-        rows = _of_rows(changed)
-        pairs = _together(changed, rows.keys())
-        return None if pairs is None else (pairs, frozenset().union(*(rows[p] for p in pairs & rows.keys())))
-
     most = _left(program, frozenset(left), names)
     if _together(most, _of_rows(most).keys()) is None:
         return None
     needed = needed_reshapes(most, left, {p for found in _never_apart(most) for p in found})
-    found = joined_after(needed)
+    needed = _fewest(program, needed, names)
+    joined_then = _joined_after(program, needed, names)
+    return None if joined_then is None or not needed else _named(needed, axes, joined_then[0])
+
+
+def _joined_after(
+    program: LoopProgram, leaving: frozenset[str], names: frozenset[str]
+) -> tuple[frozenset[Pair], frozenset[str]] | None:
+    """Returns the pairs that are one axis after some reshapes were left, and the reductions that they are joined for; None where
+    there are none."""
+    changed = _left(program, leaving, names)
+    rows = _of_rows(changed)
+    pairs = _together(changed, rows.keys())
+    return None if pairs is None else (pairs, frozenset().union(*(rows[p] for p in pairs & rows.keys())))
+
+
+def _fewest(program: LoopProgram, needed: frozenset[str], names: frozenset[str]) -> frozenset[str]:
+    """Returns some of the reshapes, by which no fewer reductions have joined axes than by all of them.
+
+    Several are tried without at once, as most are needed for nothing: halves, and halves of those that are needed."""
+    found = _joined_after(program, needed, names)
     if found is None:
-        return None
+        return needed
     tries = _NESTS // len(program.nests)
     waiting = [sorted(needed)]
-    while waiting and tries > 0:  # several are tried without at once, as most are needed for nothing
+    while waiting and tries > 0:
         some, tries = waiting.pop(), tries - 1
-        others = joined_after(needed.difference(some))
+        others = _joined_after(program, needed.difference(some), names)
         if others is not None and others[1] >= found[1]:
             needed, found = needed.difference(some), others
         elif len(some) > 1:
             middle = len(some) // 2
             waiting += [some[middle:], some[:middle]]
-    pairs, _ = found
-    return _named(needed, axes, pairs) if needed else None
+    return needed
 
 
 _NESTS = 20_000
-"""So many nests may be looked at to find reshapes that need not be left (a judgement: in about a second)."""
+"""So many nests may be looked at to find reshapes that need not be left (a judgement)."""
 
 
 def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
@@ -153,8 +165,8 @@ def _joins_after_leaving(program: LoopProgram) -> Iterator[Join]:
 
 
 def _left(program: LoopProgram, names: frozenset[str], own: frozenset[str]) -> LoopProgram:
-    """The program with some nests left to XLA, and several axes for one of these where only XLA's operations lead from one part of
-    the program to the other."""
+    """Returns the program with some nests left to XLA, and several axes for one of `own` where only XLA's operations lead from one
+    part of the program to the other."""
     if not names:
         return program
     nests = tuple(
@@ -193,22 +205,23 @@ def _together(program: LoopProgram, wanted: Set[Pair]) -> frozenset[Pair] | None
 
 
 def _never_apart(program: LoopProgram) -> list[frozenset[Pair]]:
-    """The neighbouring axes that are one wherever they occur: all pairs that go together, by the first of their names."""
+    """Finds the neighbouring axes that are one wherever they occur: all pairs that go together, by the first of their names."""
     apart = {*_told_apart(program)}
     together = {pairs for pairs in _classes(program).values() if pairs.isdisjoint(apart)}
     return sorted(together, key=lambda pairs: min((a.name, b.name) for a, b in pairs))
 
 
 def _summed_together(program: LoopProgram) -> set[Pair]:
-    """The neighbouring axes that some reduction sums over both."""
+    """Finds the neighbouring axes that some reduction sums over both."""
     several = [n for n in program.nests if isinstance(n, Nest) and len(n.reduced) > 1]
     return {p for n in several for p in _neighbours(n) if set(p) <= set(n.reduced)}
 
 
 def _of_rows(program: LoopProgram) -> dict[Pair, frozenset[str]]:
-    """The neighbouring axes along which rows are reduced, and the last two that count such rows of what a product makes, where the
-    inner one is shorter than a tile, or no multiple of it; each pair with these reductions. Those to one number, and products, have
-    no rows."""
+    """Finds the neighbouring axes for which it is worth it to leave reshapes, each pair with the reductions that gain by it.
+
+    Rows are reduced along both of them; or both are the last that count rows of what a product makes, and the inner one is no
+    multiple of a tile. Reductions to one number have no rows, and products sum over two axes as fast as over one."""
     found: dict[Pair, frozenset[str]] = {}
     of_products: dict[str, frozenset[Axis]] = {}
     """The axes of a product that is behind a map."""
@@ -231,7 +244,7 @@ def _of_rows(program: LoopProgram) -> dict[Pair, frozenset[str]]:
 
 
 _ROWS = 128
-"""The rows of the largest tiles of products that kernels have."""
+"""The rows of the largest tiles of products that kernels have (`schedule`): a judgement for what a multiple of it is."""
 
 
 def _sequences(program: LoopProgram) -> Iterator[tuple[Axis, ...]]:
@@ -267,7 +280,7 @@ def _told_apart(program: LoopProgram) -> Iterator[Pair]:
 
 
 def _concerned(program: LoopProgram) -> dict[Axis, frozenset[Pair]]:
-    """The axes along which something asks for a position, each with the pairs that it is asked for along as if they were one."""
+    """Finds the axes along which something asks for positions, each with the pairs along which it does as if they were one."""
     found: dict[Axis, frozenset[Pair]] = {}
     for node in program.nests:
         if isinstance(node, External):
@@ -294,7 +307,13 @@ def _classes(program: LoopProgram) -> dict[Pair, frozenset[Pair]]:
 
 def _joined(program: LoopProgram, pairs: frozenset[Pair]) -> LoopProgram:
     """Returns the program in which each of these pairs is one axis."""
-    both = {(a, b): Axis(f"{a.name}_{b.name}", a.extent * b.extent) for a, b in pairs}
+    taken = {a.name for a in _axes(program)}
+    both: dict[Pair, Axis] = {}
+    for a, b in sorted(pairs):  # in an order that is the same in every process
+        name = f"{a.name}_{b.name}"
+        name = next(n for n in chain((name,), (f"{name}_{k}" for k in count(1))) if n not in taken)
+        taken.add(name)
+        both[a, b] = Axis(name, a.extent * b.extent)
     one = {a: axis for (a, _), axis in both.items()}
     second = {b for _, b in pairs}
 

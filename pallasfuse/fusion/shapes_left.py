@@ -30,7 +30,7 @@ def is_reshape(nest: Nest) -> bool:
 
 
 def reshapes_of(program: LoopProgram, pairs: Set[Pair]) -> dict[str, list[int]]:
-    """The reshapes whose results have some of these pairs of axes side by side, each with the dimensions at which pairs begin."""
+    """Returns the reshapes whose results have some of these pairs of axes side by side, each with the places of pairs."""
     found = {
         n.name: [at for at, pair in enumerate(pairwise(n.axes)) if pair in pairs]
         for n in program.nests if isinstance(n, Nest) and is_reshape(n)
@@ -46,7 +46,7 @@ def as_left(nest: Nest, reason: str) -> External:
 
 
 def needed_reshapes(program: LoopProgram, left: Mapping[str, Sequence[int]], pairs: Set[Pair]) -> frozenset[str]:
-    """Those of the reshapes that were left to XLA that have dimensions which are one axis on one side only.
+    """Returns those of the reshapes left to XLA that have dimensions which are one axis on one side only.
 
     left: each with the dimensions that count. pairs: the axes that are one."""
     own = {d.name: d.axes for d in program.definitions()}
@@ -98,14 +98,16 @@ class _Regions:
                             self._join((node.name, a), (one.tensor, a))
             elif node.lookup is not None:
                 found = node.lookup
-                for tensor in (found.result, found.source, found.table):
+                for tensor in (node, found.result, found.source, found.table):
                     for axis in tensor.axes:
                         self._join((tensor.name, axis), (self.looked_up.setdefault(axis, tensor.name), axis))
 
     def of(self, name: str, axis: Axis) -> Region:
+        """Returns the part in which a nest or a tensor has an axis."""
         at = name, axis
-        while self._parent.get(at, at) != at:
-            at = self._parent[at]
+        while (above := self._parent.get(at, at)) != at:
+            self._parent[at] = self._parent.get(above, above)  # paths get shorter as they are walked
+            at = above
         return at
 
     def _join(self, one: Region, other: Region) -> None:
@@ -115,6 +117,7 @@ class _Regions:
 
 
 def _renamed(program: LoopProgram, regions: _Regions, own: dict[Region, Axis]) -> LoopProgram:
+    """Returns a program in which the axes of some parts have names of their own."""
     renamings = Renamings()
 
     def over(name: str, axes: Sequence[Axis]) -> tuple[Axis, ...]:

@@ -42,6 +42,9 @@ _ALONE = 2.0
 _WAITING, _WAITING_ALONE = 2.0, 1.5
 """The same of blocks that wait for their loads, too, as no trip begins those of later ones; the second also of clusters that all
 begin together, as no cluster loads while another one computes, and of single blocks that store in their trips."""
+_IN_PIECES, _LINE_BYTES = 1.35, 128
+"""The exponent of blocks that reduce what they load at once in pieces of less than a line of a cache: each piece is a request of
+its own, and nothing else goes on meanwhile. (36 norms of groups of channels on an H100, priced at 0.72 before.)"""
 _FILLING = 0.25
 """The share of a trip's work that nothing overlaps where a multiprocessor begins and ends: short kernels of products are little
 else. (273 kernels of 21 functions, measured on an H200.)"""
@@ -72,9 +75,6 @@ _COPIED_AHEAD, _BY_THREADS = 0.875, 0.4375
 """The shares of a port's rate that copies reach which begin trips ahead, and that threads reach which load into registers."""
 _NEAR_SHARE = 0.5
 """The part of the memory that a multiprocessor has for shared memory and its own cache, which that cache keeps: an estimate."""
-_IN_PIECES, _LINE_BYTES = 1.35, 128
-"""The same of blocks that reduce what they load at once in pieces of less than a line of a cache: each piece is a request of its
-own, and nothing else goes on meanwhile. (36 norms of groups of channels on an H100, priced at 0.72 of what they take before.)"""
 _FEW_BLOCKS = 2
 """Blocks on a multiprocessor that do not fill it while each waits for its own steps. (28 loops as kernels on an H100.)"""
 _BLOCKS = 16
@@ -260,7 +260,7 @@ def _one(
         # nothing else runs while a trip turns its results for the stores
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
     if by_warps and not products and any(map(_loads_pieces_at_once, works)):
-        busy = _joined([t.us for t in (*moving, *computing)], _IN_PIECES)
+        busy = max(busy, _joined([t.us for t in (*moving, *computing)], _IN_PIECES))
     if by_warps and products and not in_turn:
         # the first trip's loads and the last one's results have nothing beside them
         every = [t.us for t in (*moving, *computing)]

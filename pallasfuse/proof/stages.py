@@ -8,12 +8,12 @@ import numpy as np
 
 from pallasfuse import _compat
 from pallasfuse._compat import Literal, Var
-from pallasfuse.errors import Refusal
+from pallasfuse.errors import InvalidProgramError, Refusal
 from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.fusion.joined_axes import joined, joins_of, with_joined_axes, with_left
 from pallasfuse.ir.evaluate import evaluate_nest, evaluate_program
 from pallasfuse.ir.expr import Expr
-from pallasfuse.ir.loop_program import External, LoopProgram, Nest
+from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Loop, not_flat
 from pallasfuse.jaxpr_frontend import Converted
@@ -83,12 +83,17 @@ def joining(converted: Converted, record: Record) -> None:
     elif max((nest_volume(n) for n in written.nests), default=0) > MOST_ELEMENTS:
         record.uncovered[f"joining axes: {small}"] = None
         return
+    # what is small there need not be so over short axes
+    joins = joins_of(written, leaves_reshapes=converted.leaves_reshapes)
+    try:
+        short_joined = verify(joined(short, joins))
+    except InvalidProgramError as error:
+        # a factor of positions that is not short in step with the axes that it counts
+        record.uncovered[f"joining axes: they are not one over short axes ({error})"] = None
+        return
     record.stages["joining axes"] = None
-    joins = joins_of(
-        written, leaves_reshapes=converted.leaves_reshapes
-    )  # what is small there need not be so over short axes
     domain = Positions()  # positions along joined axes are not added up
-    before, after = _terms(with_left(short, joins), domain), _terms(joined(short, joins), domain)
+    before, after = _terms(with_left(short, joins), domain), _terms(short_joined, domain)
     for name, value in before.items():
         if not np.array_equal(value, np.reshape(after[name], np.shape(value))):
             record.wrong = Counterexample("joining axes", name, (), "its own term", "another")

@@ -8,14 +8,19 @@ import numpy as np
 import pytest
 
 import pallasfuse as pf
-from pallasfuse.fusion.joined_axes import joins_of, with_joined_axes
+from pallasfuse.first_time import known
+from pallasfuse.fusion.joined_axes import joined, joins_of, with_joined_axes
 from pallasfuse.fusion.shapes_left import SHAPE, as_left, is_reshape, with_own_axes
 from pallasfuse.ir.axes import Axis
-from pallasfuse.ir.expr import mul, read
+from pallasfuse.ir.expr import add, apply, const, index, mul, read, select
+from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, verify
 from pallasfuse.ir.reducers import SUM
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.jaxpr_frontend import convert
+from pallasfuse.proof.result import Record
+from pallasfuse.proof.stages import joining
+from pallasfuse.verification.shrink import shrinking
 
 WORDS = jax.ShapeDtypeStruct((2, 24, 8), jnp.float32)
 
@@ -122,8 +127,68 @@ def test_an_axis_is_several_where_only_xla_leads_from_one_part_to_the_other():
     assert [a.name for a in found.nests[-1].reduced] == ["j1", "k"]
 
 
-def test_joins_that_leave_reshapes_are_found_again_over_other_lengths():
-    program = program_of(causal_and_in_chunks)
-    (join,) = joins_of(program, leaves_reshapes=True)
-    assert len(join.left) == 1 and join.own
-    assert joins_of(program, leaves_reshapes=True) == [join]
+def test_axes_along_which_places_are_found_keep_their_names():
+    pages, table, found = Tensor("p", (K, I, J), "float32"), Tensor("t", (I,), "int32"), Tensor("w", (I, J), "float32")
+    made = External("w", found.axes, "float32", ("p", "t"), "a gather", lookup=Lookup(found, pages, table, K))
+    shape = Nest("r", (I, J), read("w", (I, J), "float32"), "float32")
+    total = Nest("s", (I,), read("r", (I, J), "float32"), "float32", (J,), SUM)
+    left = LoopProgram((pages, table), (made, as_left(shape, SHAPE), total), ("s",))
+    renamed = verify(with_own_axes(left, {"i", "j"}))
+    assert renamed.nests[0] == made
+    assert [a.name for a in renamed.nests[-1].axes] == ["i1"]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_joins_are_those_of_the_program_over_short_axes(function):
+    program = program_of(function)
+    joins = joins_of(program, leaves_reshapes=True)
+    short = shrinking(program, {}).of(program)
+    changed = verify(joined(short, joins))
+    whole = verify(joined(program, joins))
+    assert [n.name for n in left_in(changed)] == [n.name for n in left_in(whole)]
+    names = [[a.name for a in d.axes] for d in whole.definitions()]
+    assert [[a.name for a in d.axes] for d in changed.definitions()] == names
+
+
+def test_what_is_found_does_not_depend_on_where_axes_lie_in_memory():
+    found = set()
+    for number in range(24):
+        axes = [Axis(f"{name}v{number}", e) for name, e in zip("ijkl", (4, 6, 5, 7), strict=True)]
+        i, j, k, l = axes  # noqa: E741
+        x = Tensor("x", tuple(axes), "float32")
+        places = add(add(times(i, 6), times(k, 7)), add(index(j), index(l)))
+        kept = select(apply("lt", places, const(11, "int32")), read("x", axes, "float32"), const(0.0, "float32"))
+        nests = [
+            Nest("s", (k, l), kept, "float32", (i, j), SUM),
+            Nest("t", (), read("s", (k, l), "float32"), "float32", (k, l), SUM),
+        ]
+        program = with_joined_axes(verify(LoopProgram((x,), tuple(nests), ("t",))))
+        found.add(str(program).replace(f"v{number}", ""))
+    assert len(found) == 1 and "i_j" in next(iter(found))
+
+
+def test_joined_axes_have_names_that_are_free():
+    a, bc, ab, c = (Axis(name, e) for name, e in (("a", 4), ("b_c", 6), ("a_b", 4), ("c", 6)))
+    x, y = Tensor("x", (I, a, bc), "float32"), Tensor("y", (I, ab, c), "float32")
+    nests = [
+        Nest(n, (I,), read(t.name, t.axes, "float32"), "float32", t.axes[1:], SUM) for n, t in (("s", x), ("u", y))
+    ]
+    joined_program = with_joined_axes(verify(LoopProgram((x, y), tuple(nests), ("s", "u"))))
+    assert len({n.reduced[0].name for n in joined_program.nests}) == 2
+
+
+def test_the_proof_says_so_where_axes_are_not_one_over_short_axes():
+    """A factor that is not the length of an axis stays as it is over short ones."""
+    x = Tensor("x", (Axis("n", 3), Axis("i", 40), Axis("j", 50)), "float32")
+    n, i, j = x.axes
+    few = apply("lt", add(times(i, 350), times(j, 7)), const(77, "int32"))
+    kept = select(few, read("x", x.axes, "float32"), const(0.0, "float32"))
+    program = verify(LoopProgram((x,), (Nest("s", (n,), kept, "float32", (i, j), SUM),), ("s",)))
+    written = replace(convert(jax.make_jaxpr(lambda x: x.sum())(np.zeros(3))), made=known(program))
+    record = Record()
+    joining(written.joined(known(with_joined_axes(program))), record)
+    assert record.counterexample() is None and any("short axes" in why for why in record.uncovered)
+
+
+def times(axis, factor):
+    return mul(index(axis), const(factor, "int32"))

@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 from pallasfuse import device
+from pallasfuse.ir.axes import volume
 from pallasfuse.ir.loop_program import External
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.moves import moves_as_maps, threads_of_joins
@@ -54,6 +55,27 @@ def test_what_joins_halves_is_computed_where_it_is_read():
 def test_joins_are_stored_for_long_reductions_only(function, written):
     """As XLA compiles the first three for an H100, and a normalisation of joined rows; some others it reduces as it joins them."""
     assert sum(k.written_bytes for k in kernels(function, struct(4096, 2048), struct(4096, 2048))) == 4 * written
+
+
+def test_joins_that_end_in_updates_are_stored_only_if_something_else_reduces_them():
+    def added(x, y, table, at, *, also):
+        joined = jnp.concatenate([x * 2, y + 1]) ** 2
+        sums = joined.mean(1)
+        return table.at[at].add(sums / 3), (sums.max() if also else 0.0)
+
+    structs = (struct(2048, 2048), struct(2048, 2048), struct(999), struct(4096, dtype=jnp.int32))
+    alone, beside = (
+        {
+            n
+            for k in kernels(lambda *a, also=also: added(*a, also=also), *structs)
+            if isinstance(k, LoopFusion)
+            for n in k.makes
+        }
+        for also in (False, True)
+    )
+    sizes = {d.name: volume(d.axes) for d in program(lambda *a: added(*a, also=True), *structs).definitions()}
+    assert not any(sizes.get(n, 0) == 4096 * 2048 for n in alone)
+    assert any(sizes.get(n, 0) == 4096 * 2048 for n in beside)
 
 
 def test_an_array_and_one_value_are_padded_rather_than_joined():

@@ -9,7 +9,7 @@ from pallasfuse.fusion.inline import deduplicate
 from pallasfuse.ir.evaluate import evaluate_program
 from pallasfuse.ir.reducers import MAX, SUM
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.verification.structure import Structure, terms
+from pallasfuse.verification.structure import Positions, Structure, terms
 from tests.programs_by_name import PROGRAMS, program, program_of
 
 pytestmark = pytest.mark.any_jax
@@ -114,6 +114,27 @@ def test_operations_types_and_positions_are_told_apart():
     for n, a in enumerate(flat):
         for b in flat[:n]:
             assert not (a == b).any()
+
+
+def test_positions_are_added_up_and_nothing_else_is():
+    domain = Positions()
+    rows, columns = (domain.integers(n, "int32") for n in (np.arange(4)[:, None], np.arange(6)[None]))
+
+    def times(x, factor):
+        return domain.apply("mul", [x, domain.constant(factor, "int32", 2)], "int32")
+
+    found = domain.apply("add", [times(rows, 6), columns], "int32")
+    wanted = domain.integers(np.arange(24), "int32")
+    np.testing.assert_array_equal(found.ravel(), wanted)
+    turned = domain.apply("add", [times(columns, 4), rows], "int32")  # as many different places, in another order
+    assert sorted(turned.ravel()) == sorted(wanted.ravel()) and (turned.ravel() != wanted).any()
+    x = domain.variable("x", (4, 6))
+    for op, args, dtype in (
+        ("add", [x, found], "int32"),
+        ("sub", [found, found], "int32"),
+        ("add", [found, found], "float32"),
+    ):
+        np.testing.assert_array_equal(domain.apply(op, args, dtype), Structure().apply(op, args, dtype))
 
 
 def test_the_order_of_a_reduction_does_not_matter():
