@@ -41,10 +41,11 @@ _ALONE = 2.0
 """The same of what a block computes that is alone on its multiprocessor, and waits for its own products."""
 _WAITING, _WAITING_ALONE = 2.0, 1.5
 """The same of blocks that wait for their loads, too, as no trip begins those of later ones; the second also of clusters that all
-begin together, as no cluster loads while another one computes, and of single blocks that store in their trips."""
-_IN_PIECES, _LINE_BYTES = 1.35, 128
-"""The exponent of blocks that reduce what they load at once in pieces of less than a line of a cache: each piece is a request of
-its own, and nothing else goes on meanwhile. (36 norms of groups of channels on an H100, priced at 0.72 before.)"""
+begin together, as no cluster loads while another one computes, of single blocks that store in their trips, and of those that reduce
+what they load at once in short pieces."""
+_LINE_BYTES = 128
+"""The bytes of a line of a cache. Pieces that are shorter are requests of their own. (36 norms of groups of channels on an H100, of
+which nine were priced at less than 0.6 of what they take; three are since, in several trips.)"""
 _FILLING = 0.25
 """The share of a trip's work that nothing overlaps where a multiprocessor begins and ends: short kernels of products are little
 else. (273 kernels of 21 functions, measured on an H200.)"""
@@ -260,7 +261,7 @@ def _one(
         # nothing else runs while a trip turns its results for the stores
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
     if by_warps and not products and any(map(_loads_pieces_at_once, works)):
-        busy = max(busy, _joined([t.us for t in (*moving, *computing)], _IN_PIECES))
+        busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
     if by_warps and products and not in_turn:
         # the first trip's loads and the last one's results have nothing beside them
         every = [t.us for t in (*moving, *computing)]
@@ -284,11 +285,10 @@ def _begins_ahead(work: BlockWork) -> bool:
 
 
 def _loads_pieces_at_once(work: BlockWork) -> bool:
-    """Does a block reduce what it loads in a single trip, most of it in pieces that are shorter than a line of a cache?"""
-    if work.trips > 1 or not work.reductions:
-        return False
+    """Does a block reduce what it loads in a single trip, and is most of what it moves in pieces shorter than a line of a cache?"""
     moved = [(a.bytes, min(a.part_bytes or a.run_bytes, a.run_bytes)) for a in work.accesses]
-    return 2 * sum(size for size, run in moved if run < _LINE_BYTES) > sum(size for size, _ in moved)
+    in_pieces = sum(size for size, run in moved if run < _LINE_BYTES)
+    return work.trips <= 1 and work.reductions > 0 and 2 * in_pieces > sum(size for size, _ in moved)
 
 
 def _outside_loops(work: BlockWork) -> float:
