@@ -43,7 +43,7 @@ class Placements(Places):
 def choose_groups(
     placements: Placements, *, along: frozenset[Axis] = frozenset(), to_save_us: Later[float] | None = None
 ) -> Grouping:
-    """The groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash.
+    """Returns the groups of a program. Whatever goes wrong here leaves the program with XLA: never wrong, and never a crash.
 
     along, to_save_us: as of `grouped`."""
     converted = placements.converted
@@ -60,8 +60,10 @@ def choose_groups(
 
 @without_collection()
 def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
-    """The program with its groups, in the form that is predicted to be the fastest: as it is written, with its concatenated axes
-    or its products of sums taken apart, with neighbouring axes as one, or with sums and products in another order.
+    """Returns the program with its groups, in the form that is predicted to be the fastest.
+
+    It is as it is written, with its concatenated axes or its products of sums taken apart, with neighbouring axes as one, or with
+    sums and products in another order.
 
     Raises:
       ScheduleError: the user has written a schedule, and it cannot be run.
@@ -88,7 +90,7 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
 
 
 def _if_faster(others: Placements, written: Placements, best_us: Later[float]) -> tuple[Grouping, float] | None:
-    """The groups of another form and its predicted time; None where that is not less than the best so far.
+    """Returns the groups of another form and its predicted time; None where that is not less than the best so far.
 
     Another order is worth it only where it is clearly faster, and reshapes are left to XLA only where that gains more than the
     price of the kernels may be wrong.
@@ -109,7 +111,7 @@ def _if_faster(others: Placements, written: Placements, best_us: Later[float]) -
 
 
 def _bytes_around(converted: Converted) -> int:
-    """The bytes of the numbers among a program's arguments and results; none where shapes are symbolic."""
+    """Counts the bytes of the numbers among a program's arguments and results; none where shapes are symbolic."""
     if _compat.has_symbolic_shapes(converted.original):
         return 0
     program = converted.program
@@ -153,7 +155,7 @@ def _other_forms(written: Placements, grouping: Grouping) -> Iterator[Placements
 
 
 def _with_terms_apart(converted: Converted, target: Target, options: FuseOptions) -> Converted | None:
-    """A program with products of normalised terms taken apart; None where it has none, they are not allowed, or not proved."""
+    """Returns a program with products of normalised terms taken apart; None where there are none, or none allowed, or proved."""
     if not options.rewrite or options.strict or _compat.has_symbolic_shapes(converted.original):
         return None
     exact, longest = target.platform == "cpu", target.max_inner
@@ -162,8 +164,8 @@ def _with_terms_apart(converted: Converted, target: Target, options: FuseOptions
 
 
 def _with_joined_axes(converted: Converted, *, leaves_reshapes: bool = False) -> Converted | None:
-    """A program with neighbouring axes as one, as `with_joined_axes`; None also where dimensions of arrays have sizes or shards of
-    their own."""
+    """Returns a program with neighbouring axes as one, as `with_joined_axes`; None also where dimensions of arrays have sizes or
+    shards of their own."""
     constrained = any(map(_compat.is_sharding_constraint, converted.jaxpr.eqns))
     if constrained or _compat.has_symbolic_shapes(converted.original):
         return None
@@ -172,7 +174,7 @@ def _with_joined_axes(converted: Converted, *, leaves_reshapes: bool = False) ->
 
 
 def _rewritings(converted: Converted, target: Target, options: FuseOptions) -> list[Rewriting]:
-    """The sums and products of a program that are cheaper in another order, where that is allowed."""
+    """Finds the sums and products of a program that are cheaper in another order, where that is allowed."""
     symbolic = _compat.has_symbolic_shapes(converted.original)
     if not options.rewrite or not options.price or options.strict or symbolic:
         return []
@@ -183,7 +185,7 @@ def _rewritten(
     converted: Converted, target: Target, options: FuseOptions, cheaper: Sequence[Rewriting],
     planned: Planned | None = None,
 ) -> Placements | None:  # fmt: skip
-    """A program with some rewritings; None where there are none, JAX has other types for them, or they are not proved.
+    """Returns a program with some rewritings; None where there are none, JAX has other types for them, or they are not proved.
 
     planned: as of `Places`."""
     nests, leaves = [r.nests for r in cheaper], {t.name for r in cheaper for t in r.leaves}
@@ -195,7 +197,8 @@ def _rewritten(
 
 
 def rewritten_form(plan: Plan) -> Placements | None:
-    """The program of a plan with its sums and products in another order, whatever its kernels promise; None where it has none."""
+    """Returns the program of a plan with its sums and products in another order, whatever its kernels promise; None where there is
+    none."""
     written = convert(plan.converted.original, exclude=plan.options.exclude, symbolic=True)
     found = _rewritings(written, plan.target, plan.options)
     return _rewritten(written, plan.target, plan.options, found)

@@ -77,7 +77,7 @@ def _axes(program: LoopProgram) -> Iterator[Axis]:
 
 
 def with_left(program: LoopProgram, joins: Sequence[Join]) -> LoopProgram:
-    """The program with nothing joined, but with the nests left to XLA that are left for some joins: joins keep their names."""
+    """Returns the program with nothing joined, but with the nests left to XLA that some joins leave: joins keep their names."""
     return _left(program, frozenset().union(*(j.left for j in joins)), frozenset())
 
 

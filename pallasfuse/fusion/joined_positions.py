@@ -1,4 +1,4 @@
-"""Positions along two neighbouring axes that are one axis: `i * J + j`, with i the outer one and j the inner one, of extent J."""
+"""Finds positions along two neighbouring axes that are one axis: `i * J + j`, where the inner one, j, has the extent J."""
 
 from collections.abc import Iterator, Mapping
 
@@ -16,7 +16,7 @@ def with_joined_positions(total: Expr, joins: Mapping[Pair, Axis]) -> Expr:
 
 
 def in_order(body: Expr) -> frozenset[Pair]:
-    """The pairs of axes along which an expression asks for positions only as if they were one axis."""
+    """Returns the pairs of axes along which an expression asks for positions only as if they were one axis."""
     found = {p for node in postorder(body) if _is_sum(node) for p in _pairs(_terms(node))}
     return frozenset(p for p in found if not _asks_apart(body, p))
 
@@ -34,7 +34,7 @@ def _is_sum(node: Expr) -> bool:
 
 
 def _terms(node: Expr) -> list[tuple[Expr, int]]:
-    """The terms of a sum of positions, each with its factor."""
+    """Returns the terms of a sum of positions, each with its factor."""
     if _is_sum(node):
         assert isinstance(node, Apply)
         return [t for arg in node.args for t in _terms(arg)]

@@ -1,4 +1,4 @@
-"""Reshapes that are left to XLA, which moves nothing for them, so that an axis is whole on one side and in parts on the other.
+"""Leaves reshapes to XLA, which moves nothing for them, so that an axis is whole on one side and in parts on the other.
 
 A reshape is a nest that copies a tensor over the same axes: where one array has a dimension in parts, all arrays that are read with
 it have it so, however far away. With the reshape left to XLA these are two programs, with axes of their own.
@@ -48,7 +48,7 @@ def as_left(nest: Nest, reason: str) -> External:
 def needed_reshapes(program: LoopProgram, left: Mapping[str, Sequence[int]], pairs: Set[Pair]) -> frozenset[str]:
     """Returns those of the reshapes left to XLA that have dimensions which are one axis on one side only.
 
-    left: each with the dimensions that count. pairs: the axes that are one."""
+    left: the reshapes, each with the places of pairs that count. pairs: the axes that are one."""
     own = {d.name: d.axes for d in program.definitions()}
 
     def joined(name: str, places: Sequence[int]) -> list[bool]:

@@ -57,7 +57,7 @@ class Structure(Arrays):
 
 
 class Positions(Structure):
-    """Terms of which sums and products of known positions are positions: `2 * 6 + 3` is 15."""
+    """Hashes terms as `Structure` does, but adds up and multiplies positions that are known: `2 * 6 + 3` is 15."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
