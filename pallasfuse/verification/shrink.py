@@ -156,12 +156,15 @@ def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: froz
         extents[extent] = longest = max(extents[extent], min(extent, longest))
     integers: dict[int, int] = {n: n for n in cast} | extents
     many = Counter(a.extent for a in sorted(axes))
-    for spread in (2, 3):
+    several = [
         # axes of one extent are alike, and a long program has hundreds of them
-        for chosen in combinations([e for e, count in many.items() for _ in range(min(count, spread))], spread):
-            stride, small = math.prod(chosen), math.prod(extents[e] for e in chosen)
-            if integers.setdefault(stride, small) != small and uses.get(stride, _NOTHING) & _STRIDES:
-                return Refusal(f"{stride} is the product of different axes, which shrink differently")
+        chosen for spread in (2, 3)
+        for chosen in combinations([e for e, count in many.items() for _ in range(min(count, spread))], spread)
+    ]  # fmt: skip
+    for chosen in (*several, *sorted(_behind_positions(program))):
+        stride, small = math.prod(chosen), math.prod(extents[e] for e in chosen)
+        if integers.setdefault(stride, small) != small and uses.get(stride, _NOTHING) & _STRIDES:
+            return Refusal(f"{stride} is the product of different axes, which shrink differently")
     for a, b in combinations(sorted(extents), 2):
         is_offset = {a, b} <= positional and _NOTHING < uses.get(b - a, _NOTHING) <= _OFFSETS
         integers |= {b - a: extents[b] - extents[a]} if is_offset or b - a not in integers else {}
@@ -172,6 +175,17 @@ def _shrinking(program: LoopProgram, wanted: Mapping[Axis, int], unchanged: froz
     kept_integers = {k: v for k, v in integers.items() if k > _KEPT or k in extents or k == v}
     found = Shrinking(extents, kept_integers, counts)
     return replace(found, integers=kept_integers | _apart(program, found)) if _has_remainders(program) else found
+
+
+def _behind_positions(program: LoopProgram) -> set[tuple[int, ...]]:
+    """Returns the lengths of the last dimensions, four of them or more, of what counts positions along more.
+
+    One step along an outer dimension passes all of them."""
+    asked = (
+        n for n in program.nests if isinstance(n, Nest) and any(isinstance(x, Index) for x in postorder(n.body))
+    )  # fmt: skip
+    lengths = {tuple(a.extent for a in axes) for n in asked for axes in (n.axes, n.reduced)}
+    return {dims[at:] for dims in lengths for at in range(1, len(dims) - 3)}
 
 
 def _apart(program: LoopProgram, small: Shrinking) -> dict[int, int]:

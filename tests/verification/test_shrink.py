@@ -122,6 +122,21 @@ def test_strides_shrink_to_the_product_of_the_short_extents():
     assert small.extents[BIG] in compared_with(short)
 
 
+@pytest.mark.parametrize("shape", [(5, 6, 7, 9, 11), (3, 4, 5, 6, 7, 9), (2, 3, 5, 7, 2, 3, 11)], ids=str)
+def test_strides_of_many_dimensions_shrink_as_well(shape):
+    """A false alarm, once: an outer step passes four dimensions or more."""
+    program = program_of(lambda x: jnp.where(jnp.arange(math.prod(shape)).reshape(shape) < 99, x, 0.0), shape)
+    small = shrinking(program, {})
+    short = small.of(program)
+    whole, found = (
+        next(n for n in p.nests if any(isinstance(x, Index) for x in postorder(n.body))) for p in (program, short)
+    )
+    factors = [[x.value for x in postorder(n.body) if isinstance(x, Const)] for n in (whole, found)]
+    lengths = [[a.extent for a in n.axes] for n in (whole, found)]
+    for strides, dims in zip(factors, lengths, strict=True):
+        assert {*strides} == {math.prod(dims[at:]) for at in range(1, len(dims))}
+
+
 def test_a_stride_that_cannot_be_told_from_another_is_refused():
     """8 x 8 and 4 x 16 are both 64, and shrink to different numbers."""
     shape = (8, 8, 4, 16)
