@@ -106,6 +106,7 @@ def _if_faster(others: Placements, written: Placements, best_us: Later[float]) -
     if not groups.groups and not others.rewritings:
         return None
     us = predicted_us(others, groups.groups) + added_us.value
+    # it decides only here: a further form competes with the time itself
     unsure_us = (error - 1.0) * others.kernels_us(groups.groups) if others.converted.leaves_reshapes else 0.0
     return (groups, us) if us + unsure_us < most_us.value else None
 

@@ -6,6 +6,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Index, add, const, index, mul, postorder, rebuild, with_args
 
 Pair = tuple[Axis, Axis]
+"""Two neighbouring axes, the outer one first."""
 
 
 def with_joined_positions(total: Expr, joins: Mapping[Pair, Axis]) -> Expr:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import count, pairwise
 
+from pallasfuse.fusion.joined_positions import Pair
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Read, Renamings, reads_in
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Nothing
 from pallasfuse.ir.tensors import Tensor
 
-Pair = tuple[Axis, Axis]
 Region = tuple[str, Axis]
 """A part of a program in which an axis is one and the same, by one of the nests and tensors that have it."""
 

@@ -79,7 +79,7 @@ def _joins(program: LoopProgram) -> frozenset[str]:
 
 def _ended_in_updates(program: LoopProgram) -> frozenset[str]:
     """Finds the reductions whose results only updates read, through maps or as they are: XLA's updates compute them, a thread
-    each. (18 updates by rows of 8 to 2,048 elements, compiled for an H100: all of them.)"""
+    each. (18 updates by rows of 8 to 2,048 elements, one of each reduction, compiled for an H100: all of them.)"""
     ended: set[str] = set()
     read_by_others = {*program.outputs}
     for node in reversed(program.nests):
