@@ -261,4 +261,43 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: 
             same[axis] = found
             left = left[: left.index(found)]
     joins = len(axes) < len(results) and len(same) == len(axes)  # along a new axis
+    if not few and len(axes) > len(results) > 0 and (merged := _merged(axes, results)) is not None:
+        return merged
     return tuple(same.get(a, _ONE) for a in axes) if few or joins or len(same) == len(results) else tuple(results)
+
+
+def _merged(axes: Sequence[Axis], results: Sequence[Axis]) -> tuple[Axis, ...] | None:
+    """Returns the axes along which an operand is read of which the result has neighbouring dimensions as one, or None if it has not.
+
+    The longest of them stands for all: of a tensor that has only the others too little is counted. (Ten joins, slices and paddings
+    of reshaped maps, compiled for an H100: one kernel each, without memory for what is reshaped.)
+    """
+    first = _in_order(axes, results)
+    last = tuple(reversed(_in_order(axes[::-1], results[::-1])))
+    after = sum(len(group) for group in last)
+    groups = [*first[: len(results) - len(last)], *last]
+    if len(groups) < len(results) - 1:
+        return None
+    if len(groups) < len(results):
+        before = sum(map(len, first))
+        groups.insert(len(first), axes[before : len(axes) - after])
+    places: list[Axis] = []
+    for group, result in zip(groups, results, strict=True):
+        longest = max(group, key=lambda a: a.extent, default=None)
+        places += [result if a == longest else _ONE for a in group]
+    return tuple(places) if len(places) == len(axes) else None
+
+
+def _in_order(axes: Sequence[Axis], results: Sequence[Axis]) -> list[Sequence[Axis]]:
+    """Groups the dimensions of an operand by the result's dimensions that they are, from the first, as long as there are such."""
+    found: list[Sequence[Axis]] = []
+    at = 0
+    for result in results:
+        end = at + 1
+        while end < len(axes) and volume(axes[at:end]) < result.extent:
+            end += 1
+        if at >= len(axes) or volume(axes[at:end]) != result.extent:
+            break
+        found.append(axes[at:end])
+        at = end
+    return found

@@ -78,6 +78,47 @@ def test_joins_that_end_in_updates_are_stored_only_if_something_else_reduces_the
     assert any(sizes.get(n, 0) == 4096 * 2048 for n in beside)
 
 
+def outer(x, y):
+    return (x[:, :, None] * y[:, None, :]).reshape(-1, y.shape[-1])
+
+
+@pytest.mark.parametrize(
+    ("function", "structs", "read", "written"),
+    [
+        (
+            lambda x, y, z, w: jnp.concatenate([outer(x, z), outer(y, z)]) * w[:, None],
+            (struct(2048, 10), struct(2048, 15), struct(2048, 256), struct(51200)),
+            2048 * 10 + 2048 * 15 + 2048 * 256 + 51200,
+            51200 * 256,
+        ),
+        (
+            lambda x, y: jnp.tanh(jnp.concatenate([(x * 2).reshape(4, 999, -1), (y + 1).reshape(4, 999, -1)], 1)),
+            (struct(4, 999, 8, 64), struct(4, 999, 8, 64)),
+            2 * 4 * 999 * 512,
+            2 * 4 * 999 * 512,
+        ),
+        (
+            lambda x, y: jnp.concatenate([(x * 2).reshape(-1), (y + 1).reshape(-1)]) * 3,
+            (struct(999, 512), struct(999, 1024)),
+            999 * 1536,
+            999 * 1536,
+        ),
+        (
+            lambda x, y: jnp.pad((x * y).reshape(4, 999, -1), ((0, 0), (0, 5), (0, 0))) * 2,
+            (struct(4, 999, 8, 64), struct(4, 999, 8, 64)),
+            2 * 4 * 999 * 512,
+            4 * 1004 * 512,
+        ),
+    ],
+    ids=["outer products", "heads", "all in one dimension", "padded"],
+)
+def test_what_moves_an_array_of_merged_dimensions_computes_it(function, structs, read, written):
+    """As XLA compiles each of them for an H100: one kernel, and no memory for what is merged."""
+    (one,) = kernels(function, *structs)
+    assert one.written_bytes == 4 * written
+    assert 4 * read <= one.read_bytes <= 1.05 * 4 * read
+
+
 def test_an_array_and_one_value_are_padded_rather_than_joined():
     def joined(value):
         return program(lambda x: jnp.concatenate([x[1:] - x[:-1], value(x)], 0), struct(4096, 1024))
