@@ -267,7 +267,7 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: 
 
 
 def _merged(axes: Sequence[Axis], results: Sequence[Axis]) -> tuple[Axis, ...] | None:
-    """Returns the axes along which an operand is read of which the result has neighbouring dimensions as one, or None if it has not.
+    """Returns the axes along which an operand is read of which the result has neighbouring ones as one, or None if it has none.
 
     The longest of them stands for all: of a tensor that has only the others too little is counted. (Ten joins, slices and paddings
     of reshaped maps, compiled for an H100: one kernel each, without memory for what is reshaped.)
