@@ -16,6 +16,7 @@ Kinds of programs:
 - `windows`: pooling, and running sums.
 - `sorts`: rows that are sorted, alone and with others, and their positions.
 - `draws`: uniform and normal numbers.
+- `pieces`: means and norms of groups of channels over all positions of an image: what is reduced lies in short pieces.
 - `joins`: arrays, and rows that positions choose, side by side: as concatenations, and as choices between padded arrays.
 
 Times are microseconds, sums of kernel times on a GPU and wall times on a CPU, which must be otherwise idle.
@@ -229,6 +230,26 @@ def draws(platform: str) -> Iterator[Case]:
         yield _case("draws", f"{draw.__name__} 2^{power}", drawn, ((2,), "uint32"))
 
 
+def pieces(platform: str) -> Iterator[Case]:
+    """Yields reductions over positions and the channels of a group, [image, position, group, channel]."""
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "means": lambda x: jnp.mean(x.astype(jnp.float32), (1, 3)),
+        "moments": lambda x: (jnp.mean(x.astype(jnp.float32), (1, 3)), jnp.mean(x.astype(jnp.float32) ** 2, (1, 3))),
+        "norms": _normalised_in_groups,
+    }
+    shapes = itertools.product((256, 1024, 4096), (4, 32), (2, 10, 16, 20, 64))
+    for (positions, groups, channels), dtype, (words, function) in itertools.product(
+        shapes, ("float32", "bfloat16"), kinds.items()
+    ):
+        yield _case("pieces", words, function, ((8 // min(8, SHORTER[platform]), positions, groups, channels), dtype))
+
+
+def _normalised_in_groups(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    wide -= wide.mean((1, 3), keepdims=True)
+    return (wide * lax.rsqrt(jnp.mean(wide * wide, (1, 3), keepdims=True) + 1e-5)).astype(x.dtype)
+
+
 def _as_choice(arrays: Sequence[Any]) -> Any:
     """Arrays side by side, each position of a row from one of them, as the rule for concatenations writes it."""
     if len(arrays) == 1:
@@ -269,7 +290,7 @@ def joins(platform: str) -> Iterator[Case]:
 
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
-    "sorts": sorts, "draws": draws, "joins": joins,
+    "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 

@@ -94,6 +94,10 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     twenty_first_models,
     twenty_first_numerics,
     twenty_first_training,
+    twenty_second_language,
+    twenty_second_models,
+    twenty_second_numerics,
+    twenty_second_training,
     unseen,
     unseen_models,
 )

@@ -285,10 +285,10 @@ def _begins_ahead(work: BlockWork) -> bool:
 
 
 def _loads_pieces_at_once(work: BlockWork) -> bool:
-    """Does a block reduce what it loads in a single trip, and is most of what it moves in pieces shorter than a line of a cache?"""
+    """Does a block reduce what it loads, and is most of what it moves in pieces shorter than a line of a cache?"""
     moved = [(a.bytes, min(a.part_bytes or a.run_bytes, a.run_bytes)) for a in work.accesses]
     in_pieces = sum(size for size, run in moved if run < _LINE_BYTES)
-    return work.trips <= 1 and work.reductions > 0 and 2 * in_pieces > sum(size for size, _ in moved)
+    return work.reductions > 0 and 2 * in_pieces > sum(size for size, _ in moved)
 
 
 def _outside_loops(work: BlockWork) -> float:

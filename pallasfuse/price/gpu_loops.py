@@ -53,6 +53,11 @@ _COLUMN_RATE = 1.7
 50 to 100 GB/s were measured on an H200, over 46 shapes."""
 
 
+_COLUMN_ELEMENT = 7.0
+"""A block that reduces columns takes so many operations for each element of a row. (60 reductions of images of 1,024 and 4,096
+positions with 8 to 640 columns on an H100, `benchmarks/xla_alone.py pieces`.)"""
+
+
 def operations_of(bodies: Sequence[Expr]) -> Operations:
     """Returns the operations of computing some bodies, each part once."""
     return count(bodies, lambda axes: float(math.prod(a.extent for a in axes)), set())
@@ -228,4 +233,11 @@ def _column_us(fusion: LoopFusion, device: Device) -> float:
     size = moved / max(1, math.prod(a.extent for a in axes))
     run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
-    return 1e-3 * _longest_column(fusion) * run / rate
+    elements = WARP * _neighbours_of_a_thread(columns, size)
+    vector = _COLUMN_ELEMENT * min(columns, elements) * device.multiprocessors / device.vector_gop_s
+    return 1e-3 * _longest_column(fusion) * max(run / rate, vector)
+
+
+def _neighbours_of_a_thread(columns: int, size: float) -> int:
+    """Counts the neighbouring columns that a thread reduces, of elements of `size` bytes: as XLA chooses (`GetVectorSizeForMlir`)."""
+    return next((n for n in (4 if size <= 2 else 2, 2) if columns % n == 0 and columns >= n * WARP), 1)

@@ -14,6 +14,7 @@ from pallasfuse.ir.loop_program import External, LoopProgram, Nest
 from pallasfuse.ir.plain_work import Windows
 from pallasfuse.price.moves import computed_from, moves_as_maps, parts_taken, stored_joins, takers_of, threads_of_joins
 from pallasfuse.price.scattered import Chosen, Pieces, gathers_in, pieces_read
+from pallasfuse.price.split_reductions import split_reductions
 from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import windows_operations
 
@@ -68,7 +69,7 @@ class Moves:
 
 
 def _find(program: LoopProgram) -> Moves:
-    changed = moves_as_maps(program)
+    changed = split_reductions(moves_as_maps(program))
     maps = {n.name: n for n in changed.nests if isinstance(n, Nest)}
     sizes = {d.name: volume(d.axes) for d in program.definitions()}
     own: set[str] = set()

@@ -48,14 +48,6 @@ OF_EACH_LAW = {
 }  # fmt: skip
 
 
-TOO_LOW = {
-    "groups parts 8x1024x32x20 float32", "groups parts 8x1024x32x20 bfloat16", "groups pulled 8x1024x32x20 8x1024x32x20 float32",
-}  # fmt: skip
-"""Loops over short pieces are priced at 0.49 to 0.59 of what they take. Priced as those without a loop, all 36 norms of groups are
-foretold; but what XLA takes for them is priced too low as well (0.7 of 81 us), and the right price of one side alone would leave
-to XLA what kernels do faster."""
-
-
 @functools.cache
 def prices(label):
     case = next(c for c in KINDS[label.split()[0]]() if c.label == label)
@@ -75,16 +67,14 @@ def test_what_was_measured_is_foretold(label, schedule):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_planned_kernels_take_what_is_foretold(kind):
-    """All but one of a kind, and `TOO_LOW`: 223 of the 229 that were measured are within 0.6 and 1.6."""
+    """All but one of a kind: NNN of the 229 that were measured are within 0.6 and 1.6."""
     cases = list(KINDS[kind]())
     planned = [(c.label, next(iter(prices(c.label).items()))) for c in cases if prices(c.label)]
     found = {
         label: us / measured()[label, schedule] for label, (schedule, us) in planned if (label, schedule) in measured()
     }
     assert len(found) > len(cases) / 2
-    outside = {label for label, ratio in found.items() if not 0.6 <= ratio <= 1.6}
-    assert len(outside - TOO_LOW) <= 1
-    assert outside & TOO_LOW == TOO_LOW & found.keys(), "some are foretold now: take them out"
+    assert sum(not 0.6 <= ratio <= 1.6 for ratio in found.values()) <= 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
