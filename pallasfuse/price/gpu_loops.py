@@ -53,9 +53,10 @@ _COLUMN_RATE = 1.7
 50 to 100 GB/s were measured on an H200, over 46 shapes."""
 
 
-_COLUMN_ELEMENT = 7.0
-"""A block that reduces columns takes so many operations for each element of a row. (60 reductions of images of 1,024 and 4,096
-positions with 8 to 640 columns on an H100, `benchmarks/xla_alone.py pieces`.)"""
+_COLUMN_ELEMENT, _FILLS = 7.0, 0.5
+"""A block that reduces columns takes so many operations for each element of a row, and this share of those that compute the
+element: the others run while it waits. (120 reductions of images of 256 to 4,096 positions with 8 to 2,048 columns,
+`benchmarks/xla_alone.py pieces`, and the gradients of a norm in one program, on an H100.)"""
 
 
 def operations_of(bodies: Sequence[Expr]) -> Operations:
@@ -234,10 +235,12 @@ def _column_us(fusion: LoopFusion, device: Device) -> float:
     run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
     elements = WARP * _neighbours_of_a_thread(columns, size)
-    vector = _COLUMN_ELEMENT * min(columns, elements) * device.multiprocessors / device.vector_gop_s
+    points = volume(frozenset(a for n in fusion.roots for a in (*n.axes, *n.reduced)))
+    each = operations_of(fusion.bodies).in_full / points + _LOADED * (len(_loaded(fusion)) - 1) + len(fusion.roots) - 1
+    vector = (_COLUMN_ELEMENT + _FILLS * each) * min(columns, elements) * device.multiprocessors / device.vector_gop_s
     return 1e-3 * _longest_column(fusion) * max(run / rate, vector)
 
 
 def _neighbours_of_a_thread(columns: int, size: float) -> int:
-    """Counts the neighbouring columns that a thread reduces, of elements of `size` bytes: as XLA chooses (`GetVectorSizeForMlir`)."""
+    """Counts the neighbouring columns that a thread reduces, of elements of `size` bytes, as XLA does (`GetVectorSizeForMlir`)."""
     return next((n for n in (4 if size <= 2 else 2, 2) if columns % n == 0 and columns >= n * WARP), 1)
