@@ -54,9 +54,11 @@ _COLUMN_RATE = 1.7
 
 
 _COLUMN_ELEMENT, _FILLS = 7.0, 0.5
-"""A block that reduces columns takes so many operations for each element of a row, and this share of those that compute the
-element: the others run while it waits. (120 reductions of images of 256 to 4,096 positions with 8 to 2,048 columns,
-`benchmarks/xla_alone.py pieces`, and the gradients of a norm in one program, on an H100.)"""
+"""A block that reduces columns waits as long as so many operations take for each element of a row, and for this share of those that
+compute the element: the others run meanwhile."""
+_FAR_BYTES, _NEARER = 1 << 24, 0.4
+"""A kernel that reads fewer bytes waits less for each of them, by a power of their share. (120 reductions of images of 256 to 4,096
+positions with 8 to 2,048 columns, `benchmarks/xla_alone.py pieces`, and 20 kernels of six programs, on an H100.)"""
 
 
 def operations_of(bodies: Sequence[Expr]) -> Operations:
@@ -237,7 +239,8 @@ def _column_us(fusion: LoopFusion, device: Device) -> float:
     elements = WARP * _neighbours_of_a_thread(columns, size)
     points = volume(frozenset(a for n in fusion.roots for a in (*n.axes, *n.reduced)))
     each = operations_of(fusion.bodies).in_full / points + _LOADED * (len(_loaded(fusion)) - 1) + len(fusion.roots) - 1
-    vector = (_COLUMN_ELEMENT + _FILLS * each) * min(columns, elements) * device.multiprocessors / device.vector_gop_s
+    waiting = _COLUMN_ELEMENT * min(1.0, fusion.read_bytes / _FAR_BYTES) ** _NEARER
+    vector = (waiting + _FILLS * each) * min(columns, elements) * device.multiprocessors / device.vector_gop_s
     return 1e-3 * _longest_column(fusion) * max(run / rate, vector)
 
 
