@@ -210,7 +210,7 @@ def _deephit(size: Size) -> Built:
     """This gives gradients of chances of several causes by month, with a loss of pairs, as DeepHit (Lee et al., 2018)."""
     import flax.linen as nn
 
-    b, features, n, months, causes = pick(size, (1021, 141, 256, 120, 3), (301, 61, 96, 60, 3), (9, 5, 8, 6, 2))
+    b, features, n, months, causes = pick(size, (1021, 141, 256, 120, 3), (301, 61, 96, 60, 3), (9, 5, 8, 6, 3))
     dtype = half(size)
 
     class Net(nn.Module):
