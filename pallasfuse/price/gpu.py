@@ -260,7 +260,7 @@ def _one(
     if by_warps and products and on_one == 1 and any(map(_stored_in_trips, works)):
         # nothing else runs while a trip turns its results for the stores
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
-    if by_warps and not products and any(map(_loads_pieces_at_once, works)):
+    if by_warps and not products and any(map(_reduces_pieces, works)):
         busy = max(busy, _joined([t.us for t in (*moving, *computing)], _WAITING_ALONE))
     if by_warps and products and not in_turn:
         # the first trip's loads and the last one's results have nothing beside them
@@ -284,7 +284,7 @@ def _begins_ahead(work: BlockWork) -> bool:
     return work.stages > 1 and any(a.pipelined for a in work.accesses) and not work.waits
 
 
-def _loads_pieces_at_once(work: BlockWork) -> bool:
+def _reduces_pieces(work: BlockWork) -> bool:
     """Does a block reduce what it loads, and is most of what it moves in pieces shorter than a line of a cache?"""
     moved = [(a.bytes, min(a.part_bytes or a.run_bytes, a.run_bytes)) for a in work.accesses]
     in_pieces = sum(size for size, run in moved if run < _LINE_BYTES)

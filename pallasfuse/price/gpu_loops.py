@@ -11,7 +11,7 @@ from itertools import pairwise, takewhile
 from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Expr, postorder
+from pallasfuse.ir.expr import Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.price.gpu_library import CACHED_SHARE, KEPT_OPERANDS, OVERLAP, STREAMED, launch, memory_us
 from pallasfuse.price.operations import Operations, count
@@ -80,8 +80,10 @@ def read_again(moved: float, device: Device) -> Term:
 
 def loop_on_gpu(fusion: LoopFusion, device: Device) -> Price:
     """Returns the price of a kernel of maps and reductions."""
-    work = operations_of(fusion.bodies)
-    work += Operations(sum(map(_reducing, fusion.roots)) + fusion.window_operations + _loads(fusion) + _divided(fusion))
+    own_work = operations_of(fusion.bodies)
+    work = own_work + Operations(
+        sum(map(_reducing, fusion.roots)) + fusion.window_operations + _loads(fusion) + _divided(fusion)
+    )
     moved = fusion.read_bytes + fusion.written_bytes + sum(read_from_memory(p, device) for p in fusion.pieces)
     kept = KEPT_OPERANDS if fusion.is_product else CACHED_SHARE
     memory = Term("device memory", moved, "B", memory_us(moved, device, _efficiency(fusion), kept))
@@ -89,7 +91,7 @@ def loop_on_gpu(fusion: LoopFusion, device: Device) -> Price:
         work = work.times(_CROWDED)
     vector, special = computed(work, device)
     idle = Term("too few rows", _rows(fusion), "rows", _idle_us(fusion, device))
-    column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, device))
+    column = Term("the longest column", _longest_column(fusion), "rows", _column_us(fusion, own_work, device))
     own = _threads(fusion, device)
     threads = max(fusion.threads, own)
     started_us = threads / (1e3 * device.multiprocessors * device.clock_ghz)  # one in each clock
@@ -227,23 +229,30 @@ def _longest_column(fusion: LoopFusion) -> float:
     return float(rows if rows <= LONGEST_COLUMN else math.ceil(math.sqrt(rows)))
 
 
-def _column_us(fusion: LoopFusion, device: Device) -> float:
-    """Returns the time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor."""
-    if not fusion.reads:
+def _column_us(fusion: LoopFusion, work: Operations, device: Device) -> float:
+    """Returns the time of a block that reduces columns: it reads a run of every row, at the rate of one multiprocessor.
+
+    work: of the whole kernel.
+    """
+    rows = _longest_column(fusion)
+    sizes = {x.tensor: dtypes.itemsize_bytes(x.dtype) for x in postorder(*fusion.bodies) if isinstance(x, Read)}
+    most = max((place for place in fusion.reads if place[0] in sizes), key=lambda p: fusion.reads[p], default=None)
+    if most is None or not rows:
         return 0.0
-    (_, axes), moved = max(fusion.reads.items(), key=lambda entry: entry[1])
+    tensor, axes = most
     columns = math.prod(a.extent for a in takewhile(lambda a: a not in fusion.reduced, reversed(axes)))
-    size = moved / max(1, math.prod(a.extent for a in axes))
+    size = sizes[tensor]
     run = min(_COLUMN_BYTES if columns < _MANY_COLUMNS else 2 * _COLUMN_BYTES, columns * size)
     rate = _COLUMN_RATE * device.cache_gb_s / device.multiprocessors
-    elements = WARP * _neighbours_of_a_thread(columns, size)
     points = volume(frozenset(a for n in fusion.roots for a in (*n.axes, *n.reduced)))
-    each = operations_of(fusion.bodies).in_full / points + _LOADED * (len(_loaded(fusion)) - 1) + len(fusion.roots) - 1
-    waiting = _COLUMN_ELEMENT * min(1.0, fusion.read_bytes / _FAR_BYTES) ** _NEARER
-    vector = (waiting + _FILLS * each) * min(columns, elements) * device.multiprocessors / device.vector_gop_s
-    return 1e-3 * _longest_column(fusion) * max(run / rate, vector)
+    again = sum(not fusion.reduced.isdisjoint(axes) for _, axes in _loaded(fusion)) - 1
+    each = work.in_full / max(1, points) + _LOADED * max(0, again) + len(fusion.roots) - 1
+    waiting = _COLUMN_ELEMENT * float(min(1.0, fusion.read_bytes / _FAR_BYTES) ** _NEARER)
+    elements = min(columns, WARP * _neighbours_of_a_thread(columns, size))
+    vector = (waiting + _FILLS * each) * elements * device.multiprocessors / device.vector_gop_s
+    return 1e-3 * rows * max(run / rate, vector)
 
 
-def _neighbours_of_a_thread(columns: int, size: float) -> int:
+def _neighbours_of_a_thread(columns: int, size: int) -> int:
     """Counts the neighbouring columns that a thread reduces, of elements of `size` bytes, as XLA does (`GetVectorSizeForMlir`)."""
     return next((n for n in (4 if size <= 2 else 2, 2) if columns % n == 0 and columns >= n * WARP), 1)

@@ -261,31 +261,30 @@ def _places(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool, few: 
             same[axis] = found
             left = left[: left.index(found)]
     joins = len(axes) < len(results) and len(same) == len(axes)  # along a new axis
-    if not few and len(axes) > len(results) > 0 and (merged := _merged(axes, results)) is not None:
-        return merged
-    return tuple(same.get(a, _ONE) for a in axes) if few or joins or len(same) == len(results) else tuple(results)
+    if few or joins or len(same) == len(results):
+        return tuple(same.get(a, _ONE) for a in axes)
+    merged = _merged(axes, results, fills=fills) if len(axes) > len(results) else None
+    return tuple(results) if merged is None else merged
 
 
-def _merged(axes: Sequence[Axis], results: Sequence[Axis]) -> tuple[Axis, ...] | None:
-    """Returns the axes along which an operand is read of which the result has neighbouring ones as one, or None if it has none.
+def _merged(axes: Sequence[Axis], results: Sequence[Axis], *, fills: bool) -> tuple[Axis, ...] | None:
+    """Returns the axes along which an operand is read of which the result has neighbouring ones as one, or None if it has not.
 
-    The longest of them stands for all: of a tensor that has only the others too little is counted. (Ten joins, slices and paddings
-    of reshaped maps, compiled for an H100: one kernel each, without memory for what is reshaped.)
+    One dimension of the result may have another length than those of the operand: it is cut, padded, or joined. The longest of
+    several stands for all: of a tensor that has only the others too little is counted. (Ten joins, slices and paddings of reshaped
+    maps, compiled for an H100: one kernel each, without memory for what is reshaped.)
     """
-    first = _in_order(axes, results)
-    last = tuple(reversed(_in_order(axes[::-1], results[::-1])))
-    after = sum(len(group) for group in last)
-    groups = [*first[: len(results) - len(last)], *last]
-    if len(groups) < len(results) - 1:
-        return None
-    if len(groups) < len(results):
-        before = sum(map(len, first))
-        groups.insert(len(first), axes[before : len(axes) - after])
-    places: list[Axis] = []
-    for group, result in zip(groups, results, strict=True):
-        longest = max(group, key=lambda a: a.extent, default=None)
-        places += [result if a == longest else _ONE for a in group]
-    return tuple(places) if len(places) == len(axes) else None
+    for at in range(len(results)):
+        first, last = _in_order(axes, results[:at]), _in_order(axes[::-1], results[:at:-1])
+        middle = axes[sum(map(len, first)) : len(axes) - sum(map(len, last))]
+        if len(first) + len(last) < len(results) - 1 or not middle:
+            continue
+        places: list[Axis] = []
+        for group, result in zip((*first, middle, *(g[::-1] for g in last[::-1])), results, strict=True):
+            longest = max(group, key=lambda a: a.extent) if fills or volume(group) >= result.extent else None
+            places += [result if a == longest else _ONE for a in group]
+        return tuple(places)
+    return None
 
 
 def _in_order(axes: Sequence[Axis], results: Sequence[Axis]) -> list[Sequence[Axis]]:

@@ -10,6 +10,7 @@ from pallasfuse.ir.axes import volume
 from pallasfuse.ir.loop_program import External
 from pallasfuse.jaxpr_frontend import convert
 from pallasfuse.price.moves import moves_as_maps, threads_of_joins
+from pallasfuse.price.xla import price_xla
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
 from pallasfuse.price.xla_habits import habits_on
 from pallasfuse.price.xla_kernels import xla_kernels
@@ -29,6 +30,10 @@ def program(function, *arguments):
 
 def kernels(function, *arguments, on=H200):
     return xla_kernels(program(function, *arguments), habits_on(on))
+
+
+def term(price, name):
+    return next(t for t in price.terms if t.name == name)
 
 
 def halves(x):
@@ -83,40 +88,50 @@ def outer(x, y):
 
 
 @pytest.mark.parametrize(
-    ("function", "structs", "read", "written"),
+    ("function", "structs", "moved"),
     [
         (
             lambda x, y, z, w: jnp.concatenate([outer(x, z), outer(y, z)]) * w[:, None],
             (struct(2048, 10), struct(2048, 15), struct(2048, 256), struct(51200)),
-            2048 * 10 + 2048 * 15 + 2048 * 256 + 51200,
-            51200 * 256,
-        ),
-        (
-            lambda x, y: jnp.tanh(jnp.concatenate([(x * 2).reshape(4, 999, -1), (y + 1).reshape(4, 999, -1)], 1)),
-            (struct(4, 999, 8, 64), struct(4, 999, 8, 64)),
-            2 * 4 * 999 * 512,
-            2 * 4 * 999 * 512,
+            2048 * 10 + 2048 * 15 + 2048 * 256 + 51200 + 51200 * 256,
         ),
         (
             lambda x, y: jnp.concatenate([(x * 2).reshape(-1), (y + 1).reshape(-1)]) * 3,
             (struct(999, 512), struct(999, 1024)),
-            999 * 1536,
-            999 * 1536,
+            2 * 999 * 1536,
         ),
         (
             lambda x, y: jnp.pad((x * y).reshape(4, 999, -1), ((0, 0), (0, 5), (0, 0))) * 2,
             (struct(4, 999, 8, 64), struct(4, 999, 8, 64)),
-            2 * 4 * 999 * 512,
-            4 * 1004 * 512,
+            2 * 4 * 999 * 512 + 4 * 1004 * 512,
         ),
     ],
-    ids=["outer products", "heads", "all in one dimension", "padded"],
+    ids=["outer products", "all in one dimension", "padded"],
 )
-def test_what_moves_an_array_of_merged_dimensions_computes_it(function, structs, read, written):
+def test_what_moves_an_array_of_merged_dimensions_computes_it(function, structs, moved):
     """As XLA compiles each of them for an H100: one kernel, and no memory for what is merged."""
     (one,) = kernels(function, *structs)
-    assert one.written_bytes == 4 * written
-    assert 4 * read <= one.read_bytes <= 1.05 * 4 * read
+    assert one.read_bytes + one.written_bytes <= 1.05 * 4 * moved
+    assert one.read_bytes + one.written_bytes >= 0.8 * 4 * moved  # of a shorter operand as little as of any other
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "several"), [(4, 999, 2), (4, 999, 3), (4, 999, 4), (4, 999, 8), (2, 512, 2)]
+)
+def test_arrays_of_merged_dimensions_are_joined_as_others_are(batch, rows, several):
+    """Where a joined dimension is as long as neighbouring ones of an operand are together, too."""
+
+    def joined(*arrays):
+        return jnp.concatenate([jnp.tanh(x * 2 + 1).reshape(batch, rows, -1) for x in arrays], 1)
+
+    (merged,) = kernels(joined, *(struct(batch, rows, 8, 64) for _ in range(several)))
+    (plain,) = kernels(joined, *(struct(batch, rows, 512) for _ in range(several)))
+    assert (merged.read_bytes, merged.written_bytes) == (plain.read_bytes, plain.written_bytes)
+    found, wanted = (
+        term(price_xla(program(joined, *(struct(batch, rows, *s) for _ in range(several))), H200), "vector units")
+        for s in ((8, 64), (512,))
+    )
+    assert found.amount == wanted.amount > 0
 
 
 def test_an_array_and_one_value_are_padded_rather_than_joined():

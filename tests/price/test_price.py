@@ -216,9 +216,9 @@ def together(exponent, *times):
 def test_a_block_waits_for_pieces_where_most_of_what_it_moves_is_in_them():
     piece, row = Access("x", 3e4, 64, 1e6, 1.0, False), Access("y", 2e4, 512, 1e6, 1.0, False)
     work = BlockWork(264, 8, 1, accesses=[piece, row], reductions=2)
-    assert gpu._loads_pieces_at_once(work)
-    assert not gpu._loads_pieces_at_once(replace(work, accesses=[piece, row, row]))
-    assert not gpu._loads_pieces_at_once(replace(work, reductions=0))
+    assert gpu._reduces_pieces(work)
+    assert not gpu._reduces_pieces(replace(work, accesses=[piece, row, row]))
+    assert not gpu._reduces_pieces(replace(work, reductions=0))
 
 
 def test_stores_to_the_cache_are_not_waited_for():

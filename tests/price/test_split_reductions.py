@@ -46,7 +46,7 @@ def test_reductions_are_split_as_xla_splits_them(shape, reduced, made):
     assert found == made
 
 
-@pytest.mark.parametrize("function", [jnp.sum, jnp.max, jnp.prod])
+@pytest.mark.parametrize("function", [jnp.sum, jnp.max, jnp.min, jnp.prod])
 def test_parts_reduce_what_the_whole_does(function):
     whole = program(lambda x: function(x * 2, (0, 2, 4)), (9, 2, 3, 4, 5))
     parts = split_reductions(whole)
@@ -54,6 +54,19 @@ def test_parts_reduce_what_the_whole_does(function):
     x = np.random.default_rng(0).uniform(0.5, 0.6, (9, 2, 3, 4, 5))
     before, after = (evaluate(p, {whole.inputs[0].name: x})[whole.outputs[0]] for p in (whole, parts))
     np.testing.assert_allclose(after, before, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("function", "made"),
+    [
+        (lambda x: x.transpose(0, 2, 1, 3).sum((2, 3)), [(8, 4, 16), (8, 4)]),
+        (lambda x: (x * 2).transpose(0, 2, 1, 3).sum((1, 3)), [(8, 4096)]),
+        (lambda x: jnp.exp(x - 1).transpose(3, 2, 1, 0).max((0, 2)), [(8, 4, 16), (4, 8)]),
+    ],
+)
+def test_transposed_arrays_are_reduced_as_they_lie(function, made):
+    nests = split_reductions(program(function, (8, 4096, 4, 16))).nests
+    assert [tuple(a.extent for a in n.axes) for n in nests if isinstance(n, Nest) and n.is_reduction] == made
 
 
 def test_products_stay_as_they_are():
