@@ -56,7 +56,7 @@ def _order(nest: Nest, maps: Mapping[str, Nest]) -> tuple[Axis, ...]:
     space = frozenset((*nest.axes, *nest.reduced))
     found: list[Read] = []
     waiting = _reads_of(nest.body, space)
-    seen = set(waiting)
+    seen = {x.tensor for x in waiting}
     while waiting:
         one = waiting.pop(0)
         source = maps.get(one.tensor)
@@ -64,12 +64,9 @@ def _order(nest: Nest, maps: Mapping[str, Nest]) -> tuple[Axis, ...]:
             found.append(one)
             continue
         own = dict(zip(source.axes, one.indices, strict=True))
-        inner = [
-            Read(x.tensor, tuple(own[a] for a in x.indices), x.dtype)
-            for x in _reads_of(source.body, frozenset(source.axes))
-        ]
-        waiting += [x for x in inner if x not in seen]
-        seen.update(inner)
+        inner = [x for x in _reads_of(source.body, frozenset(source.axes)) if x.tensor not in seen]
+        waiting += [read(x.tensor, (own[a] for a in x.indices), x.dtype) for x in inner]
+        seen.update(x.tensor for x in inner)
     return max(found, key=lambda x: dtypes.itemsize_bytes(x.dtype)).indices if found else ()
 
 

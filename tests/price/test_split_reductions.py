@@ -69,6 +69,16 @@ def test_transposed_arrays_are_reduced_as_they_lie(function, made):
     assert [tuple(a.extent for a in n.axes) for n in nests if isinstance(n, Nest) and n.is_reduction] == made
 
 
+def test_a_map_that_many_maps_read_is_looked_at_once():
+    def chained(x):
+        for _ in range(60):
+            x = x * x.transpose(0, 1, 2) + jnp.sin(x)
+        return x.sum((1, 3))
+
+    nests = split_reductions(program(chained, (8, 64, 4, 16))).nests
+    assert sum(isinstance(n, Nest) and n.is_reduction for n in nests) == 2
+
+
 def test_products_stay_as_they_are():
     product = program(lambda x, y: jnp.einsum("ijk,ilk->jl", x, y), (64, 8, 32), (64, 9, 32))
     assert split_reductions(product) is product
