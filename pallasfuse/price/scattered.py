@@ -30,9 +30,9 @@ _CHANGED = 0.35
 _WORD, _WORDS_CHANGED = 4, 0.7
 """The bytes that are added to in one step. Of smaller elements each is compared and exchanged by itself: so many, in the time of
 one sector."""
-_MET_CLOCKS = 3.4
-"""An addition waits so many clocks for the one before it at the same place. (A million numbers added to 1, 2 and 8 places on an
-H100: 2.0, 1.1 and 0.4 ms. Rows of several sectors take longer: 32,768 of 128 numbers to one place 0.17 ms, this is 0.07.)"""
+_MET_CLOCKS, _ROW_MET_CLOCKS = 3.4, 8.0
+"""An addition waits so many clocks for the one before it at the same place, of pieces of at most a sector and of longer ones. (A
+million numbers added to 1, 2 and 8 places on an H100: 2.0, 1.1 and 0.4 ms; 32,768 rows of 128 numbers to one place: 0.17 ms.)"""
 _TRIED_CLOCKS, _TRIED_AGAIN_CLOCKS = 0.016, 5.4e-5
 """An exchange of an element that is smaller than a word takes so many clocks for each thread that has the same word in mind, and
 for each pair of them: all but one try again. (Rows of 768 and 128 bfloat16, added to 1 to 128 rows on an H100: 0.2 ms to 1.4 s.)"""
@@ -87,7 +87,8 @@ def contended_us(pieces: Pieces, device: Device) -> float:
         return 0.0
     clock_us = 1e-3 / device.clock_ghz
     if not pieces.words:
-        return clock_us * _MET_CLOCKS * pieces.number * pieces.bytes / pieces.source_bytes
+        met = _MET_CLOCKS if pieces.bytes <= _SECTOR else _ROW_MET_CLOCKS
+        return clock_us * met * pieces.number * pieces.bytes / pieces.source_bytes
     updates = pieces.number * pieces.words
     together = min(updates, float(THREADS * device.multiprocessors)) * _WORD / pieces.source_bytes
     clocks = _TRIED_CLOCKS * together + _TRIED_AGAIN_CLOCKS * together**2 if together > 1.0 else 0.0
