@@ -173,10 +173,10 @@ def _masked(x: Any) -> Any:
     return jax.nn.softmax(jnp.where(seen, wide, -1e30), -1).astype(x.dtype)
 
 
-def _normalised(x: Any, centred: bool) -> Any:
+def _normalised(x: Any, centred: bool, axes: int | tuple[int, ...] = -1) -> Any:
     wide = x.astype(jnp.float32)
-    wide -= wide.mean(-1, keepdims=True) if centred else 0.0
-    return (wide * lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)).astype(x.dtype)
+    wide -= wide.mean(axes, keepdims=True) if centred else 0.0
+    return (wide * lax.rsqrt(jnp.mean(wide * wide, axes, keepdims=True) + 1e-6)).astype(x.dtype)
 
 
 def norms(platform: str) -> Iterator[Case]:
@@ -235,19 +235,13 @@ def pieces(platform: str) -> Iterator[Case]:
     kinds: dict[str, Callable[[Any], Any]] = {
         "means": lambda x: jnp.mean(x.astype(jnp.float32), (1, 3)),
         "moments": lambda x: (jnp.mean(x.astype(jnp.float32), (1, 3)), jnp.mean(x.astype(jnp.float32) ** 2, (1, 3))),
-        "norms": _normalised_in_groups,
+        "norms": lambda x: _normalised(x, centred=True, axes=(1, 3)),
     }
     shapes = itertools.product((256, 1024, 4096), (4, 32), (2, 10, 16, 20, 64))
     for (positions, groups, channels), dtype, (words, function) in itertools.product(
         shapes, ("float32", "bfloat16"), kinds.items()
     ):
         yield _case("pieces", words, function, ((8 // min(8, SHORTER[platform]), positions, groups, channels), dtype))
-
-
-def _normalised_in_groups(x: Any) -> Any:
-    wide = x.astype(jnp.float32)
-    wide -= wide.mean((1, 3), keepdims=True)
-    return (wide * lax.rsqrt(jnp.mean(wide * wide, (1, 3), keepdims=True) + 1e-5)).astype(x.dtype)
 
 
 def _as_choice(arrays: Sequence[Any]) -> Any:

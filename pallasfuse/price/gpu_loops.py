@@ -57,8 +57,8 @@ _COLUMN_ELEMENT, _FILLS = 7.0, 0.5
 """A block that reduces columns waits as long as so many operations take for each element of a row, and for this share of those that
 compute the element: the others run meanwhile."""
 _FAR_BYTES, _NEARER = 1 << 24, 0.4
-"""A kernel that reads fewer bytes waits less for each of them, by a power of their share. (120 reductions of images of 256 to 4,096
-positions with 8 to 2,048 columns, `benchmarks/xla_alone.py pieces`, and 20 kernels of six programs, on an H100.)"""
+"""A kernel that reads fewer bytes waits less for each of them, by a power of their share. (120 means and moments of images of 256
+to 4,096 positions with 8 to 2,048 columns, `benchmarks/xla_alone.py pieces`, and 20 kernels of six programs, on an H100.)"""
 
 
 def operations_of(bodies: Sequence[Expr]) -> Operations:

@@ -28,7 +28,7 @@ def _split(program: LoopProgram) -> LoopProgram:
 
 split_reductions = Recent(_split)
 """Returns the program with two nests or more for each reduction that XLA computes in several steps. (20 reductions of arrays of
-three to five dimensions, compiled for an H100, `ReductionSplitter`.)"""
+three to five dimensions, compiled for an H100, `ReductionSplitter`. A step of few elements shares a kernel with the other.)"""
 
 
 def _parts(nest: Nest, maps: Mapping[str, Nest]) -> tuple[Nest, ...]:

@@ -25,7 +25,7 @@ is, neighbours share these. (32 joins of arrays and gathers on an H100, `benchma
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """A program, whose moves are maps where a platform fuses them, and what is known of these."""
+    """A program as a platform computes it: maps for its moves, nests for steps of reductions, and what is known of the moves."""
 
     program: LoopProgram
     places_of_their_own: frozenset[str] = frozenset()
@@ -99,4 +99,4 @@ def _find(program: LoopProgram) -> Moves:
 
 
 moves_of = Recent(_find)
-"""Returns a program as a platform sees it that fuses its moves."""
+"""Returns a program as a platform computes it that fuses its moves and reduces in steps."""

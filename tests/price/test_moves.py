@@ -15,6 +15,7 @@ from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque
 from pallasfuse.price.xla_habits import habits_on
 from pallasfuse.price.xla_kernels import xla_kernels
 from pallasfuse.targets import XLA_CPU
+from tests.price.test_price import term
 
 H200 = device.find("NVIDIA H200", "gpu")
 f32 = jnp.float32
@@ -30,10 +31,6 @@ def program(function, *arguments):
 
 def kernels(function, *arguments, on=H200):
     return xla_kernels(program(function, *arguments), habits_on(on))
-
-
-def term(price, name):
-    return next(t for t in price.terms if t.name == name)
 
 
 def halves(x):

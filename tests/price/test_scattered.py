@@ -67,6 +67,8 @@ def test_updates_that_meet_at_one_place(rows, width, places, size, measured_us):
 
 def test_updates_that_do_not_meet():
     assert contended_us(Pieces(MANY, 4.0, 4.0 * MANY, combined=True), H100) < 0.01
+    rows = contended_us(Pieces(32768, 512.0, 512.0, combined=True), H100)  # of 128 float32, to one place: 170 us
+    assert 0.8 < rows / 170 < 1.1
     assert contended_us(Pieces(4096, 1536.0, 1536.0 * 32768, 768, combined=True), H100) == 0.0
     assert contended_us(Pieces(4096, 1536.0, 1536.0, 768), H100) == 0.0  # put in place of what is there
     assert contended_us(Pieces(5, 8.0, 0.0, 4, combined=True), H100) == 0.0

@@ -45,7 +45,8 @@ def program(function, *shapes):
     ],
 )
 def test_reductions_are_split_as_xla_splits_them(shape, reduced, made):
-    """As XLA compiles each of them for an H100; a few outermost rows are reduced with the innermost ones."""
+    """As XLA compiles all but the last three for an H100 (those have neighbours only); a few outermost rows are reduced with the
+    innermost ones."""
     nests = split_reductions(program(lambda x: x.sum(reduced), shape)).nests
     found = [tuple(a.extent for a in n.axes if a.extent > 1) for n in nests if isinstance(n, Nest) and n.is_reduction]
     assert found == made
