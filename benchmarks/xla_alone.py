@@ -17,6 +17,8 @@ Kinds of programs:
 - `sorts`: rows that are sorted, alone and with others, and their positions.
 - `draws`: uniform and normal numbers.
 - `pieces`: means and norms of groups of channels over all positions of an image: what is reduced lies in short pieces.
+- `gathers`: elements, and runs of eight, that positions choose within rows: the same positions for all rows, and others for each.
+- `columns of maps`: columns of values that are computed, which few blocks reduce.
 - `joins`: arrays, and rows that positions choose, side by side: as concatenations, and as choices between padded arrays.
 
 Times are microseconds, sums of kernel times on a GPU and wall times on a CPU, which must be otherwise idle.
@@ -29,7 +31,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -64,6 +66,8 @@ class Case:
     label: str
     function: Callable[..., Any]
     structs: tuple[jax.ShapeDtypeStruct, ...]
+    below: int = 1000
+    """Whole numbers among the arguments are drawn from 0 up to this."""
 
 
 def reductions(kind: str, elements: int) -> Iterator[Case]:
@@ -244,6 +248,40 @@ def pieces(platform: str) -> Iterator[Case]:
         yield _case("pieces", words, function, ((8 // min(8, SHORTER[platform]), positions, groups, channels), dtype))
 
 
+def gathers(platform: str) -> Iterator[Case]:
+    """Yields choices of elements within rows, of 2^23 elements together."""
+    forms: dict[str, tuple[Callable[..., Any], int, int]] = {
+        "of all rows": (lambda x, i: x[:, i], 1, 1),
+        "few of all rows": (lambda x, i: x[:, i], 8, 1),
+        "of each row": (lambda x, i: jnp.take_along_axis(x, i, 1), 1, 1),
+        "runs of all rows": (lambda x, i: x[:, i], 1, 8),
+    }
+    for length, dtype, (words, (take, fewer, run)) in itertools.product(
+        (24, 120, 1000, 8192, 65536), ("float32", "bfloat16"), forms.items()
+    ):
+        rows = (1 << 23) // (SHORTER[platform] * length * run)
+        shape = (rows, length) if run == 1 else (rows, length, run)
+        positions = (rows, length) if words == "of each row" else (length // fewer,)
+        case = _case("gathers", words, take, (shape, dtype), (positions, "int32"))
+        yield replace(case, below=length)
+
+
+MAPS_OF_COLUMNS: dict[str, Callable[[Any], Any]] = {
+    "sum of exponentials": lambda x: jnp.exp(x).sum(1), "sum of gelu": lambda x: jax.nn.gelu(x).sum(1),
+    "variance": lambda x: x.var(1), "softmax": lambda x: jax.nn.softmax(x, 1),
+}  # fmt: skip
+
+
+def columns_of_maps(platform: str) -> Iterator[Case]:
+    """Yields reductions of computed values along columns, [kept, reduced, columns], by few blocks and by many."""
+    shapes = ((8, 1024, 64), (32, 1024, 64), (1, 4096, 1024), (64, 300, 96), (2, 8192, 333), (256, 196, 768))
+    for (kept, reduced, columns), dtype, (words, reduce) in itertools.product(
+        shapes, ("float32", "bfloat16"), MAPS_OF_COLUMNS.items()
+    ):
+        shape = (-(-kept // SHORTER[platform]), reduced, columns)
+        yield _case("columns of maps", words, lambda x, f=reduce: f(x.astype(jnp.float32)), (shape, dtype))
+
+
 def _as_choice(arrays: Sequence[Any]) -> Any:
     """Arrays side by side, each position of a row from one of them, as the rule for concatenations writes it."""
     if len(arrays) == 1:
@@ -284,16 +322,16 @@ def joins(platform: str) -> Iterator[Case]:
 
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
-    "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins,
+    "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 
 
-def _drawn(structs: Sequence[jax.ShapeDtypeStruct]) -> Iterator[Any]:
+def _drawn(case: Case) -> Iterator[Any]:
     """Yields arrays of numbers in no order, of which all functions are defined."""
-    for at, struct in enumerate(structs):
-        found = jax.random.uniform(jax.random.key(at), struct.shape, jnp.float32, 0.25, 1.25)
-        yield (1000 * found if jnp.issubdtype(struct.dtype, jnp.integer) else found).astype(struct.dtype)
+    for at, struct in enumerate(case.structs):
+        found = jax.random.uniform(jax.random.key(at), struct.shape)
+        yield (case.below * found if jnp.issubdtype(struct.dtype, jnp.integer) else 0.25 + found).astype(struct.dtype)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -314,7 +352,7 @@ def main(words: Sequence[str] | None = None) -> None:
     rows = []
     print(f"{'program':42} {'us':>9} {'price':>9} {'ratio':>6}")
     for case, call in zip(cases, calls, strict=True):
-        us = microseconds(call, *_drawn(case.structs))
+        us = microseconds(call, *_drawn(case))
         price_us = price_xla(convert(flatten(jax.make_jaxpr(case.function)(*case.structs))).program, device).us
         rows.append([case.label, round(us, 2), round(price_us, 2)])
         print(f"{case.label:42} {us:9.1f} {price_us:9.1f} {price_us / us:6.2f}", flush=True)

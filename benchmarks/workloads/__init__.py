@@ -98,6 +98,9 @@ from benchmarks.workloads import (  # noqa: F401  (each registers its programs)
     twenty_second_models,
     twenty_second_numerics,
     twenty_second_training,
+    twenty_third_models,
+    twenty_third_numerics,
+    twenty_third_training,
     unseen,
     unseen_models,
 )

@@ -89,6 +89,8 @@ class External:
     form: ExternalForm = "whole"
     run: int = field(default=0, compare=False, repr=False)
     """The elements that lie side by side in each piece that positions, its second operand, choose; 0: none choose any."""
+    within: int = field(default=0, compare=False, repr=False)
+    """The elements of its first operand, one after the other, within which neighbouring pieces are chosen; 0: all of them."""
     combines: bool = field(default=False, compare=False, repr=False)
     """An update makes one element of those that are there and those that come."""
     work: PlainWork | None = field(default=None, compare=False, repr=False)

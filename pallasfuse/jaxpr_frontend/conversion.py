@@ -26,7 +26,14 @@ from pallasfuse.jaxpr_frontend.dimensions import Dimensions, Symbol
 from pallasfuse.jaxpr_frontend.inlining import ALL_CALLS, bodies, flatten, fused_calls, left_by_user
 from pallasfuse.jaxpr_frontend.lookups import with_lookups
 from pallasfuse.jaxpr_frontend.names import tensor_names
-from pallasfuse.jaxpr_frontend.plain_work import chosen_by_platform, combines, operation_of, run_of, work_of
+from pallasfuse.jaxpr_frontend.plain_work import (
+    chosen_by_platform,
+    chosen_within,
+    combines,
+    operation_of,
+    run_of,
+    work_of,
+)
 from pallasfuse.jaxpr_frontend.plans import Plan, Rule, dtype_of, flat, shape_of
 from pallasfuse.jaxpr_frontend.rebuilding import rewritten
 from pallasfuse.jaxpr_frontend.term_products import terms_apart
@@ -386,7 +393,8 @@ class _Naming:
                     name, axes = self._tensor_names[var], self._over(symbols)
                     yield External(
                         name, axes, dtype_of(var), operands, reason, source, form=form, run=run_of(step.eqn),
-                        combines=combines(step.eqn), work=work, operation=operation and f"{n} of {operation}",
+                        within=chosen_within(step.eqn), combines=combines(step.eqn), work=work,
+                        operation=operation and f"{n} of {operation}",
                     )  # fmt: skip
             case Plan() as plan:
                 var = step.eqn.outvars[0]

@@ -83,6 +83,26 @@ def run_of(eqn: JaxprEqn) -> int:
     return run
 
 
+def chosen_within(eqn: JaxprEqn) -> int:
+    """Returns how many elements, one after the other, positions choose from for neighbours in a gather's result; 0: from all.
+
+    The outer dimensions of the result are those of the operand, as long as both begin with the same ones, whole.
+    """
+    if eqn.primitive.name != "gather" or any(not isinstance(n, int) for a in eqn.invars for n in shape_of(a)):
+        return 0
+    numbers: Any = eqn.params["dimension_numbers"]
+    source, result = shape_of(eqn.invars[0]), shape_of(eqn.outvars[0])
+    batch = [d for d in range(len(result)) if d not in numbers.offset_dims]
+    own = [d for d in range(len(source)) if d not in {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}]
+    from_dimension = dict(zip(numbers.offset_dims, own, strict=True))
+    for at, of_positions in zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True):
+        from_dimension[batch[of_positions]] = at
+    outer = 0
+    while outer < len(source) and from_dimension.get(outer) == outer and result[outer] == source[outer]:
+        outer += 1
+    return math.prod(source[outer:])
+
+
 def combines(eqn: JaxprEqn) -> bool:
     """Does an update make one element of what is there and what comes, rather than to put one in the place of the other?"""
     return eqn.primitive.name.startswith("scatter-")

@@ -16,6 +16,7 @@ from pallasfuse.ir.loop_program import Nest
 from pallasfuse.price.gpu_library import CACHED_SHARE, KEPT_OPERANDS, OVERLAP, STREAMED, launch, memory_us
 from pallasfuse.price.operations import Operations, count
 from pallasfuse.price.scattered import cached_read, read_from_memory
+from pallasfuse.price.stored_terms import neighbours_of_a_thread
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.price.xla_forms import LoopFusion, Place
 from pallasfuse.price.xla_habits import LONGEST_COLUMN
@@ -249,14 +250,6 @@ def _column_us(fusion: LoopFusion, work: Operations, device: Device) -> float:
     each = work.in_full / max(1, points) + _LOADED * max(0, again) + len(fusion.roots) - 1
     waiting = _COLUMN_ELEMENT * float(min(1.0, fusion.read_bytes / _FAR_BYTES) ** _NEARER)
     longest = max((sizes[t] for t, along in fusion.reads if t in sizes and fusion.reduced & {*along}), default=size)
-    elements = min(columns, WARP * _neighbours_of_a_thread(columns, longest))
+    elements = min(columns, WARP * neighbours_of_a_thread(columns, longest))
     vector = (waiting + _FILLS * each) * elements * device.multiprocessors / device.vector_gop_s
     return 1e-3 * rows * max(run / rate, vector)
-
-
-def _neighbours_of_a_thread(columns: int, size: int) -> int:
-    """Counts the neighbouring columns that a thread reduces, of elements of at most `size` bytes (`GetVectorSizeForMlir`).
-
-    That longer elements beside short ones make it two agrees with one measured update by sums; XLA's own rule was not read.
-    """
-    return next((n for n in (4 if size <= 2 else 2, 2) if columns % n == 0 and columns >= n * WARP), 1)

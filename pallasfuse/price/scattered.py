@@ -2,7 +2,8 @@
 
 A piece comes in whole sectors, from where its source is found: tensors of some 100 kB stay beside each multiprocessor, others in
 the cache of all of them, and what is larger comes from memory, of which a piece takes two sectors. (Gathers and sums of segments
-of 16 million elements in pieces of 1 to 256, from and to tensors of 1 kB to 64 MB, on an H100.)
+of 16 million elements in pieces of 1 to 256, from and to tensors of 1 kB to 64 MB, on an H100.) Where positions choose within a
+row only, neighbours share its sectors. (40 gathers from rows of 48 bytes to 2 MB, `benchmarks/xla_alone.py gathers`.)
 """
 
 import math
@@ -25,6 +26,8 @@ NEAR_BYTES = 1 << 17
 """A tensor of so many bytes is found beside each multiprocessor."""
 _ANYWHERE = 0.55
 """Reads of pieces reach this share of the bandwidth that the cache has for reads in order."""
+_OF_A_BLOCK = 4 * 128
+"""The elements that XLA's blocks of threads compute each, of those that they have in order."""
 _CHANGED = 0.35
 """Changes of sectors in the cache reach this share of its bandwidth."""
 _WORD, _WORDS_CHANGED = 4, 0.7
@@ -51,20 +54,41 @@ class Pieces:
     """The elements of each piece that are changed one by one; 0: all of a sector at once."""
     combined: bool = False
     """Is each made one with what is there, rather than put in its place?"""
+    parts: float = 1.0
+    """The equal parts of the tensor, one after the other, within each of which as many pieces lie: neighbours in one of them."""
+    elements: float = 1.0
+    """The elements of each."""
 
 
 def cached_read(pieces: Pieces, device: Device) -> float:
-    """Returns the bytes that the cache could bring, in order, in the time in which it brings these pieces."""
-    if not NEAR_BYTES < pieces.source_bytes <= device.found_bytes:
+    """Returns the bytes that the cache could bring, in order, in the time in which it brings these pieces.
+
+    A block takes a sector once, however many of its pieces lie in there.
+    """
+    if pieces.source_bytes <= NEAR_BYTES or pieces.source_bytes / pieces.parts > device.found_bytes:
         return 0.0
-    return pieces.number * _rounded(pieces.bytes, _SECTOR) / _ANYWHERE
+    of_block = max(1.0, _OF_A_BLOCK / pieces.elements)
+    of_part = min(of_block, pieces.number / pieces.parts)
+    met = _places_met(of_part * math.ceil(pieces.bytes / _SECTOR), pieces.source_bytes / pieces.parts / _SECTOR)
+    return pieces.number / of_part * met * _SECTOR / _ANYWHERE
+
+
+def _places_met(drawn: float, places: float) -> float:
+    """Returns the number of different places among some that are drawn, each from all of them: at most as many as are drawn."""
+    return places * -math.expm1(-drawn / places) if places else 0.0
 
 
 def read_from_memory(pieces: Pieces, device: Device) -> float:
-    """Returns the bytes that come from memory beyond those of the tensor, or of its elements that are wanted."""
+    """Returns the bytes that come from memory beyond those of the tensor, or of its elements that are wanted.
+
+    Those of a part that is found in the cache come once.
+    """
     if pieces.source_bytes <= device.found_bytes:
         return 0.0
     moved = pieces.number * _rounded(pieces.bytes, _FROM_MEMORY)
+    part = pieces.source_bytes / pieces.parts
+    if part <= device.found_bytes:
+        moved = pieces.parts * _places_met(moved / pieces.parts / _FROM_MEMORY, part / _FROM_MEMORY) * _FROM_MEMORY
     return max(0.0, moved - min(pieces.number * pieces.bytes, pieces.source_bytes))
 
 
@@ -160,5 +184,8 @@ def pieces_changed(update: External, known: Mapping[str, Tensor | Nest | Externa
 
 
 def _pieces(node: External, elements: int, source: Tensor | Nest | External) -> Pieces:
-    size = dtypes.itemsize_bytes(source.dtype)
-    return Pieces(elements / node.run, float(node.run * size), float(volume(source.axes) * size))
+    size, all_of_them = dtypes.itemsize_bytes(source.dtype), volume(source.axes)
+    parts = all_of_them / node.within if node.within else 1.0
+    return Pieces(
+        elements / node.run, float(node.run * size), float(all_of_them * size), parts=parts, elements=float(node.run)
+    )

@@ -14,12 +14,13 @@ from functools import lru_cache
 from pallasfuse.first_time import Recent
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, postorder, read, reads_in, substitute
+from pallasfuse.ir.expr import Apply, Expr, Read, Renamings, applied_in, postorder, read, reads_in, substitute
 from pallasfuse.ir.lookup import Lookup
 from pallasfuse.ir.loop_program import External, LoopProgram, Nest, bytes_by_name
 from pallasfuse.price import instruction_fusion
 from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
+from pallasfuse.price.stored_terms import stored_before
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
@@ -29,7 +30,7 @@ from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_reductions import is_product, product_operands
 from pallasfuse.price.xla_rows import Loop, diamonds_in, inner_reductions, row_fusions
 from pallasfuse.price.xla_stored import stored_to_save_work
-from pallasfuse.price.xla_vectors import stored_matrix, stored_terms, turned_elements
+from pallasfuse.price.xla_vectors import stored_matrix, turned_elements
 
 
 @dataclass(slots=True)
@@ -88,6 +89,8 @@ def xla_kernels(
     given = frozenset(t.name for t in program.inputs)
     shared = frozenset(t for t, n in readers.items() if n > 1) - given
     stored_operands: dict[Expr, Nest] = {}
+    stored_parts: dict[Expr, Expr] = {}
+    """What reductions have stored before them, and what reads it."""
     by_library: set[str] = set()
     by_work: dict[int, str] = {}
     """The first result of each operation without a nest, by the identity of its work."""
@@ -135,22 +138,27 @@ def xla_kernels(
         if node.reducer is None and node.name not in kept:
             continue
         body = bodies[node.name]
+        if stored_parts and (parts := stored_parts.keys() & applied_in(body)):
+            body = substitute(body, {p: stored_parts[p] for p in parts})
         above.add(node.name, body.tensors)
         operands = product_operands(node.reduced, body) if is_product(node) else None
         if operands is None:
-            terms = stored_terms(node, body, by_library, habits)
-            if terms is not None:
-                above.add(terms.name, body.tensors)
-                above.add(node.name, (terms.name,))
-                loops.append((terms, terms.body))
-                apart.add(terms.name)
-                body = Read(terms.name, terms.axes, terms.dtype)
+            before = stored_before(node, body, by_library, habits) if rows.inner.isdisjoint(body.tensors) else {}
+            for part, nest in before.items():
+                above.add(nest.name, part.tensors)
+                loops.append((nest, part))
+                if part is body:
+                    apart.add(nest.name)
+                stored_parts[part] = _read_of(nest)
+            if before:
+                body = substitute(body, {p: stored_parts[p] for p in before})
+                above.add(node.name, body.tensors)
             matrix = stored_matrix(node, body, by_library, habits)
             if matrix is not None:
                 stored = stored_as(matrix, node)
                 apart.add(stored.name)
                 above.add(node.name, (stored.name,))
-                body = substitute(body, {matrix: Read(stored.name, stored.axes, stored.dtype)})
+                body = substitute(body, {matrix: _read_of(stored)})
             loops.append((node, body))
             continue
         alone = shared.isdisjoint(node.reads)
@@ -175,6 +183,10 @@ def xla_kernels(
             of.read_once(fusion, sizes)
         fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     return [*kernels, *found]
+
+
+def _read_of(nest: Nest) -> Expr:
+    return read(nest.name, nest.axes, nest.dtype)
 
 
 def _fused(

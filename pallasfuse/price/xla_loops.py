@@ -11,7 +11,7 @@ from pallasfuse.ir.axes import Axis, volume
 from pallasfuse.ir.expr import Apply, Expr
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.plain_work import Drawn, Running
-from pallasfuse.price.moves import MOST_REPEATED
+from pallasfuse.price.stored_terms import is_shorter_inside
 from pallasfuse.price.xla_forms import LoopFusion, Opaque, Place, XlaKernel
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_products import places
@@ -125,8 +125,8 @@ def with_short_reductions(
             f for f in left
             if f is not fusion and made.isdisjoint(f.makes) and any(tensor in made for tensor, _ in f.reads)
         ]  # fmt: skip
-        space = volume({a for n in fusion.roots for a in (*n.axes, *n.reduced)})
-        if not readers or (len(readers) - 1) * space > MOST_REPEATED:
+        parts = [list(zip(f.roots, f.bodies, strict=True)) for f in readers]
+        if not readers or not all(is_shorter_inside(n, b, parts, habits) for n, b in roots):
             continue
         left = [f for f in left if f is not fusion]
         for reader in readers:

@@ -45,7 +45,25 @@ def inner_reductions(
     for loop in loops:
         for tensor in rows.keys() & loop[1].tensors:
             readers[tensor].append(loop)
-    return frozenset(n for n, row in rows.items() if readers[n] and all(_along(row, r, habits) for r in readers[n]))
+    found = frozenset(n for n, row in rows.items() if readers[n] and all(_along(row, r, habits) for r in readers[n]))
+    return found | _ended(loops, found, outside, habits)
+
+
+def _ended(loops: Sequence[Loop], inner: Set[str], outside: Collection[str], habits: Habits) -> frozenset[str]:
+    """Returns the reductions of what inner ones make which are read by one map, a number of each row: the kernel ends with it."""
+    last = {
+        nest.name: nest for nest, body in loops
+        if nest.name not in inner and nest.name not in outside and not inner.isdisjoint(body.tensors)
+        and _is_row(nest, body, habits)
+    }  # fmt: skip
+    readers: dict[str, list[Nest]] = {name: [] for name in last}
+    for nest, body in loops:
+        for tensor in last.keys() & body.tensors:
+            readers[tensor].append(nest)
+    return frozenset(
+        name for name, nest in last.items()
+        if len(readers[name]) == 1 and not readers[name][0].is_reduction and {*readers[name][0].axes} == {*nest.axes}
+    )  # fmt: skip
 
 
 def row_fusions(loops: Sequence[Loop], inner: Collection[str]) -> Iterator[LoopFusion]:

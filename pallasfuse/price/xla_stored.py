@@ -21,13 +21,13 @@ _CYCLES: Mapping[str, float] = {
     "atan2": 431, "cbrt": 178, "cos": 978, "div": 19, "exp": 79, "exp2": 79, "expm1": 190, "log": 166, "log1p": 229,
     "logistic": 105, "pow": 510, "rsqrt": 75, "sin": 958, "sqrt": 75, "tanh": 467,
 }  # fmt: skip
-_CHEAP, _INTEGER_DIVISION = 5.0, 300.0
+CHEAP, _INTEGER_DIVISION = 5.0, 300.0
 _BUILT_IN = frozenset({"exp", "exp2", "log"})
 """Operations that a device has for bfloat16: XLA takes these for cheap."""
-_CYCLES_PER_BYTE = 18.8
+CYCLES_PER_BYTE = 18.8
 """Cycles of all multiprocessors, for one element each, in the time in which one byte comes from memory. From functions of one
 and of two readers, which are stored from 158 cycles on, and not at 150."""
-_LAUNCH_BYTES = 3.35e6
+LAUNCH_BYTES = 3.35e6
 """The bytes that come from memory in the microsecond that XLA takes a launch for."""
 _APART = 0.05
 """The share of the shorter one of computing and moving that the longer one does not hide."""
@@ -110,18 +110,18 @@ def _chosen(costs: Sequence[tuple[float, float]], bits: int) -> Iterator[tuple[f
 
 def _is_longer_inside(elements: int, size: int, cycles: float, moved: float, readers: Iterable[_Reader]) -> bool:
     """Do readers that compute a map by themselves take longer, than the map and its readers take apart?"""
-    apart = _bytes(cycles, moved + size) * elements + _LAUNCH_BYTES
+    apart = bytes_in_time_of(cycles, moved + size) * elements + LAUNCH_BYTES
     inside = 0.0
     for reader in readers:
         again = 1.0 + _AGAIN * (reader.times - 1.0) if reader.times > 1.0 else reader.times
         apart += (size * again + reader.moved) * elements
-        inside += _bytes(cycles * reader.times, moved * again + reader.moved) * elements
+        inside += bytes_in_time_of(cycles * reader.times, moved * again + reader.moved) * elements
     return apart < inside
 
 
-def _bytes(cycles: float, moved: float) -> float:
+def bytes_in_time_of(cycles: float, moved: float) -> float:
     """The bytes that are moved in the time that a kernel takes which computes and moves so much."""
-    computed = cycles / _CYCLES_PER_BYTE
+    computed = cycles / CYCLES_PER_BYTE
     return max(computed, moved) + _APART * min(computed, moved)
 
 
@@ -188,9 +188,14 @@ def _own(body: Expr, axes: tuple[Axis, ...]) -> _Map:
         if isinstance(node, Read):
             reads[node.tensor] = max(reads.get(node.tensor, 0.0), volume(node.indices) / elements)
         elif isinstance(node, Apply):
-            divides = node.op in ("div", "rem") and dtypes.is_integer(node.dtype)
-            each = _INTEGER_DIVISION if divides else _CYCLES.get(node.op, _CHEAP)
-            if node.op in _BUILT_IN and node.dtype == "bfloat16":
-                each = _CHEAP
-            cycles += each * volume(node.axes) / elements
+            cycles += cycles_of(node) * volume(node.axes) / elements
     return _Map(cycles, tuple(reads.items()))
+
+
+def cycles_of(node: Apply) -> float:
+    """Returns the clock cycles that XLA takes an operation for."""
+    if node.op in ("div", "rem") and dtypes.is_integer(node.dtype):
+        return _INTEGER_DIVISION
+    if node.op in _BUILT_IN and node.dtype == "bfloat16":
+        return CHEAP
+    return _CYCLES.get(node.op, CHEAP)

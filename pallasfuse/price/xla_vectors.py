@@ -1,47 +1,24 @@
-"""Products of a vector and a matrix as XLA computes them: what it stores before it sums on a GPU, and what it transposes on a CPU.
+"""Products of a vector and a matrix as XLA computes them: what it stores before them on a GPU, and what it transposes on a CPU.
 
-A small one is a reduction. Where few blocks would sum its columns, XLA's model of fusion stores the terms first, by many blocks. A
-large one is a library's kernel, which reads a matrix that is stored: one that is computed, but by a cast, is written before.
-(128 products of eight forms and 16 large ones, compiled for an H100.)
+A small one is a reduction (`stored_terms`). A large one is a library's kernel, which reads a matrix that is stored: one that is
+computed, but by a cast, is written before. (16 large ones, compiled for an H100.)
 """
 
 from collections.abc import Mapping, Set
 
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.dtypes import itemsize_bytes
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.ir.reducers import SUM
-from pallasfuse.price.xla_habits import LONGEST_COLUMN, Habits
-from pallasfuse.price.xla_products import as_read, ends_in, without_casts
-
-_WIDE = 4
-"""With fewer columns for each row few blocks reduce them, and XLA stores the terms of a product before."""
-_WIDE_BYTES = 6000
-"""With fewer bytes in a row of terms, too. Both limits are between the 35 shapes of plain products where it begins to, in bfloat16
-(2048 and 4096 columns) and float32 (1024 and 1920); both grow with what is computed for a term besides its product."""
-
-
-def stored_terms(node: Nest, body: Expr, products: Set[str], habits: Habits) -> Nest | None:
-    """Returns the terms of a small product that is summed along rows which lie apart, where they are stored, rounded.
-
-    products: the tensors that a library makes: what is computed from these is part of the library's call.
-    """
-    matrix = _matrix_of(node, body)
-    if matrix is None or volume(_space_of(node)) >= habits.smallest_product:
-        return None
-    order = as_read(matrix)
-    rows, columns = volume(node.reduced), volume(node.axes)
-    steps = 1 + _operations(matrix, products)
-    if rows > LONGEST_COLUMN or ends_in(order, frozenset(node.reduced)):
-        return None
-    if columns >= steps * _WIDE * rows or columns * itemsize_bytes(node.dtype) >= steps * _WIDE_BYTES:
-        return None
-    return Nest(f"{node.name}.terms", order, body, node.dtype)
+from pallasfuse.price.xla_habits import Habits
+from pallasfuse.price.xla_products import without_casts
 
 
 def stored_matrix(node: Nest, body: Expr, products: Set[str], habits: Habits) -> Expr | None:
-    """Returns the matrix of a large product where it is computed, and stored for that. products: as of `stored_terms`."""
+    """Returns the matrix of a large product where it is computed, and stored for that.
+
+    products: the tensors that a library makes: what is computed from these is part of the library's call.
+    """
     matrix = _matrix_of(node, body) if is_large(node, body, habits) else None
     return matrix if matrix is not None and _operations(matrix, products) else None
 

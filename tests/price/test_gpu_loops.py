@@ -167,7 +167,7 @@ def test_random_numbers_are_computed_where_one_loop_reads_them():
     assert us(drawn, key) == pytest.approx(4.3, rel=0.3)
 
     def sums(key):
-        numbers = jax.random.uniform(jax.random.wrap_key_data(key), (4096, 1024))
+        numbers = jax.random.uniform(jax.random.wrap_key_data(key), (1024, 16384))
         return numbers.sum(0), numbers.sum(1)
 
     for function, stored in ((drawn, False), (sums, True)):

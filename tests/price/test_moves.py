@@ -257,14 +257,16 @@ def test_reductions_of_a_few_elements_are_no_kernels_of_their_own():
     assert len(lanes) == 1 and lanes[0].is_row
 
 
-def test_what_many_kernels_would_repeat_is_stored():
+def test_what_several_kernels_would_reduce_again_is_stored_where_it_is_small():
+    """As XLA compiles it for an H100; between, one of the kernels stores it for the other."""
+
     def distances(x, y):
         d = ((x[:, None] - y[None]) ** 2).sum(-1)
         return d.max(0), jnp.tanh(d).sum(1)
 
     large, small = (kernels(distances, struct(n, 3), struct(n, 3)) for n in (8192, 64))
-    assert max(k.written_bytes for k in large) == 8192 * 8192 * 4
-    assert max(k.written_bytes for k in small) == 64 * 4
+    assert max(k.written_bytes for k in large) == 8192 * 4
+    assert max(k.written_bytes for k in small) == 64 * 64 * 4
 
 
 def test_an_operand_that_takes_more_to_read_than_it_has_is_stored_before_a_product():
