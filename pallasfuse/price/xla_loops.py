@@ -113,7 +113,9 @@ def with_short_reductions(
 ) -> list[LoopFusion]:  # fmt: skip
     """Returns the fusions, in the same order, with the short reductions inside of those that read them.
 
-    outside: tensors that somebody else reads, too: these are stored. The fusions that read such reductions are changed.
+    outside: tensors that somebody else reads, too: these are stored. The fusions that read such reductions are changed. What
+    keeps rows on the chip shares what is stored with others, rather than compute it, too (seen in one program: softmaxes of
+    distances in both directions).
     """
     left = list(fusions)
     for fusion in reversed(fusions):
@@ -126,7 +128,9 @@ def with_short_reductions(
             if f is not fusion and made.isdisjoint(f.makes) and any(tensor in made for tensor, _ in f.reads)
         ]  # fmt: skip
         parts = [list(zip(f.roots, f.bodies, strict=True)) for f in readers]
-        if not readers or not all(is_shorter_inside(n, b, parts, habits) for n, b in roots):
+        if not readers or (len(readers) > 1 and any(f.is_row for f in readers)):
+            continue
+        if not all(is_shorter_inside(n, b, parts, habits) for n, b in roots):
             continue
         left = [f for f in left if f is not fusion]
         for reader in readers:
