@@ -7,6 +7,7 @@ from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.price.terms import Price, Term
 from pallasfuse.price.xla_forms import Copy, LibraryProduct, Row
+from pallasfuse.resources.block import WARP
 
 OVERLAP = 4.0
 CACHED_SHARE = 0.4
@@ -33,6 +34,9 @@ _ONE_TILE = 256
 """The columns of a library's largest tile: results of no more were not measured, either."""
 UNALIGNED_LOADS = 0.6
 """A product reaches this share of the memory's bandwidth if the rows of an operand do not begin at multiples of 16 bytes."""
+COMPUTED_BEFORE = 0.2
+"""A product that computes an operand as it reads it takes longer by this share of its arithmetic. (10 products in bfloat16 on an
+H100: 0 to 0.4.)"""
 _FEWEST_ELEMENTS = 100
 """The least number of elements of both operands of one product for which a library is called."""
 _OF_A_TERM, _OF_A_RESULT = 4.0, 20.0
@@ -81,16 +85,19 @@ def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     if _is_loop(p):
         return _product_in_a_loop(p, device)
     loads = STREAMED if _is_aligned(p) else UNALIGNED_LOADS
-    moved = p.read_bytes + p.written_bytes
+    at_end = p.read_at_end or 0.0
+    moved = p.read_bytes + p.written_bytes + at_end
     kept = KEPT_OPERANDS if moved <= KEPT_OPERANDS * device.found_bytes else 0.0
     moved_us = memory_us(p.read_bytes, device, loads, kept) + memory_us(
         p.written_bytes, device, loads, min(kept, CACHED_SHARE)
     )
-    memory = Term("device memory", moved, "B", moved_us)
-    matrix = Term("matrix units", p.flops, "flop", product_us(p, device))
+    end_us = memory_us(at_end, device, loads, kept)
+    memory = Term("device memory", moved, "B", moved_us + end_us)
+    slower = 1.0 + COMPUTED_BEFORE if p.computes_operand else 1.0
+    matrix = Term("matrix units", p.flops, "flop", product_us(p, device) * slower)
     one = launch(device)
-    busy = (memory.us**OVERLAP + matrix.us**OVERLAP) ** (1 / OVERLAP)
-    return Price(busy + one.us, (memory, matrix, one))
+    busy = (moved_us**OVERLAP + matrix.us**OVERLAP) ** (1 / OVERLAP)
+    return Price(busy + end_us + one.us, (memory, matrix, one))
 
 
 def _is_loop(p: LibraryProduct) -> bool:
@@ -118,7 +125,18 @@ def _product_in_a_loop(p: LibraryProduct, device: Device) -> Price:
 def product_us(p: LibraryProduct, device: Device) -> float:
     """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
     rate = matrix_rate(p.operand_dtype, device, p.precise)
-    best = tiled_us(p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS)
+    best = tiled_us(
+        p.batch,
+        p.rows,
+        p.columns,
+        p.summed,
+        _size(p),
+        rate,
+        device,
+        _TILES,
+        _SHARED_LOADS,
+        ended=p.read_at_end is not None,
+    )
     of_floats = p.operand_dtype == "float32" and not p.precise
     unaligned = of_floats and p.batch == 1 and p.columns > _ONE_TILE and p.columns * _size(p) % 16
     of_result = _UNALIGNED_RESULT if unaligned else 1.0
@@ -156,13 +174,13 @@ def matrix_rate(operand_dtype: str, device: Device, precise: bool = False) -> fl
 
 def tiled_us(
     batch: int, rows: int, columns: int, summed: float, size: float, rate: float, device: Device,
-    tiles: Sequence[tuple[int, int]], together: float, most_shares: int = _SHARES[-1],
+    tiles: Sequence[tuple[int, int]], together: float, most_shares: int = _SHARES[-1], ended: bool = False,
 ) -> float:  # fmt: skip
     """The time of a product without what it moves from and to memory, in the best of the tiles of its result.
 
     size: the bytes of an element of the operands, and about of what a block stores. rate: the operations in a microsecond of all
     matrix units. together: how many multiprocessors take a tile of an operand from the cache at once. most_shares: among so many
-    blocks the sum may be split.
+    blocks the sum may be split. ended: its results are computed further; where warps add the shares, by one kernel more.
     """
     best = math.inf
     for high, wide in tiles:
@@ -181,5 +199,6 @@ def tiled_us(
                 chain = device.latency_us + steps / 64 * 0.04 + stored
                 sums = 4.0 * batch * rows * columns * (shares + 1)
                 split = 0.0 if shares == 1 else device.kernel_us + memory_us(sums, device)
+                split += launch(device).us if ended and shares >= WARP else 0.0
                 best = min(best, rounds * max(busy, feed) + chain + split)
     return best

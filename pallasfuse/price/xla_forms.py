@@ -60,6 +60,10 @@ class LibraryProduct:
     """Copies of operands that are computed, should they be made in the order of the program."""
     rows_of: tuple[Row, ...] = ()
     """The rows in which each operand lies in memory, after copies; empty where nobody knows them."""
+    computes_operand: bool = False
+    """It computes an operand as it reads it, of which it has more than a tile."""
+    read_at_end: float | None = None
+    """The bytes that it reads to compute its results further before they are stored; None: they are stored as they are."""
 
     @property
     def sources(self) -> dict[str, float]:

@@ -22,6 +22,7 @@ from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
 from pallasfuse.price.stored_terms import stored_before
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
+from pallasfuse.price.xla_fused_products import computed_before, ended_products
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, ended_inside, with_short_reductions
@@ -143,15 +144,15 @@ def xla_kernels(
         above.add(node.name, body.tensors)
         operands = product_operands(node.reduced, body) if is_product(node) else None
         if operands is None:
-            before = stored_before(node, body, by_library, habits) if rows.inner.isdisjoint(body.tensors) else {}
-            for part, nest in before.items():
+            stored_first = stored_before(node, body, by_library, habits) if rows.inner.isdisjoint(body.tensors) else {}
+            for part, nest in stored_first.items():
                 above.add(nest.name, part.tensors)
                 loops.append((nest, part))
                 if part is body:
                     apart.add(nest.name)
                 stored_parts[part] = _read_of(nest)
-            if before:
-                body = substitute(body, {p: stored_parts[p] for p in before})
+            if stored_first:
+                body = substitute(body, {p: stored_parts[p] for p in stored_first})
                 above.add(node.name, body.tensors)
             matrix = stored_matrix(node, body, by_library, habits)
             if matrix is not None:
@@ -163,12 +164,15 @@ def xla_kernels(
             continue
         alone = shared.isdisjoint(node.reads)
         inside = prologues(node, operands, given, habits) if alone else frozenset()
+        before = computed_before(node, operands) - inside if alone and habits.fuses_moves else frozenset()
+        inside |= before
         for operand in operands:
             core = without_casts(operand)
             if not isinstance(core, Read) and core not in inside:
                 stored_as(core, node)
         names = {core: stored.name for core, stored in stored_operands.items()}
-        kernels.append(_library_product(node, operands, names, inside, given, habits, known))
+        product = _library_product(node, operands, names, inside, given, habits, known)
+        kernels.append(replace(product, computes_operand=True) if before - names.keys() else product)
         by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
     nests = _definitions(program)
@@ -182,6 +186,8 @@ def xla_kernels(
         if habits.fuses_moves:
             of.read_once(fusion, sizes)
         fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
+    if habits.fuses_moves:
+        kernels, found = ended_products(kernels, found, outside)
     return [*kernels, *found]
 
 

@@ -42,8 +42,11 @@ def copied_in_a_trip(
 
 
 def _read_by_libraries(tensors: Iterable[str], kernels: Sequence[XlaKernel]) -> list[str]:
-    """Those of the tensors that a library reads, which takes no part of an array by itself."""
-    libraries = (k for k in kernels if isinstance(k, LibraryProduct) or (isinstance(k, Opaque) and k.work is not None))
+    """Those of the tensors that a library reads, which takes no part of an array by itself; a kernel of XLA's own does."""
+    libraries = (
+        k for k in kernels
+        if (isinstance(k, LibraryProduct) and k.read_at_end is None) or (isinstance(k, Opaque) and k.work is not None)
+    )  # fmt: skip
     return sorted({t for k in libraries for t in k.sources}.intersection(tensors))
 
 

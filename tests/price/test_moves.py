@@ -279,7 +279,7 @@ def test_an_operand_that_takes_more_to_read_than_it_has_is_stored_before_a_produ
         found = kernels(function, struct(16, 512, dtype=jnp.bfloat16), square, square)
         return sum(isinstance(k, LoopFusion) for k in found)
 
-    assert operands(lambda x, p, q: gated(x, p, q, lambda h, g: h * g)) == 1
+    assert operands(lambda x, p, q: gated(x, p, q, lambda h, g: h * g * (h + g))) == 1
     assert operands(lambda x, p, q: gated(x, p, p, lambda h: h * 2)) == 0
 
 
