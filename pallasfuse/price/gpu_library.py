@@ -37,6 +37,9 @@ UNALIGNED_LOADS = 0.6
 COMPUTED_BEFORE = 0.2
 """A product that computes an operand as it reads it takes longer by this share of its arithmetic. (10 products in bfloat16 on an
 H100: 0 to 0.4.)"""
+_SPLIT_TILE, _SHARES_BY_ROOT, _FEWEST_SHARES, _WHOLE_SUM = 128, 0.36, 4, 1 << 18
+"""XLA splits the sum of a product into so many shares, times the root of the terms for each tile of so many rows and columns; into
+fewer than so many it splits none, nor that of so few terms."""
 _FEWEST_ELEMENTS = 100
 """The least number of elements of both operands of one product for which a library is called."""
 _OF_A_TERM, _OF_A_RESULT = 4.0, 20.0
@@ -77,7 +80,7 @@ def copy_of_operand(copy: Copy, p: LibraryProduct, device: Device) -> Price:
 
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
-_SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
+SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
@@ -125,22 +128,29 @@ def _product_in_a_loop(p: LibraryProduct, device: Device) -> Price:
 def product_us(p: LibraryProduct, device: Device) -> float:
     """The time of the best of a library's tiles and splits of the sum, by rounds of blocks over the multiprocessors."""
     rate = matrix_rate(p.operand_dtype, device, p.precise)
+    shares = _shares_of_sum(p, device)
     best = tiled_us(
-        p.batch,
-        p.rows,
-        p.columns,
-        p.summed,
-        _size(p),
-        rate,
-        device,
-        _TILES,
-        _SHARED_LOADS,
-        ended=p.read_at_end is not None,
-    )
+        p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS,
+        all_shares=(shares,) if shares > 1 else SHARES, ended=p.read_at_end is not None,
+    )  # fmt: skip
     of_floats = p.operand_dtype == "float32" and not p.precise
     unaligned = of_floats and p.batch == 1 and p.columns > _ONE_TILE and p.columns * _size(p) % 16
     of_result = _UNALIGNED_RESULT if unaligned else 1.0
     return best / min(of_result, *(_share_by_row(row, p) for row in _rows(p)))
+
+
+def _shares_of_sum(p: LibraryProduct, device: Device) -> int:
+    """Returns the number of products that XLA makes of one, each of a share of the sum, for a kernel that adds them up.
+
+    It does for floats, while these have no more tiles than there are multiprocessors. (100 products of 16 to 4096 rows and columns
+    compiled for an H100: all but eight have this number, and all but four are split or whole as here.)
+    """
+    if dtypes.is_integer(p.operand_dtype) or p.rows * p.columns * p.summed <= _WHOLE_SUM:
+        return 1
+    tiles = p.batch * math.ceil(p.rows / _SPLIT_TILE) * math.ceil(p.columns / _SPLIT_TILE)
+    wanted = 2 ** math.ceil(math.log2(max(1.0, _SHARES_BY_ROOT * math.sqrt(p.summed / tiles))))
+    most = 2 ** int(math.log2(max(1.0, device.multiprocessors / tiles)))
+    return shares if (shares := min(wanted, most, SHARES[-1])) >= _FEWEST_SHARES else 1
 
 
 def _rows(p: LibraryProduct) -> tuple[Row, ...]:
@@ -174,19 +184,20 @@ def matrix_rate(operand_dtype: str, device: Device, precise: bool = False) -> fl
 
 def tiled_us(
     batch: int, rows: int, columns: int, summed: float, size: float, rate: float, device: Device,
-    tiles: Sequence[tuple[int, int]], together: float, most_shares: int = _SHARES[-1], ended: bool = False,
+    tiles: Sequence[tuple[int, int]], together: float, all_shares: Sequence[int] = SHARES, ended: bool = False,
 ) -> float:  # fmt: skip
     """The time of a product without what it moves from and to memory, in the best of the tiles of its result.
 
     size: the bytes of an element of the operands, and about of what a block stores. rate: the operations in a microsecond of all
-    matrix units. together: how many multiprocessors take a tile of an operand from the cache at once. most_shares: among so many
-    blocks the sum may be split. ended: its results are computed further; where warps add the shares, by one kernel more.
+    matrix units. together: how many multiprocessors take a tile of an operand from the cache at once. all_shares: the numbers of
+    blocks among which the sum may be split. ended: its results are computed further; where warps
+    add the shares, by one kernel more.
     """
     best = math.inf
     for high, wide in tiles:
         for a, b in ((high, wide), (wide, high)):
-            for shares in _SHARES:
-                if shares > most_shares or (shares > 1 and summed / shares < 64):
+            for shares in all_shares:
+                if len(all_shares) > 1 and shares > 1 and summed / shares < 64:
                     continue
                 blocks = batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
                 rounds = math.ceil(blocks / device.multiprocessors)
