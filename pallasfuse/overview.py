@@ -117,7 +117,7 @@ def _worst(plan: Plan, left: list[tuple[XlaKernel, float]], total: float) -> Ite
             as_good += us
             continue
         name = kernel.roots[-1].name if isinstance(kernel, LoopFusion) else kernel.name
-        nest = nests.get(name) or nests.get(name.rpartition(".operand")[0])
+        nest = nests.get(name) or nests.get(name.partition(".")[0])  # of what is stored before it
         external = getattr(nest, "reason", "")
         reason = reasons.get(name) or external or "elementwise, outside every kernel: XLA fuses it"
         if reason.startswith(_AS_GOOD):

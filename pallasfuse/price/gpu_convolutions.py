@@ -10,12 +10,12 @@ from pallasfuse.device import Device
 from pallasfuse.ir.plain_work import Convolution
 from pallasfuse.price.gpu_library import (
     KEPT_OPERANDS,
-    SHARES,
     STREAMED,
     copy_on_gpu,
     launch,
     matrix_rate,
     memory_us,
+    shares_of,
     tiled_us,
 )
 from pallasfuse.price.terms import Price, Term
@@ -68,7 +68,7 @@ def convolution_on_gpu(work: Convolution, device: Device) -> Price:
 
 def _tiled(work: Convolution, rows: int, summed: float, size: float, rate: float, device: Device) -> float:
     most = _MOST_SHARES if not work.of_weights else _MOST_SHARES_OF_GRADIENTS if work.apart == 1 else 1
-    shares = [n for n in SHARES if n <= most]
+    shares = shares_of(summed, most)
     return tiled_us(work.groups, rows, work.columns, summed, size, rate, device, _TILES, _SHARED_LOADS, shares)
 
 

@@ -80,12 +80,12 @@ def copy_of_operand(copy: Copy, p: LibraryProduct, device: Device) -> Price:
 
 
 _TILES = ((128, 256), (128, 128), (64, 128), (64, 64), (64, 32), (16, 64), (16, 32))
-SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
+_SHARES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     """Returns the price of a product by the library, which chooses the tile and the shares that suit its shape."""
-    if _is_loop(p):
+    if is_loop(p):
         return _product_in_a_loop(p, device)
     loads = STREAMED if _is_aligned(p) else UNALIGNED_LOADS
     at_end = p.read_at_end or 0.0
@@ -103,7 +103,7 @@ def product_on_gpu(p: LibraryProduct, device: Device) -> Price:
     return Price(busy + end_us + one.us, (memory, matrix, one))
 
 
-def _is_loop(p: LibraryProduct) -> bool:
+def is_loop(p: LibraryProduct) -> bool:
     """Does XLA make a loop of a product, or of each of a batch? It calls no library for matrices of so few elements.
 
     (`IsMatrixMultiplicationTooSmallForRewriting`; seventeen shapes compiled for an H100. Half types are padded to eight rows
@@ -131,7 +131,7 @@ def product_us(p: LibraryProduct, device: Device) -> float:
     shares = _shares_of_sum(p, device)
     best = tiled_us(
         p.batch, p.rows, p.columns, p.summed, _size(p), rate, device, _TILES, _SHARED_LOADS,
-        all_shares=(shares,) if shares > 1 else SHARES, ended=p.read_at_end is not None,
+        [shares] if shares > 1 else shares_of(p.summed), ended=p.read_at_end is not None,
     )  # fmt: skip
     of_floats = p.operand_dtype == "float32" and not p.precise
     unaligned = of_floats and p.batch == 1 and p.columns > _ONE_TILE and p.columns * _size(p) % 16
@@ -150,7 +150,7 @@ def _shares_of_sum(p: LibraryProduct, device: Device) -> int:
     tiles = p.batch * math.ceil(p.rows / _SPLIT_TILE) * math.ceil(p.columns / _SPLIT_TILE)
     wanted = 2 ** math.ceil(math.log2(max(1.0, _SHARES_BY_ROOT * math.sqrt(p.summed / tiles))))
     most = 2 ** int(math.log2(max(1.0, device.multiprocessors / tiles)))
-    return shares if (shares := min(wanted, most, SHARES[-1])) >= _FEWEST_SHARES else 1
+    return shares if (shares := min(wanted, most, _SHARES[-1])) >= _FEWEST_SHARES else 1
 
 
 def _rows(p: LibraryProduct) -> tuple[Row, ...]:
@@ -182,9 +182,14 @@ def matrix_rate(operand_dtype: str, device: Device, precise: bool = False) -> fl
     return device.matmul_tflop_s.get(dtype, device.matmul_tflop_s["float32"]) * 1e6
 
 
+def shares_of(summed: float, most: int = _SHARES[-1]) -> list[int]:
+    """Returns the numbers of blocks among which a sum of so many terms may be split, at most so many, each with enough of them."""
+    return [n for n in _SHARES if n == 1 or (n <= most and summed / n >= 64)]
+
+
 def tiled_us(
     batch: int, rows: int, columns: int, summed: float, size: float, rate: float, device: Device,
-    tiles: Sequence[tuple[int, int]], together: float, all_shares: Sequence[int] = SHARES, ended: bool = False,
+    tiles: Sequence[tuple[int, int]], together: float, all_shares: Sequence[int], ended: bool = False,
 ) -> float:  # fmt: skip
     """The time of a product without what it moves from and to memory, in the best of the tiles of its result.
 
@@ -197,8 +202,6 @@ def tiled_us(
     for high, wide in tiles:
         for a, b in ((high, wide), (wide, high)):
             for shares in all_shares:
-                if len(all_shares) > 1 and shares > 1 and summed / shares < 64:
-                    continue
                 blocks = batch * math.ceil(rows / a) * math.ceil(columns / b) * shares
                 rounds = math.ceil(blocks / device.multiprocessors)
                 tile = max(a, 64) * b if min(a, b) >= 64 else 64 * max(a, b)

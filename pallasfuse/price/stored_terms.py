@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis, volume
-from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder, read, substitute
+from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.loop_program import Nest
 from pallasfuse.price.xla_habits import LONGEST_COLUMN, Habits
 from pallasfuse.price.xla_products import as_read, without_casts
@@ -98,10 +98,12 @@ def _stored(node: Nest, body: Expr, habits: Habits) -> dict[Expr, Nest]:
     inside = computing.bytes_in_time(own)
     parts: list[Expr] = []
     for part in _repeated_parts(body, space):
-        fewer = _each(substitute(body, {p: _standing_for(p) for p in (*parts, part)}), space)
+        of_part = _each(part, part.axes)
+        cached = own.cached - of_part.moved - of_part.cached + dtypes.itemsize_bytes(part.dtype)
+        fewer = _Each(max(CHEAP, own.cycles - of_part.cycles + CHEAP), own.moved, max(0.0, cached))
         if (found := computing.bytes_in_time(fewer) + one_launch * (len(parts) + 1)) < inside:
             parts.append(part)
-            inside = found
+            own, inside = fewer, found
     if apart < inside:
         return {body: Nest(f"{node.name}.terms", order, body, node.dtype)}
     return {p: Nest(f"{node.name}.repeated{n}", as_read(p), p, p.dtype) for n, p in enumerate(parts)}
@@ -151,10 +153,6 @@ def _repeated_parts(body: Expr, space: frozenset[Axis]) -> list[Expr]:
             parts = [a for a in _operands(node, space) if isinstance(a, Apply) and a.axes != space and a.tensors]
             found |= dict.fromkeys(parts)
     return list(found)
-
-
-def _standing_for(part: Expr) -> Read:
-    return read(f"{id(part)}", sorted(part.axes), part.dtype)
 
 
 def _longest_element(body: Expr, space: frozenset[Axis]) -> int:

@@ -22,7 +22,7 @@ from pallasfuse.price.moves import FEW, read_otherwise
 from pallasfuse.price.scattered import pieces_changed
 from pallasfuse.price.stored_terms import stored_before
 from pallasfuse.price.xla_forms import LibraryProduct, LoopFusion, Opaque, XlaKernel
-from pallasfuse.price.xla_fused_products import computed_before, ended_products
+from pallasfuse.price.xla_fused_products import computed_before, ended_products, reading_in_place
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, ended_inside, with_short_reductions
@@ -84,7 +84,7 @@ def xla_kernels(
     kernels: list[XlaKernel] = []
     loops: list[Loop] = []
     apart: set[str] = set()
-    """The terms of products of vectors, and their matrices, which share a kernel with nothing."""
+    """What is stored before it is reduced, and matrices of products of vectors, which share a kernel with nothing."""
     above = Ancestors()
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
@@ -187,7 +187,8 @@ def xla_kernels(
             of.read_once(fusion, sizes)
         fusion.threads = max((of.threads.get(n.name, 0.0) for n in fusion.roots), default=0.0)
     if habits.fuses_moves:
-        kernels, found = ended_products(kernels, found, outside)
+        in_place = reading_in_place(program, of.places_of_their_own, inlined) if by_library else frozenset()
+        kernels, found = ended_products(kernels, found, outside, in_place)
     return [*kernels, *found]
 
 

@@ -54,7 +54,7 @@ def _ended(loops: Sequence[Loop], inner: Set[str], outside: Collection[str], hab
     last = {
         nest.name: nest for nest, body in loops
         if nest.name not in inner and nest.name not in outside and not inner.isdisjoint(body.tensors)
-        and _is_row(nest, body, habits)
+        and _is_row(nest, body, habits) and volume(nest.axes) > 1
     }  # fmt: skip
     readers: dict[str, list[Nest]] = {name: [] for name in last}
     for nest, body in loops:
@@ -62,7 +62,7 @@ def _ended(loops: Sequence[Loop], inner: Set[str], outside: Collection[str], hab
             readers[tensor].append(nest)
     return frozenset(
         name for name, nest in last.items()
-        if len(readers[name]) == 1 and not readers[name][0].is_reduction and {*readers[name][0].axes} == {*nest.axes}
+        if len(readers[name]) == 1 and not readers[name][0].is_reduction and readers[name][0].axes == nest.axes
     )  # fmt: skip
 
 

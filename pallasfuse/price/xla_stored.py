@@ -24,7 +24,7 @@ _CYCLES: Mapping[str, float] = {
 CHEAP, _INTEGER_DIVISION = 5.0, 300.0
 _BUILT_IN = frozenset({"exp", "exp2", "log"})
 """Operations that a device has for bfloat16: XLA takes these for cheap."""
-CYCLES_PER_BYTE = 18.8
+_CYCLES_PER_BYTE = 18.8
 """Cycles of all multiprocessors, for one element each, in the time in which one byte comes from memory. From functions of one
 and of two readers, which are stored from 158 cycles on, and not at 150."""
 LAUNCH_BYTES = 3.35e6
@@ -121,7 +121,7 @@ def _is_longer_inside(elements: int, size: int, cycles: float, moved: float, rea
 
 def bytes_in_time_of(cycles: float, moved: float) -> float:
     """The bytes that are moved in the time that a kernel takes which computes and moves so much."""
-    computed = cycles / CYCLES_PER_BYTE
+    computed = cycles / _CYCLES_PER_BYTE
     return max(computed, moved) + _APART * min(computed, moved)
 
 

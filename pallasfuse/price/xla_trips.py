@@ -45,7 +45,8 @@ def _read_by_libraries(tensors: Iterable[str], kernels: Sequence[XlaKernel]) -> 
     """Those of the tensors that a library reads, which takes no part of an array by itself; a kernel of XLA's own does."""
     libraries = (
         k for k in kernels
-        if (isinstance(k, LibraryProduct) and k.read_at_end is None) or (isinstance(k, Opaque) and k.work is not None)
+        if (isinstance(k, LibraryProduct) and k.read_at_end is None and not k.computes_operand)
+        or (isinstance(k, Opaque) and k.work is not None)
     )  # fmt: skip
     return sorted({t for k in libraries for t in k.sources}.intersection(tensors))
 

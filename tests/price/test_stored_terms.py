@@ -1,6 +1,7 @@
 """What XLA stores before it reduces it in few blocks: compared with what it compiles for an H100, and with measured times."""
 
 import json
+import time
 from pathlib import Path
 
 import jax
@@ -109,6 +110,24 @@ def test_a_kernel_of_rows_ends_with_one_number_of_each():
     assert len(kernels(lambda x: x.var(-1), shape)) == 1
     assert len(kernels(lambda x: jnp.sqrt(x.var(-1) + 1) * 3, shape)) == 1
     assert len(kernels(lambda x: (s := ((x - x.mean(-1, keepdims=True)) ** 2).sum(-1), s * 2), shape)) == 2
+
+
+def test_a_kernel_of_rows_ends_with_nothing_turned_nor_a_single_number():
+    assert len(kernels(lambda x: jnp.sqrt(x.var(-1) + 1).T, (32, 64, 512))) > 1
+    assert len(kernels(lambda x: jnp.sqrt(x.var()), (4096,))) > 1
+
+
+def test_many_layers_of_repeated_parts_are_priced_in_time():
+    """One walk for each body: a walk for each part took 4 s for these, where 0.4 s are enough."""
+
+    def layers(x, w):
+        for _ in range(60):
+            x = x + jnp.exp(x * 1.1 + jnp.sin(w)).sum(0) * jnp.tanh(x).sum(1, keepdims=True)
+        return x
+
+    begun = time.process_time()
+    kernels(layers, (256, 256), (256,))
+    assert time.process_time() - begun < 4.0
 
 
 def test_cosines_of_rows_are_one_kernel():

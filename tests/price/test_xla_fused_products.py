@@ -1,6 +1,7 @@
 """What XLA computes in the kernel of a matrix product: compared with what it compiles and times on an H100."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from pallasfuse import device
@@ -92,3 +93,47 @@ def test_many_shares_of_a_sum_are_added_by_a_kernel_that_ends_nothing():
         price_xla(program(FORMS[f], (16, 4096), (4096, 16), (16, 16)), H100).us for f in ("plain", "residual")
     )
     assert 0.3 < residual - plain < 2.0  # measured: 1.3 to 1.7 us
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h, b, x: h @ b + 2 * x,
+        lambda h, b, x: jnp.where(x > 0, h @ b, 0),
+        lambda h, b, x: jnp.where(jnp.arange(4096) > 5, h @ b, 0),
+        lambda h, b, x: h @ b + x.reshape(4096, 1024).T,
+        lambda h, b, x: h @ b + x[::-1],
+        lambda h, b, x: (h @ b) * x.astype(jnp.float32),
+    ],
+    ids=["computed", "compared", "by position", "turned operand", "moved operand", "wider"],
+)
+def test_maps_that_compute_more_end_no_product(function):
+    """Each is a product and a loop, compiled for an H100."""
+    found = kernels_on(H100, program(function, (1024, 64), (64, 4096), (1024, 4096)))
+    assert len(found) > 1 and all(k.read_at_end is None for k in found if isinstance(k, LibraryProduct))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [((4, 8, 4), "float32"), ((4, 8, 4), "bfloat16"), ((1024, 64, 4096), "int32")]
+)
+def test_small_products_and_those_of_integers_are_ended_by_nothing(sizes, dtype):
+    m, k, n = sizes
+    assert len(kernels_on(H100, program(FORMS["residual"], (m, k), (k, n), (m, n), dtype=dtype))) > 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda h, b, x: (h @ b + x) + x[0],
+        lambda h, b, x: (h @ b) * 2 + x,
+        lambda h, b, x: (h @ b + x).astype(jnp.float8_e4m3fn),
+    ],
+    ids=["chain", "scaled", "narrower"],
+)
+def test_chains_end_a_product(function):
+    (one,) = [
+        k
+        for k in kernels_on(H100, program(function, (1024, 64), (64, 4096), (1024, 4096)))
+        if isinstance(k, LibraryProduct)
+    ]
+    assert one.read_at_end is not None
