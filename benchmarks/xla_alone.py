@@ -18,6 +18,7 @@ Kinds of programs:
 - `draws`: uniform and normal numbers.
 - `pieces`: means and norms of groups of channels over all positions of an image: what is reduced lies in short pieces.
 - `gathers`: elements, and runs of eight, that positions choose within rows: the same positions for all rows, and others for each.
+- `products with ends`: operands that are computed before a product, and maps of its result.
 - `columns of maps`: columns of values that are computed, which few blocks reduce.
 - `joins`: arrays, and rows that positions choose, side by side: as concatenations, and as choices between padded arrays.
 
@@ -266,6 +267,25 @@ def gathers(platform: str) -> Iterator[Case]:
         yield replace(case, below=length)
 
 
+ENDS: dict[str, Callable[..., Any]] = {
+    "plain": lambda h, b, x: h @ b, "relu@": lambda h, b, x: jax.nn.relu(h) @ b, "@+x": lambda h, b, x: x + h @ b,
+    "relu@+x": lambda h, b, x: x + jax.nn.relu(h) @ b, "silu@": lambda h, b, x: jax.nn.silu(h) @ b,
+    "gelu(@)": lambda h, b, x: jax.nn.gelu(h @ b), "gelu(@+c)": lambda h, b, x: jax.nn.gelu(h @ b + x[0]),
+}  # fmt: skip
+
+
+def products_with_ends(platform: str) -> Iterator[Case]:
+    """Yields products of m x k by k x n alone, with an operand that is computed, and with a map of the result."""
+    sizes = (
+        (16, 16, 4096), (16, 64, 1000), (16, 512, 4096), (16, 4096, 4096), (16, 4096, 16), (128, 512, 2048), (300, 256, 768),
+        (1024, 64, 4096), (1024, 1024, 1024), (4096, 512, 512), (4096, 1024, 4096), (2048, 4096, 4096),
+    )  # fmt: skip
+    for dtype, (m, k, n), (words, form) in itertools.product(("bfloat16", "float32"), sizes, ENDS.items()):
+        rows = -(-m // SHORTER[platform])
+        arrays: tuple[tuple[Sequence[int], str], ...] = (((rows, k), dtype), ((k, n), dtype), ((rows, n), dtype))
+        yield _case("products with ends", f"{words} to {n}", form, *arrays)
+
+
 MAPS_OF_COLUMNS: dict[str, Callable[[Any], Any]] = {
     "sum of exponentials": lambda x: jnp.exp(x).sum(1), "sum of gelu": lambda x: jax.nn.gelu(x).sum(1),
     "variance": lambda x: x.var(1), "softmax": lambda x: jax.nn.softmax(x, 1),
@@ -323,6 +343,7 @@ def joins(platform: str) -> Iterator[Case]:
 OTHERS: dict[str, Callable[[str], Iterator[Case]]] = {
     "products": products, "maps": maps, "chains": chains, "functions": functions, "norms": norms, "windows": windows,
     "sorts": sorts, "draws": draws, "pieces": pieces, "joins": joins, "gathers": gathers, "columns of maps": columns_of_maps,
+    "products with ends": products_with_ends,
 }  # fmt: skip
 KINDS = (*REDUCTIONS, *OTHERS)
 
