@@ -142,8 +142,8 @@ def product_us(p: LibraryProduct, device: Device) -> float:
 def _shares_of_sum(p: LibraryProduct, device: Device) -> int:
     """Returns the number of products that XLA makes of one, each of a share of the sum, for a kernel that adds them up.
 
-    It does for floats, while these have no more tiles than there are multiprocessors. (100 products of 16 to 4096 rows and columns
-    compiled for an H100: all but eight have this number, and all but four are split or whole as here.)
+    It does for floats, while these have no more tiles than there are multiprocessors. (99 products of 16 to 4096 rows and
+    columns, none in batches, compiled for an H100: all but eight have this number, and all but four are split or whole as here.)
     """
     if dtypes.is_integer(p.operand_dtype) or p.rows * p.columns * p.summed <= _WHOLE_SUM:
         return 1

@@ -36,7 +36,7 @@ and the elements of a row that each takes."""
 
 @dataclass(frozen=True, slots=True)
 class _Each:
-    """What it takes to compute a value of those that are reduced."""
+    """The cost of one of the values that are reduced."""
 
     cycles: float
     moved: float
@@ -46,7 +46,7 @@ class _Each:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class _Launch:
     """The blocks of a kernel, and the threads of each."""
 
     blocks: float
@@ -64,7 +64,7 @@ class Launch:
         return bytes_in_time_of(each.cycles / self.computes, moved)
 
 
-WHOLE = Launch(math.inf, _MOST_THREADS)
+_WHOLE = _Launch(math.inf, _MOST_THREADS)
 """A kernel of maps, of which there are threads for all elements."""
 
 
@@ -87,13 +87,13 @@ def _stored(node: Nest, body: Expr, habits: Habits) -> dict[Expr, Nest]:
     """The nests of `stored_before` for a reduction of computed values, none of which a library makes."""
     space, order = body.axes, as_read(body)
     stored = dtypes.itemsize_bytes(node.dtype)
-    computing = launch_of(node, order, _longest_element(body, space), habits)
-    reducing = launch_of(node, order, stored, habits)
+    computing = _launch_of(node, order, _longest_element(body, space), habits)
+    reducing = _launch_of(node, order, stored, habits)
     if computing is None or reducing is None:
         return {}
     one_launch = LAUNCH_BYTES / volume(order)
     own = _each(body, space)
-    apart = WHOLE.bytes_in_time(_Each(own.cycles - CHEAP, own.moved + stored, own.cached)) + one_launch
+    apart = _WHOLE.bytes_in_time(_Each(own.cycles - CHEAP, own.moved + stored, own.cached)) + one_launch
     apart += reducing.bytes_in_time(_Each(CHEAP, stored, 0.0))
     inside = computing.bytes_in_time(own)
     parts: list[Expr] = []
@@ -139,7 +139,8 @@ def _computed(body: Expr, space: frozenset[Axis]) -> Iterator[Expr]:
 
 
 def _operands(node: Apply, space: frozenset[Axis]) -> tuple[Expr, ...]:
-    """The operands for XLA: whole exponents are part of a power, and what says where a slice, a join or a gather ends is none."""
+    """The operands for XLA: whole exponents are part of a power, and what says where a
+    slice, a join or a gather ends is none. A mask of fewer dimensions is taken for one of these."""
     if node.op == "integer_pow":
         return node.args[:1]
     return node.args[1:] if node.op == "select" and node.args[0].axes != space else node.args
@@ -162,7 +163,7 @@ def _longest_element(body: Expr, space: frozenset[Axis]) -> int:
     return max(sizes, default=dtypes.itemsize_bytes(body.dtype))
 
 
-def launch_of(node: Nest, order: Sequence[Axis], size: int, habits: Habits) -> Launch | None:
+def _launch_of(node: Nest, order: Sequence[Axis], size: int, habits: Habits) -> _Launch | None:
     """Returns the blocks and threads of a reduction of elements that lie in an order; None where they are many in any case."""
     reduced = frozenset(node.reduced)
     long = [a for a in order if a.extent > 1]
@@ -171,12 +172,12 @@ def launch_of(node: Nest, order: Sequence[Axis], size: int, habits: Habits) -> L
     if inner > 1:
         parts = 1 if number <= LONGEST_COLUMN else math.ceil(math.sqrt(number))
         columns = math.ceil(inner / (WARP * neighbours_of_a_thread(inner, size)))
-        return Launch(parts * (results // inner) * columns, _COLUMN_THREADS)
+        return _Launch(parts * (results // inner) * columns, _COLUMN_THREADS)
     if number > habits.longest_row:
         return None
     along = min(_MOST_THREADS, WARP * math.ceil(number / (_OF_A_THREAD * WARP)))
     rows = max(1, min(results, _ROW_THREADS // along))
-    return Launch(math.ceil(results / rows), rows * along)
+    return _Launch(math.ceil(results / rows), rows * along)
 
 
 def neighbours_of_a_thread(columns: int, size: int) -> int:
@@ -196,7 +197,7 @@ def is_shorter_inside(short: Nest, body: Expr, readers: Sequence[Sequence[tuple[
     results, number = volume(short.axes), volume(short.reduced)
     one = _each(body, space)
 
-    def taken(points: int, launch: Launch) -> float:
+    def taken(points: int, launch: _Launch) -> float:
         moved = min(points, results) * one.moved
         again = points * (one.moved + one.cached) - moved
         return number * launch.bytes_in_time(_Each(points * one.cycles, moved, again))
@@ -207,10 +208,10 @@ def is_shorter_inside(short: Nest, body: Expr, readers: Sequence[Sequence[tuple[
         points = max(volume((*n.axes, *n.reduced)) for n, _ in nests)
         launches = [_launch_of_reader(n, b, habits) for n, b in nests]
         inside += taken(points, min(launches, key=lambda launch: launch.blocks))
-    return inside <= taken(results, WHOLE) + LAUNCH_BYTES + stored
+    return inside <= taken(results, _WHOLE) + LAUNCH_BYTES + stored
 
 
-def _launch_of_reader(nest: Nest, body: Expr, habits: Habits) -> Launch:
+def _launch_of_reader(nest: Nest, body: Expr, habits: Habits) -> _Launch:
     if not nest.is_reduction or is_short(nest) or not body.tensors:
-        return WHOLE
-    return launch_of(nest, as_read(body), _longest_element(body, body.axes), habits) or WHOLE
+        return _WHOLE
+    return _launch_of(nest, as_read(body), _longest_element(body, body.axes), habits) or _WHOLE

@@ -84,14 +84,14 @@ def xla_kernels(
     kernels: list[XlaKernel] = []
     loops: list[Loop] = []
     apart: set[str] = set()
-    """What is stored before it is reduced, and matrices of products of vectors, which share a kernel with nothing."""
+    """The nests that store values before a reduction, or matrices before a product with a vector: each has a kernel of its own."""
     above = Ancestors()
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
     shared = frozenset(t for t, n in readers.items() if n > 1) - given
     stored_operands: dict[Expr, Nest] = {}
     stored_parts: dict[Expr, Expr] = {}
-    """What reductions have stored before them, and what reads it."""
+    """The parts of bodies that are stored before reductions, and the reads that stand for them."""
     by_library: set[str] = set()
     by_work: dict[int, str] = {}
     """The first result of each operation without a nest, by the identity of its work."""
