@@ -217,6 +217,30 @@ def scores() -> Iterator[Case]:
         yield Case(f"scores {words} {named} bfloat16", attend, (operand, operand, operand, array))
 
 
+def beside() -> Iterator[Case]:
+    """Yields the chances of scores to which an array is added, and their statistics: no product follows that of the scores."""
+
+    def scored(q: Any, k: Any, array: Any) -> Any:
+        found = jnp.einsum("bhqd,bhkd->bhqk", q, k).astype(jnp.float32) / math.sqrt(q.shape[-1])
+        return jnp.where(array, found, -1e9) if array.dtype == bool else found + array
+
+    def chances(q: Any, k: Any, array: Any) -> Any:
+        return jax.nn.softmax(scored(q, k, array), axis=-1).astype(q.dtype)
+
+    def statistics_of(q: Any, k: Any, array: Any) -> Any:
+        found = scored(q, k, array)
+        most = jnp.max(found, axis=-1)
+        return most, jnp.sum(jnp.exp(found - most[..., None]), axis=-1)
+
+    for (length, d), kind, (words, function) in itertools.product(
+        ((1500, 32), (1501, 64), (577, 64)), ("bool", "bfloat16", "float32"),
+        (("chances", chances), ("statistics", statistics_of)),
+    ):  # fmt: skip
+        operand = jax.ShapeDtypeStruct((4, 4, length, d), "bfloat16")
+        array = jax.ShapeDtypeStruct((4, 4, length, length), kind)
+        yield Case(f"beside {words} {kind} 4x4x{length}x{d} bfloat16", function, (operand, operand, array))
+
+
 def attention() -> Iterator[Case]:
     """Yields attention of even and odd lengths."""
 
@@ -250,7 +274,7 @@ def attention() -> Iterator[Case]:
 
 KINDS: dict[str, Callable[[], Iterator[Case]]] = {
     "products": products, "tiny": tiny, "pairs": pairs, "rows": rows, "columns": columns, "groups": groups, "stored": stored,
-    "few": few, "attention": attention, "scores": scores,
+    "few": few, "attention": attention, "scores": scores, "beside": beside,
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 import pallasfuse as pf
 from benchmarks.program_kernels import KernelCase, device_at_hand, kernel_cases, measure_kernel
+from benchmarks.program_report import SUSPECT
 from benchmarks.program_timing import Contender, ratio, reason_of, take_turns
 from benchmarks.program_variants import (
     TUNE_S,
@@ -45,6 +46,8 @@ Row = dict[str, Any]
 
 EXACT_BYTES, EXACT_FLOPS = 1 << 27, 5e9
 """Programs up to this size (their largest value in float64; products) are compared with float64 too: a sample, of all kinds."""
+EXACT_BYTES_OF_DEVICE, EXACT_FLOPS_OF_DEVICE = 1 << 33, 5e13
+"""The same for programs whose results differ from those of `jax.jit`: these are computed on the device, as large as they are."""
 PRIME_UNTIL_S = 40.0
 """A program that took longer to compile is not compiled for its check beforehand: it would be given up."""
 CONTROL_FLOW = frozenset({"while", "scan", "cond"})
@@ -190,19 +193,32 @@ def measured_variants(
 
 
 def exact_errors(built: Built, leaves: Sequence[Any], results: Row) -> Row | None:
-    """The difference of each variant from the program in float64, computed on the host; None: too large, or not possible."""
+    """The difference of each variant from the program in float64; None: too large, or not possible.
+
+    Small programs are computed on the host; those whose variants differ by more than `SUSPECT` on the device.
+    """
     if not results:
         return None
     try:
         jaxpr = pf.fuse(built.function).trace(*built.structs).converted.jaxpr
-        if largest_bytes(jaxpr) > EXACT_BYTES or flops_of_products(jaxpr) > EXACT_FLOPS:
-            return None
+        largest, flops = largest_bytes(jaxpr), flops_of_products(jaxpr)
         values = [np.asarray(x) for x in (*jaxpr.consts, *leaves)]
-        with jax.default_device(jax.devices("cpu")[0]):
+        if largest <= EXACT_BYTES and flops <= EXACT_FLOPS:
+            with jax.default_device(jax.devices("cpu")[0]):
+                truth = float64_results(jaxpr, values)
+        elif is_suspect(results) and largest <= EXACT_BYTES_OF_DEVICE and flops <= EXACT_FLOPS_OF_DEVICE:
             truth = float64_results(jaxpr, values)
-    except Exception:  # control flow, random bits and other things that have no float64 counterpart
+        else:
+            return None
+    except Exception:  # random bits and other things that have no float64 counterpart
         return None
     return {label: difference(result, truth) for label, result in results.items()}
+
+
+def is_suspect(results: Row) -> bool:
+    """Returns whether any variant's results differ from those of `jax.jit` by more than rounding explains."""
+    jit = results.get("jit")
+    return jit is not None and any(difference(r, jit) > SUSPECT for label, r in results.items() if label != "jit")
 
 
 def flops_of_products(jaxpr: Any) -> float:

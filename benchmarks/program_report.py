@@ -139,6 +139,7 @@ def summary(rows: Sequence[Row]) -> Row:
     found["with_loops"] = sorted(r["name"] for r in rows if not is_priced(r))
     found["plan_s"] = [s for s in (_median(rows, "plan_s"), _most(rows, "plan_s")) if s is not None]
     found["wrong"] = sorted(r["name"] for r in rows if not _close(r))
+    found["wrong_by_float64"] = {r["name"]: r["error64"] for r in rows if not _close(r) and r.get("error64")}
     return found
 
 
@@ -186,6 +187,8 @@ def summary_lines(found: Row) -> list[str]:
         lines.append(f"time to plan: median {found['plan_s'][0]:.3f} s, most {found['plan_s'][1]:.2f} s")
     if found["wrong"]:
         lines.append(f"differ from jax.jit by more than {SUSPECT:.0%}: {_listed(found['wrong'])}")
+    for name, errors in found["wrong_by_float64"].items():
+        lines.append(f"  {name}, from float64: " + ", ".join(f"{WAYS[n]} {e:.2g}" for n, e in errors.items()))
     return lines
 
 

@@ -26,7 +26,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # of each process: nothing is run
 import jax
 
 from benchmarks.program_report import is_priced, own_us
-from benchmarks.program_variants import step
 from benchmarks.workloads import NotInstalledError, build, programs
 from pallasfuse import device
 from pallasfuse.jaxpr_frontend import convert, flatten
@@ -46,13 +45,18 @@ def measured_us() -> dict[str, float]:
 
 
 def predicted_us(name: str) -> float | None:
-    """Returns the price of a program at its size for a GPU, in microseconds; None where its libraries are not installed."""
+    """Returns the price of a program at its size for a GPU, in microseconds.
+
+    None where its libraries are not installed, and where only a step of it is planned, while all of it was measured.
+    """
     program = next(p for p in programs() if p.name == name)
     try:
         built = build(program, "gpu")
     except NotInstalledError:
         return None
-    function, arguments = step(built)
+    if built.step is not None:
+        return None
+    function, arguments = built.function, built.structs
     written = convert(flatten(jax.make_jaxpr(function)(*arguments))).program
     return price_xla(written, device.find(KIND, "gpu")).us
 

@@ -7,6 +7,7 @@ zero and never written.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from pallasfuse.errors import TargetError
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply
 from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.padded_rows import padded_rows, row_of
 from pallasfuse.ir.renaming import readable
 from pallasfuse.ir.tile_program import Contract, Load, Loop, TileProgram, in_windows
 from pallasfuse.ir.unrolling import as_threads_run_it
@@ -39,16 +41,22 @@ class _PallasMachine:
 
     def __init__(
         self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], lookups: Sequence[Lookup] = (), *,
-        interpreted: bool = False,
+        padded: Mapping[str, int] = MappingProxyType({}), interpreted: bool = False,
     ) -> None:  # fmt: skip
-        """inputs: also the tables and the sources of lookups, by `_table` and `_source` of the name of what is looked up."""
-        self.inputs, self.outputs, self.interpreted = inputs, outputs, interpreted
+        """inputs: also the tables and the sources of lookups, by `_table` and `_source` of the name of what is looked up.
+
+        padded: the lengths of the rows of inputs that are longer than they were given (`ir.padded_rows`).
+        """
+        self.inputs, self.outputs, self.interpreted, self.padded = inputs, outputs, interpreted, padded
         self.lookups = {x.result.name: x for x in lookups}
 
     def _view(
-        self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice]
+        self, ref: Any, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], row: int | None = None
     ) -> tuple[Any, tuple[int, ...], Array | None]:
-        """The reference at the current tile, its shape, and the mask of what lies inside the array (None: everything)."""
+        """The reference at the current tile, its shape, and the mask of what lies inside the array (None: everything).
+
+        row: the length of the rows, where that is not the extent of their axis.
+        """
         from jax.experimental import pallas as pl
 
         # a static position keeps its dimension: Pallas takes integers as slices, not as indices, in every mode
@@ -56,22 +64,25 @@ class _PallasMachine:
         shape = tuple(windows[a].size for a in kept)
         at: list[Any] = []
         mask: Array | None = None
+        extents = {a: a.extent for a in indices}
+        if row is not None and (last := row_of(indices)) is not None:
+            extents[indices[last]] = row
         for axis in indices:
             window = windows[axis]
             if axis not in kept:
                 at.append(window.start)
                 if window.overhangs:  # a piece of a window may begin past the end of the axis
-                    at[-1] = jnp.minimum(window.start, axis.extent - 1)
-                    inside = jnp.broadcast_to(window.start < axis.extent, shape)
+                    at[-1] = jnp.minimum(window.start, extents[axis] - 1)
+                    inside = jnp.broadcast_to(window.start < extents[axis], shape)
                     mask = inside if mask is None else mask & inside
                 continue
             start = window.start
-            if isinstance(start, int) and (start + window.size > axis.extent or jax.config.jax_enable_x64):
+            if isinstance(start, int) and (start + window.size > extents[axis] or jax.config.jax_enable_x64):
                 # a static slice must lie inside (the mask keeps this one there), and positions must be of one type
                 start = jnp.int32(start)
             at.append(pl.ds(start, window.size))
             if window.overhangs:
-                inside = lax.broadcasted_iota(jnp.int32, shape, kept.index(axis)) + window.start < axis.extent
+                inside = lax.broadcasted_iota(jnp.int32, shape, kept.index(axis)) + window.start < extents[axis]
                 mask = inside if mask is None else mask & inside
         if not indices:
             return ref.at[pl.ds(jnp.int32(0), 1)], (1,), None
@@ -80,7 +91,7 @@ class _PallasMachine:
     def load(self, tensor: str, indices: tuple[Axis, ...], windows: Mapping[Axis, DynamicSlice], again: str) -> Array:
         if tensor in self.lookups:
             return self._looked_up(self.lookups[tensor], indices, windows, again)
-        ref, _, mask = self._view(self.inputs[tensor], indices, windows)
+        ref, _, mask = self._view(self.inputs[tensor], indices, windows, self.padded.get(tensor))
         return _compat.masked_load(ref, mask, _EVICTION.get(again))
 
     def _looked_up(
@@ -319,6 +330,13 @@ def _divide(number: Array, by: int) -> tuple[Array, Array]:
     return (lax.div(number, jnp.int32(by)), lax.rem(number, jnp.int32(by))) if by > 1 else (number, jnp.int32(0))
 
 
+def _with_rows(array: jax.Array, row: int) -> jax.Array:
+    """An array whose rows, along its last dimension with several positions, are made longer by zeros."""
+    last = max(n for n, extent in enumerate(array.shape) if extent > 1)
+    zero = jnp.zeros((), array.dtype)
+    return lax.pad(array, zero, [(0, row - e if n == last else 0, 0) for n, e in enumerate(array.shape)])
+
+
 def call(
     program: TileProgram, inputs: Mapping[str, jax.Array], *, interpret: bool = False, compiler_params: Any = None
 ) -> dict[str, jax.Array]:
@@ -334,6 +352,8 @@ def call(
     names_in, names_out = [*known], [t.name for t in program.outputs]
     counts = [-(-a.extent // t) for a, t in program.grid]
     own = as_threads_run_it(program)
+    padded = padded_rows(own.program)
+    known |= {name: _with_rows(known[name], row) for name, row in padded.items()}
     runner = _AheadInterpreter if interpret else _KernelInterpreter  # XLA, which interprets, cancels what rounds
 
     def body(*refs: Any) -> None:
@@ -341,6 +361,7 @@ def call(
             dict(zip(names_in, refs, strict=False)),
             dict(zip(names_out, refs[len(names_in) :], strict=True)),
             program.lookups,
+            padded=padded,
             interpreted=interpret,
         )
         runner(own.program, machine).run_block(block_starts(program, pl.program_id(0)) | dict(own.positions))

@@ -1,6 +1,6 @@
 """The statements of tile programs (`ir/tile_program.py`), and the names by which they read where they are."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -267,3 +267,12 @@ def tile_name(statement: Statement) -> str | None:
 def sets(body: Iterable[Statement]) -> tuple[str, ...]:
     """The names of the buffers that statements write, inside loops too."""
     return tuple(dict.fromkeys(s.buffer for s in every(body) if isinstance(s, Set)))
+
+
+def sources_of[S: Contract | Reduce](body: Sequence[Statement], made: type[S]) -> frozenset[str]:
+    """Names all that the products of a block are made of, or its reductions (`made`), themselves among it where others are."""
+    wanted: set[str] = set()
+    for s in reversed(body):
+        if isinstance(s, made) or (isinstance(s, Let | Reduce) and s.name in wanted):
+            wanted.update(*(e.tensors for e in expressions(s)))
+    return frozenset(wanted)

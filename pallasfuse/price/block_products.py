@@ -1,7 +1,7 @@
 """The matrix products of a block of a tile program: their sizes, and how their operands lie in memory."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from pallasfuse.ir import dtypes
@@ -20,6 +20,8 @@ class Loaded:
     """Their axes, in the order of memory."""
     in_trip: frozenset[str]
     """Those that each trip of the product's loop loads."""
+    from_padded: Set[str] = frozenset()
+    """Those of inputs whose rows are made longer before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,9 @@ class Product:
     """Elements of the result, for each side that has several axes of its own: the product has one."""
     uneven: bool = False
     """The rows of an operand do not begin at multiples of 16 bytes in memory."""
+    exchanged: bool = False
+    """The result is reduced beside what was loaded, and no product is made of it: Triton reduces in the order of the load, to which
+    threads bring the result through shared memory."""
 
     @property
     def flops(self) -> float:
@@ -92,7 +97,11 @@ def product_of(s: Contract, tiles: Mapping[Axis, int], times: float, loaded: Loa
         not (isinstance(s.rhs, Read) and s.rhs.tensor in layouts),
         sum(extent(own | over) for operand, own in wide if isinstance(operand, Read) and operand.tensor in loaded.in_trip),
         len(wide) * extent(left | right),
-        any(_is_uneven(r, layouts) for r in postorder(s.lhs, s.rhs) if isinstance(r, Read)),
+        any(
+            _is_uneven(r, layouts)
+            for r in postorder(s.lhs, s.rhs)
+            if isinstance(r, Read) and r.tensor not in loaded.from_padded
+        ),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from pallasfuse.errors import InvalidProgramError
@@ -10,6 +10,8 @@ from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Expr, Read, postorder
 from pallasfuse.ir.lookup import Lookup
+from pallasfuse.ir.padded_rows import LEAST_COPY_BYTES, padded_rows
+from pallasfuse.ir.statements import sources_of
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import (
     Buffer,
@@ -33,7 +35,6 @@ from pallasfuse.price.operations import Instructions, Operations, executed, new_
 from pallasfuse.price.visited_tiles import IterationDomain, domain_of, mean_and_most_trips
 from pallasfuse.price.xla_library import FEWEST, takes_all
 from pallasfuse.resources.thread_layouts import VECTOR_BYTES, exchange, run_of, vector_of
-from pallasfuse.resources.triton_view import LEAST_COPY_BITS
 
 _LOOKED_UP = 2.0
 """Statements that compute which rows of a tensor a tile is, and that gather them."""
@@ -61,6 +62,8 @@ class BlockWork:
     loops: int = 0
     started: float = 0.0
     """How often a block begins a loop: one in another loop begins in every trip of that."""
+    beside: float = 0.0
+    """Trips with a product in which a tile is loaded that no product of the trip is made of: Triton begins no such load ahead."""
     waits: bool = False
     """Trips of a loop wait for an operand of a product: its rows begin anywhere, so that no trip before can begin its load."""
     statements: float = 0.0
@@ -94,6 +97,7 @@ class Examiner:
         self._program = program
         self._spreads = spreads
         self._tensors = {t.name: t for t in (*program.inputs, *program.outputs)}
+        self._padded = frozenset(padded_rows(program)) if spreads else frozenset()
         self._order = {a: n for n, a in enumerate(program.order)}
         self._body = _read_block(program.body, program, set(), {})
         self._cut = _cut_axes(program.body, frozenset(a for a, _ in program.grid))
@@ -113,7 +117,9 @@ class Examiner:
         work = BlockWork(blocks, program.warps, program.stages)
         sizes = _Sizes({**dict(program.tiles), **other})
         lookups = {x.result.name: x for x in program.lookups}
-        walk = _Walk(self._tensors, lookups, self._order, self._buffers, work, other, self._accesses, self._spreads)
+        walk = _Walk(
+            self._tensors, lookups, self._order, self._buffers, work, other, self._accesses, self._spreads, self._padded
+        )
         walk.block(self._body, 1.0, sizes, pipelined=False)
         return work
 
@@ -167,10 +173,16 @@ class _Rolled:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Statements one after the other, and the loads that products among them read as they are."""
+    """Statements one after the other, and the loads that products among them read as they are (`operands`)."""
 
     steps: tuple[_Step | _Rolled, ...]
     operands: frozenset[str]
+    of_products: frozenset[str]
+    """All that the block's products are made of. Empty where it has no product."""
+    of_reductions: frozenset[str]
+    """All that its reductions are made of."""
+    beside: frozenset[str]
+    """Matrices that it loads beside products, and no product is made of."""
 
 
 @lru_cache(1 << 10)
@@ -203,7 +215,12 @@ def _read_block(
             for g, mean, longest in trips
         )
         steps.append(_Rolled(s.axis, visited))
-    return _Block(tuple(steps), operands_of_products(body))
+    of_products = sources_of(body, Contract)
+    beside = [s.name for s in body if isinstance(s, Load) and sum(a.extent > 1 for a in s.indices) > 1]
+    return _Block(
+        tuple(steps), operands_of_products(body), of_products, sources_of(body, Reduce),
+        frozenset(beside) - of_products if of_products else frozenset(),
+    )  # fmt: skip
 
 
 _Place = tuple[str, tuple[Axis, ...], tuple[int, ...], float, bool, int, bool]
@@ -228,6 +245,8 @@ class _Walk:
     it."""
     spreads: bool = False
     """Tiles are spread over the threads of a block."""
+    padded: frozenset[str] = frozenset()
+    """The inputs whose rows are made longer before."""
     of_products: frozenset[str] = frozenset()
     """Results of matrix products, and what is computed from them: they lie as matrix units leave them."""
     copies: dict[frozenset[Axis], float] = field(default_factory=dict)
@@ -244,6 +263,8 @@ class _Walk:
     """The bytes of an element of what is loaded."""
     loaded_by: dict[str, int] = field(default_factory=dict)
     """The number of the loop that loads it."""
+    from_padded: set[str] = field(default_factory=set)
+    """Loads of inputs whose rows are made longer."""
     as_loaded: set[str] = field(default_factory=set)
     """Loads of a trip that no trip before can begin, and values that are computed from them point by point: they lie as they were
     loaded, and so does what is computed from them and from products."""
@@ -251,6 +272,7 @@ class _Walk:
     def block(self, block: _Block, times: float, sizes: _Sizes, path: tuple[int, ...] = (), *, pipelined: bool) -> None:
         tiles = sizes.tiles
         self.work.executions[path] = times
+        waits_beside = False
         for place, step in enumerate(block.steps):
             if isinstance(step, _Rolled):
                 self.loop(step, times, sizes, (*path, place))
@@ -265,9 +287,13 @@ class _Walk:
                     self.loaded_by[name] = self.within
                     self.itemsizes[name] = dtypes.itemsize_bytes(step.statement.dtype)
                     staged = pipelined and name in block.operands
-                    if staged and not self.is_copied(indices, tiles, step.statement.dtype):
+                    if pipelined and self.spreads and name in block.beside:
+                        waits_beside = waits_beside or len(sizes.wide(frozenset(indices))) > 1
+                    if tensor in self.padded:
+                        self.from_padded.add(name)
+                    if staged and not self.is_copied(tensor, indices, tiles, step.statement.dtype):
                         staged, self.work.waits = False, True
-                    elif pipelined and not self.is_copied(indices, tiles, step.statement.dtype):
+                    elif pipelined and not self.is_copied(tensor, indices, tiles, step.statement.dtype):
                         self.as_loaded.add(name)
                     if self.is_strided(indices, tiles):
                         self.strided.add(name)
@@ -303,6 +329,8 @@ class _Walk:
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
                     as_multiplied = value.tensors & self.of_products and value.tensors.isdisjoint(self.as_loaded)
+                    if block.beside and value.tensors.isdisjoint(block.of_products):
+                        as_multiplied = False
                     if self.spreads and not as_multiplied:
                         self.exchange(value.axes, frozenset(over), times, sizes)
                     self.pass_over(value.axes - frozenset(over), step, times, sizes)
@@ -314,14 +342,17 @@ class _Walk:
                 case Contract() as product:
                     self.work.statements += times
                     self.operate(step, times, sizes)
-                    self.work.products.append(self.product(product, sizes, times))
+                    exchanged = bool(block.beside) and product.name in block.of_reductions - block.of_products
+                    self.work.products.append(replace(self.product(product, sizes, times), exchanged=exchanged))
                     self.keep(product, sizes)
                     self.pass_over(frozenset(product.axes), step, times, sizes)
+
+        self.work.beside += times * waits_beside
 
     def product(self, s: Contract, sizes: _Sizes, times: float) -> Product:
         """Return the product of a statement, which runs `times` for each block."""
         in_trip = frozenset(n for n, loop in self.loaded_by.items() if loop == self.within > 0)
-        return product_of(s, sizes.tiles, times, Loaded(self.layouts, in_trip))
+        return product_of(s, sizes.tiles, times, Loaded(self.layouts, in_trip, self.from_padded))
 
     def access(
         self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], times: float, staged: bool, *,
@@ -334,17 +365,18 @@ class _Walk:
             own = self.tensors[tensor]
             found = self.accesses[place] = access(
                 own, indices, tiles, times, staged, self.within, is_store=is_store,
-                vector_bytes=self.together(indices, tiles, own.dtype) if self.spreads else VECTOR_BYTES,
+                vector_bytes=self.together(tensor, indices, tiles, own.dtype) if self.spreads else VECTOR_BYTES,
             )  # fmt: skip
         self.work.accesses.append(found)
 
-    def together(self, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], dtype: str) -> int:
+    def together(self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], dtype: str) -> int:
         """The bytes that a thread moves at once."""
-        return min(VECTOR_BYTES, dtypes.itemsize_bytes(dtype) * run_of(indices, tiles.__getitem__))
+        run = run_of(indices, tiles.__getitem__, is_padded=tensor in self.padded)
+        return min(VECTOR_BYTES, dtypes.itemsize_bytes(dtype) * run)
 
-    def is_copied(self, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], dtype: str) -> bool:
+    def is_copied(self, tensor: str, indices: tuple[Axis, ...], tiles: Mapping[Axis, int], dtype: str) -> bool:
         """May a trip begin the load of a later one? Triton copies no less than a word ahead; the rest goes through registers."""
-        return not self.spreads or 8 * self.together(indices, tiles, dtype) >= LEAST_COPY_BITS
+        return not self.spreads or self.together(tensor, indices, tiles, dtype) >= LEAST_COPY_BYTES
 
     def part_of(self, buffer: str, axes: Sequence[Axis], step: _Step, times: float, sizes: _Sizes) -> None:
         """Note what is copied out of a buffer or into it; all of it is a value like any other."""
@@ -389,7 +421,8 @@ class _Walk:
         if loaded:
             dims = [a for a in self.layouts[loaded[0]] if a in tile]
             itemsize = max(self.itemsizes[n] for n in loaded)
-            run = run_of(self.layouts[loaded[0]], sizes.tiles.__getitem__)
+            is_padded = loaded[0] in self.from_padded
+            run = run_of(self.layouts[loaded[0]], sizes.tiles.__getitem__, is_padded=is_padded)
             vector = vector_of(itemsize, sizes.volume(tile), self.work.warps, run)
         along = [n for n, a in enumerate(dims) if a in over]
         found = exchange([sizes.tiles[a] for a in dims], along, self.work.warps, vector)

@@ -222,8 +222,9 @@ def _one(
     chain_us = rounds * block_us
     started_us = _STARTED_US if emission.warpgroups else _STARTED_BY_WARPS_US if by_warps else 0.0
     launch_us = device.kernel_us + device.launch_us + started_us
-    copied = [b for p in programs for b in gpu_copies.copied(p)] if emission.warpgroups else []
-    copies_us = len(copied) * (device.kernel_us + device.launch_us) + 1e-3 * sum(copied) / device.memory_gb_s
+    copied = [c for p in programs for c in gpu_copies.copied(p)] if emission.warpgroups else []
+    copied = gpu_copies.with_longer_rows(programs) if by_warps else copied
+    copies_us = sum(c.us(device) + device.kernel_us + device.launch_us for c in copied)
     begun = float(processors * occupancy if programs[0].persistent else blocks)
     moving = (
         Term("device memory", unique + through_memory, "B", memory_us), Term("cache sectors", sectors, "B", cache_us),
@@ -239,7 +240,10 @@ def _one(
         Term("special functions", sum(o.special + o.converted for o in operations) * blocks, "op", special_us),
         Term("spilled registers", spilled, "B", spilled_us),
     )  # fmt: skip
-    others = (Term("copies of arguments", sum(copied), "B", copies_us), Term("launch", 1, "kernel", launch_us))
+    others = (
+        Term("copies of arguments", sum(c.bytes for c in copied), "B", copies_us),
+        Term("launch", 1, "kernel", launch_us),
+    )
     overlap = _overlap(works[0], min(occupancy, on_one), emission, held)
     in_turn = by_warps and min(occupancy, on_one) <= _FEW_BLOCKS and any(is_reduced(p.body) for p in programs)
     if in_turn:
@@ -281,7 +285,7 @@ def _joined(times: Sequence[float], overlap: float) -> float:
 
 def _begins_ahead(work: BlockWork) -> bool:
     """Do trips of a loop begin the loads of later ones?"""
-    return work.stages > 1 and any(a.pipelined for a in work.accesses) and not work.waits
+    return work.stages > 1 and any(a.pipelined for a in work.accesses) and not work.waits and not work.beside
 
 
 def _reduces_pieces(work: BlockWork) -> bool:
@@ -465,4 +469,5 @@ def _chain_us(work: BlockWork, device: Device, emission: Emission, latency_us: f
     else:
         begun = ahead or (max(1, work.stages - 1) if pipelined else 0)
         wait = _TRIP_US + _WAITED * latency_us / begun if begun else latency_us
-    return (1 + work.started) * latency_us + work.trips * wait
+    beside = work.beside * latency_us if pipelined and not emission.warpgroups else 0.0
+    return (1 + work.started) * latency_us + work.trips * wait + beside

@@ -1,10 +1,13 @@
-"""Copies of arguments and results that XLA makes beside a kernel for warpgroups, whose copy engine moves whole small tiles."""
+"""Copies of arguments and results that XLA makes beside a kernel, which wants them in whole small tiles or in longer rows."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from pallasfuse.device import Device
 from pallasfuse.ir import dtypes
 from pallasfuse.ir.axes import Axis
+from pallasfuse.ir.padded_rows import padded_rows, row_of
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
 
@@ -14,8 +17,26 @@ _SWIZZLES = (128, 64, 32, 16)
 """Bytes of a row of such a tile: the most of these that divide a row of the tile that a block moves."""
 
 
-def copied(program: TileProgram) -> list[float]:
-    """The bytes that XLA reads and writes before and after a kernel for warpgroups, of each tensor that it copies.
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A tensor that XLA copies: the bytes that it reads and writes, and the elements that it writes."""
+
+    bytes: float
+    elements: float
+
+    def us(self, device: Device) -> float:
+        """The time of its kernel, without its start: that of the memory, or of the threads that begin, one in a clock."""
+        threads = self.elements / _ELEMENTS_OF_A_THREAD
+        begin_us = threads / (1e3 * device.multiprocessors * device.clock_ghz)
+        return max(1e-3 * self.bytes / device.memory_gb_s, begin_us)
+
+
+_ELEMENTS_OF_A_THREAD = 4
+"""The most elements that a thread of a map writes, as `price.gpu_loops` has them."""
+
+
+def copied(program: TileProgram) -> list[Copied]:
+    """Lists what XLA copies before and after a kernel for warpgroups.
 
     Booleans become bytes. Matrices whose extents are no multiple of a small tile's are padded, and vectors that are none of their
     own tile's.
@@ -33,8 +54,24 @@ def copied(program: TileProgram) -> list[float]:
         given = math.prod(a.extent for a in tensor.axes)
         padded = math.prod(-(-a.extent // own.get(a, 1)) * own.get(a, 1) for a in tensor.axes)
         if tensor.dtype == "bool" or padded > given:
-            found.append(float(dtypes.itemsize_bytes(tensor.dtype) * (given + padded)))
+            found.append(_of(tensor, given, padded))
     return found
+
+
+def with_longer_rows(programs: Sequence[TileProgram]) -> list[Copied]:
+    """Lists the inputs of which XLA makes copies with longer rows for a kernel by threads."""
+    found: dict[str, Copied] = {}
+    for program in programs:
+        tensors = {t.name: t for t in program.inputs}
+        for name, longer in padded_rows(program).items():
+            extents = [a.extent for a in tensors[name].axes]
+            padded = [longer if n == row_of(tensors[name].axes) else e for n, e in enumerate(extents)]
+            found[name] = _of(tensors[name], math.prod(extents), math.prod(padded))
+    return list(found.values())
+
+
+def _of(tensor: Tensor, given: int, padded: int) -> Copied:
+    return Copied(float(dtypes.itemsize_bytes(tensor.dtype) * (given + padded)), float(padded))
 
 
 def _multiples(program: TileProgram, tensor: Tensor, indices: Sequence[Axis]) -> dict[Axis, int]:

@@ -21,6 +21,8 @@ _WARP_COLUMNS = 8
 """The columns of the smallest product of one warp."""
 _OPERAND_BYTES, _OPERAND_BYTES_OF_WARPS = 100.0, 50.0
 """Operands that a multiprocessor reads from its shared memory in a clock, for products of warpgroups and for those of warps."""
+_EXCHANGED_BYTES = 8.0
+"""An element of a result that threads exchange is written to shared memory and read from it, as float32."""
 _BANK_BYTES = 4.0
 """Operands that threads read from a multiprocessor's shared memory in a clock, for products of float32 without rounding: a word, as
 at worst all threads of a warp meet in one bank. Which banks they meet in is not known beforehand."""
@@ -110,4 +112,5 @@ def through_shared_memory(products: Sequence[tuple[Product, int]]) -> tuple[floa
     staged = sum(p.flops for p, _ in products if not on_matrix_units(p))
     staged += sum(n for _, n in sides) * _STAGED_OPERATIONS + sum(_rearranged(p) for p, _ in on_units)
     staged += sum((_STAGED_OPERATIONS * p.by_threads + _SPLIT_OPERATIONS * p.split) * p.times for p, _ in products)
-    return sum(clocks for clocks, _ in sides), staged
+    exchanged = sum(p.rows * p.columns * p.batch * p.times for p, _ in on_units if p.exchanged)
+    return sum(clocks for clocks, _ in sides) + _EXCHANGED_BYTES * exchanged / _OPERAND_BYTES, staged

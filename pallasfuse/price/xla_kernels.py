@@ -26,6 +26,7 @@ from pallasfuse.price.xla_fused_products import computed_before, ended_products,
 from pallasfuse.price.xla_habits import Habits
 from pallasfuse.price.xla_library import joined_calls, takes_all, takes_reduction
 from pallasfuse.price.xla_loops import Ancestors, Fusions, ended_inside, with_short_reductions
+from pallasfuse.price.xla_orders import written_as_wanted
 from pallasfuse.price.xla_products import as_read, library_product, places, prologues, without_casts
 from pallasfuse.price.xla_reads import Moves, moves_of
 from pallasfuse.price.xla_reductions import is_product, product_operands
@@ -89,6 +90,11 @@ def xla_kernels(
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
     shared = frozenset(t for t, n in readers.items() if n > 1) - given
+    as_wanted = (
+        written_as_wanted(program) - shared - frozenset((*program.outputs, *read))
+        if habits.fuses_moves
+        else frozenset()
+    )
     stored_operands: dict[Expr, Nest] = {}
     stored_parts: dict[Expr, Expr] = {}
     """The parts of bodies that are stored before reductions, and the reads that stand for them."""
@@ -171,7 +177,7 @@ def xla_kernels(
             if not isinstance(core, Read) and core not in inside:
                 stored_as(core, node)
         names = {core: stored.name for core, stored in stored_operands.items()}
-        product = _library_product(node, operands, names, inside, given, habits, known)
+        product = _library_product(node, operands, names, inside, given, as_wanted, habits, known)
         kernels.append(replace(product, computes_operand=True) if before - names.keys() else product)
         by_library.add(node.name)
     outside = {t for k in kernels for t in k.sources}.union(program.outputs, read)
@@ -216,19 +222,19 @@ def _fused(
 
 def _library_product(
     node: Nest, operands: tuple[Expr, Expr], stored: Mapping[Expr, str], inside: frozenset[Expr], given: frozenset[str],
-    habits: Habits, known: Known,
+    as_wanted: frozenset[str], habits: Habits, known: Known,
 ) -> LibraryProduct:  # fmt: skip
     """The call of a library, as of `library_product`: the same object each time.
 
-    A product of one program on one platform differs by its operands, by the names of those that are stored, and by what is computed
-    inside of it, and by nothing else.
+    A product of one program on one platform differs by its operands, by the names of those that are stored and of those that are
+    written as it wants them, and by what is computed inside of it, and by nothing else.
     """
     names = tuple(stored.get(without_casts(o)) for o in operands)
-    key = node.name, operands, names, inside
+    key = node.name, operands, names, inside, as_wanted & node.reads
     found = known.products.get(key)
     if found is None:
         layouts = product_operands(node.reduced, node.body) or operands
-        found = known.products[key] = library_product(node, operands, layouts, stored, inside, given, habits)
+        found = known.products[key] = library_product(node, operands, layouts, stored, inside, given, as_wanted, habits)
     return found
 
 

@@ -76,10 +76,11 @@ _TOLERATED_BYTES = 1024
 
 def library_product(
     node: Nest, operands: tuple[Expr, Expr], layouts: tuple[Expr, Expr], stored: Mapping[Expr, str], prologues: Set[Expr],
-    given: frozenset[str], habits: Habits,
+    given: frozenset[str], as_wanted: frozenset[str], habits: Habits,
 ) -> LibraryProduct:  # fmt: skip
     """The call of a library. layouts: the operands as the program has them; stored: the names of those that are computed for
-    it; prologues: those that are computed in it; given: the program's inputs, which a library reads in either order."""
+    it; prologues: those that are computed in it; given: the program's inputs, which a library reads in either order;
+    as_wanted: what lies in memory as its only reader wants it."""
     over = frozenset(node.reduced)
     lhs, rhs = operands
     batch = lhs.axes & rhs.axes - over
@@ -98,7 +99,7 @@ def library_product(
     copies = [
         Copy(2.0 * moved, ends_in(c.indices, last), name)
         for c, own, last, name, moved in zip(cores, (rows, columns), (over, columns), names, bytes_of, strict=True)
-        if isinstance(c, Read) and not _is_matrix(c.indices, batch, own, over, habits)
+        if isinstance(c, Read) and c.tensor not in as_wanted and not _is_matrix(c.indices, batch, own, over, habits)
     ]
     multiplied = _operand_type(node, layouts, cores)
     rows_of = [_row(as_read(c), over) for c in cores]

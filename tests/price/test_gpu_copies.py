@@ -1,4 +1,4 @@
-"""What XLA copies beside a kernel for warpgroups: the price foretells what the emitter asks for."""
+"""What XLA copies beside a kernel: for warpgroups the price foretells what the emitter asks for."""
 
 from math import prod
 
@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from pallasfuse.device import find
 from pallasfuse.ir import dtypes
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend.mosaic_gpu import Kernel
 from pallasfuse.pallas_backend.mosaic_rules import examine
 from pallasfuse.pipeline import make_plan
-from pallasfuse.price.gpu_copies import copied
-from pallasfuse.targets import MOSAIC_GPU
+from pallasfuse.price.gpu_copies import Copied, copied, with_longer_rows
+from pallasfuse.targets import MOSAIC_GPU, TRITON
 
 
 def attend(q, k, v):
@@ -50,9 +51,32 @@ def test_rows_and_columns_are_padded_to_small_tiles(length, size, tensors):
     """Eight rows, and as many columns as the widest swizzle that divides a row of the tile: 16 of 80, so that 72 are padded."""
     (program,) = programs(attend, *[struct(16, length, size)] * 3)
     assert len(copied(program)) == tensors
-    assert sorted(copied(program)) == sorted(asked_for(program))
+    assert sorted(c.bytes for c in copied(program)) == sorted(asked_for(program))
 
 
 def test_booleans_become_bytes_and_vectors_are_padded_to_their_tiles():
     (program,) = programs(masked, *[struct(16, 1024, 64)] * 3, struct(1024, 1024, dtype="bool"))
-    assert copied(program) == [2 * 1024 * 1024] == asked_for(program)
+    (copy,) = copied(program)
+    assert [copy.bytes] == asked_for(program) == [2 * 1024 * 1024] and copy.elements == 1024 * 1024
+
+
+def test_a_copy_takes_as_long_as_its_threads_begin_or_its_memory():
+    """Bytes: a thread writes four elements, and one begins in each clock."""
+    device = find("NVIDIA H200", "gpu")
+    begin_us = 1e-3 * 2**20 / (device.multiprocessors * device.clock_ghz)
+    assert Copied(bytes=2.0 * 2**22, elements=2.0**22).us(device) == pytest.approx(begin_us)
+    assert Copied(bytes=8.0 * 2**22, elements=2.0**22).us(device) == pytest.approx(8e-3 * 2**22 / device.memory_gb_s)
+
+
+@pytest.mark.parametrize(("columns", "elements"), [(1501, [16 * 1024 * 1504]), (1502, [])])
+def test_longer_rows_are_copies_too(columns, elements):
+    def biased(q, k, bias):
+        scores = jnp.einsum("hid,hjd->hij", q, k, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+        return jnp.einsum("hij,hjd->hid", jax.nn.softmax(scores).astype(q.dtype), k)
+
+    arguments = struct(16, 1024, 64), struct(16, columns, 64), struct(16, 1024, columns)
+    options = FuseOptions(price=False, target=TRITON.name)
+    (kernel,) = make_plan(jax.make_jaxpr(biased)(*arguments), TRITON, options).kernels
+    found = with_longer_rows([p.program for p in kernel.phases])
+    assert [c.elements for c in found] == elements
+    assert kernel.price.us > sum(c.us(TRITON.device) for c in found)
