@@ -167,3 +167,10 @@ def test_files_are_reported_together_and_the_last_measurement_counts(tmp_path, c
     assert {r["name"]: r["speedup"]["checked"] for r in merged["rows"]} == {"b": 2.0, "a": 3.0}
     assert merged["device"] == "some GPU"
     assert "checked: 2 programs" in capsys.readouterr().out
+
+
+def test_what_differs_from_jax_jit_is_listed_with_its_distance_from_float64():
+    far = {"jit": {"us": 100.0}, "fused": {"us": 50.0, "error": 0.2}, "error64": {"jit": 0.25, "fused": 0.21}}
+    found = report.summary([{"name": "rounds"} | far, row("even", 1.0)])
+    assert found["wrong"] == ["rounds"] and found["wrong_by_float64"] == {"rounds": {"jit": 0.25, "fused": 0.21}}
+    assert "  rounds, from float64: jax.jit 0.25, price alone 0.21" in report.summary_lines(found)

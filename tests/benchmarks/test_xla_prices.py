@@ -21,3 +21,8 @@ def test_a_program_is_priced_without_a_gpu():
     name = "softened-bodies"
     predicted, measured = xla_prices.predicted_us(name), xla_prices.measured_us()[name]
     assert predicted is not None and xla_prices.LEAST < predicted / measured < xla_prices.MOST
+
+
+def test_a_program_of_which_only_a_step_is_planned_is_not_priced():
+    name = "sinkhorn-fused-step"
+    assert xla_prices.predicted_us(name) is None and xla_prices.measured_us()[name] > 1000

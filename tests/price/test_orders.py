@@ -9,8 +9,9 @@ from pallasfuse import device
 from pallasfuse.ir.loop_program import External, Nest
 from pallasfuse.ir.plain_work import Convolution
 from pallasfuse.jaxpr_frontend import convert
-from pallasfuse.price.xla import price_xla
-from pallasfuse.price.xla_orders import turned_bytes, turned_for_convolutions
+from pallasfuse.price.xla import kernels_on, price_xla
+from pallasfuse.price.xla_forms import LibraryProduct
+from pallasfuse.price.xla_orders import turned_bytes, turned_for_convolutions, written_as_wanted
 
 H200 = device.find("NVIDIA H200", "gpu")
 
@@ -140,3 +141,39 @@ def test_one_channel_is_first_and_last():
 def test_what_a_kernel_reads_of_another_kernel_is_as_it_was_written():
     found, first, second = convolved("NCHW")
     assert turned_for_convolutions(found, {first}, {first, second}).read == frozenset()
+
+
+def gathered(*, twice=False):
+    """Scores of queries with keys in pages that a table finds. twice: something else is made of the keys, too."""
+
+    def function(q, pages, table):
+        keys = pages[table].reshape(4, 512, 8, 64)
+        scores = jnp.einsum("bhgd,bkhd->bhgk", q, keys)
+        return (scores, jnp.sum(keys, 1)) if twice else scores
+
+    shapes = (4, 8, 4, 64), (256, 64, 8, 64)
+    arguments = *(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes), jax.ShapeDtypeStruct((4, 8), jnp.int32)
+    return convert(jax.make_jaxpr(function)(*arguments)).program
+
+
+def products(own):
+    return [k for k in kernels_on(H200, own) if isinstance(k, LibraryProduct)]
+
+
+def test_what_is_looked_up_is_written_in_the_order_that_its_product_reads():
+    """The heads of keys lie between their positions and features; XLA writes what it gathers the other way round."""
+    (product,) = products(gathered())
+    assert product.copies == ()
+
+    def given(q, keys):
+        return jnp.einsum("bhgd,bkhd->bhgk", q, keys)
+
+    arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((4, 8, 4, 64), (4, 512, 8, 64))]
+    (product,) = products(convert(jax.make_jaxpr(given)(*arguments)).program)
+    assert [c.tensor for c in product.copies] == ["keys"]
+
+
+def test_what_is_looked_up_for_two_has_one_order():
+    own = gathered(twice=True)
+    assert len(written_as_wanted(own)) == 1
+    assert [len(p.copies) for p in products(own)] == [1]

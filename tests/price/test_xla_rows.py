@@ -121,3 +121,20 @@ def test_what_a_row_computes_inside_has_no_second_maker_there():
     short = jax.ShapeDtypeStruct((1 << 18, 7), jnp.float32)
     for kernel in kernels(function, short, short):
         assert len(set(kernel.makes)) == len(kernel.makes)
+
+
+@pytest.mark.parametrize(
+    ("function", "of_one_row", "of_two"),
+    [
+        (softmax, 1, 1),  # results of reductions are repeated as they are
+        (lambda x: x / jnp.sum(x, -1, keepdims=True), 1, 1),
+        (lambda x: x / jnp.sum(x, -1, keepdims=True).astype(jnp.float16).astype(x.dtype), 1, 1),
+        (lambda x: x - jnp.mean(x, -1, keepdims=True), 2, 1),
+        (lambda x: x / (jnp.sum(x, -1, keepdims=True) + 1), 2, 1),
+        (lambda x: x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5), 2, 1),
+    ],
+)
+def test_the_number_of_the_only_row_is_not_computed_on_inside(function, of_one_row, of_two):
+    """The numbers of kernels are those that XLA compiles for an H100."""
+    found = [len(kernels(function, jax.ShapeDtypeStruct((n, 4096), jnp.float32))) for n in (1, 2)]
+    assert found == [of_one_row, of_two]
