@@ -158,7 +158,8 @@ def measure(prepared: Prepared, settings: Settings) -> Row:
             variants.append(variant)
     leaves = jax.tree.leaves(jax.block_until_ready(built.arrays()))
     row |= measured_variants(variants, notes, leaves, settings)
-    row["error64"] = exact_errors(built, leaves, row.pop("results"))
+    differs = any(v.get("error", 0.0) > SUSPECT for v in row.values() if isinstance(v, dict))
+    row["error64"] = exact_errors(built, leaves, row.pop("results"), differs=differs)
     row["kernels"] = [measure_kernel(case, leaves, names=not settings.full) for case in prepared.kernels]
     return row
 
@@ -192,10 +193,10 @@ def measured_variants(
     return found
 
 
-def exact_errors(built: Built, leaves: Sequence[Any], results: Row) -> Row | None:
+def exact_errors(built: Built, leaves: Sequence[Any], results: Row, *, differs: bool) -> Row | None:
     """The difference of each variant from the program in float64; None: too large, or not possible.
 
-    Small programs are computed on the host; those whose variants differ by more than `SUSPECT` on the device.
+    Small programs are computed on the host; larger ones on the device, where their variants differ (`differs`).
     """
     if not results:
         return None
@@ -206,19 +207,13 @@ def exact_errors(built: Built, leaves: Sequence[Any], results: Row) -> Row | Non
         if largest <= EXACT_BYTES and flops <= EXACT_FLOPS:
             with jax.default_device(jax.devices("cpu")[0]):
                 truth = float64_results(jaxpr, values)
-        elif is_suspect(results) and largest <= EXACT_BYTES_OF_DEVICE and flops <= EXACT_FLOPS_OF_DEVICE:
+        elif differs and largest <= EXACT_BYTES_OF_DEVICE and flops <= EXACT_FLOPS_OF_DEVICE:
             truth = float64_results(jaxpr, values)
         else:
             return None
     except Exception:  # random bits and other things that have no float64 counterpart
         return None
     return {label: difference(result, truth) for label, result in results.items()}
-
-
-def is_suspect(results: Row) -> bool:
-    """Returns whether any variant's results differ from those of `jax.jit` by more than rounding explains."""
-    jit = results.get("jit")
-    return jit is not None and any(difference(r, jit) > SUSPECT for label, r in results.items() if label != "jit")
 
 
 def flops_of_products(jaxpr: Any) -> float:

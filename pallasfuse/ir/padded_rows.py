@@ -12,16 +12,19 @@ from types import MappingProxyType
 from pallasfuse.first_time import Recent
 from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.dtypes import itemsize_bytes
+from pallasfuse.ir.expr import Read
 from pallasfuse.ir.statements import Statement, sources_of
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Contract, Load, Loop, TileProgram
 
 LEAST_COPY_BYTES = 4
 """Triton copies no less than a word ahead; the rest goes through registers."""
-_LEAST_BESIDE_BYTES = 8
-"""What no product is made of is not copied ahead, and all of the trip is computed in the order in which it is loaded. Where that is
-one element at a time, of fewer bytes than these, threads exchange more sums: reductions of scores beside float32 of 1501 columns
-took 486 us on an H200, and take 173 with the copy. Beside booleans of 1500 columns, four at a time, they take 42, not 84."""
+_PADDED_BYTES = (2, 4)
+"""The bytes of the elements of rows that are made longer: of two where a product is made of what is loaded, of either where none
+is. The latter is never copied ahead, and all of the trip is computed in the order of the load: one element at a time, threads
+exchange more sums (reductions of scores beside float32 of 1501 columns took 486 us on an H200, and take 173 with the copy). What
+products read as it is, and masks of booleans, are not: copies take longer than they save (masks of 197 columns: 11 us, 17 with
+the copy)."""
 _MULTIPLE_BYTES = 16
 """The bytes of which a longer row is a multiple: the most that a thread loads at once."""
 
@@ -49,18 +52,16 @@ def padded_rows(program: TileProgram) -> Mapping[str, int]:
 
 def _found_rows(program: TileProgram) -> Mapping[str, int]:
     made = {t.name for r in program.ranges for t in r.found} | {x.result.name for x in program.lookups}
-    own = {t.name: t for t in program.inputs if t.name not in made}
-    sizes = dict(program.tiles)
+    given = {t.name: t for t in program.inputs if t.name not in made}
     found: dict[str, int] = {}
-    for load, tiles, feeds in _beside_products(program.body, sizes):
-        tensor = own.get(load.tensor)
+    for load, tiles, feeds in _beside_products(program.body, dict(program.tiles)):
+        tensor = given.get(load.tensor)
         row = row_of(load.indices)
-        if tensor is None or row is None or load.tensor in found:
+        if tensor is None or row is None or sum(tiles[a] > 1 for a in load.indices) < 2:
             continue
-        axis, item = load.indices[row], itemsize_bytes(tensor.dtype)
-        together = axis.extent & -axis.extent
-        is_slow = together * item < LEAST_COPY_BYTES if feeds else together == 1 and item < _LEAST_BESIDE_BYTES
-        if is_slow and tiles[axis] > 1 and (_has_rows(load.indices) or axis.extent % tiles[axis]):
+        axis = load.indices[row]
+        one_by_one = tiles[axis] > 1 and axis.extent % 2 == 1
+        if one_by_one and itemsize_bytes(tensor.dtype) in _PADDED_BYTES[: 1 if feeds else 2]:
             found[load.tensor] = padded_extent(tensor)
     return MappingProxyType(found)
 
@@ -68,28 +69,29 @@ def _found_rows(program: TileProgram) -> Mapping[str, int]:
 _padded_rows = Recent(_found_rows)
 
 
-def _has_rows(axes: tuple[Axis, ...]) -> bool:
-    return sum(a.extent > 1 for a in axes) > 1
-
-
-def _is_matrix_product(s: Contract, tiles: Mapping[Axis, int]) -> bool:
-    """Does each side of a product have several rows of its own?"""
-    over = frozenset(s.over)
-    sides = s.lhs.axes - s.rhs.axes - over, s.rhs.axes - s.lhs.axes - over
-    return all(any(tiles[a] > 1 for a in side) for side in sides)
-
-
 def _beside_products(
     body: tuple[Statement, ...], tiles: Mapping[Axis, int]
 ) -> Iterator[tuple[Load, Mapping[Axis, int], bool]]:
-    """Yields the loads of loops in whose trips there is a product: each with the tiles that it has there, and whether a product is
-    made of it."""
+    """Yields the loads of loops in whose trips there is a product, but for what a product reads as it is.
+
+    Each with the tiles that it has there, and whether a product is made of it.
+    """
     for s in body:
         if not isinstance(s, Loop):
             continue
         for segment in s.segments:
             own = {**tiles, s.axis: segment.tile}
-            if any(isinstance(t, Contract) and _is_matrix_product(t, own) for t in segment.body):
+            products = [t for t in segment.body if isinstance(t, Contract) and _has_two_sides(t, own)]
+            if products:
                 sources = sources_of(segment.body, Contract)
-                yield from ((t, own, t.name in sources) for t in segment.body if isinstance(t, Load))
+                as_they_are = {e.tensor for t in products for e in (t.lhs, t.rhs) if isinstance(e, Read)}
+                loads = [t for t in segment.body if isinstance(t, Load) and t.name not in as_they_are]
+                yield from ((t, own, t.name in sources) for t in loads)
             yield from _beside_products(segment.body, own)
+
+
+def _has_two_sides(s: Contract, tiles: Mapping[Axis, int]) -> bool:
+    """Does each side of a product have several rows of its own in a tile, as matrix units want it?"""
+    over = frozenset(s.over)
+    sides = s.lhs.axes - s.rhs.axes - over, s.rhs.axes - s.lhs.axes - over
+    return all(any(tiles[a] > 1 for a in side) for side in sides)

@@ -181,8 +181,8 @@ class _Block:
     """All that the block's products are made of. Empty where it has no product."""
     of_reductions: frozenset[str]
     """All that its reductions are made of."""
-    beside: frozenset[str]
-    """Matrices that it loads beside products, and no product is made of."""
+    beside: tuple[tuple[Axis, ...], ...]
+    """The axes of what it loads beside products, and no product is made of."""
 
 
 @lru_cache(1 << 10)
@@ -216,10 +216,10 @@ def _read_block(
         )
         steps.append(_Rolled(s.axis, visited))
     of_products = sources_of(body, Contract)
-    beside = [s.name for s in body if isinstance(s, Load) and sum(a.extent > 1 for a in s.indices) > 1]
+    beside = [s.indices for s in body if isinstance(s, Load) and s.name not in of_products]
     return _Block(
         tuple(steps), operands_of_products(body), of_products, sources_of(body, Reduce),
-        frozenset(beside) - of_products if of_products else frozenset(),
+        tuple(beside) if of_products else (),
     )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ class _Walk:
     def block(self, block: _Block, times: float, sizes: _Sizes, path: tuple[int, ...] = (), *, pipelined: bool) -> None:
         tiles = sizes.tiles
         self.work.executions[path] = times
-        waits_beside = False
+        waits_beside = pipelined and self.spreads and any(len(sizes.wide(frozenset(axes))) > 1 for axes in block.beside)
         for place, step in enumerate(block.steps):
             if isinstance(step, _Rolled):
                 self.loop(step, times, sizes, (*path, place))
@@ -287,8 +287,6 @@ class _Walk:
                     self.loaded_by[name] = self.within
                     self.itemsizes[name] = dtypes.itemsize_bytes(step.statement.dtype)
                     staged = pipelined and name in block.operands
-                    if pipelined and self.spreads and name in block.beside:
-                        waits_beside = waits_beside or len(sizes.wide(frozenset(indices))) > 1
                     if tensor in self.padded:
                         self.from_padded.add(name)
                     if staged and not self.is_copied(tensor, indices, tiles, step.statement.dtype):
@@ -329,7 +327,7 @@ class _Walk:
                     self.work.operations += Operations(elements * times)
                     self.work.reductions += times
                     as_multiplied = value.tensors & self.of_products and value.tensors.isdisjoint(self.as_loaded)
-                    if block.beside and value.tensors.isdisjoint(block.of_products):
+                    if waits_beside and value.tensors.isdisjoint(block.of_products):
                         as_multiplied = False
                     if self.spreads and not as_multiplied:
                         self.exchange(value.axes, frozenset(over), times, sizes)
@@ -342,7 +340,7 @@ class _Walk:
                 case Contract() as product:
                     self.work.statements += times
                     self.operate(step, times, sizes)
-                    exchanged = bool(block.beside) and product.name in block.of_reductions - block.of_products
+                    exchanged = waits_beside and product.name in block.of_reductions - block.of_products
                     self.work.products.append(replace(self.product(product, sizes, times), exchanged=exchanged))
                     self.keep(product, sizes)
                     self.pass_over(frozenset(product.axes), step, times, sizes)

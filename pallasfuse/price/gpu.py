@@ -222,8 +222,8 @@ def _one(
     chain_us = rounds * block_us
     started_us = _STARTED_US if emission.warpgroups else _STARTED_BY_WARPS_US if by_warps else 0.0
     launch_us = device.kernel_us + device.launch_us + started_us
-    copied = [c for p in programs for c in gpu_copies.copied(p)] if emission.warpgroups else []
-    copied = gpu_copies.with_longer_rows(programs) if by_warps else copied
+    copies = gpu_copies.copied if emission.warpgroups else gpu_copies.with_longer_rows
+    copied = [] if emission.together else [c for p in programs for c in copies(p)]
     copies_us = sum(c.us(device) + device.kernel_us + device.launch_us for c in copied)
     begun = float(processors * occupancy if programs[0].persistent else blocks)
     moving = (

@@ -10,6 +10,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.padded_rows import padded_rows, row_of
 from pallasfuse.ir.tensors import Tensor
 from pallasfuse.ir.tile_program import Load, Store, TileProgram, every
+from pallasfuse.ir.unrolling import as_threads_run_it
 
 _COPY_ROWS = 8
 """The rows of a small tile in which the copy engine moves matrices."""
@@ -58,16 +59,15 @@ def copied(program: TileProgram) -> list[Copied]:
     return found
 
 
-def with_longer_rows(programs: Sequence[TileProgram]) -> list[Copied]:
+def with_longer_rows(program: TileProgram) -> list[Copied]:
     """Lists the inputs of which XLA makes copies with longer rows for a kernel by threads."""
-    found: dict[str, Copied] = {}
-    for program in programs:
-        tensors = {t.name: t for t in program.inputs}
-        for name, longer in padded_rows(program).items():
-            extents = [a.extent for a in tensors[name].axes]
-            padded = [longer if n == row_of(tensors[name].axes) else e for n, e in enumerate(extents)]
-            found[name] = _of(tensors[name], math.prod(extents), math.prod(padded))
-    return list(found.values())
+    tensors = {t.name: t for t in program.inputs}
+    found = []
+    for name, longer in padded_rows(as_threads_run_it(program).program).items():
+        extents = [a.extent for a in tensors[name].axes]
+        padded = [longer if n == row_of(tensors[name].axes) else e for n, e in enumerate(extents)]
+        found.append(_of(tensors[name], math.prod(extents), math.prod(padded)))
+    return found
 
 
 def _of(tensor: Tensor, given: int, padded: int) -> Copied:

@@ -95,6 +95,8 @@ def library_product(
         sum(size for _, size in places(c)) if read else float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype))
         for c, read in zip(cores, inside, strict=True)
     ]
+    if names[0] == names[1]:
+        as_wanted -= {names[0]}  # its sides may want two orders
     # a copy of the left operand ends with the contracted axes, and that of the right one with its own
     copies = [
         Copy(2.0 * moved, ends_in(c.indices, last), name)

@@ -9,7 +9,7 @@ from pallasfuse.ir.axes import Axis
 from pallasfuse.ir.expr import Apply, Const, Expr, Read, postorder
 from pallasfuse.ir.ops import OPS
 from pallasfuse.ir.own_axes import with_own_axes
-from pallasfuse.ir.padded_rows import LEAST_COPY_BYTES, padded_rows
+from pallasfuse.ir.padded_rows import LEAST_COPY_BYTES, padded_rows, row_of
 from pallasfuse.ir.tile_program import (
     Contract,
     Load,
@@ -160,9 +160,10 @@ class View:
 
     def run(self, line: Line, indices: tuple[Axis, ...]) -> int:
         """Counts the elements of a tile that are known to lie together in memory, at a multiple of their number."""
-        if not indices:
+        row = row_of(indices)
+        if row is None:
             return 1
-        minor = indices[-1]
+        minor = indices[row]
         run = self.program.tile(minor)
         if isinstance(line.statement, Load) and line.statement.tensor in self.padded:
             return run

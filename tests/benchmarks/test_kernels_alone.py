@@ -30,6 +30,10 @@ OF_EACH_LAW = {
         ("rows norm 16384x197 float32", "i:8 (j:197)"),
         ("rows norm 4096x1001 bfloat16", "i:2 (j:1001)"),
     ],
+    "no trip begins the loads of a later one": [
+        ("products 4096x909 909x256 256 bfloat16", "i:64 (j:64)"),
+        ("products 64x1001 1001x1001 1001 bfloat16", "k:64 (j:64), split into 8 parts"),
+    ],
     "stores in trips reach a part of the memory's rate": [
         ("stored 4 plain 32x1000x64 32x1000x64 bfloat16", "i:1 j:64 (m:32)"),
         ("stored 2 long 4x2048x32 4x2048x32 bfloat16", "i:1 j:128 (m:64), split into 4 parts"),
@@ -37,6 +41,10 @@ OF_EACH_LAW = {
     "a block that is alone stores while nothing else runs": [
         ("stored 1 plain 4x2048x32 4x2048x32 float32", "i:1 j:64 (m:32)"),
         ("stored 2 plain 4x2048x32 4x2048x32 float32", "i:1 j:64 (m:32)"),
+    ],
+    "what is masked by an odd load lies as it was loaded": [
+        ("scores bool of heads 2x8x1543x128 bfloat16", "i:1 j:1 l:64 (n:64)"),
+        ("scores bool of batches 2x8x1543x128 bfloat16", "i:1 j:1 l:64 (n:32)"),
     ],
     "short pieces are requests of their own": [
         ("groups parts 12x784x24x16 bfloat16", "i:1 k:1 (j:784)"),
@@ -48,9 +56,8 @@ OF_EACH_LAW = {
 WARPGROUPS, TOGETHER = "mosaic_gpu i:1 j:1 l:128", ", persistent, 16 side by side"
 OF_EACH_LAW_ON_AN_H200 = {
     "rows that begin anywhere are made longer before": [
-        ("beside statistics bool 4x4x1501x64 bfloat16", "i:1 j:1 l:64 (n:128)"),
         ("beside chances float32 4x4x1501x64 bfloat16", "i:1 j:1 l:64 (n:64)"),
-        ("products 64x1001 1001x1001 1001 bfloat16", "k:64 (j:64), split into 8 parts"),
+        ("beside statistics float32 4x4x577x64 bfloat16", "i:1 j:1 l:64 (n:128)"),
         ("scores bfloat16 of batches 8x12x197x64 bfloat16", "i:1 j:1 l:64 (n:128)"),
     ],
     "what no product is made of is waited for": [
@@ -104,17 +111,17 @@ def planned(kind, device):
     return found
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("beside", "products", "scores")])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "beside"])
 def test_planned_kernels_take_what_is_foretold(kind):
-    """All but one of a kind: all but three of those that were measured are within 0.6 and 1.6."""
+    """All but one of a kind: 221 of the 224 that were measured are within 0.6 and 1.6."""
     assert sum(not 0.6 <= ratio <= 1.6 for ratio in planned(kind, H100).values()) <= 1
 
 
-@pytest.mark.parametrize("kind", ["beside", "products", "scores"])
+@pytest.mark.parametrize("kind", ["beside", "scores"])
 def test_planned_kernels_take_what_is_foretold_on_an_h200(kind):
-    """Five of six of a kind are within 0.6 and 1.6. Too cheap are float32 operands of few rows, whose columns begin anywhere."""
+    """Four of five are within 0.6 and 1.6; of chances beside 1500 columns, tiles of 128 of them are too cheap."""
     ratios = planned(kind, H200).values()
-    assert 6 * sum(not 0.6 <= ratio <= 1.6 for ratio in ratios) <= len(ratios)
+    assert 5 * sum(not 0.6 <= ratio <= 1.6 for ratio in ratios) <= len(ratios)
 
 
 @pytest.mark.parametrize("kind", KINDS)

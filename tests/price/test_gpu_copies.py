@@ -1,5 +1,6 @@
 """What XLA copies beside a kernel: for warpgroups the price foretells what the emitter asks for."""
 
+import contextlib
 from math import prod
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallasfuse.device import find
+from pallasfuse.emission import pallas_kernel
 from pallasfuse.ir import dtypes
 from pallasfuse.options import FuseOptions
 from pallasfuse.pallas_backend.mosaic_gpu import Kernel
@@ -68,15 +70,36 @@ def test_a_copy_takes_as_long_as_its_threads_begin_or_its_memory():
     assert Copied(bytes=8.0 * 2**22, elements=2.0**22).us(device) == pytest.approx(8e-3 * 2**22 / device.memory_gb_s)
 
 
-@pytest.mark.parametrize(("columns", "elements"), [(1501, [16 * 1024 * 1504]), (1502, [])])
-def test_longer_rows_are_copies_too(columns, elements):
-    def biased(q, k, bias):
-        scores = jnp.einsum("hid,hjd->hij", q, k, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
-        return jnp.einsum("hij,hjd->hid", jax.nn.softmax(scores).astype(q.dtype), k)
+def biased(q, k, bias):
+    scores = jnp.einsum("hid,hjd->hij", q, k, preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+    return jnp.einsum("hij,hjd->hid", jax.nn.softmax(scores).astype(q.dtype), k)
 
-    arguments = struct(16, 1024, 64), struct(16, columns, 64), struct(16, 1024, columns)
+
+def near(x, y, bias):
+    """Sums of three products, which threads write out: there is no matrix product beside the load."""
+    return jnp.max(jnp.einsum("ic,jc->ij", x, y) + bias, -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "elements"),
+    [
+        (biased, (struct(16, 1024, 64), struct(16, 1501, 64), struct(16, 1024, 1501)), [16 * 1024 * 1504]),
+        (biased, (struct(16, 1024, 64), struct(16, 1502, 64), struct(16, 1024, 1502)), []),
+        (near, [struct(*s, dtype="float32") for s in ((4096, 3), (1501, 3), (4096, 1501))], []),
+    ],
+)
+def test_longer_rows_are_copies_too(function, arguments, elements, monkeypatch):
     options = FuseOptions(price=False, target=TRITON.name)
-    (kernel,) = make_plan(jax.make_jaxpr(biased)(*arguments), TRITON, options).kernels
-    found = with_longer_rows([p.program for p in kernel.phases])
-    assert [c.elements for c in found] == elements
-    assert kernel.price.us > sum(c.us(TRITON.device) for c in found)
+    (kernel,) = make_plan(jax.make_jaxpr(function)(*arguments), TRITON, options).kernels
+    phase = kernel.phases[0]  # those that merge parts load nothing beside products
+    assert [c.elements for c in with_longer_rows(phase.program)] == elements
+    terms = {t.name: t.us for t in kernel.price.terms}
+    start_us = TRITON.device.kernel_us + TRITON.device.launch_us
+    expected = sum(c.us(TRITON.device) + start_us for c in with_longer_rows(phase.program))
+    assert terms.get("copies of arguments", 0.0) == pytest.approx(expected)
+    made = []
+    monkeypatch.setattr(pallas_kernel, "_with_rows", lambda x, row: made.append(x.size // x.shape[-1] * row) or x)
+    inputs = {t.name: jax.ShapeDtypeStruct([a.extent for a in t.axes], t.dtype) for t in phase.program.inputs}
+    with contextlib.suppress(Exception):  # the arrays are not made longer
+        jax.eval_shape(lambda given: pallas_kernel.call(phase.program, given, interpret=True), inputs)
+    assert made == elements
