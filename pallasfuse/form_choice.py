@@ -58,12 +58,17 @@ def choose_groups(
     return Grouping((), tuple(Left(n.name, reason, n.source) for n in reductions))
 
 
+_MOST_NESTS = 5000
+"""Other forms of larger programs are not planned: the time of each grows with the square of the nests, and is about half a minute
+here, for as many nests that have no equals. (A step of training with 6285 took four minutes to plan in six forms.)"""
+
+
 @without_collection()
 def choose_form(converted: Converted, target: Target, options: FuseOptions) -> tuple[Placements, Grouping]:
     """Returns the program with its groups, in the form that is predicted to be the fastest.
 
     It is as it is written, with its concatenated axes or its products of sums taken apart, with neighbouring axes as one, or with
-    sums and products in another order.
+    sums and products in another order; a very large program as it is written.
 
     Raises:
       ScheduleError: the user has written a schedule, and it cannot be run.
@@ -82,7 +87,8 @@ def choose_form(converted: Converted, target: Target, options: FuseOptions) -> t
     placements = Placements(converted, target, options, planned=planned)
     grouping = choose_groups(placements)
     best, best_us = (placements, grouping), Later(lambda: predicted_us(placements, grouping.groups))
-    for others in () if converted.jaxpr.effects else _other_forms(placements, grouping):
+    is_large = len(converted.program.nests) > _MOST_NESTS
+    for others in () if converted.jaxpr.effects or is_large else _other_forms(placements, grouping):
         found = _if_faster(others, placements, best_us)
         if found is not None:
             best, best_us = (others, found[0]), known(found[1])

@@ -78,6 +78,17 @@ def test_what_the_user_leaves_is_not_rewritten():
     assert not plan.rewritings
 
 
+@pytest.mark.parametrize("most", [0, 100])
+def test_very_large_programs_are_planned_as_they_are_written(monkeypatch, most):
+    monkeypatch.setattr("pallasfuse.form_choice._MOST_NESTS", most)
+
+    def planned(a, x):
+        return gram(a, x)
+
+    plan = pf.fuse(planned, options=PRICED).explain(*GRAM)
+    assert bool(plan.rewritings) == (most > 0)
+
+
 def test_a_form_works_under_transformations():
     a, x = drawn(GRAM)
     fused, xs = pf.fuse(gram, options=PRICED), jnp.stack([x, 2 * x])
