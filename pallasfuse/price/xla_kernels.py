@@ -90,11 +90,7 @@ def xla_kernels(
     volumes, sizes = _sizes(program)
     given = frozenset(t.name for t in program.inputs)
     shared = frozenset(t for t, n in readers.items() if n > 1) - given
-    as_wanted = (
-        written_as_wanted(program) - shared - frozenset((*program.outputs, *read))
-        if habits.fuses_moves
-        else frozenset()
-    )
+    as_wanted = written_as_wanted(program).difference(shared, program.outputs, read)
     stored_operands: dict[Expr, Nest] = {}
     stored_parts: dict[Expr, Expr] = {}
     """The parts of bodies that are stored before reductions, and the reads that stand for them."""

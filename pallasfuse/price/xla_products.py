@@ -80,7 +80,7 @@ def library_product(
 ) -> LibraryProduct:  # fmt: skip
     """The call of a library. layouts: the operands as the program has them; stored: the names of those that are computed for
     it; prologues: those that are computed in it; given: the program's inputs, which a library reads in either order;
-    as_wanted: what lies in memory as its only reader wants it."""
+    as_wanted: what lies in memory as its only reader wants it, on a GPU."""
     over = frozenset(node.reduced)
     lhs, rhs = operands
     batch = lhs.axes & rhs.axes - over
@@ -95,8 +95,8 @@ def library_product(
         sum(size for _, size in places(c)) if read else float(volume(c.axes) * dtypes.itemsize_bytes(c.dtype))
         for c, read in zip(cores, inside, strict=True)
     ]
-    if names[0] == names[1]:
-        as_wanted -= {names[0]}  # its sides may want two orders
+    if not habits.fuses_moves or names[0] == names[1]:  # sides of one tensor may want two orders
+        as_wanted = frozenset()
     # a copy of the left operand ends with the contracted axes, and that of the right one with its own
     copies = [
         Copy(2.0 * moved, ends_in(c.indices, last), name)
