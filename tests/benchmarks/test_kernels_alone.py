@@ -82,12 +82,13 @@ CASES = [
 
 
 @functools.cache
-def prices(label, kind=H100):
+def prices(label, kind=H100, most=8):
+    """The prices of a program's kernel on a kind of device by its schedules: as planned, and then others."""
     device = find(kind, "gpu")
     case = next(c for c in KINDS[label.split()[0]]() if c.label == label)
     on_device = mock.patch.object(stages, "for_device_at_hand", lambda t: t.on(device) if t.platform == "gpu" else t)
     with on_device:
-        return {way.schedule.removeprefix("triton "): way.price.us for way in ways_of(case, 8)}
+        return {way.schedule.removeprefix("triton "): way.price.us for way in ways_of(case, most)}
 
 
 @functools.cache
@@ -104,9 +105,10 @@ def test_what_was_measured_is_foretold(kind, label, schedule):
 def planned(kind, device):
     """The prices of the kernels of a kind over the times that were measured, by program: of those as planned."""
     cases = list(KINDS[kind]())
-    first = [(c.label, next(iter(prices(c.label, device).items()))) for c in cases if prices(c.label, device)]
+    every = {c.label: prices(c.label, device, 1) for c in cases}
+    first = {label: next(iter(of.items())) for label, of in every.items() if of}
     known = measured(device)
-    found = {label: us / known[label, schedule] for label, (schedule, us) in first if (label, schedule) in known}
+    found = {label: us / known[label, s] for label, (s, us) in first.items() if (label, s) in known}
     assert len(found) > len(cases) / 2
     return found
 
@@ -126,5 +128,5 @@ def test_planned_kernels_take_what_is_foretold_on_an_h200(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_a_kernel_in_several_schedules(kind):
-    found = [list(ways_of(c, 2)) for c in KINDS[kind]()]
+    found = [list(ways_of(c, 2)) for c in list(KINDS[kind]())[::3]]
     assert sum(len(ways) == 2 for ways in found) > len(found) / 2
